@@ -1,0 +1,37 @@
+"""The refusals a user can cause. The message is the one sentence the user reads; the class decides the exit code."""
+
+
+class Refused(Exception):
+    """Something was not done, and the message says what, why and what to do."""
+
+    exit_code = 1
+
+
+class ParamsError(Refused):
+    """params.yaml asks for something that cannot be: names the key, the value and what is allowed."""
+
+    exit_code = 2
+
+
+class ArtefactError(Refused):
+    """An artefact is missing, incomplete or altered: names the file and how to get it back."""
+
+
+class DataError(Refused):
+    """A case or a data set is not what it must be: names the file, the row and the column."""
+
+
+class ProbeError(Refused):
+    """A reward or a stream would teach the wrong thing: names the policy that it pays."""
+
+
+class TrainingError(Refused):
+    """Training ended without an adapter: names the step, and whether the same command continues it."""
+
+    exit_code = 3
+
+
+class Busy(Refused):
+    """Another command is writing the same artefact. Nothing was touched; try again when it is done."""
+
+    exit_code = 75

@@ -1,0 +1,53 @@
+"""Where each artefact of each name lives, relative to the project root. Nothing else knows.
+
+The project root is the working directory; every command starts there, as DVC does.
+"""
+
+from pathlib import Path
+
+CASES_FILE = "cases.jsonl"
+
+
+def cases(data: str) -> Path:
+    """Folder of a data set: `cases.jsonl` and its manifest."""
+    return Path("data/cases") / data
+
+
+def data_proof(data: str) -> Path:
+    """Proof that a data set passed validation; exists only on success."""
+    return Path("data/reports/data") / f"{data}.json"
+
+
+def data_docs(data: str) -> Path:
+    """Great Expectations' pages for a data set (they hold run times, so git and DVC ignore them)."""
+    return Path("data/docs") / data
+
+
+def probe_proof(version: str) -> Path:
+    """Proof that a version's stream and reward passed the probe; exists only on success."""
+    return Path("data/reports/probe") / f"{version}.json"
+
+
+def base(task: str) -> Path:
+    """The embedded base of a task, or the pinned reference to its hub checkpoint."""
+    return Path("data/bases") / task
+
+
+def adapter(version: str) -> Path:
+    """A version's adapter; `<task>-base` is the adapter that changes nothing."""
+    return Path("data/adapters") / version
+
+
+def graded(version: str) -> Path:
+    """Graded exam transcripts of a version: one JSONL a mode."""
+    return Path("data/graded") / version
+
+
+def report(version: str) -> Path:
+    """Folder of a version's reports: `<mode>.json`, `summary.json`, curves and plots."""
+    return Path("data/reports") / version
+
+
+def checkpoints(version: str, key: str) -> Path:
+    """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
+    return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"

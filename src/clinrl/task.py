@@ -1,0 +1,105 @@
+"""What a task is: one folder under `clinrl/tasks` that exports `TASK`.
+
+A task's name is its folder's name; importing the folder is the look-up. Everything a stage needs to know about a
+task's medicine, prompts and rewards is here, so that adding a task touches no shared module.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from clinrl.records import Case, Message, Pool, Score, Transcript, Unreadable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A metric that is a share of cases. `of(gold, answer)` is None for cases outside the denominator."""
+
+    of: Callable[[Any, Any], bool | None]
+    worse: str
+    """Which direction is worse: "higher" or "lower"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """A metric over all golds and answers at once; its interval is a seeded bootstrap over cases."""
+
+    of: Callable[[Sequence[Any], Sequence[Any]], float]
+    worse: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    """One Great Expectations rule as plain data: the expectation's class name and its arguments."""
+
+    type: str
+    arguments: Mapping[str, Any]
+    on: str = "rows"
+    """"rows": checked on the table of cases (`Task.row`). "summary": checked on the one-row table of shares."""
+
+
+class Task(Protocol):
+    """The contract of a task folder's `TASK`. `tests/tasks/test_contract.py` checks every folder against it."""
+
+    name: str
+    version: int
+    """Raise it whenever prompts, rules, rewards or cases change meaning; a golden file guards it."""
+    Case: type[Case]
+    Reward: type[BaseModel]
+    """Every number of the reward; unknown terms are refused. Has `low` and `high`, the declared range of a total."""
+    labels: tuple[Any, ...]
+    """The possible answers, in order of urgency."""
+    rules: tuple[str, ...]
+    """Rule ids that decide labels; the names that `omit` may use."""
+    mixes: tuple[str, ...]
+    """Names of the class mixes that `cases` can draw."""
+    metrics: Mapping[str, Share | Statistic]
+    slices: Mapping[str, Callable[[Case], str]]
+    expectations: Sequence[Expect]
+    terms: tuple[str, ...]
+    """Names of all reward terms, as they appear in scores, logs and reports."""
+
+    def cases(self, n: int, seed: int, *, pool: Pool, mix: str) -> Iterator[Case]:
+        """`n` distinct cases of one pool, lazily, the same for the same arguments in any process."""
+
+    def prompt(self, facts: Any) -> list[Message]:
+        """System and user turn. Sees `facts` alone."""
+
+    def gold(self, case: Case, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
+        """The assistant turn of a reader who knows every rule except `omit`. With none omitted: the best answer."""
+
+    def label(self, case: Case) -> Any:
+        """The gold label."""
+
+    def relabel(self, case: Case) -> Any:
+        """The label recomputed from the latent facts by the rules, never read from the case."""
+
+    def parse(self, message: Message) -> Any | Unreadable:
+        """The label that a turn commits to. Never raises on model text."""
+
+    def score(self, case: Case, transcript: Transcript, reward: Any) -> Score:
+        """The reward. Pure. Raises only on a malformed case, never on model text."""
+
+    def policies(self) -> Mapping[str, Callable[[Case, Random], Transcript]]:
+        """Lazy policies (constants, random, hedging, empty, truncated, prior-matched) and "mediocre", which must beat them."""
+
+    def row(self, case: Case) -> dict[str, Any]:
+        """A flat row of the case for the table of expectations."""
+
+
+def get_task(name: str) -> Task:
+    """The task in folder `clinrl/tasks/<name>`. Raises KeyError with the names that exist."""
+    if name not in task_names():
+        raise KeyError(f"no task {name!r}; tasks are {', '.join(task_names())}")
+    return importlib.import_module(f"clinrl.tasks.{name}").TASK
+
+
+def task_names() -> list[str]:
+    """The names of all task folders, sorted."""
+    package = importlib.import_module("clinrl.tasks")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
