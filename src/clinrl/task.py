@@ -67,6 +67,15 @@ class Task(Protocol):
     def cases(self, n: int, seed: int, *, pool: Pool, mix: str) -> Iterator[Case]:
         """`n` distinct cases of one pool, lazily, the same for the same arguments in any process."""
 
+    def pool_of(self, group: str) -> Pool:
+        """The pool of a template, by the hash of its name alone."""
+
+    def case_id(self, facts: Any, key: Any) -> str:
+        """The content hash that must be the case's id."""
+
+    def omittable(self, case: Case) -> tuple[str, ...]:
+        """The rules whose omission changes this case's label."""
+
     def prompt(self, facts: Any) -> list[Message]:
         """System and user turn. Sees `facts` alone."""
 

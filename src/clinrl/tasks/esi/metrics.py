@@ -1,0 +1,121 @@
+"""What is measured on an ESI exam, and which direction is worse.
+
+ESI 1 is the most urgent level, so under-triage (less urgent than the truth) is `predicted > gold`. An unreadable
+answer is a wrong answer: it stays in every denominator, and `exact`, `adjacent`, `high_risk_sensitivity` and the
+recalls count it as a miss. It is no mistriage though, since it names no level: under-triage, over-triage and the
+errors built on them count readable answers only, and the unreadable share is reported by its own name. Hence
+exact + under_triage + over_triage + unreadable = 1 and adjacent + two_level_error + unreadable = 1.
+
+Under- and over-triage as shares of all cases follow the mistriage definition of Sax et al., JAMA Netw Open 2023
+(under-triage, over-triage and their sum over all encounters).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clinrl.records import Unreadable
+from clinrl.task import Share, Statistic
+
+LEVELS = (1, 2, 3, 4, 5)
+HIGH_RISK = (1, 2)
+"""ESI 1 and 2: the patients who may not wait (ESI Handbook, decision points A and B)."""
+
+Answer = int | Unreadable
+
+
+def exact(gold: int, answer: Answer) -> bool:
+    """The predicted level is the gold level."""
+    return answer == gold
+
+
+def adjacent(gold: int, answer: Answer) -> bool:
+    """The predicted level is at most one level away from gold."""
+    return not isinstance(answer, Unreadable) and abs(answer - gold) <= 1
+
+
+def under_triage(gold: int, answer: Answer) -> bool:
+    """Less urgent than the truth, by any number of levels. Share of all cases."""
+    return not isinstance(answer, Unreadable) and answer > gold
+
+
+def over_triage(gold: int, answer: Answer) -> bool:
+    """More urgent than the truth, by any number of levels. Share of all cases."""
+    return not isinstance(answer, Unreadable) and answer < gold
+
+
+def dangerous(gold: int, answer: Answer) -> bool:
+    """Less urgent than the truth by two levels or more. Share of all cases.
+
+    The published series reports "dangerous errors" without a definition; this is the reading its figures fit.
+    """
+    return not isinstance(answer, Unreadable) and answer - gold >= 2
+
+
+def two_level_error(gold: int, answer: Answer) -> bool:
+    """Two levels or more away from gold, in either direction. Share of all cases."""
+    return not isinstance(answer, Unreadable) and abs(answer - gold) >= 2
+
+
+def critical_under(gold: int, answer: Answer) -> bool:
+    """A patient of level 1 or 2 rated less urgent than that. Share of all cases, not only of levels 1 and 2.
+
+    Stricter than `dangerous` at the urgent end: gold 1 answered 2 counts here.
+    """
+    return gold in HIGH_RISK and under_triage(gold, answer)
+
+
+def high_risk_sensitivity(gold: int, answer: Answer) -> bool | None:
+    """Among gold levels 1 and 2 (the denominator), the answer is level 1 or 2. Its complement is the high-risk miss."""
+    return answer in HIGH_RISK if gold in HIGH_RISK else None
+
+
+def recall(level: int) -> Share:
+    """Among cases of one gold level (the denominator), the answer is that level."""
+    return Share(of=lambda gold, answer: answer == level if gold == level else None, worse="lower")
+
+
+def kappa(golds: Sequence[int], answers: Sequence[Answer]) -> float:
+    """Cohen's kappa with quadratic weights over the readable answers (Cohen 1968), in [-1, 1].
+
+    NaN where it is undefined: no readable answer, or one and the same level throughout in both.
+    """
+    counts = _readable(golds, answers)
+    n = counts.total()
+    of_gold, of_answer = Counter[int](), Counter[int]()
+    for (gold, answer), count in counts.items():
+        of_gold[gold] += count
+        of_answer[answer] += count
+    observed = sum(count * (gold - answer) ** 2 for (gold, answer), count in counts.items())
+    by_chance = sum(a * b * (gold - answer) ** 2 for gold, a in of_gold.items() for answer, b in of_answer.items())
+    # The common factor 1 / (levels - 1)^2 of the weights cancels.
+    return 1.0 - n * observed / by_chance if by_chance else math.nan
+
+
+def mean_signed_error(golds: Sequence[int], answers: Sequence[Answer]) -> float:
+    """Mean of predicted minus gold over the readable answers, in levels: positive is under-triage. NaN if none."""
+    counts = _readable(golds, answers)
+    if not counts:
+        return math.nan
+    return sum(count * (answer - gold) for (gold, answer), count in counts.items()) / counts.total()
+
+
+def _readable(golds: Sequence[int], answers: Sequence[Any]) -> Counter[tuple[int, int]]:
+    pairs = Counter(zip(golds, answers, strict=True))
+    return Counter({pair: count for pair, count in pairs.items() if not isinstance(pair[1], Unreadable)})
+
+
+METRICS: Mapping[str, Share | Statistic] = {
+    "exact": Share(of=exact, worse="lower"),
+    "adjacent": Share(of=adjacent, worse="lower"),
+    "under_triage": Share(of=under_triage, worse="higher"),
+    "over_triage": Share(of=over_triage, worse="higher"),
+    "dangerous": Share(of=dangerous, worse="higher"),
+    "two_level_error": Share(of=two_level_error, worse="higher"),
+    "critical_under": Share(of=critical_under, worse="higher"),
+    "high_risk_sensitivity": Share(of=high_risk_sensitivity, worse="lower"),
+    **{f"recall_level_{level}": recall(level) for level in LEVELS},
+    "kappa": Statistic(of=kappa, worse="lower"),
+    "mean_signed_error": Statistic(of=mean_signed_error, worse="higher"),
+}

@@ -1,0 +1,90 @@
+"""The prompt and the output contract: EXTRACTION, ESI ALGORITHM (steps A to D), ANSWER, with or without thinking.
+
+The three blocks and their bullets are the published contract of the series; the wording is this project's own.
+"""
+
+from clinrl.records import Message
+from clinrl.tasks.esi.cases import EsiCase, EsiFacts
+from clinrl.tasks.esi.phrases import FINDINGS
+from clinrl.tasks.esi.rules import DANGER_VITALS, RULES, Decision, Presentation, band, decide, hypotension_limit_mmhg
+
+SYSTEM = (
+    "You are an experienced emergency triage nurse. Read the note and assign an Emergency Severity Index level from 1 "
+    "(most urgent) to 5. Write three blocks and at most 150 words: EXTRACTION with the chief complaint, vital signs and red "
+    "flags; ESI ALGORITHM with steps A (lifesaving), B (high-risk), C (resources) and D (vitals); and a last line "
+    "ANSWER: ESI n."
+)
+
+_SAYS = {rule.id: rule.says for rule in RULES}
+
+
+def prompt(facts: EsiFacts) -> list[Message]:
+    """System and user turn of one narrative."""
+    return [Message(role="system", content=SYSTEM), Message(role="user", content=facts.narrative)]
+
+
+def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
+    """The turn of a nurse who reads everything and knows every rule except `omit`."""
+    patient = case.key.presentation
+    decision = decide(patient, omit=omit)
+    return Message(
+        role="assistant",
+        content=_blocks(patient, decision),
+        thinking=_thoughts(patient, decision) if thinking else None,
+    )
+
+
+def red_flags(p: Presentation) -> tuple[str, ...]:
+    """What stands out in a presentation, whether or not a rule uses it."""
+    flags = [FINDINGS[finding].says for finding in p.findings]
+    if p.pain is not None and p.pain >= 7:
+        flags.append(f"pain {p.pain} {p.pain_site}" if p.pain_site != "none" else f"pain {p.pain}")
+    if p.sbp_mmhg is not None and p.sbp_mmhg < hypotension_limit_mmhg(p.age_years):
+        flags.append(f"SBP {p.sbp_mmhg}")
+    if p.temp_c is not None and p.temp_c >= 38.0:
+        flags.append(f"T {p.temp_c}")
+    if p.baseline_hypoxia:
+        flags.append("baseline hypoxia")
+    return tuple(flags)
+
+
+def _blocks(p: Presentation, decision: Decision) -> str:
+    vitals = ", ".join(
+        f"{name} {'n/a' if value is None else value}{' out' if name in decision.over else ''}" for name, value in _vitals(p)
+    )
+    point = decision.point
+    said = _SAYS.get(decision.rule, "")
+    return "\n".join(
+        (
+            "EXTRACTION:",
+            f"- Chief complaint: {p.complaint}",
+            f"- Vital signs: {vitals}",
+            f"- Red flags: {', '.join(red_flags(p)) or 'none'}",
+            "ESI ALGORITHM:",
+            f"- Step A (lifesaving): {f'yes, {said}' if point == 'A' else 'no'}",
+            f"- Step B (high-risk): {'-' if point == 'A' else f'yes, {said}' if point == 'B' else 'no'}",
+            f"- Step C (resources): {'-' if point in 'AB' else _resources(p, decision)}",
+            f"- Step D (vitals): {'-' if point in 'AB' else 'raise' if decision.rule == DANGER_VITALS else 'no'}",
+            f"ANSWER: ESI {decision.level}",
+        )
+    )
+
+
+def _thoughts(p: Presentation, decision: Decision) -> str:
+    limits = band(p.age_years)
+    compared = ", ".join(
+        f"{name} {'n/a' if value is None else value} {'over' if name in decision.over else 'fine'}" for name, value in _vitals(p)
+    )
+    return (
+        f"Limits HR {limits.hr_bpm} RR {limits.rr_bpm}: {compared}.\n"
+        f"Flags: {', '.join(red_flags(p)) or 'none'}.\n"
+        f"Needs: {', '.join(p.resources) or 'none'}."
+    )
+
+
+def _vitals(p: Presentation) -> tuple[tuple[str, int | None], ...]:
+    return (("HR", p.hr_bpm), ("RR", p.rr_bpm), ("SpO2", p.spo2_pct))
+
+
+def _resources(p: Presentation, decision: Decision) -> str:
+    return f"{', '.join(p.resources) or 'none'} = {decision.resource_count}"

@@ -1,0 +1,176 @@
+"""The reward of an ESI answer: a cost for each pair of gold and answered level, plus modifiers for three missed rules.
+
+Levels run from 1 (most urgent) to 5, so an answer above the gold level is under-triage. Every number is a field of
+`Reward`; the published arms of the series are parameter sets of the same code.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import product
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from clinrl.errors import DataError
+from clinrl.records import Score, Strict, Unreadable
+from clinrl.tasks.esi import triggers
+
+LEVELS: Final = (1, 2, 3, 4, 5)
+TERMS: Final = ("level", "done_intervention", "open_injury", "severe_pain", "unreadable", "clamp")
+"""Every term of a score, always all of them: zero where it does not apply. `clamp` is what the floor gave back."""
+
+EXACT: Final = 1.0
+"""What the right level earns, under either kind of reward."""
+
+ASYMMETRIC: Final = MappingProxyType(
+    {
+        1: (1.00, 0.00, -1.00, -1.25, -1.25),
+        2: (-0.50, 1.00, -0.75, -1.00, -1.25),
+        3: (-1.00, -0.25, 1.00, -0.50, -1.10),
+        4: (-1.00, -0.50, -0.25, 1.00, -0.40),
+        5: (-1.00, -0.75, -0.50, -0.25, 1.00),
+    }
+)
+"""Rows by gold level; columns answered 1 to 5. The cell of gold 1 answered 2 is a placeholder for `Reward.valve`.
+
+Our reconstruction. The pinned facts of the published v46 card are that the exact level is rewarded, that under- and
+over-triage are penalised asymmetrically, and that there is a "0.0 safety valve"; its numbers are in no public text.
+Ours make under-triage cost at least as much as over-triage of the same distance (the valve apart), always punish a
+false ESI 1, and make answering 1 rather than 2 pay from a belief of 0.60 and 2 rather than 3 from 0.42.
+"""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Bonus = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Penalty = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+
+
+class Modifiers(Strict):
+    """Rule-aware additions. Each needs its trigger in the narrative and the gold level of its row, so that a trigger
+    word alone never pays. Rows and gates after the published v49 card; the two 0.5 of row 1 and 2 are our reading."""
+
+    done_intervention_hit: Bonus = 0.0
+    """Gold 1, answered 1, with an intervention already done."""
+    done_intervention_miss: Penalty = 0.0
+    """Gold 1, answered 2 or above, with an intervention already done."""
+    open_injury_miss: Penalty = 0.0
+    """Gold 2, answered above 2, with an open fracture or penetrating injury."""
+    severe_pain_miss: Penalty = 0.0
+    """Gold 2, answered above 2, with pain of 7 of 10 or more."""
+
+
+class Reward(Strict):
+    """Every number of the reward.
+
+    A reward whose unreadable outcome is not the worst parses, because two published arms are like that and must stay
+    expressible; `unreadable_is_worst` says so, and the probe refuses to train on them unless told to.
+    """
+
+    kind: Literal["asymmetric", "naive"] = "asymmetric"
+    """naive: 1 for the exact level and 0 for any other (v45c)."""
+    valve: Annotated[float, Field(lt=EXACT, allow_inf_nan=False)] = 0.0
+    """What gold 1 answered 2 earns under the asymmetric matrix; must stay below the exact level's."""
+    unreadable: Finite = -2.0
+    """What a turn without one valid answer earns."""
+    modifiers: Modifiers = Modifiers()
+    floor: Annotated[float, Field(lt=EXACT, allow_inf_nan=False)] = -1.75
+    """No readable answer earns less: stacked penalties must not make silence the better choice."""
+
+    @model_validator(mode="after")
+    def _valve_has_a_cell(self) -> Self:
+        if self.kind == "naive" and self.valve != 0.0:
+            raise ValueError(f"valve {self.valve} has no meaning with kind naive; leave it out or use kind asymmetric")
+        return self
+
+    @cached_property
+    def _readable(self) -> tuple[float, float]:
+        totals = [_readable_score(self, *outcome).total for outcome in outcomes()]
+        return min(totals), max(totals)
+
+    @property
+    def low(self) -> float:
+        """The least total that any outcome can have."""
+        return min(self._readable[0], self.unreadable)
+
+    @property
+    def high(self) -> float:
+        """The greatest total that any outcome can have."""
+        return max(self._readable[1], self.unreadable)
+
+    @property
+    def unreadable_is_worst(self) -> bool:
+        """True if an unreadable turn earns strictly less than every reachable readable one."""
+        return self.unreadable < self._readable[0]
+
+
+NAIVE_V45C: Final = Reward(kind="naive", unreadable=0.0)
+"""As published: 1 for the exact level, 0 for everything else, silence included."""
+
+PUBLISHED_V46: Final = Reward(kind="asymmetric", valve=0.0, unreadable=-0.5)
+"""The published no-answer outcome of v46 and v48, above many wrong answers, on our reconstruction of the matrix."""
+
+RULE_AWARE_V49: Final = Reward(
+    kind="asymmetric",
+    valve=0.0,
+    unreadable=-2.0,
+    modifiers=Modifiers(
+        done_intervention_hit=0.5, done_intervention_miss=-0.5, open_injury_miss=-0.5, severe_pain_miss=-0.5
+    ),
+)
+"""v49: the published -2.0 for no answer and -0.5 for missed severe pain; the other halves are read from its table."""
+
+
+def outcomes() -> Iterator[tuple[int, int, bool, bool, bool]]:
+    """Every readable outcome: gold level, answered level, and whether each of the three triggers is in the narrative
+    (done intervention, open injury, severe pain). 200 of them."""
+    return product(LEVELS, LEVELS, (False, True), (False, True), (False, True))
+
+
+def score(gold: int, narrative: str, answer: int | Unreadable, reward: Reward) -> Score:
+    """The reward of one answer, taken apart into all of `TERMS`; the total lies in [reward.low, reward.high].
+
+    `gold` and a readable `answer` are levels 1 to 5. Triggers are read in the narrative, never in the completion.
+    Raises DataError if the gold level is none, ValueError if the answer is none (a parser's bug, not the model's).
+    """
+    if gold not in LEVELS:
+        raise DataError(f"gold level is {gold!r}; ESI levels are 1 to 5: rebuild the data set")
+    if isinstance(answer, Unreadable):
+        return Score(terms={**dict.fromkeys(TERMS, 0.0), "unreadable": reward.unreadable}, total=reward.unreadable)
+    if answer not in LEVELS:
+        raise ValueError(f"answered level is {answer!r}; a parsed answer is 1 to 5 or Unreadable")
+    return _readable_score(
+        reward,
+        gold,
+        answer,
+        gold == 1 and triggers.done_intervention(narrative),
+        gold == 2 and answer > 2 and triggers.open_injury(narrative),
+        gold == 2 and answer > 2 and triggers.severe_pain(narrative),
+    )
+
+
+def level_value(reward: Reward, gold: int, answer: int) -> float:
+    """What the pair of gold and answered level earns before modifiers."""
+    if reward.kind == "naive":
+        return EXACT if answer == gold else 0.0
+    return reward.valve if (gold, answer) == (1, 2) else ASYMMETRIC[gold][answer - 1]
+
+
+def _readable_score(
+    reward: Reward, gold: int, answer: int, done_intervention: bool, open_injury: bool, severe_pain: bool
+) -> Score:
+    terms = dict.fromkeys(TERMS, 0.0)
+    terms["level"] = level_value(reward, gold, answer)
+    modifiers = reward.modifiers
+    if gold == 1 and done_intervention:
+        terms["done_intervention"] = (
+            modifiers.done_intervention_hit if answer == 1 else modifiers.done_intervention_miss
+        )
+    if gold == 2 and answer > 2:
+        terms["open_injury"] = modifiers.open_injury_miss if open_injury else 0.0
+        terms["severe_pain"] = modifiers.severe_pain_miss if severe_pain else 0.0
+    total = math.fsum(terms.values())
+    if total < reward.floor:
+        terms["clamp"] = reward.floor - total
+        total = reward.floor
+    return Score(terms=terms, total=total)

@@ -1,0 +1,233 @@
+"""What a triage narrative says about three things that nurses miss: an intervention done, severe pain, an open injury.
+
+The stems are those of the published v49 card, whose tables survive only in part (rows "intubat | chest tube ...",
+"open fracture | penetrating ...", "pain >= 7"); central line, gunshot and stab are our completion. Reading them with
+negation, history, removal and whose they are is ours too (after the NegEx and ConText algorithms): a bare stem would
+fire on "do-not-intubate", on "chest tube removed" and on "mother has a central line".
+
+The narrative alone is read, never a completion, so a policy cannot earn anything by writing a trigger word.
+
+All patterns run over text whose white space is single spaces, look at most `_WINDOW` characters to either side of a
+stem, and repeat nothing inside a repetition without a bound, so the time is proportional to the narrative's length.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+SEVERE_PAIN_0_10: Final = 7.0
+"""Pain at or above this is severe (ESI handbook, decision point B: "severe pain or distress", 7 or more of 10)."""
+
+_WINDOW: Final = 160
+"""Characters before and after a stem that can negate it."""
+_REACH_WORDS: Final = 6
+"""Words between a negation and what it negates, counted afresh after each comma of a list (NegEx uses five or six)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stem:
+    """A phrase to look for, and what around it takes it back."""
+
+    pattern: re.Pattern[str]
+    undone: re.Pattern[str]
+    """Matched from the phrase's end onwards."""
+    noun: bool
+    """A noun can be an item of a negated list ("no fever, rash or chest tube") or of a history ("prior intubation");
+    a participle ("no fever, intubated by the crew") begins a statement of its own."""
+
+
+_NOT_SO = (
+    r"(?:(?:was|were|is|are|has|have) )?(?:been )?ruled out\b"
+    r"|(?:(?:was|were|is|are|has|have|does|did) )?(?:not|never) (?:been )?(?:yet )?(?:done|found|identified|in place"
+    r"|indicated|inserted|necessary|needed|performed|placed|present|required|seen|suspected)\b"
+    r"|(?:denied|excluded)(?= ?[.,;)]| by\b|$)"
+    r"|scars?\b"
+)
+_BETWEEN = r"(?: (?!and\b|or not\b|after\b|when\b|with\b|by\b|once\b|but\b|before\b|while\b)[a-z0-9'/-]+){0,4}?"
+_DEVICE = r"(?:chest[ -]tubes?|(?:tube )?thoracostomy(?: tubes?)?|central(?: venous)?[ -](?:lines?|catheters?))"
+
+_INJURY_UNDONE = re.compile(rf"{_BETWEEN} (?:{_NOT_SO})")
+_DEVICE_UNDONE = re.compile(
+    rf"(?: (?:and|or) (?:an? |the )?{_DEVICE})?{_BETWEEN}"
+    rf" (?:{_NOT_SO}|(?:removed|removal|discontinued|pulled|withdrawn|taken out)\b"
+    r"|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
+)
+_INTUBATION_UNDONE = re.compile(
+    rf"{_BETWEEN} (?:{_NOT_SO}|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
+    r"|(?:(?!\bafter\b|\bfollowing\b)[^.;]){0,120}\bextubat"
+)
+
+_DONE_INTERVENTION: Final = (
+    _Stem(pattern=re.compile(r"\b(?:re-?)?intubat(?:ed|e|es|ing)\b"), undone=_INTUBATION_UNDONE, noun=False),
+    _Stem(pattern=re.compile(r"\b(?:re-?)?intubations?\b"), undone=_INTUBATION_UNDONE, noun=True),
+    _Stem(pattern=re.compile(rf"\b{_DEVICE}\b"), undone=_DEVICE_UNDONE, noun=True),
+)
+_OPEN_INJURY: Final = (
+    _Stem(
+        pattern=re.compile(
+            r"\b(?:open|compound)(?:[ -](?!and\b|or\b|closed\b|no\b|not\b|with\b|without\b|wounds?\b|lacerations?\b"
+            r"|over\b)[a-z/]+){0,3}[ -](?:fractures?|fx)\b"
+            r"|\bpenetrat(?:ing|ion|ed|es)\b|\bgun ?-?shots?\b|\bgsws?\b|\bstabs?\b"
+            # "Stabbing pain" describes a pain; only the deed is an injury.
+            r"|\bstabbing (?:assault|attack|incident|injur(?:y|ies)|victim|wounds?)\b|(?<=victim of )(?:a )?stabbing\b"
+        ),
+        undone=_INJURY_UNDONE,
+        noun=True,
+    ),
+    _Stem(pattern=re.compile(r"\bstabbed\b"), undone=_INJURY_UNDONE, noun=False),
+)
+
+_TOKEN = re.compile(r"[0-9]+\.[0-9]+|[a-z0-9/']+|[,;.!?()\u2014]")
+_FULL_STOPS = frozenset(";.!?()\u2014")
+_DENIALS = frozenset({"deny", "denies", "denied", "denying"})
+_NEGATIONS = _DENIALS | frozenset(
+    {
+        "no", "not", "non", "nor", "never", "neither", "without", "w/o", "cannot", "negative", "absent", "instead",
+        "rather", "ruled", "rules", "excludes", "excluded", "excluding", "avoid", "avoids", "avoided", "avoiding",
+        "averted", "refuse", "refuses", "refused", "refusing", "decline", "declines", "declined", "declining",
+    }
+)  # fmt: skip
+# Words that open a statement which an earlier negation does not reach: "no pulse after intubation".
+_BREAKS = frozenset(
+    {
+        "after", "although", "as", "because", "before", "but", "despite", "due", "during", "except", "following",
+        "however", "into", "needing", "now", "once", "requires", "required", "requiring", "since", "so", "then",
+        "therefore", "though", "until", "when", "which", "while", "who",
+    }
+)  # fmt: skip
+_FILLERS = frozenset({"a", "an", "any", "other", "recent", "the"})
+_JOINS_WITH = frozenset({"associated", "compatible", "consistent"})
+_LIST_GOES_ON = re.compile(r"(?: [a-z0-9'/-]+){0,3},[^.;!?]{0,120}\b(?:or|nor)\b")
+_HISTORY_BEFORE = re.compile(
+    r"\b(?:history of|hx of|h/o|prior(?! to\b)|previous)(?: (?!and\b|after\b|arriv|brought\b|came\b|following\b|found\b"
+    r"|from\b|had\b|has\b|is\b|now\b|present|status\b|suffer|sustain|today\b|was\b|who\b|with\b)[a-z0-9'/-]+){0,4} ?$"
+)
+_PREVIOUSLY = re.compile(r"\bpreviously(?: [a-z]+){0,2} ?$")
+_HISTORY_AFTER = re.compile(
+    r"[^,.;]{0,60}\b(?:in the past|as a child|previously|last (?:week|month|year)"
+    r"|(?:in|from|since) (?:19|20)[0-9]{2}|(?:[0-9]+|a few|few|many|several) (?:weeks?|months?|years?) ago)\b"
+)
+_SOMEBODY_ELSE = re.compile(
+    r"[.;] (?:(?:an?|her|his|one|the|their) )?(?:aunt|brother|cousin|daughter|father|friend|grandfather|grandmother"
+    r"|husband|mother|neighbou?r|parent|partner|passenger|roommate|sibling|sister|son|spouse|uncle|wife)\b"
+    # Those who tell about the patient, or bring the patient, are not the subject.
+    r"(?! (?:says|states|reports|reported|notes|noted|noticed|found|called|brought|brings|drove|witnessed|saw)\b)"
+    r"[^.;,]*$"
+)
+
+_SCORE_OF_TEN = re.compile(
+    r"(?<![0-9/.:-])(?:([0-9]{1,2}(?:\.[0-9])?) ?(?:-|\u2013|to) ?)?([0-9]{1,2}(?:\.[0-9])?) ?"
+    r"(?:/|(?:out )?of) ?10(?![0-9]|/[0-9]|\.[0-9]|-[0-9])"
+)
+_SCORE_AFTER_PAIN = re.compile(
+    r"\bpain(?: (?:score|level|scale|rating|severity|rated|scored|intensity)(?: at)?)?"
+    r"(?: (?:is|was|of|now|currently|as|an?)){0,3}(?: ?[:=] ?| )(?:(?:now|currently) )?"
+    r"([0-9]{1,2})(?: ?(?:-|\u2013|to) ?([0-9]{1,2}))?(?![0-9]|[/:][0-9]|\.[0-9]| ?[%x\u00b0])"
+    # A number with a unit is a duration, a time, an age or a dose.
+    r"(?!(?: |-)?(?:a\.?m|p\.?m|hours?|hrs?|h|minutes?|mins?|days?|d|weeks?|wks?|months?|years?|yrs?|y/?o|times"
+    r"|episodes|mg|mcg|ml|cm|mm|of [0-9]|out of [0-9])\b)"
+)
+_OTHER_SUBJECT = re.compile(
+    r"\b(?:apgar|acuity|vision|nausea|anxiety|itch(?:ing)?|fatigue|dyspn(?:o)?ea|breathlessness|dizziness|on|since|until"
+    r"|dated)(?: (?!pain\b)[a-z]+){0,2}[ :]*$"
+)
+_NO_PAIN = re.compile(
+    r"\b(?:den(?:y|ies|ied|ying)|no|without)(?: (?:any|current|complaints? of|other))? pain\b|\bpain[ -]free\b"
+)
+
+
+def done_intervention(narrative: str) -> bool:
+    """True if the narrative reports an intubation, a chest tube or a central line that is in place on arrival."""
+    return _reports(narrative, _DONE_INTERVENTION)
+
+
+def open_injury(narrative: str) -> bool:
+    """True if the narrative reports an open fracture or a penetrating injury (gunshot and stab wounds included)."""
+    return _reports(narrative, _OPEN_INJURY)
+
+
+def severe_pain(narrative: str) -> bool:
+    """True if the narrative gives a pain score of `SEVERE_PAIN_0_10` or more."""
+    score = pain_0_10(narrative)
+    return score is not None and score >= SEVERE_PAIN_0_10
+
+
+def pain_0_10(narrative: str) -> float | None:
+    """The highest pain score of the narrative, 0 to 10; 0.0 for pain that is only denied; None if it says nothing.
+
+    Reads 8/10, 8 of 10, 8 out of 10, pain score 8, pain 8, and ranges by their upper end. Fractions of other things
+    (vision 20/20, BP 120/80, 2/6 murmur, dates, durations) are no scores, nor is anything above 10.
+    """
+    text = _plain(narrative)
+    scores = [
+        max(float(part) for part in match.groups() if part is not None)
+        for pattern in (_SCORE_OF_TEN, _SCORE_AFTER_PAIN)
+        for match in pattern.finditer(text)
+        if not _OTHER_SUBJECT.search(before := text[max(0, match.start() - _WINDOW) : match.start()])
+        and not _SOMEBODY_ELSE.search(before)
+    ]
+    scores = [score for score in scores if score <= 10.0]
+    if scores:
+        return max(scores)
+    return 0.0 if _NO_PAIN.search(text) else None
+
+
+def _reports(narrative: str, stems: tuple[_Stem, ...]) -> bool:
+    """True if any stem occurs that nothing in its own clause takes back."""
+    text = _plain(narrative)
+    return any(
+        _stands(stem, text[max(0, match.start() - _WINDOW) : match.start()], text[match.end() : match.end() + _WINDOW])
+        for stem in stems
+        for match in stem.pattern.finditer(text)
+    )
+
+
+def _stands(stem: _Stem, before: str, after: str) -> bool:
+    if stem.undone.match(after) or _HISTORY_AFTER.match(after) or _SOMEBODY_ELSE.search(before):
+        return False
+    if _negated(stem, before, after):
+        return False
+    return not (_HISTORY_BEFORE if stem.noun else _PREVIOUSLY).search(before)
+
+
+def _negated(stem: _Stem, before: str, after: str) -> bool:
+    """Walk from the stem back to the start of its clause; True if a negation comes first."""
+    tokens = _TOKEN.findall(before)
+    words, alternatives, joined = 0, stem.noun and bool(_LIST_GOES_ON.match(after)), False
+    since_stem: set[str] = set()
+    for index in range(len(tokens) - 1, -1, -1):
+        token = tokens[index]
+        if token in _FULL_STOPS:
+            return False
+        if token in _NEGATIONS or token.endswith("n't"):
+            return (token in _DENIALS or not joined) and tokens[index + 1 : index + 2] != ["only"]
+        if token == ",":
+            # A comma ends the clause, unless it separates the items of a list that "or" closes.
+            if not (stem.noun and alternatives):
+                return False
+            words = 0
+        elif token == "and":
+            # "No pulse and chest tube placed" is two statements; "denies fever and stab wound" is one.
+            if not stem.noun or since_stem - _FILLERS:
+                return False
+            joined = True
+        elif token == "with":
+            if tokens[index - 1 : index] and tokens[index - 1] in _JOINS_WITH:
+                continue
+            return False
+        elif token in _BREAKS or words == _REACH_WORDS:
+            return False
+        else:
+            alternatives = alternatives or token in ("or", "nor")
+            words += 1
+        since_stem.add(token)
+    return False
+
+
+def _plain(narrative: str) -> str:
+    """Lower case, straight apostrophes, single spaces; a line break ends a clause as a semicolon does.
+
+    The text also starts with a semicolon, so that a clause has a left end wherever it stands.
+    """
+    lines = (" ".join(line.split()) for line in narrative.lower().replace("\u2019", "'").splitlines())
+    return "; " + "; ".join(line for line in lines if line)

@@ -1,0 +1,384 @@
+"""What every task folder must hold to. A new folder is found and tested without an edit here.
+
+Golden files pin what a task version means: `tests/tasks/golden/<task>-v<version>.json`. After raising `TASK.version`,
+write the new file with `python tests/tasks/test_contract.py <task>` and commit it; an existing file is never
+overwritten, because data and adapters may have been built with that version.
+"""
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from itertools import combinations, islice, pairwise, permutations
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clinrl.artefacts import digest
+from clinrl.records import Case, Message, Pool, Stop, Transcript, Unreadable
+from clinrl.task import Share, Task, get_task, task_names
+
+GOLDEN = Path(__file__).parent / "golden"
+POOLS: tuple[Pool, ...] = get_args(Pool)
+SAMPLE = 300
+"""Cases a task is judged on: per pool, and in the digest of the golden file."""
+
+tasks = pytest.mark.parametrize("name", task_names())
+
+
+@cache
+def sample(name: str, pool: Pool = "train") -> tuple[Case, ...]:
+    task = get_task(name)
+    return tuple(task.cases(SAMPLE, 11, pool=pool, mix=task.mixes[-1]))
+
+
+@cache
+def turns(name: str, thinking: bool) -> dict[Any, Message]:
+    """For each label, the gold turn of a case that has it: well-formed answers of every kind."""
+    task = get_task(name)
+    cases = {task.label(case): case for case in reversed(sample(name))}
+    assert set(cases) == set(task.labels), "the last mix must show every label within a sample"
+    return {label: task.gold(cases[label], thinking=thinking) for label in task.labels}
+
+
+def said(message: Message, stop: Stop = "answered") -> Transcript:
+    return Transcript(messages=(message,), stop=stop)
+
+
+def parameter_sets(task: Task) -> dict[str, Any]:
+    """The default reward and every parameter set that the task's `rewards` module names."""
+    module = importlib.import_module(f"clinrl.tasks.{task.name}.rewards")
+    named = {key: value for key, value in vars(module).items() if isinstance(value, task.Reward)}
+    return {"default": task.Reward(), **named}
+
+
+def test_there_are_tasks() -> None:
+    assert task_names()
+    assert all(get_task(name).name == name for name in task_names())
+    with pytest.raises(KeyError, match="tasks are"):
+        get_task("no-such-task")
+
+
+# Cases
+
+
+@tasks
+@pytest.mark.parametrize("pool", POOLS)
+def test_cases_are_the_same_each_time_and_distinct(name: str, pool: Pool) -> None:
+    task = get_task(name)
+    for mix in task.mixes:
+        first, again, other = (list(task.cases(100, seed, pool=pool, mix=mix)) for seed in (3, 3, 4))
+        assert first == again
+        assert first != other
+        assert len(first) == len({case.id for case in first}) == 100
+        assert len({task.prompt(case.facts)[-1].content for case in first}) == 100
+
+
+@tasks
+def test_cases_are_the_same_in_another_process(name: str) -> None:
+    task = get_task(name)
+    command = (
+        "from clinrl.task import get_task; "
+        f"print(*(case.id for case in get_task({name!r}).cases(30, 5, pool='train', mix={task.mixes[0]!r})))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "271"}
+    done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [case.id for case in task.cases(30, 5, pool="train", mix=task.mixes[0])]
+
+
+@tasks
+def test_more_cases_begin_with_the_same_cases(name: str) -> None:
+    task = get_task(name)
+    more = task.cases(10**9, 3, pool="train", mix=task.mixes[0])
+    assert list(islice(more, 20)) == list(task.cases(20, 3, pool="train", mix=task.mixes[0]))
+
+
+@tasks
+def test_cases_go_through_json_unchanged(name: str) -> None:
+    task = get_task(name)
+    for case in sample(name):
+        assert task.Case.model_validate_json(case.model_dump_json()) == case
+        assert task.Case.model_validate(json.loads(case.model_dump_json())) == case
+
+
+@tasks
+def test_a_case_id_is_the_hash_of_its_content(name: str) -> None:
+    task = get_task(name)
+    assert all(case.id == task.case_id(case.facts, case.key) for case in sample(name))
+    assert all(case.id.startswith(f"{name}-") for case in sample(name))
+
+
+@tasks
+def test_a_group_is_in_one_pool_for_good(name: str) -> None:
+    task = get_task(name)
+    groups = {pool: {case.group for case in sample(name, pool)} for pool in POOLS}
+    for pool in POOLS:
+        assert {task.pool_of(group) for group in groups[pool]} == {pool}
+    for one, other in combinations(POOLS, 2):
+        assert not groups[one] & groups[other]
+
+
+@tasks
+def test_labels_follow_from_the_latent_facts(name: str) -> None:
+    task = get_task(name)
+    for pool in POOLS:
+        for case in sample(name, pool):
+            assert task.relabel(case) == task.label(case)
+            assert task.label(case) in task.labels
+
+
+@tasks
+def test_rows_and_slices_are_defined_for_every_case(name: str) -> None:
+    task = get_task(name)
+    columns = {tuple(task.row(case)) for case in sample(name)}
+    assert len(columns) == 1
+    assert all(isinstance(of(case), str) and of(case) for of in task.slices.values() for case in sample(name))
+    named = {rule.arguments["column"] for rule in task.expectations if rule.on == "rows" and "column" in rule.arguments}
+    assert named <= set(columns.pop())
+
+
+# Prompts
+
+
+@tasks
+def test_changing_the_key_alone_changes_no_prompt(name: str) -> None:
+    task = get_task(name)
+    assert list(inspect.signature(task.prompt).parameters) == ["facts"]
+    cases = sample(name)
+    for case, other in pairwise(cases):
+        swapped = case.model_copy(update={"key": other.key})
+        assert task.prompt(swapped.facts) == task.prompt(case.facts)
+
+
+@tasks
+def test_a_prompt_is_a_system_and_a_user_turn(name: str) -> None:
+    task = get_task(name)
+    prompts = [task.prompt(case.facts) for case in sample(name)]
+    assert all([message.role for message in prompt] == ["system", "user"] for prompt in prompts)
+    assert len({prompt[0].content for prompt in prompts}) == 1, "the system turn must not depend on the case"
+
+
+# The gold turn
+
+
+@tasks
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_gold_turn_says_the_label(name: str, thinking: bool) -> None:
+    task = get_task(name)
+    for case in sample(name):
+        message = task.gold(case, thinking=thinking)
+        assert message.role == "assistant"
+        assert bool(message.thinking) == thinking
+        assert task.parse(message) == task.label(case)
+
+
+@tasks
+def test_the_two_forms_of_the_gold_turn_differ_in_the_thinking_alone(name: str) -> None:
+    task = get_task(name)
+    for case in sample(name):
+        direct = task.gold(case, thinking=False)
+        assert task.gold(case, thinking=True).model_copy(update={"thinking": None}) == direct
+        for tag in ("<think>", "</think>"):
+            assert tag not in direct.content + (task.gold(case, thinking=True).thinking or "")
+
+
+@tasks
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_gold_turn_is_the_unique_best(name: str, thinking: bool) -> None:
+    task = get_task(name)
+    for case in sample(name):
+        for reward in parameter_sets(task).values():
+            best = task.score(case, said(task.gold(case, thinking=thinking)), reward).total
+            others = [turn for label, turn in turns(name, thinking).items() if label != task.label(case)]
+            assert all(task.score(case, said(turn), reward).total < best for turn in others)
+
+
+@tasks
+def test_omitting_a_rule_changes_the_answer_where_it_is_said_to(name: str) -> None:
+    task = get_task(name)
+    assert all(rule in task.rules for case in sample(name) for rule in task.omittable(case))
+    assert any(task.omittable(case) for case in sample(name))
+    for case in sample(name):
+        for rule in task.omittable(case):
+            answer = task.parse(task.gold(case, thinking=False, omit=frozenset({rule})))
+            assert answer in task.labels
+            assert answer != task.label(case)
+
+
+# Reading and scoring
+
+
+@tasks
+@settings(max_examples=200)
+@given(data=st.data())
+def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
+    task = get_task(name)
+    pieces = [line for turn in turns(name, False).values() for line in turn.content.splitlines()]
+    near = st.lists(st.sampled_from(pieces) | st.text(max_size=20), max_size=8).map("\n".join)
+    content, thinking = data.draw(st.text() | near), data.draw(st.none() | st.text() | near)
+    case = data.draw(st.sampled_from(sample(name)))
+    message = Message(role="assistant", content=content, thinking=thinking)
+    answer = task.parse(message)
+    assert isinstance(answer, Unreadable) or answer in task.labels
+    for reward in parameter_sets(task).values():
+        for stop in get_args(Stop):
+            score = task.score(case, said(message, stop), reward)
+            assert reward.low <= score.total <= reward.high
+            assert tuple(score.terms) == tuple(task.terms)
+            assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
+
+
+@tasks
+def test_an_unreadable_turn_is_strictly_the_worst(name: str) -> None:
+    task, reward = get_task(name), get_task(name).Reward()
+    for case in sample(name):
+        worst = min(task.score(case, said(turn), reward).total for turn in turns(name, False).values())
+        for content in ("", "I cannot tell.", "\n".join(turn.content for turn in turns(name, False).values())):
+            assert task.score(case, said(Message(role="assistant", content=content)), reward).total < worst
+
+
+@tasks
+def test_contradicting_answers_are_unreadable(name: str) -> None:
+    task = get_task(name)
+    for one, other in permutations(turns(name, False).values(), 2):
+        both = Message(role="assistant", content=f"{one.content}\n{other.content}")
+        assert isinstance(task.parse(both), Unreadable)
+
+
+@tasks
+def test_an_answer_only_inside_the_thinking_is_unreadable(name: str) -> None:
+    task = get_task(name)
+    for turn in turns(name, False).values():
+        for content in ("", "As I said."):
+            hidden = Message(role="assistant", content=content, thinking=turn.content)
+            assert isinstance(task.parse(hidden), Unreadable)
+
+
+@tasks
+def test_another_answer_inside_the_thinking_changes_nothing(name: str) -> None:
+    task = get_task(name)
+    for (label, turn), (_, other) in permutations(turns(name, False).items(), 2):
+        assert task.parse(turn.model_copy(update={"thinking": other.content})) == label
+
+
+@tasks
+def test_policies_answer_and_the_mediocre_one_is_among_them(name: str) -> None:
+    task = get_task(name)
+    policies = task.policies()
+    assert {"mediocre", "empty", "truncated", "hedge", "random"} <= set(policies)
+    for policy, answer in policies.items():
+        once, again = ([answer(case, rng) for case in sample(name)[:50]] for rng in (Random(policy), Random(policy)))
+        assert once == again
+        assert {transcript.messages[-1].role for transcript in once} == {"assistant"}
+    for lazy in ("empty", "truncated", "hedge"):
+        transcript = policies[lazy](sample(name)[0], Random(0))
+        assert isinstance(task.parse(transcript.messages[-1]), Unreadable), lazy
+
+
+# Metrics
+
+
+@tasks
+def test_metrics_of_a_perfect_set_are_perfect(name: str) -> None:
+    task = get_task(name)
+    golds = [task.label(case) for case in sample(name)]
+    for metric, how in task.metrics.items():
+        assert how.worse in ("higher", "lower")
+        best = how.worse == "lower"
+        if isinstance(how, Share):
+            counted = [value for gold in golds if (value := how.of(gold, gold)) is not None]
+            assert counted, metric
+            assert all(value is best for value in counted), metric
+        else:
+            assert how.of(golds, golds) == pytest.approx(float(best)), metric
+
+
+@tasks
+def test_metrics_are_defined_when_nothing_was_readable(name: str) -> None:
+    task = get_task(name)
+    silent = Unreadable(reason="empty")
+    for metric, how in task.metrics.items():
+        if isinstance(how, Share):
+            values = [how.of(gold, silent) for gold in task.labels]
+            assert all(value is None or isinstance(value, bool) for value in values), metric
+            assert how.worse == "higher" or not any(values), f"{metric} counts an unreadable answer as good"
+
+
+# What the version number promises
+
+
+def golden(task: Task) -> dict[str, Any]:
+    """What a task version means, in numbers: five cases in full, and the digest of a whole sample.
+
+    The five are the first case of each label, filled up with the first of the sample. A case's terms are given for
+    the gold turn and for a well-formed answer of every other label, under every parameter set of the reward.
+    """
+    cases = sample(task.name)
+    first = {task.label(case): case for case in reversed(cases)}
+    chosen = list({case.id: case for case in (*(first[label] for label in task.labels), *cases)}.values())[:5]
+    return {
+        "task": task.name,
+        "version": task.version,
+        "cases": [_meaning(task, case) for case in chosen],
+        "sample": digest([_meaning(task, case) for case in cases]),
+    }
+
+
+def _meaning(task: Task, case: Case) -> dict[str, Any]:
+    thinking, direct = (task.gold(case, thinking=thinking) for thinking in (True, False))
+    answers = {**turns(task.name, False), task.label(case): direct}
+    terms = {
+        key: {str(label): task.score(case, said(turn), reward).terms for label, turn in answers.items()}
+        for key, reward in parameter_sets(task).items()
+    }
+    unreadable = task.score(case, said(Message(role="assistant", content="")), task.Reward()).terms
+    return {
+        "id": case.id,
+        "prompt": digest([message.model_dump(mode="json") for message in task.prompt(case.facts)]),
+        "gold": digest([message.model_dump(mode="json") for message in (thinking, direct)]),
+        "terms": {
+            **{key: {label: _nonzero(values) for label, values in each.items()} for key, each in terms.items()},
+            "unreadable": _nonzero(unreadable),
+        },
+    }
+
+
+def _nonzero(terms: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 9) for name, value in terms.items() if round(value, 9)}
+
+
+@tasks
+def test_a_version_means_what_it_meant(name: str) -> None:
+    """Golden file. To write the one of a new version: `python tests/tasks/test_contract.py <task>`."""
+    task = get_task(name)
+    path = GOLDEN / f"{name}-v{task.version}.json"
+    assert path.is_file(), f"{path} is missing: write it with `python tests/tasks/test_contract.py {name}`"
+    pinned, now = json.loads(path.read_text(encoding="utf-8")), golden(task)
+    changed = [key for key in now if pinned.get(key) != now[key]]
+    assert not changed, (
+        f"{', '.join(changed)} of task {name} no longer match {path.name}: a prompt, rule, reward or case changed its "
+        "meaning; raise TASK.version and write the new golden file"
+    )
+
+
+def write_golden(name: str) -> Path:
+    """Write the golden file of the task's present version. Raises SystemExit if that version already has one."""
+    task = get_task(name)
+    path = GOLDEN / f"{name}-v{task.version}.json"
+    if path.exists():
+        raise SystemExit(f"{path} exists: raise TASK.version (or delete it, if nothing was ever built with it)")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(golden(task), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    for task_name in sys.argv[1:] or task_names():
+        print(write_golden(task_name))
