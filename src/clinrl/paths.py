@@ -48,6 +48,11 @@ def report(version: str) -> Path:
     return Path("data/reports") / version
 
 
+def seeds_report(version: str) -> Path:
+    """The replication of a version's lineage over several seeds."""
+    return Path("data/reports/seeds") / f"{version}.json"
+
+
 def checkpoints(version: str, key: str) -> Path:
     """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"

@@ -57,7 +57,10 @@ def _tokenizer(spec: "EmbeddedBase", pairs: list[Pair], task: Task) -> Any:
     template = (Path(trl.__file__).parent / "chat_templates" / f"{spec.template}.jinja").read_text(encoding="utf-8")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -93,7 +96,9 @@ def _completion(turn: Message) -> str:
 
 def _encode(tokenizer: Any, task: Task, pairs: list[Pair]) -> list[tuple[list[int], int]]:
     """(token ids, length of the prompt) of each text."""
-    prompts = encode(tokenizer, [render(tokenizer, task.prompt(case.facts), turn.thinking is not None) for case, turn in pairs])
+    prompts = encode(
+        tokenizer, [render(tokenizer, task.prompt(case.facts), turn.thinking is not None) for case, turn in pairs]
+    )
     completions = encode(tokenizer, [_completion(turn) for _, turn in pairs])
     return [(prompt + completion, len(prompt)) for prompt, completion in zip(prompts, completions, strict=True)]
 
@@ -128,7 +133,9 @@ def _ordered(examples: list[tuple[list[int], int]], spec: "EmbeddedBase") -> lis
         order += rng.sample(range(len(examples)), len(examples))
     ordered = []
     for start in range(0, needed, WINDOW * spec.batch):
-        window = sorted(order[start : min(start + WINDOW * spec.batch, needed)], key=lambda index: len(examples[index][0]))
+        window = sorted(
+            order[start : min(start + WINDOW * spec.batch, needed)], key=lambda index: len(examples[index][0])
+        )
         batches = [window[i : i + spec.batch] for i in range(0, len(window), spec.batch)]
         rng.shuffle(batches)
         ordered += [examples[index] for batch in batches for index in batch]
@@ -148,7 +155,9 @@ def _train(model: Any, spec: "EmbeddedBase", rows: list[tuple[list[int], int]], 
         def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler:
             return SequentialSampler(rows)
 
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
             weights = inputs["weights"][:, 1:]
             logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, :-1]
             losses = cross_entropy(logits.transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none")
@@ -160,7 +169,9 @@ def _train(model: Any, spec: "EmbeddedBase", rows: list[tuple[list[int], int]], 
         gaps = [longest - len(ids) for ids, _ in batch]
         return {
             "input_ids": torch.tensor([ids + [pad] * gap for (ids, _), gap in zip(batch, gaps, strict=True)]),
-            "attention_mask": torch.tensor([[1] * len(ids) + [0] * gap for (ids, _), gap in zip(batch, gaps, strict=True)]),
+            "attention_mask": torch.tensor(
+                [[1] * len(ids) + [0] * gap for (ids, _), gap in zip(batch, gaps, strict=True)]
+            ),
             "weights": torch.tensor(
                 [
                     [spec.prompt_weight] * asked + [1.0] * (len(ids) - asked) + [0.0] * gap

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
-from clinrl.records import Case, Message, Pool, Score, Transcript, Unreadable
+from clinrl.records import Case as AnyCase
+from clinrl.records import Message, Pool, Score, Transcript, Unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class Task(Protocol):
     name: str
     version: int
     """Raise it whenever prompts, rules, rewards or cases change meaning; a golden file guards it."""
-    Case: type[Case]
+    Case: type[AnyCase]
     Reward: type[BaseModel]
     """Every number of the reward; unknown terms are refused. Has `low` and `high`, the declared range of a total."""
     labels: tuple[Any, ...]
@@ -59,12 +60,12 @@ class Task(Protocol):
     mixes: tuple[str, ...]
     """Names of the class mixes that `cases` can draw."""
     metrics: Mapping[str, Share | Statistic]
-    slices: Mapping[str, Callable[[Case], str]]
+    slices: Mapping[str, Callable[[AnyCase], str]]
     expectations: Sequence[Expect]
     terms: tuple[str, ...]
     """Names of all reward terms, as they appear in scores, logs and reports."""
 
-    def cases(self, n: int, seed: int, *, pool: Pool, mix: str) -> Iterator[Case]:
+    def cases(self, n: int, seed: int, *, pool: Pool, mix: str) -> Iterator[AnyCase]:
         """`n` distinct cases of one pool, lazily, the same for the same arguments in any process."""
 
     def pool_of(self, group: str) -> Pool:
@@ -73,31 +74,31 @@ class Task(Protocol):
     def case_id(self, facts: Any, key: Any) -> str:
         """The content hash that must be the case's id."""
 
-    def omittable(self, case: Case) -> tuple[str, ...]:
+    def omittable(self, case: AnyCase) -> tuple[str, ...]:
         """The rules whose omission changes this case's label."""
 
     def prompt(self, facts: Any) -> list[Message]:
         """System and user turn. Sees `facts` alone."""
 
-    def gold(self, case: Case, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
+    def gold(self, case: AnyCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
         """The assistant turn of a reader who knows every rule except `omit`. With none omitted: the best answer."""
 
-    def label(self, case: Case) -> Any:
+    def label(self, case: AnyCase) -> Any:
         """The gold label."""
 
-    def relabel(self, case: Case) -> Any:
+    def relabel(self, case: AnyCase) -> Any:
         """The label recomputed from the latent facts by the rules, never read from the case."""
 
     def parse(self, message: Message) -> Any | Unreadable:
         """The label that a turn commits to. Never raises on model text."""
 
-    def score(self, case: Case, transcript: Transcript, reward: Any) -> Score:
+    def score(self, case: AnyCase, transcript: Transcript, reward: Any) -> Score:
         """The reward. Pure. Raises only on a malformed case, never on model text."""
 
-    def policies(self) -> Mapping[str, Callable[[Case, Random], Transcript]]:
+    def policies(self) -> Mapping[str, Callable[[AnyCase, Random], Transcript]]:
         """Lazy policies (constants, random, hedging, empty, truncated, prior-matched) and "mediocre", which must beat them."""
 
-    def row(self, case: Case) -> dict[str, Any]:
+    def row(self, case: AnyCase) -> dict[str, Any]:
         """A flat row of the case for the table of expectations."""
 
 
@@ -105,7 +106,8 @@ def get_task(name: str) -> Task:
     """The task in folder `clinrl/tasks/<name>`. Raises KeyError with the names that exist."""
     if name not in task_names():
         raise KeyError(f"no task {name!r}; tasks are {', '.join(task_names())}")
-    return importlib.import_module(f"clinrl.tasks.{name}").TASK
+    task: Task = importlib.import_module(f"clinrl.tasks.{name}").TASK
+    return task
 
 
 def task_names() -> list[str]:

@@ -53,7 +53,9 @@ class Esi:
         """The rules whose omission changes this case's label: where a reader's gap shows."""
         level = case.key.level
         return tuple(
-            rule for rule in dict.fromkeys((case.key.rule,)) if decide(case.key.presentation, omit=frozenset({rule})).level != level
+            rule
+            for rule in dict.fromkeys((case.key.rule,))
+            if decide(case.key.presentation, omit=frozenset({rule})).level != level
         )
 
     def policies(self) -> Mapping[str, Any]:

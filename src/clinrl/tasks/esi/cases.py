@@ -13,7 +13,19 @@ from pydantic import Field
 
 from clinrl.artefacts import canonical_json
 from clinrl.records import Case, Pool, Strict
-from clinrl.tasks.esi.phrases import ARRIVAL, BYSTANDER, COMPLAINTS, CUES, FINDINGS, HISTORY, NOT_RESOURCES, ONSET, Complaint
+from clinrl.tasks.esi.phrases import (
+    ARRIVAL,
+    BYSTANDER,
+    CHILD_HISTORY,
+    COMPLAINTS,
+    CUES,
+    FINDINGS,
+    HISTORY,
+    INFANT_ARRIVAL,
+    NOT_RESOURCES,
+    ONSET,
+    Complaint,
+)
 from clinrl.tasks.esi.rules import (
     DANGER_VITALS,
     RESOURCE_WEIGHT,
@@ -85,7 +97,16 @@ RULE_FINDINGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The finding that a rule needs, where it is not the rule's own id; one is drawn."""
 
-EVERYBODY: tuple[str, ...] = ("unresponsive", "hypoperfusion", "major_bleeding", "intubated", "chest_tube", "central_line", "distress", "seizing")
+EVERYBODY: tuple[str, ...] = (
+    "unresponsive",
+    "hypoperfusion",
+    "major_bleeding",
+    "intubated",
+    "chest_tube",
+    "central_line",
+    "distress",
+    "seizing",
+)
 """Findings that any patient may deny."""
 
 OPENINGS: tuple[str, ...] = (
@@ -146,7 +167,11 @@ def _draw(rng: Random, level: int, pool: Pool) -> EsiCase | None:
         return None
     facts = EsiFacts(narrative=_narrative(rng, complaint, patient, denied, OPENINGS[opening], ORDERS[order]))
     key = EsiKey(
-        presentation=patient, level=level, rule=cell, boundary=_boundary(patient, decision, denied), ambiguous=decision.ambiguous
+        presentation=patient,
+        level=level,
+        rule=cell,
+        boundary=_boundary(patient, decision, denied),
+        ambiguous=decision.ambiguous,
     )
     return EsiCase(id=case_id(facts, key), group=group, facts=facts, key=key)
 
@@ -186,7 +211,11 @@ def _patient(rng: Random, complaint: Complaint, cell: str) -> tuple[Presentation
         findings.add(cell)
     if cell == "done_intervention" and rng.random() < 0.35 and complaint.flags:
         findings.add(rng.choice([f for f in complaint.flags if f not in ("anaphylaxis",)] or ["distress"]))
-    candidates = [f for f in (*complaint.flags, *EVERYBODY, "open_fracture", "penetrating") if f not in findings and f != "immunosuppressed"]
+    candidates = [
+        f
+        for f in (*complaint.flags, *EVERYBODY, "open_fracture", "penetrating")
+        if f not in findings and f != "immunosuppressed"
+    ]
     denied = tuple(dict.fromkeys(rng.sample(candidates, rng.choices((0, 1, 2, 3), (2, 4, 4, 2))[0])))
     vitals = _vitals(rng, age, cell)
     site = complaint.site
@@ -222,7 +251,7 @@ def _age(rng: Random, complaint: Complaint, cell: str) -> float:
     if low < 12 and rng.random() < 0.3:
         young = rng.uniform(max(low, 0.08), 12)
         return round(young, 2) if young < 2 else float(int(young))
-    return float(rng.randint(int(max(low, 16 if high > 16 else low)), int(high)))
+    return float(rng.randint(int(max(low, 12)), int(high)))
 
 
 def _resources(rng: Random, complaint: Complaint, cell: str) -> tuple[str, ...]:
@@ -268,7 +297,10 @@ def _vitals(rng: Random, age: float, cell: str) -> dict[str, int | float | bool 
     elif cell == "breathing_distress":
         spo2, rr = rng.randint(90, 96), rng.randint(limits.rr_bpm, int(limits.rr_bpm * 1.5))
     elif cell == "shock":
-        sbp, hr = rng.randint(hypotension_limit_mmhg(age) - 26, hypotension_limit_mmhg(age) - 1), rng.randint(limits.hr_bpm, int(limits.hr_bpm * 1.5))
+        sbp, hr = (
+            rng.randint(hypotension_limit_mmhg(age) - 26, hypotension_limit_mmhg(age) - 1),
+            rng.randint(limits.hr_bpm, int(limits.hr_bpm * 1.5)),
+        )
     elif cell == "overdose_depression":
         rr, spo2 = rng.randint(4, 8), rng.randint(80, 93)
     elif cell in ("infant_fever", "immunosuppressed_fever"):
@@ -314,9 +346,11 @@ def _boundary(p: Presentation, decision: Decision, denied: tuple[str, ...]) -> s
     return f"{low}|{high}" if high - low == 1 else ""
 
 
-def _narrative(rng: Random, complaint: Complaint, p: Presentation, denied: tuple[str, ...], opening: str, order: str) -> str:
+def _narrative(
+    rng: Random, complaint: Complaint, p: Presentation, denied: tuple[str, ...], opening: str, order: str
+) -> str:
     said = rng.choice(complaint.says)
-    arrival, sex = rng.choice(ARRIVAL), _sex_word(rng, p)
+    arrival, sex = rng.choice(ARRIVAL if p.age_years >= 2 else INFANT_ARRIVAL), _sex_word(rng, p)
     text = opening.format(
         age=_age_words(rng, p.age_years), sex=sex, sex_cap=sex.capitalize(), arrival=arrival, arrival_cap=_cap(arrival),
         complaint=said, complaint_cap=_cap(said), onset=rng.choice(ONSET),
@@ -341,7 +375,7 @@ def _sentences(clauses: Iterator[str]) -> str:
 
 
 def _sex_word(rng: Random, p: Presentation) -> str:
-    if p.age_years < 12:
+    if p.age_years < 18:
         return {"female": "girl", "male": "boy"}[p.sex]
     return rng.choice({"female": ("woman", "female", "F"), "male": ("man", "male", "M")}[p.sex])
 
@@ -357,9 +391,16 @@ def _age_words(rng: Random, years: float) -> str:
 def _history(rng: Random, p: Presentation) -> str:
     said = []
     if p.baseline_hypoxia:
-        said.append(rng.choice((f"On home oxygen, baseline SpO2 {p.spo2_pct}%.", f"Usual saturation is {p.spo2_pct}% from COPD.")))
+        said.append(
+            rng.choice(
+                (f"On home oxygen, baseline SpO2 {p.spo2_pct}%.", f"Usual saturation is {p.spo2_pct}% from COPD.")
+            )
+        )
     elif rng.random() < 0.6:
-        said.append(f"History of {', '.join(rng.sample(HISTORY, rng.randint(1, 2)))}.")
+        known = HISTORY if p.age_years >= 18 else CHILD_HISTORY
+        conditions = rng.sample(known, rng.randint(1, 2))
+        healthy = [condition for condition in conditions if condition == "no medical problems"]
+        said.append(f"History of {', '.join(healthy or conditions)}.")
     if rng.random() < 0.2:
         said.append(rng.choice(BYSTANDER))
     return " ".join(said)
@@ -389,7 +430,9 @@ def _pain_words(rng: Random, p: Presentation) -> str:
         return ""
     if p.pain == 0:
         return "Denies pain."
-    return rng.choice(("Pain {}/10.", "Rates pain {} out of 10.", "Pain score {}.", "{}/10 pain.", "Pain {} of 10.")).format(p.pain)
+    return rng.choice(
+        ("Pain {}/10.", "Rates pain {} out of 10.", "Pain score {}.", "{}/10 pain.", "Pain {} of 10.")
+    ).format(p.pain)
 
 
 def _cue_words(rng: Random, complaint: Complaint, p: Presentation) -> str:

@@ -36,6 +36,7 @@ class Finding:
     no: tuple[str, ...]
 
 
+# fmt: off
 COMPLAINTS: tuple[Complaint, ...] = (
     Complaint(id="chest pain", says=("chest pain", "pain in the chest", "chest tightness"), flags=("acs",), needs=("ECG",), site="visceral", ages=(16, 95)),
     Complaint(id="abdominal pain", says=("abdominal pain", "belly pain", "stomach ache"), flags=("sepsis_signs",), needs=("labs",), site="visceral", ages=(4, 95)),
@@ -108,7 +109,7 @@ FINDINGS: Mapping[str, Finding] = {
         Finding(id="open_fracture", says="open fracture", yes=("open fracture with bone visible", "bone through the skin, open fracture", "open fracture of the shin"), no=("closed fracture on the outside film", "no open fracture", "skin intact, no open fracture seen")),
         Finding(id="penetrating", says="penetrating wound", yes=("penetrating wound from a knife", "stab wound from a kitchen knife", "gunshot wound, small entry hole", "penetrating nail injury"), no=("denies penetrating injury", "no penetrating wound, only a graze", "old stab wound scar from 2010")),
     )
-}  # fmt: skip
+}
 
 CUES: Mapping[str, tuple[str, ...]] = {
     "labs": ("blood work expected", "urine sample to be sent", "will need blood tests", "swab for culture to be sent"),
@@ -143,19 +144,23 @@ NOT_RESOURCES: tuple[str, ...] = (
 HISTORY: tuple[str, ...] = (
     "high blood pressure", "type 2 diabetes", "asthma", "COPD", "gallstones", "kidney stones", "atrial fibrillation", "hypothyroidism",
     "depression", "migraine", "no medical problems", "gout", "reflux", "a past stroke", "dementia", "heart failure", "anaemia", "eczema",
-    "appendix removal", "a hip replacement", "takes a beta blocker", "takes warfarin", "smoker", "seasonal allergies",
-)  # fmt: skip
+    "appendix removal", "a hip replacement", "beta blocker use", "warfarin use", "smoking", "seasonal allergies",
+)
+
+CHILD_HISTORY: tuple[str, ...] = ("asthma", "eczema", "no medical problems", "seasonal allergies", "appendix removal", "ear infections", "croup")
 
 ONSET: tuple[str, ...] = (
     "since this morning", "for two days", "for an hour", "since last night", "for about a week", "on and off for a month", "since lunch",
-    "for three hours", "since yesterday", "for half a day", "that began at work", "that began at home", "after school", "since waking",
-)  # fmt: skip
+    "for three hours", "since yesterday", "for half a day", "that began at home", "since waking", "since the weekend", "for some hours",
+)
 
 ARRIVAL: tuple[str, ...] = ("walks in", "arrives by ambulance", "is brought by family", "comes by car", "is brought by police", "comes in a wheelchair")
+INFANT_ARRIVAL: tuple[str, ...] = ("is carried in", "arrives by ambulance", "is brought by family", "comes by car")
 
 BYSTANDER: tuple[str, ...] = (
     "Brother was intubated last year.", "Father died with a chest tube in 2015.", "Mother has a central line for dialysis.",
     "Friend had an open fracture in the same crash.", "Partner had pain 9/10 with the same illness and is better.",
     "Worried about stroke because an uncle had one.", "A neighbour with the same cough needed oxygen.", "Child at home has a fever.",
-)  # fmt: skip
+)
 """True of somebody else, so it decides nothing."""
+# fmt: on

@@ -50,7 +50,8 @@ def red_flags(p: Presentation) -> tuple[str, ...]:
 
 def _blocks(p: Presentation, decision: Decision) -> str:
     vitals = ", ".join(
-        f"{name} {'n/a' if value is None else value}{' out' if name in decision.over else ''}" for name, value in _vitals(p)
+        f"{name} {'n/a' if value is None else value}{' out' if name in decision.over else ''}"
+        for name, value in _vitals(p)
     )
     point = decision.point
     said = _SAYS.get(decision.rule, "")
@@ -73,7 +74,8 @@ def _blocks(p: Presentation, decision: Decision) -> str:
 def _thoughts(p: Presentation, decision: Decision) -> str:
     limits = band(p.age_years)
     compared = ", ".join(
-        f"{name} {'n/a' if value is None else value} {'over' if name in decision.over else 'fine'}" for name, value in _vitals(p)
+        f"{name} {'n/a' if value is None else value} {'over' if name in decision.over else 'fine'}"
+        for name, value in _vitals(p)
     )
     return (
         f"Limits HR {limits.hr_bpm} RR {limits.rr_bpm}: {compared}.\n"

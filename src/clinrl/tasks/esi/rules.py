@@ -15,7 +15,9 @@ from pydantic import Field
 from clinrl.records import Strict
 
 Edition = Literal["v5", "v4"]
-Resource = Literal["labs", "ECG", "x-ray", "CT", "ultrasound", "IV fluids", "IV meds", "consult", "procedure", "sedation"]
+Resource = Literal[
+    "labs", "ECG", "x-ray", "CT", "ultrasound", "IV fluids", "IV meds", "consult", "procedure", "sedation"
+]
 
 
 class Presentation(Strict):
@@ -91,7 +93,7 @@ BANDS: Mapping[Edition, tuple[Band, ...]] = {
 SPO2_LIMIT_PCT = 92
 """Strictly below is out, unless it is the stated baseline (v4 and v5, point D)."""
 
-MARGIN = 1.10
+MARGIN_PCT = 10
 """A single vital sign counts as clearly out from 10% beyond its limit; below that the case is ambiguous. Our reading of "consider"."""
 
 RESOURCE_WEIGHT: Mapping[str, int] = {"sedation": 2}
@@ -119,12 +121,11 @@ def vitals_over(p: Presentation, edition: Edition = "v5") -> tuple[str, ...]:
 def clearly_over(p: Presentation, edition: Edition = "v5") -> bool:
     """Point D as a deterministic policy: SpO2 out, or two signs out, or one out by 10% or more."""
     over, limits = vitals_over(p, edition), band(p.age_years, edition)
-    return (
-        "SpO2" in over
-        or len(over) >= 2
-        or ("HR" in over and (p.hr_bpm or 0) >= MARGIN * limits.hr_bpm)
-        or ("RR" in over and (p.rr_bpm or 0) >= MARGIN * limits.rr_bpm)
+    far = any(
+        name in over and 100 * (value or 0) >= (100 + MARGIN_PCT) * limit
+        for name, value, limit in (("HR", p.hr_bpm, limits.hr_bpm), ("RR", p.rr_bpm, limits.rr_bpm))
     )
+    return "SpO2" in over or len(over) >= 2 or far
 
 
 def hypotension_limit_mmhg(age_years: float) -> int:
@@ -221,7 +222,13 @@ RULES: tuple[Rule, ...] = (
     Rule(id="respiratory_failure", point="A", says="respiratory failure", holds=respiratory_failure, source="v5 A"),
     Rule(id="shock", point="A", says="shock", holds=shock, source="v5 A"),
     Rule(id="anaphylaxis", point="A", says="anaphylaxis", holds=_has("anaphylaxis"), source="v5 A"),
-    Rule(id="overdose_depression", point="A", says="overdose, not breathing well", holds=overdose_depression, source="v4/v5 A"),
+    Rule(
+        id="overdose_depression",
+        point="A",
+        says="overdose, not breathing well",
+        holds=overdose_depression,
+        source="v4/v5 A",
+    ),
     Rule(id="major_bleeding", point="A", says="major bleeding", holds=_has("major_bleeding"), source="v5 A"),
     Rule(id="done_intervention", point="A", says="intervention done", holds=done_intervention, source="series"),
     Rule(id="acs", point="B", says="possible ACS", holds=_has("acs"), source="v5 B"),
@@ -230,7 +237,13 @@ RULES: tuple[Rule, ...] = (
     Rule(id="new_confusion", point="B", says="new confusion", holds=_has("new_confusion"), source="v5 B"),
     Rule(id="breathing_distress", point="B", says="breathing distress", holds=breathing_distress, source="v5 B"),
     Rule(id="suspected_sepsis", point="B", says="sepsis risk", holds=_has("sepsis_signs"), source="v5 B"),
-    Rule(id="immunosuppressed_fever", point="B", says="fever on chemotherapy", holds=immunosuppressed_fever, source="v5 B"),
+    Rule(
+        id="immunosuppressed_fever",
+        point="B",
+        says="fever on chemotherapy",
+        holds=immunosuppressed_fever,
+        source="v5 B",
+    ),
     Rule(id="infant_fever", point="B", says="infant fever", holds=infant_fever, source="v5 B"),
     Rule(id="ectopic", point="B", says="possible ectopic", holds=_has("ectopic"), source="v5 B"),
     Rule(id="torsion", point="B", says="possible torsion", holds=_has("torsion"), source="v5 B"),
@@ -263,10 +276,17 @@ def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = f
     if fired:
         first = fired[0]
         return Decision(
-            level=1 if first.point == "A" else 2, point=first.point, rule=first.id, fired=names, ambiguous=False, **common
+            level=1 if first.point == "A" else 2,
+            point=first.point,
+            rule=first.id,
+            fired=names,
+            ambiguous=False,
+            **common,
         )
     asks_d = count >= 2 or edition == "v5"
     if asks_d and clear and DANGER_VITALS not in omit:
         return Decision(level=2, point="D", rule=DANGER_VITALS, fired=(DANGER_VITALS,), ambiguous=False, **common)
     level, rule = (3, "resources_many") if count >= 2 else (4, "resources_one") if count == 1 else (5, "resources_none")
-    return Decision(level=level, point="C", rule=rule, fired=names, ambiguous=asks_d and bool(over) and not clear, **common)
+    return Decision(
+        level=level, point="C", rule=rule, fired=names, ambiguous=asks_d and bool(over) and not clear, **common
+    )

@@ -1,0 +1,42 @@
+# Everything works from a bare Python 3.11 or newer: the first target that needs it makes .venv and installs into it.
+SHELL := /bin/bash -eu -o pipefail
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
+
+.PHONY: help demo test check bench
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
+
+demo: $(READY) ## train and examine the whole series on this machine's CPU, then print its table
+	@$(RUN) dvc repro
+	@$(BIN)/python -m clinrl.series
+
+test: $(READY) ## run the test suite
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## formatting, lint, types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(READY) ## measure time and memory; writes data/reports/bench.json
+	@$(BIN)/python tests/bench/run.py
+
+# uv installs in seconds what pip installs in minutes. It does not read pip's configuration, so an index and a folder
+# of wheels that pip knows are passed on (that folder is where a CPU build of torch may lie). Where uv fails, pip does it.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
+	@echo "installing into $(VENV) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
+	index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || true)}"; \
+	if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
+	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
+	$(BIN)/pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[dev]" \
+	|| $(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	@touch $@

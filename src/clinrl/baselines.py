@@ -1,0 +1,78 @@
+"""The rows that any trained model has to beat: constants, guesses, and a bag of words that learned from gold labels.
+
+The bag of words sees the same user turn as the model and the gold labels of the same training cases. If it does as
+well as the model, the exam can be passed without reading.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from clinrl.records import Case
+from clinrl.task import Task
+
+SEED = 977
+"""Fixed, so that a guessing row changes with the exam alone."""
+STRENGTHS = (0.3, 3.0, 30.0)
+"""Candidates for C, the inverse of the L2 penalty."""
+FOLDS = 3
+
+PRIOR = "prior-matched"
+RANDOM = "random"
+BAG_OF_WORDS = "bag of words"
+
+
+def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[str, list[Any]]:
+    """Answers to the exam by row name, in exam order. Without training cases, no row that learns from them."""
+    rows: dict[str, list[Any]] = {f"always {label}": [label] * len(exam) for label in task.labels}
+    rows[RANDOM] = guesses(task.labels, [1] * len(task.labels), len(exam))
+    if training:
+        labels = [task.label(case) for case in training]
+        counts = Counter(labels)
+        rows[PRIOR] = guesses(task.labels, [counts[label] for label in task.labels], len(exam))
+        texts, asked = ([text(task, case) for case in cases] for cases in (training, exam))
+        rows[BAG_OF_WORDS] = bag_of_words(texts, labels, [case.group for case in training], asked)
+    return rows
+
+
+def text(task: Task, case: Case) -> str:
+    """What a model is told about this case: the user turns of its prompt."""
+    return "\n".join(message.content for message in task.prompt(case.facts) if message.role == "user")
+
+
+def guesses(labels: Sequence[Any], weights: Sequence[float], n: int) -> list[Any]:
+    """`n` draws of a label with these weights, the same in every run."""
+    return Random(SEED).choices(labels, weights, k=n)
+
+
+def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[str], asked: Sequence[str]) -> list[Any]:
+    """Labels for `asked` by logistic regression on TF-IDF of words and word pairs.
+
+    C is chosen by 3-fold cross-validation on the training cases only; a template (group) is never in two folds, as it
+    is never in two pools. Ties go to the stronger penalty. Deterministic.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GroupKFold
+
+    if len(set(labels)) == 1:
+        return [labels[0]] * len(asked)
+    names = sorted(set(labels), key=repr)
+    y = [names.index(label) for label in labels]
+    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2, token_pattern=r"(?u)\b\w+\b")
+    x = words.fit_transform(texts)
+
+    def fit(strength: float, rows: Sequence[int]) -> Any:
+        return LogisticRegression(C=strength, max_iter=300, tol=1e-3).fit(x[rows], [y[row] for row in rows])
+
+    right = dict.fromkeys(STRENGTHS, 0)
+    if len(set(groups)) >= FOLDS:
+        for learn, check in GroupKFold(FOLDS).split(x, y, groups):
+            if len({y[row] for row in learn}) > 1:
+                for strength in STRENGTHS:
+                    guessed = fit(strength, learn).predict(x[check])
+                    right[strength] += sum(int(a == y[row]) for a, row in zip(guessed, check, strict=True))
+    best = max(STRENGTHS, key=lambda strength: (right[strength], -math.log(strength)))
+    return [names[i] for i in fit(best, range(len(y))).predict(words.transform(asked))]

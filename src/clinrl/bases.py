@@ -1,0 +1,148 @@
+"""The model at the root of a lineage: an embedded one built here, or a pinned checkpoint of the hub.
+
+A base folder holds either the weights and a tokenizer (embedded) or `base.json`, which names the repository, the commit
+and the quantisation (full). Everything that needs the model loads it here, so that all stages see the same weights.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import determinism, paths
+from clinrl.artefacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
+from clinrl.errors import ArtefactError, Refused
+from clinrl.task import get_task
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+REFERENCE = "base.json"
+
+
+def stage(params: "Params", task_name: str) -> None:
+    """Build `data/bases/<task>` and the empty adapter `data/adapters/<task>-base` that starts its lineage.
+
+    Raises Refused when the hub cannot be asked for the commit behind a revision.
+    """
+    from clinrl.params import EmbeddedBase
+
+    task = get_task(task_name)
+    spec = params.base(task_name)
+    folder, root = paths.base(task_name), paths.adapter(f"{task_name}-base")
+    described = {"scale": params.scale, **spec.model_dump(mode="json"), "environment": determinism.record()}
+    scratch = paths.checkpoints(f"{task_name}-base", digest([described, task.version]))
+    with exclusive(folder), exclusive(root):
+        with staged(folder) as out:
+            if isinstance(spec, EmbeddedBase):
+                from clinrl import pretrain
+
+                pretrain.build(task, spec, out, scratch)
+            else:
+                write_json(
+                    out / REFERENCE,
+                    {"repo": spec.repo, "commit": pin(spec.repo, spec.revision), "quantize": spec.quantize},
+                )
+            base = seal(
+                out,
+                kind="base",
+                name=task_name,
+                task=task_name,
+                task_version=task.version,
+                spec=described,
+                inputs={},
+            )
+        with staged(root) as out:
+            seal(
+                out,
+                kind="adapter",
+                name=f"{task_name}-base",
+                task=task_name,
+                task_version=task.version,
+                spec={},
+                inputs={"base": identity(base)},
+            )
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def pin(repo: str, revision: str) -> str:
+    """The commit behind a revision of a hub repository, or the digest of a local checkpoint's files.
+
+    Raises Refused when the repository or the revision cannot be reached.
+    """
+    if Path(repo).is_dir():
+        return _digest_of(Path(repo))
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        commit = HfApi().model_info(repo, revision=revision).sha
+    except (HfHubHTTPError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+        raise Refused(
+            f"the hub did not name the commit of {repo}@{revision} ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}); check the network, the name and "
+            "HF_TOKEN, or set `revision` to a commit that is in the local cache"
+        ) from error
+    if commit is None:
+        raise Refused(f"the hub knows {repo}@{revision} but names no commit for it; set `revision` to a commit")
+    return commit
+
+
+def _digest_of(checkpoint: Path) -> str:
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    return "local-" + digest({str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
+
+
+def load(params: "Params", task_name: str, *, for_training: bool) -> tuple[Any, Any]:
+    """The base model and its tokenizer: left-padding, a pad token that does not end a turn.
+
+    Raises ArtefactError when the base folder is absent, altered, or of another scale than `params` asks for.
+    """
+    folder = paths.base(task_name)
+    verified(folder)
+    if (folder / REFERENCE).exists() == (params.scale == "embedded"):
+        raise ArtefactError(f"{folder} was not built at scale {params.scale}; run `clinrl base {task_name}` first")
+    return open_base(folder, for_training=for_training)
+
+
+def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
+    """`load` for a base folder, at whatever scale it is. Raises ArtefactError as `load` does."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
+
+    verified(folder)
+    origin: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
+    # A model of a few million parameters stays on the CPU, where equal inputs give equal bytes.
+    weights: dict[str, Any] = {"dtype": torch.float32}
+    if (folder / REFERENCE).exists():
+        reference = json.loads((folder / REFERENCE).read_text())
+        if reference["commit"].startswith("local-"):
+            if _digest_of(Path(reference["repo"])) != reference["commit"]:
+                raise ArtefactError(f"{reference['repo']} is not the checkpoint that {folder} names; rebuild the base")
+            origin = {"pretrained_model_name_or_path": reference["repo"]}
+        else:
+            origin = {"pretrained_model_name_or_path": reference["repo"], "revision": reference["commit"]}
+        gpu = torch.cuda.is_available()
+        weights = {"dtype": torch.bfloat16 if gpu else torch.float32, "device_map": {"": 0 if gpu else "cpu"}}
+        if reference["quantize"] == "nf4":
+            weights["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=torch.bfloat16,
+            )
+    tokenizer = AutoTokenizer.from_pretrained(**origin, padding_side="left")
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise ArtefactError(
+            f"the tokenizer of {origin['pretrained_model_name_or_path']} has no pad token of its own, so padding would "
+            "read as the end of a turn; choose a checkpoint that has one"
+        )
+    model = AutoModelForCausalLM.from_pretrained(**origin, **weights, attn_implementation="sdpa", use_safetensors=True)
+    # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
+    model.generation_config = GenerationConfig(
+        eos_token_id=model.generation_config.eos_token_id or tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    return model.train(for_training), tokenizer

@@ -1,0 +1,217 @@
+"""The command line: one subcommand for each stage. Parse, load params.yaml, call the stage, give an
+exit code.
+
+Exit codes: 0 done; 1 refused (data, proofs, artefacts, a full disk); 2 the command or params.yaml is wrong; 3 training
+ended without an adapter; 75 another command is writing the same artefact; 130 interrupted. Anything else is a bug and
+shows its traceback.
+"""
+
+import argparse
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from clinrl import __version__, determinism
+from clinrl.errors import ParamsError, Refused
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+
+class _Stage(NamedTuple):
+    """How a stage of dvc.yaml appears on the command line."""
+
+    module: str
+    argument: str
+    help: str
+    description: str
+    examples: str
+
+
+STAGES = {
+    "base": _Stage(
+        "bases",
+        "TASK",
+        "build a task's embedded base, or pin its hub checkpoint",
+        "Writes data/bases/TASK. At scale embedded, trains the base model from scratch (minutes to an hour; a killed "
+        "build continues); at scale full, resolves the hub revision to a commit and records it.",
+        "clinrl base esi",
+    ),
+    "dataset": _Stage(
+        "dataset",
+        "DATASET",
+        "draw the cases of a data set",
+        "Writes data/cases/DATASET: cases.jsonl and its manifest.",
+        "clinrl dataset esi-d1",
+    ),
+    "validate": _Stage(
+        "validate",
+        "DATASET",
+        "prove that a data set is what it must be",
+        "Runs the task's expectations and the gold proof on data/cases/DATASET. Writes the proof "
+        "data/reports/data/DATASET.json only on success, and pages for people under data/docs/DATASET.",
+        "clinrl validate esi-d1",
+    ),
+    "probe": _Stage(
+        "probe",
+        "VERSION",
+        "prove that a version's reward and stream pay no lazy policy",
+        "Scores lazy policies on the very stream that VERSION would train on. Writes the proof "
+        "data/reports/probe/VERSION.json only if none of them beats a mediocre reader.",
+        "clinrl probe esi-v46",
+    ),
+    "train": _Stage(
+        "train",
+        "VERSION",
+        "train a version's adapter",
+        "Writes data/adapters/VERSION, warm-started from the version's parent. An interrupted run continues from its "
+        "last checkpoint when the same command is given again.",
+        "clinrl train esi-v46\nclinrl train esi-v46 --params trial.yaml",
+    ),
+    "evaluate": _Stage(
+        "evaluate",
+        "VERSION",
+        "let a version, or a base, sit its exam in every mode",
+        "Writes the graded transcripts to data/graded/VERSION and the reports to data/reports/VERSION.",
+        "clinrl evaluate esi-v46\nclinrl evaluate esi-base",
+    ),
+}
+"""The stages that take a name of params.yaml, in the order in which they build on each other."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    # Each subcommand accepts --params too; without a default there, it does not overwrite one given before the name.
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--params", type=Path, metavar="PATH", default=argparse.SUPPRESS, help="default: params.yaml")
+    top = argparse.ArgumentParser(
+        prog="clinrl",
+        description="Trains, examines and verifies LoRA adapters for clinical reasoning. Research only.",
+        epilog="examples:\n  clinrl plan\n  clinrl dataset esi-d1 && clinrl validate esi-d1\n  clinrl train --help\n\n"
+        "Commands run in the project's root. `dvc repro` runs what is out of date, in order.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"clinrl {__version__}")
+    top.add_argument("--params", type=Path, metavar="PATH", default=Path("params.yaml"), help="default: params.yaml")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, help_: str, description: str, examples: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=help_,
+            description=description,
+            epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.splitlines()),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            parents=[shared],
+        )
+
+    for name, stage in STAGES.items():
+        stage_parser = command(name, stage.help, _wrapped(stage.description), stage.examples)
+        stage_parser.add_argument("name", metavar=stage.argument, help=f"a {stage.argument.lower()} of params.yaml")
+
+    plan = command(
+        "plan",
+        "show the versions and which of their stages are up to date",
+        _wrapped(
+            "Shows each version of a lineage, root first, with its recipe and what DVC says of its stages: up to date, "
+            "stale, missing, or unknown. A table on a terminal, tab-separated otherwise."
+        ),
+        "clinrl plan\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
+    )
+    plan.add_argument("version", metavar="VERSION", nargs="?", help="only this version and its ancestors")
+    plan.add_argument("--json", action="store_true", help="one JSON list of objects")
+
+    verify = command(
+        "verify",
+        "rebuild an artefact from nothing and compare it byte by byte",
+        _wrapped(
+            "Rebuilds what ADDRESS names, with its ancestors, in a fresh git worktree without a cache, and compares "
+            "every file with dvc.lock. Exit code 0: all equal; 1: not."
+        ),
+        "clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
+        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep",
+    )
+    verify.add_argument("address", metavar="ADDRESS", help="a version, TASK-base, or base@TASK")
+    verify.add_argument("--hash-seed", type=_natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild")
+    verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
+    verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
+    verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
+    try:
+        determinism.pin()
+        arguments = parser().parse_args(argv)
+        return _run(arguments)
+    except Refused as refused:
+        print(f"clinrl: {refused}", file=sys.stderr)
+        return refused.exit_code
+    except KeyboardInterrupt:
+        print("clinrl: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = f" at {error.filename}" if error.filename else ""
+        print(f"clinrl: disk is full{where}: free some space and give the same command again", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "verify":
+        verdict: int = import_module("clinrl.verify").stage(
+            arguments.address,
+            hash_seed=arguments.hash_seed,
+            threads=arguments.threads,
+            keep=arguments.keep,
+            as_json=arguments.json,
+        )
+        return verdict
+    from clinrl.params import load_params
+
+    params = load_params(arguments.params)
+    if arguments.command == "plan":
+        import_module("clinrl.plan").stage(params, arguments.version, as_json=arguments.json)
+        return 0
+    _check_name(params, arguments.command, arguments.name)
+    import_module(f"clinrl.{STAGES[arguments.command].module}").stage(params, arguments.name)
+    return 0
+
+
+def _check_name(params: "Params", command: str, name: str) -> None:
+    """Refuse a name that params.yaml does not have, before the stage's libraries are imported. Raises ParamsError."""
+    from clinrl.section import did_you_mean
+
+    argument = STAGES[command].argument
+    names = {"TASK": [*params.bases], "DATASET": [*params.datasets], "VERSION": [*params.versions]}[argument]
+    if command == "evaluate":
+        names += [f"{task}-base" for task in params.bases]
+    if name not in names:
+        raise ParamsError(
+            f"{name!r} is no {argument.lower()} that `clinrl {command}` knows; {did_you_mean(name, names)}"
+        )
+
+
+def _natural(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` up; anything else is a usage error."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+        return int(text)
+
+    return parse
+
+
+def _wrapped(text: str) -> str:
+    """Prose at 100 columns, because the raw formatter that keeps the examples' lines does not wrap."""
+    import textwrap
+
+    return textwrap.fill(text, 100)

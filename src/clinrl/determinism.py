@@ -1,0 +1,82 @@
+"""One set of kernels, one thread count and no telemetry, for every process of the project.
+
+`pin` belongs before torch is imported: torch and the BLAS below it choose their kernels once, when they are loaded.
+The default, AVX2 and AVX-512 kernels round differently, so a training run ends in three different adapters; AVX2 is
+the level that every x86-64 machine of the last ten years has. `settle` belongs after the import, once a run.
+"""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from typing import Any
+
+from clinrl.errors import Refused
+
+THREADS = 2
+"""Intra-op threads of torch, whatever OMP_NUM_THREADS says: sums over threads are split by their count."""
+
+X86 = platform.machine().lower() in ("x86_64", "amd64")
+KERNELS = "avx2" if X86 else "default"
+"""CPU kernel level. Other processors than x86-64 have one level only; their bytes differ from those made here."""
+
+_ARITHMETIC = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS sums in one order only with a fixed workspace
+    "OMP_DYNAMIC": "FALSE",
+    "MKL_DYNAMIC": "FALSE",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_X86_ARITHMETIC = {
+    "ATEN_CPU_CAPABILITY": KERNELS,
+    "MKL_CBWR": "AVX2,STRICT",  # without it MKL picks AVX-512 on Intel and AVX2 on AMD
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
+_QUIET = {
+    "DO_NOT_TRACK": "true",  # the word: MLflow ignores "1"
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DVC_NO_ANALYTICS": "1",
+    "ITERATIVE_DO_NOT_TRACK": "true",
+    "GX_ANALYTICS_ENABLED": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "BITSANDBYTES_NOWELCOME": "1",
+}
+_VERSIONS = ("torch", "transformers", "tokenizers", "trl", "peft", "accelerate")
+
+
+def pin() -> None:
+    """Fix the arithmetic and switch telemetry off, in this process and in its children. Idempotent.
+
+    Raises Refused if torch is loaded already with other kernels, since it is too late then.
+    """
+    torch = sys.modules.get("torch")
+    if X86 and torch is not None and hasattr(torch, "backends"):
+        loaded = torch.backends.cpu.get_cpu_capability().lower()
+        if loaded != KERNELS:
+            raise Refused(
+                f"torch was imported with {loaded} CPU kernels before clinrl could ask for {KERNELS}; "
+                f"import clinrl first, or start Python with ATEN_CPU_CAPABILITY={KERNELS}"
+            )
+    os.environ.update(_ARITHMETIC | _QUIET | (_X86_ARITHMETIC if X86 else {}))
+
+
+def settle(seed: int) -> None:
+    """Seed every generator and allow deterministic algorithms only. Pins first; raises Refused as `pin` does."""
+    pin()
+    import torch
+    import transformers
+
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.set_num_threads(THREADS)
+    transformers.set_seed(seed)
+
+
+def record() -> dict[str, Any]:
+    """What is pinned, for a manifest: kernel level, thread count and the versions of the libraries that do arithmetic.
+
+    A version carries no build tag: `2.13.0+cpu` and `2.13.0` are the same code on the CPU.
+    """
+    versions = {name: importlib.metadata.version(name).split("+")[0] for name in _VERSIONS}
+    return {"kernels": KERNELS, "threads": THREADS, "versions": versions}

@@ -1,0 +1,290 @@
+"""The exam: a version, or the base, answers every case in every mode; the answers are graded, kept and reported.
+
+Graded answers go to `paths.graded(name)`, one JSON Lines file a mode, in exam order. Everything in
+`paths.report(name)` follows from them, from the parent's graded answers and from the training cases.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from clinrl import baselines, figures, paths, prose
+from clinrl.artefacts import (
+    canonical_json,
+    exclusive,
+    identity,
+    seal,
+    staged,
+    verified,
+    write_json,
+    write_text,
+)
+from clinrl.dataset import progress, read_cases
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.params import SftProfile
+from clinrl.probe import proven
+from clinrl.records import Case, Graded, Transcript, Unreadable
+from clinrl.report import EvalReport, Sitting, between_modes, build, column, comparable, compare, summary
+from clinrl.rollout import Sampler, TransformersSampler, run
+from clinrl.section import did_you_mean
+from clinrl.task import Task, get_task
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+__all__ = ["compare", "grade", "load_report", "stage"]
+
+SEED = 1
+"""Of sampling, in modes with a temperature above 0: the same for all versions, so that comparisons stay paired."""
+HISTORY = "history.jsonl"
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examinee:
+    """Who sits which exam, and what it is compared with. The base has neither parent nor training data."""
+
+    name: str
+    task: Task
+    exam: str
+    parent: str | None
+    data: str | None
+    reward: BaseModel
+
+
+def stage(params: "Params", name: str) -> None:
+    """Examine a version, or `<task>-base`: write its graded answers and its reports.
+
+    Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
+    for another task version or without the exam's proof, or if the parent sat another exam, Busy if another command
+    examines the same name.
+    """
+    who = examinee(params, name)
+    with exclusive(paths.graded(name)):
+        exam_digest = proven(who.exam, who.task)
+        cases = list(read_cases(paths.cases(who.exam), who.task))
+        training = list(read_cases(paths.cases(who.data), who.task)) if who.data else []
+        inputs = {"exam": exam_digest, **_models(who)}
+        blank = {mode: _sitting(who, mode, _decoding(params, mode), exam_digest, cases) for mode in params.modes}
+        # Before the expensive part: a parent that sat another exam is found out now.
+        parent = who.parent
+        before = {mode: load_sitting(parent, like, cases) for mode, like in blank.items()} if parent else {}
+        graded = sit(params, who, cases)
+        with staged(paths.graded(name)) as out:
+            for mode, lines in graded.items():
+                rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
+                write_text(out / f"{mode}.jsonl", "".join(rows))
+            seal(
+                out,
+                kind="graded",
+                name=name,
+                task=who.task.name,
+                task_version=who.task.version,
+                spec={
+                    "modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()},
+                    "reward": who.reward.model_dump(mode="json"),
+                    "seed": SEED,
+                },
+                inputs=inputs,
+            )
+        with staged(paths.report(name)) as out:
+            after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
+            write_reports(out, who, inputs["adapter"], cases, training, graded, after, before)
+
+
+def examinee(params: "Params", name: str) -> Examinee:
+    """Who `name` is: a version of params.yaml, or the base of a task. Raises ParamsError naming what is allowed."""
+    roots = {f"{task}-base": task for task in params.bases}
+    if name in roots:
+        task = get_task(roots[name])
+        exam = params.bases[task.name].exam
+        return Examinee(name=name, task=task, exam=exam, parent=None, data=None, reward=task.Reward())
+    if name not in params.versions:
+        allowed = did_you_mean(name, [*params.versions, *roots])
+        raise ParamsError(f"{name!r} is neither a version nor the base of a task; {allowed}")
+    spec = params.versions[name]
+    task = get_task(spec.task)
+    imitates = isinstance(params.profiles[spec.profile], SftProfile)
+    reward = task.Reward() if imitates else params.reward(name)
+    return Examinee(name=name, task=task, exam=spec.exam, parent=spec.parent, data=spec.data, reward=reward)
+
+
+def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, list[Graded]]:
+    """Answer and grade the cases in every mode, with the model loaded once. The order is that of the cases."""
+    sampler = _sampler(params, who)
+    graded = {}
+    for name, mode in params.modes.items():
+        with progress(f"{who.name} {name}", len(cases)) as advance:
+            transcripts = run(sampler, who.task, cases, mode, params.budget(name), SEED, progress=advance)
+        graded[name] = grade(who.task, name, cases, transcripts, who.reward)
+    return graded
+
+
+def grade(
+    task: Task, mode: str, cases: Sequence[Case], transcripts: Sequence[Transcript], reward: BaseModel
+) -> list[Graded]:
+    """Parse and score transcripts, one a case, in order. Pure."""
+    return [
+        Graded(
+            case_id=case.id,
+            mode=mode,
+            answer=answer(task, transcript),
+            score=task.score(case, transcript, reward),
+            transcript=transcript,
+        )
+        for case, transcript in zip(cases, transcripts, strict=True)
+    ]
+
+
+def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
+    """What the last assistant turn commits to; Unreadable if there is none."""
+    turns = [message for message in transcript.messages if message.role == "assistant"]
+    return task.parse(turns[-1]) if turns else Unreadable(reason="no assistant turn")
+
+
+def write_reports(
+    out: Path,
+    who: Examinee,
+    adapter_digest: str,
+    cases: Sequence[Case],
+    training: Sequence[Case],
+    graded: Mapping[str, Sequence[Graded]],
+    sittings: Mapping[str, Sitting],
+    parent: Mapping[str, Sitting],
+) -> None:
+    """Write reports, tables and plots of graded answers into a folder. Loads no model.
+
+    `sittings` and `parent` hold the answers by mode; `parent` is empty for the base, and so is `training`.
+    """
+    task, metrics = who.task, who.task.metrics
+    rows = baselines.answers(task, cases, training)
+    reports = []
+    for mode, lines in graded.items():
+        mine = sittings[mode]
+        others = {parent[mode].name: parent[mode].answers, **rows} if mode in parent else rows
+        rivals = [parent[mode]] if mode in parent else []
+        if baselines.BAG_OF_WORDS in rows:
+            rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
+        report = build(
+            task=task,
+            name=who.name,
+            mode=mode,
+            mode_spec=dict(mine.mode_spec),
+            exam=who.exam,
+            exam_digest=mine.exam_digest,
+            adapter_digest=adapter_digest,
+            cases=cases,
+            graded=lines,
+            others=others,
+            tests=[test for rival in rivals for test in compare(mine, rival, metrics)],
+        )
+        write_json(out / f"{mode}.json", report.model_dump(mode="json"))
+        pairs = zip(mine.golds, mine.answers, strict=True)
+        _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
+        figures.confusion(report.confusion, f"{who.name}, mode {mode}, {who.exam}", out / f"confusion_{mode}.png")
+        reports.append(report)
+    golds = [task.label(case) for case in cases]
+    agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, metrics)
+    write_json(out / SUMMARY, summary(reports, agreement))
+    write_text(out / "report.md", prose.page(reports, agreement, parent=who.parent))
+    log = paths.adapter(who.name) / HISTORY
+    if log.exists():
+        history = figures.read_history(log)
+        columns = figures.history_columns(history)
+        _write_csv(out / "history.csv", columns, ([line.get(key, "") for key in columns] for line in history))
+        figures.curves(history, f"Training of {who.name}", out / "curves.png")
+
+
+def load_report(name: str, mode: str) -> EvalReport:
+    """A written report. Raises ArtefactError if there is none."""
+    path = paths.report(name) / f"{mode}.json"
+    try:
+        return EvalReport.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(f"{path} does not exist: run `dvc repro evaluate@{name}`") from None
+
+
+def load_sitting(name: str, like: Sitting, cases: Sequence[Case]) -> Sitting:
+    """The answers of `name` to the exam, and in the mode, of another sitting, from the graded folder of `name`.
+
+    Raises ArtefactError if the folder is missing or altered, or if it does not answer the same question as `like`.
+    """
+    folder = paths.graded(name)
+    advice = f"run `dvc repro evaluate@{name}`"
+    manifest = verified(folder)
+    modes = manifest.spec["modes"]
+    if like.mode not in modes:
+        raise ArtefactError(f"{folder} has no answers in mode {like.mode}, only in {', '.join(modes)}; {advice}")
+    sitting = replace(
+        like,
+        name=name,
+        task=manifest.task,
+        task_version=manifest.task_version,
+        mode_spec=modes[like.mode],
+        exam_digest=manifest.inputs["exam"],
+    )
+    comparable(like, sitting)
+    with (folder / f"{like.mode}.jsonl").open("rb") as stream:
+        lines = [Graded.model_validate_json(line) for line in stream]
+    if [line.case_id for line in lines] != [case.id for case in cases]:
+        raise ArtefactError(f"{folder}/{like.mode}.jsonl does not answer the cases of this exam in its order; {advice}")
+    return replace(sitting, answers=[line.answer for line in lines])
+
+
+def _sitting(who: Examinee, mode: str, spec: dict[str, Any], exam_digest: str, cases: Sequence[Case]) -> Sitting:
+    return Sitting(
+        name=who.name,
+        task=who.task.name,
+        task_version=who.task.version,
+        mode=mode,
+        mode_spec=spec,
+        exam_digest=exam_digest,
+        golds=[who.task.label(case) for case in cases],
+        answers=(),
+    )
+
+
+def _decoding(params: "Params", mode: str) -> dict[str, Any]:
+    """How a mode decodes at the active scale: what has to be equal for two answers to be comparable."""
+    spec = params.modes[mode]
+    return {"thinking": spec.thinking, "temperature": spec.temperature, "max_new_tokens": params.budget(mode)}
+
+
+def _models(who: Examinee) -> dict[str, str]:
+    """Digests of base and adapter, both unaltered and made for each other. Raises ArtefactError otherwise."""
+    base = verified(paths.base(who.task.name))
+    adapter = verified(paths.adapter(who.name))
+    if adapter.task_version != who.task.version:
+        raise ArtefactError(
+            f"{paths.adapter(who.name)} was trained at version {adapter.task_version} of the task {who.task.name}, "
+            f"which is now at {who.task.version}; rebuild it with `dvc repro`"
+        )
+    if adapter.inputs["base"] != identity(base):
+        raise ArtefactError(
+            f"{paths.adapter(who.name)} was trained on another base than {paths.base(who.task.name)} now holds; "
+            f"restore both with `dvc checkout` or rebuild the adapter"
+        )
+    return {"adapter": identity(adapter), "base": identity(base)}
+
+
+def _sampler(params: "Params", who: Examinee) -> Sampler:
+    from clinrl import bases, determinism
+
+    determinism.settle(SEED)
+    model, tokenizer = bases.load(params, who.task.name, for_training=False)
+    if who.parent is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(paths.adapter(who.name))).eval()
+    return TransformersSampler(model, tokenizer)
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(rows)

@@ -1,0 +1,189 @@
+"""Plots for reports: the confusion matrix of an exam and the curves of a training run.
+
+Drawn with Agg and matplotlib's own font and defaults, whatever the machine is set to, and without a software stamp:
+equal numbers give equal bytes.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl.errors import ArtefactError
+from clinrl.report import Confusion
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 110
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "axes.axisbelow": True,
+}
+PANELS: tuple[tuple[str, str, str], ...] = (
+    ("Reward", "mean total, points", r"reward(?:/(.+))?"),
+    ("Loss", "cross-entropy, nats a token", r"(loss)"),
+    ("Reward terms", "mean contribution, points", r"terms/(.+)"),
+    ("Answers", "share of completions", r"answer/(.+)"),
+    ("Unreadable", "share of completions", r"parse_fail/(.+)"),
+    ("Out of tokens", "share of completions", r"clipped/(.+)"),
+    ("Entropy", "nats a token", r"(entropy)"),
+)
+"""Title, axis label and the log entries shown. The group is a line's label: a term, an answer or a mode; none: all."""
+TOTAL = "all"
+SHARES = ("Answers", "Unreadable", "Out of tokens")
+"""Panels whose axis is a share, from 0 to 1."""
+
+History = list[dict[str, float]]
+
+
+def read_history(path: Path) -> History:
+    """The training log, a line a step: `step` and the numbers logged there. Raises ArtefactError naming a bad line."""
+    history: History = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            kept = {key: value for key, value in entry.items() if isinstance(value, int | float)}
+        except (json.JSONDecodeError, AttributeError):
+            raise ArtefactError(f"{path} line {number} is not a JSON object; restore it with `dvc checkout`") from None
+        if "step" not in kept:
+            raise ArtefactError(f"{path} line {number} has no step; restore it with `dvc checkout`")
+        history.append(kept)
+    return history
+
+
+def history_columns(history: History) -> list[str]:
+    """All numbers that were ever logged: `step` first, then what is plotted, then the rest by name."""
+    names = {key for entry in history for key in entry} - {"step"}
+    plotted = [key for keys in _panels(history).values() for key in keys.values()]
+    return ["step", *plotted, *sorted(names - set(plotted))]
+
+
+def confusion(counts: Confusion, title: str, path: Path) -> None:
+    """Write the confusion matrix as a PNG: counts as text, shares of each gold row as shade, unreadable apart."""
+    with _styled():
+        figure = _figure(5.2, 4.2)
+        axes = figure.add_subplot()
+        levels = len(counts.columns) - 1
+        # Half a cell of space before the last column: an unreadable answer is no sixth level.
+        left = [*range(levels), levels + 0.4]
+        for r, row in enumerate(counts.counts):
+            total = sum(row)
+            for c, count in enumerate(row):
+                depth = count / total if total else 0.0
+                axes.add_patch(_cell(left[c], r, depth, apart=c == levels))
+                ink = "white" if depth > 0.55 else "0.15" if count else "0.7"
+                axes.text(left[c] + 0.5, r + 0.5, f"{count}", ha="center", va="center", color=ink)
+        axes.set(xlim=(0, levels + 1.4), ylim=(len(counts.rows), 0), xlabel="predicted", ylabel="gold (cases)")
+        axes.set_xticks([x + 0.5 for x in left], counts.columns)
+        labels = [f"{name} ({sum(row)})" for name, row in zip(counts.rows, counts.counts, strict=True)]
+        axes.set_yticks([r + 0.5 for r in range(len(labels))], labels)
+        axes.set_title(title, pad=10)
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_aspect("equal")
+        _save(figure, path)
+
+
+def curves(history: History, title: str, path: Path) -> None:
+    """Write the training curves as a PNG, a panel for each quantity in the log, over optimiser steps.
+
+    Entries that stay zero throughout are left out. Raises ArtefactError if the log has nothing to show.
+    """
+    panels = _panels(history)
+    if not panels:
+        raise ArtefactError(f"{title}: its log holds none of the quantities that a curve shows")
+    with _styled():
+        rows = (len(panels) + 1) // 2
+        figure = _figure(10.0, 0.5 + 2.3 * rows)
+        grid = figure.subplots(rows, 2, squeeze=False).flatten()
+        for place, (axes, (name, keys)) in enumerate(zip(grid, panels.items(), strict=False)):
+            _panel(axes, name, keys, history)
+            if place >= len(panels) - 2:
+                axes.set_xlabel("optimiser step")
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        _save(figure, path)
+
+
+def _panel(axes: "Axes", name: str, keys: Mapping[str, str], history: History) -> None:
+    axes.set_title(name)
+    axes.set_ylabel(next(label for panel, label, _ in PANELS if panel == name))
+    for line, color in zip(keys, _colors(name, list(keys)), strict=True):
+        points = [(entry["step"], entry[keys[line]]) for entry in history if keys[line] in entry]
+        axes.plot(*zip(*points, strict=True), label=line, color=color, marker="o" if len(points) == 1 else "")
+    if name in SHARES:
+        axes.set_ylim(-0.02, 1.02)
+    if len(keys) > 1:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _panels(history: History) -> dict[str, dict[str, str]]:
+    """Panel title to its lines (label to log entry), by label; what is zero throughout is left out."""
+    alive = sorted({key for entry in history for key, value in entry.items() if value})
+    logged = {key for entry in history for key in entry}
+    panels = {}
+    for title, _, pattern in PANELS:
+        # A single quantity is shown even at zero: a flat line says that nothing was clipped.
+        shown = alive if title in ("Reward terms", "Answers") else sorted(logged)
+        keys = {found[1] or TOTAL: key for key in shown if (found := re.fullmatch(pattern, key))}
+        if keys:
+            panels[title] = keys
+    # A GRPO loss is an artefact of the estimator and says nothing about progress.
+    if "Reward" in panels:
+        panels.pop("Loss", None)
+    return panels
+
+
+def _colors(name: str, labels: list[str]) -> list[Any]:
+    """Ordered answers get an ordered scale, modes the same colour in every panel, and what sums them up black."""
+    import matplotlib
+
+    if name == "Answers":
+        return [matplotlib.colormaps["plasma"](0.9 * i / max(1, len(labels) - 1)) for i in range(len(labels))]
+    parts = [label for label in labels if label != TOTAL]
+    return ["0.15" if label == TOTAL else matplotlib.colormaps["tab10"](parts.index(label) % 10) for label in labels]
+
+
+def _cell(x: float, y: float, depth: float, *, apart: bool) -> Any:
+    import matplotlib
+    from matplotlib.patches import Rectangle
+
+    shade = matplotlib.colormaps["Greys" if apart else "Blues"](0.04 + 0.86 * depth)
+    return Rectangle((x, y), 1, 1, facecolor=shade, edgecolor="white", linewidth=1.5)
+
+
+def _styled() -> Any:
+    from matplotlib import rc_context, rcParamsDefault
+
+    return rc_context({**rcParamsDefault, **STYLE, "backend": "agg"})
+
+
+def _figure(width: float, height: float) -> "Figure":
+    """A figure in inches that no window or global state knows of."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.07))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})

@@ -1,0 +1,253 @@
+"""The probe: what a version's reward would teach on the version's actual stream, found out before a model is trained.
+
+Every reward that failed in the published series failed in a way that a policy without a model shows: an answer of
+ESI-1 to everything earned more than honest work. The probe lets such policies answer the real stream and refuses the
+version if one of them earns as much as a mediocre reader. It loads no model and takes seconds.
+"""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from clinrl import artefacts, paths
+from clinrl.dataset import manifest_of, progress, read_cases
+from clinrl.errors import ArtefactError, ProbeError
+from clinrl.params import GrpoTrainer, Params, SftProfile
+from clinrl.records import Case, Message, Transcript
+from clinrl.stream import Row, omitted, shares, training_stream
+from clinrl.task import Task, get_task
+
+Policy = Callable[[Case, Random], Transcript]
+
+HONEST = "mediocre"
+"""The policy that every lazy one must stay below."""
+TOLERANCE = 1e-9
+"""Totals closer than this are equal: sums of the same terms in another order."""
+
+UNREADABLE = (
+    Transcript(messages=(Message(role="assistant", content="", thinking=None),), stop="answered"),
+    Transcript(messages=(Message(role="assistant", content="", thinking=""),), stop="max_tokens"),
+)
+"""Outcomes that no task can read: nothing said, and a turn whose reasoning used up the budget."""
+
+
+def stage(params: Params, version: str) -> None:
+    """Probe `version` and write `paths.probe_proof(version)`, or `<version>.failed.json` beside it and raise.
+
+    For SFT it reports the stream and how often each declared omission falsifies a label. For GRPO it scores every
+    policy of the task, and the gold turns, on every row of the stream. Raises ProbeError if a lazy policy earns at
+    least what the mediocre one does, if an unreadable answer is not strictly the worst outcome, or if the gold answer
+    is not the only best one; ArtefactError if the data set has no proof, or one for other data.
+    """
+    block = params.versions[version]
+    task = get_task(block.task)
+    proof = paths.probe_proof(version)
+    failed = proof.with_suffix(".failed.json")
+    with artefacts.exclusive(proof):
+        proof.unlink(missing_ok=True)
+        failed.unlink(missing_ok=True)
+        data = proven(block.data, task)
+        cases = list(read_cases(paths.cases(block.data), task))
+        rows = training_stream(params, version, cases)
+        profile = params.profiles[block.profile]
+        report: dict[str, Any] = {
+            "version": version,
+            "task": task.name,
+            "task_version": task.version,
+            "data": {"name": block.data, "identity": data},
+            "method": profile.method,
+            "seed": block.seed,
+            "stream": describe(rows, task),
+        }
+        fault = None
+        trainer = params.trainer(block.profile)
+        if isinstance(trainer, GrpoTrainer):
+            reward = params.reward(version)
+            report["reward"] = reward.model_dump(mode="json")
+            thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
+            report["outcomes"] = outcomes(cases, task, reward)
+            report |= score_policies(rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed)
+            fault = judge(report["policies"], report["outcomes"])
+        if isinstance(profile, SftProfile):
+            report["omissions"] = audit_omissions(rows, task, profile.omit, block.seed)
+        if fault:
+            artefacts.write_json(failed, report | {"refused": fault})
+            raise ProbeError(f"{version} would learn the wrong thing: {fault}; see {failed}")
+        artefacts.write_json(proof, report)
+
+
+def proven(data: str, task: Task) -> str:
+    """The identity of a data set if the proof of its validation names that very identity; otherwise ArtefactError."""
+    identity = artefacts.identity(manifest_of(paths.cases(data), task))
+    proof = paths.data_proof(data)
+    advice = f"run `dvc repro validate@{data}`"
+    try:
+        named = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
+    except FileNotFoundError:
+        raise ArtefactError(
+            f"{proof} does not exist, so the data set {data} did not pass validation; {advice}"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise ArtefactError(f"{proof} is not the proof of a validation; {advice}") from None
+    if named != identity:
+        raise ArtefactError(f"{proof} is for other data than {paths.cases(data)} now holds; {advice}")
+    return identity
+
+
+def describe(rows: Sequence[Row], task: Task) -> dict[str, Any]:
+    """The stream in numbers: rows, distinct cases, and the share (0..1) of each label and each mode."""
+    modes = Counter(row.mode for row in rows)
+    return {
+        "rows": len(rows),
+        "distinct_cases": len({row.case.id for row in rows}),
+        "shares": {str(label): round(share, 6) for label, share in shares(rows, task).items()},
+        "modes": {mode: round(count / len(rows), 6) for mode, count in sorted(modes.items())},
+    }
+
+
+def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], seed: int) -> dict[str, Any]:
+    """How the declared omissions show in the stream.
+
+    For each rule: the declared share; `triggered`, the share of rows whose label the rule decides (leaving it out
+    changes the taught answer); and `affected`, the share of those rows whose label ignores the rule. For all together:
+    `relabelled`, the share of rows taught another answer than the gold label.
+    """
+    triggered: Counter[str] = Counter()
+    affected: Counter[str] = Counter()
+    relabelled = 0
+    for row in rows:
+        ignored = omitted(row.case, omit, seed)
+        for rule in set(omit).intersection(task.omittable(row.case)):
+            triggered[rule] += 1
+            affected[rule] += rule in ignored
+        relabelled += bool(ignored) and task.parse(task.gold(row.case, thinking=False, omit=ignored)) != task.label(
+            row.case
+        )
+    return {
+        "rules": {
+            rule: {
+                "declared": share,
+                "triggered": round(triggered[rule] / len(rows), 6),
+                "affected": round(affected[rule] / triggered[rule], 6) if triggered[rule] else None,
+            }
+            for rule, share in omit.items()
+        },
+        "relabelled": round(relabelled / len(rows), 6),
+    }
+
+
+def score_policies(
+    rows: Sequence[Row], task: Task, reward: Any, *, thinking: Mapping[str, bool], group: int, seed: int
+) -> dict[str, Any]:
+    """Every policy on every row of the stream.
+
+    `policies`: mean and standard deviation of the reward of each policy (gold answers in the mode of the row).
+    `zero_spread`: share of groups of `group` mediocre answers that all earn the same; GRPO learns nothing from those.
+    """
+    policies = task.policies()
+    earned: dict[str, list[float]] = {}
+    even = 0
+    with progress("probe", (len(policies) + 2) * len(rows)) as advance:
+        for name, policy in policies.items():
+            random = Random(f"{seed}:{name}")
+            earned[name] = [total(task, row.case, policy(row.case, random), reward) for row in rows]
+            advance(len(rows))
+        earned["gold"] = [
+            total(task, row.case, _said(task.gold(row.case, thinking=thinking[row.mode])), reward) for row in rows
+        ]
+        advance(len(rows))
+        random = Random(f"{seed}:zero-spread")
+        for row in rows:
+            totals = [total(task, row.case, policies[HONEST](row.case, random), reward) for _ in range(group)]
+            even += max(totals) - min(totals) <= TOLERANCE
+            advance()
+    return {
+        "policies": {
+            name: {"mean": round(statistics.fmean(totals), 6), "std": round(statistics.pstdev(totals), 6)}
+            for name, totals in sorted(earned.items())
+        },
+        "zero_spread": round(even / len(rows), 6),
+        "group": group,
+    }
+
+
+def outcomes(cases: Sequence[Case], task: Task, reward: Any) -> dict[str, Any]:
+    """The extreme outcomes, over all labels on all cases.
+
+    The best reward of an unreadable answer, the worst of a readable one, and the number of cases whose gold answer is
+    not the only best one, with the id of the first.
+    """
+    answers = label_answers(task)
+    unreadable = [total(task, case, transcript, reward) for case in cases for transcript in UNREADABLE]
+    worst, beaten = math.inf, []
+    for case in cases:
+        totals = {label: total(task, case, answer(case, Random(0)), reward) for label, answer in answers.items()}
+        worst = min(worst, *totals.values())
+        if not gold_is_best(task, case, reward, gold_turns(task, case), totals):
+            beaten.append(case.id)
+    return {
+        "best_unreadable": round(max(unreadable), 6),
+        "worst_readable": round(worst, 6),
+        "gold_beaten": len(beaten),
+        "gold_beaten_first": beaten[0] if beaten else None,
+    }
+
+
+def judge(policies: Mapping[str, Mapping[str, float]], extremes: Mapping[str, Any]) -> str | None:
+    """Why the reward must not be trained on, in one sentence, or None. Lazy are all policies but mediocre and gold."""
+    honest = policies[HONEST]["mean"]
+    lazy = {name: earned["mean"] for name, earned in policies.items() if name not in (HONEST, "gold")}
+    worst = max(lazy, key=lambda name: lazy[name])
+    if lazy[worst] >= honest:
+        return (
+            f"the lazy policy {worst!r} earns {lazy[worst]:.3f} a row of this stream, a mediocre reader {honest:.3f}; "
+            "make its errors cost more, or lower the repeat or the cap of the label it pays"
+        )
+    if extremes["best_unreadable"] >= extremes["worst_readable"] - TOLERANCE:
+        return (
+            f"the lazy policy of saying nothing earns {extremes['best_unreadable']:.3f}, not less than the worst "
+            f"readable answer, {extremes['worst_readable']:.3f} (a mediocre reader's mean is {honest:.3f}); "
+            "set the reward of an unreadable answer below every other"
+        )
+    if extremes["gold_beaten"]:
+        return (
+            f"on {extremes['gold_beaten']:,} cases, first {extremes['gold_beaten_first']}, another answer earns "
+            f"as much as gold (mean of gold {policies['gold']['mean']:.3f}, of a mediocre reader {honest:.3f}); "
+            "make the exact answer the only best"
+        )
+    return None
+
+
+def label_answers(task: Task) -> dict[Any, Policy]:
+    """For each label the policy that always gives it: `always_<label>`, which every task has."""
+    policies = task.policies()
+    return {label: policies[f"always_{label}"] for label in task.labels}
+
+
+def gold_turns(task: Task, case: Case) -> tuple[Message, Message]:
+    """The gold turn with thinking and the one without."""
+    return task.gold(case, thinking=True), task.gold(case, thinking=False)
+
+
+def gold_is_best(task: Task, case: Case, reward: Any, gold: Sequence[Message], totals: Mapping[Any, float]) -> bool:
+    """Whether each gold turn earns at least what any plain answer does, and more than every answer but the right one.
+
+    `totals` is what the plain answer of each label earns on the case.
+    """
+    label = task.label(case)
+    others = max(total for answer, total in totals.items() if answer != label)
+    earned = [total(task, case, _said(turn), reward) for turn in gold]
+    return min(earned) > others + TOLERANCE and min(earned) >= totals[label] - TOLERANCE
+
+
+def total(task: Task, case: Case, transcript: Transcript, reward: Any) -> float:
+    """The reward of one transcript, as a number."""
+    return task.score(case, transcript, reward).total
+
+
+def _said(turn: Message) -> Transcript:
+    return Transcript(messages=(turn,), stop="answered")

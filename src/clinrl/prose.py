@@ -1,0 +1,132 @@
+"""The page that a person reads about an exam: tables and sentences that follow from the reports, and nothing more.
+
+A sentence about a difference is chosen by the test: below 0.05 it says which way and by how much, otherwise that the
+exam does not show one. Nothing here calls two versions equal.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clinrl.baselines import BAG_OF_WORDS
+from clinrl.records import Estimate
+from clinrl.report import COMPARED, HEADLINE, NOTE, ROW_METRICS, UNREADABLE, EvalReport
+from clinrl.statistics import Paired
+
+ALPHA = 0.05
+STATISTICS = ("kappa",)
+"""Headline metrics that are no shares, hence not in per cent."""
+
+
+def page(reports: Sequence[EvalReport], agreement: Mapping[str, Any], *, parent: str | None) -> str:
+    """The Markdown page on one version's reports, one a mode, and on the agreement between its modes."""
+    first = reports[0]
+    parts = [
+        f"# {first.name} on {first.exam}",
+        f"{NOTE} Not for clinical use. Task {first.task}, version {first.task_version}; {first.n} exam cases, each "
+        f"answered once in every mode. Parent: {parent or 'none, this is the base'}. Brackets hold 95% intervals. "
+        f"The metrics are defined in `clinrl.tasks.{first.task}`.",
+    ]
+    for report in reports:
+        parts += [f"## Mode {report.mode}", headline(report), findings(report, parent), rows(report)]
+        if report.paired:
+            parts += ["Paired tests, exact McNemar, two-sided:", tests(report.paired)]
+        parts += [f"![Confusion matrix](confusion_{report.mode}.png)"]
+    if agreement:
+        parts += ["## Between modes", between(agreement)]
+    return "\n\n".join(parts) + "\n"
+
+
+def headline(report: EvalReport) -> str:
+    """A table of the headline metrics with their intervals and denominators."""
+    found = [(name, report.metrics[name]) for name in HEADLINE if name in report.metrics]
+    return _table(("metric", "estimate", "n"), [(name, _shown(name, value), value.n) for name, value in found])
+
+
+def rows(report: EvalReport) -> str:
+    """A table of everybody who sat this exam."""
+    shown = [name for name in ROW_METRICS if name in report.rows[0].metrics]
+    body = [(row.name, report.n, *(_percent(row.metrics[name]) for name in shown)) for row in report.rows]
+    return _table(("who", "n", *shown), body)
+
+
+def tests(paired: Sequence[Paired]) -> str:
+    """A table of paired tests. `only this` and `only other` are the discordant cases b and c."""
+    body = [
+        (test.other, test.metric, test.b, test.c, test.difference.n, _points(test.difference), _p(test.p))
+        for test in paired
+    ]
+    return _table(("against", "metric", "only this (b)", "only other (c)", "n", "difference", "p"), body)
+
+
+def findings(report: EvalReport, parent: str | None) -> str:
+    """One paragraph: what the answers were, and what the tests do and do not show."""
+    sentences = [
+        f"In mode {report.mode}, {report.name} answers {_percent(report.metrics['exact'])} of the cases exactly, errs "
+        f"dangerously in {_percent(report.metrics['dangerous'])} and cannot be read in "
+        f"{_percent(report.metrics['no_parse'])}, which count as wrong."
+    ]
+    for other in dict.fromkeys(test.other for test in report.paired):
+        who = f"its parent {parent}" if other == parent else f"the {other}"
+        if other == BAG_OF_WORDS:
+            who += ", which learned from gold labels and does not read sentences"
+        verdicts = "; ".join(verdict(test) for test in report.paired if test.other == other)
+        sentences.append(f"Against {who}: {verdicts}.")
+    most = max(report.predicted, key=lambda label: report.predicted[label])
+    share = report.predicted[most] / report.n
+    kind = "outcome" if most == UNREADABLE else "answer"
+    sentences.append(f"Its commonest {kind} is {most}, {100 * share:.1f}% of cases.")
+    if report.paired:
+        sentences.append(
+            f"The {len(report.paired)} p-values of this mode are not adjusted for each other, and a difference that is "
+            f"not shown may still exist. All figures hold for synthetic cases only."
+        )
+    else:
+        sentences.append("Nothing is tested here: the base has no parent. All figures hold for synthetic cases only.")
+    return " ".join(sentences)
+
+
+def verdict(test: Paired) -> str:
+    """What one paired test says, and no more."""
+    what = {"exact": "exact answers", "dangerous": "dangerous errors"}.get(test.metric, test.metric)
+    figures = f"{_points(test.difference)}, p {_p(test.p, relation=True)}"
+    if test.p >= ALPHA:
+        return f"no difference in {what} is shown ({figures})"
+    return f"{'more' if test.b > test.c else 'fewer'} {what} ({figures})"
+
+
+def between(agreement: Mapping[str, Any]) -> str:
+    """The agreement of the modes and the paired tests between them."""
+    pairs = agreement["between_modes"]
+    lines = [
+        f"The same readable answer in every mode: {_percent(agreement['mode_agreement'])} of "
+        f"{agreement['mode_agreement'].n} cases."
+    ]
+    for pair, found in pairs.items():
+        text = "; ".join(verdict(found[metric]) for metric in COMPARED)
+        first = pair.removesuffix(f"_{found[COMPARED[0]].other}")
+        lines.append(f"Mode {first} against mode {found[COMPARED[0]].other}: {text}.")
+    return " ".join(lines) + "\n\n" + "\n\n".join(tests(list(found.values())) for found in pairs.values())
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _shown(name: str, estimate: Estimate) -> str:
+    if name in STATISTICS:
+        return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return _percent(estimate)
+
+
+def _percent(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def _points(difference: Estimate) -> str:
+    return f"{100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+
+
+def _p(p: float, *, relation: bool = False) -> str:
+    text = f"{p:.3f}" if p >= 0.001 else "< 0.001"
+    return f"= {text}" if relation and p >= 0.001 else text

@@ -1,0 +1,273 @@
+"""What an exam says about one version in one mode: the record, and how it follows from graded answers.
+
+Every share carries its interval and its count of cases; unreadable answers stay in every denominator. Pure functions
+of records: no files, no models, no clock.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from pydantic import Field
+from pydantic_core import to_jsonable_python
+
+from clinrl.errors import ArtefactError
+from clinrl.records import Case, Estimate, Graded, Strict, Unreadable
+from clinrl.statistics import DIGITS, Paired, bootstrap, paired, wilson
+from clinrl.task import Share, Statistic, Task
+
+COMPARED = ("exact", "dangerous")
+"""Shares that every paired test and every slice is about. Each task defines them."""
+ROW_METRICS = ("exact", "adjacent", "dangerous")
+"""What a row of the comparison table shows, where the task defines it."""
+HEADLINE = ("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", "no_parse", "clipped")
+"""What the summary shows, where the task defines it."""
+UNREADABLE = "unreadable"
+NOTE = "Research only, synthetic data."
+
+Estimates = dict[str, Estimate]
+
+
+class Row(Strict):
+    """One line of the comparison table: somebody's answers to the same exam."""
+
+    name: str
+    metrics: Estimates
+
+
+class Confusion(Strict):
+    """Counts of cases: a row for each gold label, a column for each answer, the last one for unreadable answers."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+
+class EvalReport(Strict):
+    """One version, one exam, one mode. Holds no times: equal answers give equal bytes."""
+
+    name: str
+    task: str
+    task_version: int
+    mode: str
+    mode_spec: dict[str, Any]
+    """Decoding of this mode at the active scale."""
+    exam: str
+    exam_digest: str
+    adapter_digest: str
+    n: int = Field(gt=0)
+    metrics: Estimates
+    """The task's metrics, and `no_parse` (unreadable answers) and `clipped` (out of tokens) as shares of all cases.
+
+    The n of a share is its denominator; the n of a statistic is the count of readable answers."""
+    stops: dict[str, int]
+    unreadable: dict[str, int]
+    """Cases by the reason why their answer could not be read."""
+    predicted: dict[str, int]
+    """Cases by answer."""
+    confusion: Confusion
+    slices: dict[str, dict[str, Estimates]]
+    """Slice, then value, then metric."""
+    terms: dict[str, float]
+    """Mean contribution of each reward term over all cases. They sum to `reward`."""
+    reward: float
+    rows: tuple[Row, ...]
+    paired: tuple[Paired, ...]
+    note: str = NOTE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sitting:
+    """One name's answers to one exam in one mode, in exam order."""
+
+    name: str
+    task: str
+    task_version: int
+    mode: str
+    mode_spec: Mapping[str, Any]
+    exam_digest: str
+    golds: Sequence[Any]
+    answers: Sequence[Any]
+
+
+def compare(a: Sitting, b: Sitting, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
+    """Paired tests of `a` against `b` on the compared shares. Raises ArtefactError if the two sat different exams."""
+    comparable(a, b)
+    return tuple(_paired(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in COMPARED)
+
+
+def comparable(a: Sitting | EvalReport, b: Sitting | EvalReport) -> None:
+    """Two reports, or two sittings, answer the same question. Raises ArtefactError naming what differs."""
+    for what, mine, theirs in (
+        ("task", a.task, b.task),
+        ("task version", a.task_version, b.task_version),
+        ("exam digest", a.exam_digest, b.exam_digest),
+        ("mode", a.mode, b.mode),
+        ("decoding of the mode", dict(a.mode_spec), dict(b.mode_spec)),
+    ):
+        if mine != theirs:
+            raise ArtefactError(
+                f"{a.name} and {b.name} cannot be compared: their {what} differs ({mine} and {theirs}); "
+                f"evaluate both on the same exam, in the same mode and at the same task version"
+            )
+
+
+def between_modes(
+    golds: Sequence[Any], answers: Mapping[str, Sequence[Any]], metrics: Mapping[str, Share | Statistic]
+) -> dict[str, Any]:
+    """Agreement of the modes of one version, and a paired test for each two of them. Empty for a single mode.
+
+    `mode_agreement` is the share of all cases with the same readable answer in every mode: two unreadable answers do
+    not agree.
+    """
+    if len(answers) < 2:
+        return {}
+    same = sum(not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in zip(*answers.values(), strict=True))
+    tests = {
+        f"{a}_{b}": {metric: _paired(metric, b, golds, answers[a], answers[b], metrics) for metric in COMPARED}
+        for a, b in combinations(answers, 2)
+    }
+    return {"mode_agreement": wilson(same, len(golds)), "between_modes": tests}
+
+
+def build(
+    *,
+    task: Task,
+    name: str,
+    mode: str,
+    mode_spec: dict[str, Any],
+    exam: str,
+    exam_digest: str,
+    adapter_digest: str,
+    cases: Sequence[Case],
+    graded: Sequence[Graded],
+    others: Mapping[str, Sequence[Any]],
+    tests: Sequence[Paired],
+) -> EvalReport:
+    """The report on graded answers, given in the order of the exam's cases.
+
+    `others` are the answers of the other rows by name, `tests` the paired tests already made. Raises ValueError if
+    the graded answers are not those of the cases.
+    """
+    if [case.id for case in cases] != [line.case_id for line in graded]:
+        raise ValueError(f"the graded answers of {name} in mode {mode} are not in the order of exam {exam}")
+    golds, answers = [task.label(case) for case in cases], [line.answer for line in graded]
+    silent = Counter(answer.reason for answer in answers if isinstance(answer, Unreadable))
+    stops = Counter[str](line.transcript.stop for line in graded)
+    predicted = Counter(column(answer) for answer in answers)
+    metrics = estimates(task.metrics, golds, answers)
+    metrics["no_parse"] = wilson(silent.total(), len(cases))
+    metrics["clipped"] = wilson(stops["max_tokens"], len(cases))
+    rows = {name: answers, **others}
+    terms = {term: _mean([line.score.terms.get(term, 0.0) for line in graded]) for term in task.terms}
+    return EvalReport(
+        name=name,
+        task=task.name,
+        task_version=task.version,
+        mode=mode,
+        mode_spec=mode_spec,
+        exam=exam,
+        exam_digest=exam_digest,
+        adapter_digest=adapter_digest,
+        n=len(cases),
+        metrics=metrics,
+        stops=dict(stops),
+        unreadable=dict(silent),
+        predicted={outcome: predicted[outcome] for outcome in columns(task)},
+        confusion=confusion(task, golds, answers),
+        slices={what: _slice(task, cases, golds, answers, of) for what, of in task.slices.items()},
+        terms=terms,
+        reward=_mean([line.score.total for line in graded]),
+        rows=tuple(Row(name=who, metrics=_row(task, golds, theirs)) for who, theirs in rows.items()),
+        paired=tuple(tests),
+    )
+
+
+def estimates(metrics: Mapping[str, Share | Statistic], golds: Sequence[Any], answers: Sequence[Any]) -> Estimates:
+    """Every metric that is defined on these cases, with its interval. A statistic is computed on readable answers."""
+    found: Estimates = {}
+    readable = [i for i, answer in enumerate(answers) if not isinstance(answer, Unreadable)]
+    for name, metric in metrics.items():
+        if isinstance(metric, Share):
+            estimate = share(metric, golds, answers)
+        elif readable:
+            estimate = bootstrap(metric.of, [golds[i] for i in readable], [answers[i] for i in readable])
+        else:
+            estimate = None
+        if estimate is not None:
+            found[name] = estimate
+    return found
+
+
+def share(metric: Share, golds: Sequence[Any], answers: Sequence[Any]) -> Estimate | None:
+    """A share with its Wilson interval; None if no case is in its denominator."""
+    verdicts = [metric.of(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
+    counted = [verdict for verdict in verdicts if verdict is not None]
+    return wilson(sum(counted), len(counted)) if counted else None
+
+
+def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confusion:
+    """Counts of gold label by answer, with a last column for unreadable answers."""
+    cells = Counter((str(gold), column(answer)) for gold, answer in zip(golds, answers, strict=True))
+    rows, wide = tuple(str(label) for label in task.labels), columns(task)
+    return Confusion(rows=rows, columns=wide, counts=tuple(tuple(cells[r, c] for c in wide) for r in rows))
+
+
+def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
+    """Headline numbers by mode, plain so that they can be tabulated and diffed, and what `between_modes` found."""
+    by_mode = {
+        report.mode: {name: report.metrics[name].value for name in HEADLINE if name in report.metrics}
+        for report in reports
+    }
+    return dict(to_jsonable_python({**by_mode, **agreement}))
+
+
+def _paired(
+    metric: str,
+    other: str,
+    golds: Sequence[Any],
+    mine: Sequence[Any],
+    theirs: Sequence[Any],
+    metrics: Mapping[str, Share | Statistic],
+) -> Paired:
+    kind = metrics[metric]
+    if not isinstance(kind, Share):
+        raise TypeError(f"{metric} is a statistic; paired tests are of shares")
+    # A case outside a share's denominator is outside for both, since the denominator depends on gold alone.
+    verdicts = [(kind.of(gold, a), kind.of(gold, b)) for gold, a, b in zip(golds, mine, theirs, strict=True)]
+    counted = [(bool(a), bool(b)) for a, b in verdicts if a is not None and b is not None]
+    return paired(metric, other, [a for a, _ in counted], [b for _, b in counted])
+
+
+def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Estimates:
+    return estimates({name: task.metrics[name] for name in ROW_METRICS if name in task.metrics}, golds, answers)
+
+
+def _slice(
+    task: Task, cases: Sequence[Case], golds: Sequence[Any], answers: Sequence[Any], of: Callable[[Case], str]
+) -> dict[str, Estimates]:
+    members: dict[str, list[int]] = {}
+    for i, case in enumerate(cases):
+        members.setdefault(of(case), []).append(i)
+    metrics = {name: task.metrics[name] for name in COMPARED}
+    return {
+        value: estimates(metrics, [golds[i] for i in rows], [answers[i] for i in rows])
+        for value, rows in sorted(members.items())
+    }
+
+
+def columns(task: Task) -> tuple[str, ...]:
+    """Every outcome of a case: the labels, and last that the answer was unreadable."""
+    return (*(str(label) for label in task.labels), UNREADABLE)
+
+
+def column(answer: Any) -> str:
+    """Which of `columns` an answer is."""
+    return UNREADABLE if isinstance(answer, Unreadable) else str(answer)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(math.fsum(values) / len(values), DIGITS) + 0.0

@@ -1,0 +1,180 @@
+"""What all mappings of params.yaml have in common: how they are read, and the sentence that says what is wrong.
+
+The sentence names the key path, the value and what is allowed, with the nearest allowed name for a typing error.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from clinrl.errors import ParamsError
+
+Scale = Literal["embedded", "full"]
+"""embedded: small models that this project builds itself, on a CPU. full: hub checkpoints, on a GPU."""
+
+NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
+"""Names become folders and DVC addresses, hence so strict."""
+
+T = TypeVar("T")
+
+
+def did_you_mean(value: object, allowed: Collection[object]) -> str:
+    """The end of a refusal: the nearest allowed name, if one is near, and all allowed names."""
+    names = sorted(map(str, allowed))
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {', '.join(names) or 'none'}"
+
+
+def known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
+    """Refuse a value that is not allowed, with the nearest one that is. Raises ParamsError."""
+    if value not in allowed:
+        raise ParamsError(f"{at}: {value!r} is not {noun}; {did_you_mean(value, allowed)}")
+
+
+def refusal(sentence: str, key: object = None) -> PydanticCustomError:
+    """A refusal of a section (or of one key in it) that is already a sentence."""
+    return PydanticCustomError("sentence", "{sentence}", {"sentence": sentence, "key": "" if key is None else str(key)})
+
+
+def check_keys(section: Mapping[Any, Any], meanings: Mapping[str, str], optional: Collection[str] = ()) -> None:
+    """Refuse a key without a meaning, with the nearest one that has; then a missing key, with its meaning."""
+    for key in section:
+        if key not in meanings:
+            raise refusal(f"is not a key here; {did_you_mean(key, meanings)}", key)
+    for key, meaning in meanings.items():
+        if key not in section and key not in optional:
+            raise refusal(f"is missing; it is needed ({meaning.rstrip('.')})", key)
+
+
+class Section(BaseModel):
+    """A mapping of params.yaml: frozen, without coercion, and without unknown keys, NaN or infinity."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys(cls, section: Any) -> Any:
+        if isinstance(section, Mapping):
+            fields = cls.model_fields
+            check_keys(
+                section,
+                {key: field.description or key for key, field in fields.items()},
+                optional={key for key, field in fields.items() if not field.is_required()},
+            )
+        return section
+
+
+def _scales(section: Any) -> Any:
+    if isinstance(section, Mapping):
+        check_keys(section, dict.fromkeys(get_args(Scale), "each scale has a block of its own"))
+    return section
+
+
+def _name(value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise refusal(f"is not a name; a name becomes a folder and must match {NAME.pattern}")
+    return value
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise refusal(f"names {', '.join(values)}; each may be named once")
+    return values
+
+
+def _targets(value: Any) -> Any:
+    if value == "all-linear":
+        return value
+    names = value if isinstance(value, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise refusal(f"is {shown(value)}; it must be all-linear or a list of distinct module names")
+    return tuple(sorted(names))
+
+
+PerScale = Annotated[dict[Scale, T], BeforeValidator(_scales)]
+Name = Annotated[str, AfterValidator(_name)]
+Label = int | str
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Distinct = Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]
+Targets = Annotated[str | tuple[str, ...], BeforeValidator(_targets)]
+LearningRate = Annotated[float, Field(gt=0, lt=1)]
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML 1.2 file. Raises ParamsError with line and column; a repeated key is one of the errors."""
+    try:
+        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ParamsError(f"{path} does not exist; start in the project's root, or name the file: --params") from None
+    except IsADirectoryError:
+        raise ParamsError(f"{path} is a folder; --params names a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ParamsError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise ParamsError(f"{path}:{place} {error.problem}") from None
+    except YAMLError as error:
+        raise ParamsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+
+
+def shown(value: object) -> str:
+    """A value as a refusal quotes it: at most 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _path(parts: Iterable[object]) -> str:
+    """The key path of an error, without what pydantic adds: a profile's method, and the mark of a key."""
+    kept = [str(part) for part in parts if part not in ("", "[key]")]
+    kept = [part if part.isprintable() else repr(part) for part in kept]  # a key may hold a line break
+    if kept[:1] == ["profiles"] and len(kept) > 2:
+        del kept[2]
+    return ".".join(kept) or "the file"
+
+
+def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """What is wrong first, as one sentence. An unknown key goes before the rest, because it often explains the rest."""
+    details: list[ErrorDetails] = error.errors(include_url=False)
+    first = min(details, key=lambda detail: detail["type"] not in ("sentence", "extra_forbidden"))
+    loc = (prefix, *first["loc"])
+    path, value, context = _path(loc), shown(first["input"]), first.get("ctx", {})
+    match first["type"]:
+        case "sentence":
+            return f"{_path([*loc, context['key']])} {context['sentence']}"
+        case "extra_forbidden":
+            return f"{path} is not a key here; {did_you_mean(first['loc'][-1], _fields(model, first['loc'][:-1]))}"
+        case "union_tag_not_found":
+            return f"{path}.method is missing; allowed: grpo, sft"
+        case "union_tag_invalid":
+            return f"{path}.method is {context['tag']!r}; {did_you_mean(context['tag'], ['sft', 'grpo'])}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"{path} is {value}; it must be a mapping"
+        case "string_type" if loc[-1] == "[key]":
+            return f"{path} is not a key here; allowed: text, which needs quotes where it reads as a number"
+        case "tuple_type":
+            return f"{path} is {value}; it must be a list"
+        case "too_short":
+            return f"{path} is empty; it must hold at least one entry"
+        case "missing":
+            return f"{path} is missing"
+    text = first["msg"].removeprefix("Value error, ")
+    return f"{path} is {value}; {text.replace('Input should', 'it must').replace('String should', 'it must')}"
+
+
+def _fields(model: type[BaseModel], loc: Iterable[object]) -> Collection[str]:
+    """The fields of the model at a place of another; models are nested directly."""
+    for part in loc:
+        model = cast("type[BaseModel]", model.model_fields[str(part)].annotation)
+    return model.model_fields

@@ -1,0 +1,103 @@
+"""The table of a whole series: every base and version, root first, and what its exam said in every mode.
+
+`python -m clinrl.series` prints it, with `--write` it also renews the table in README.md between its markers.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.baselines import BAG_OF_WORDS
+from clinrl.errors import ArtefactError, Refused
+from clinrl.evaluate import SUMMARY, load_report
+from clinrl.params import load_params
+from clinrl.records import Estimate
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+METRICS = ("exact", "dangerous")
+
+
+def table(params: "Params") -> str:
+    """Markdown: a line for each base and version, the root of a series first, and one for the classifier to beat.
+
+    Brackets hold 95% intervals.
+    Raises ArtefactError if a report is missing.
+    """
+    modes = list(params.modes)
+    header = [
+        "version",
+        "parent",
+        "recipe",
+        *(f"{metric}, {mode}" for mode in modes for metric in METRICS),
+        "modes agree",
+    ]
+    lines = [header, ["---"] * len(header)]
+    names = [name for version in params.versions for name in params.lineage(version)]
+    for task in params.bases:
+        mine = [name for name in dict.fromkeys(names) if params.versions[name].task == task]
+        lines.append([f"{task}-base", "", "embedded base" if params.scale == "embedded" else "hub checkpoint"])
+        lines[-1] += _results(f"{task}-base", modes)
+        for name in mine:
+            version = params.versions[name]
+            lines.append([name, version.parent, version.profile, *_results(name, modes)])
+        if mine:
+            lines.append(
+                [BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[-1]].data}", *_rival(mine[-1], modes)]
+            )
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def spliced(page: str, block: str) -> str:
+    """A page with the text between its markers replaced. Raises ArtefactError unless each is there once."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise ArtefactError(f"README.md must have the lines {BEGIN} and {END}, once each and in this order")
+    head, tail = page.split(BEGIN)[0], page.split(END)[1]
+    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; with --write also put it into README.md. The exit code is 1 if a report is missing."""
+    parser = argparse.ArgumentParser(prog="python -m clinrl.series", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="renew the table in README.md")
+    arguments = parser.parse_args(argv)
+    try:
+        block = table(load_params())
+        print(block)
+        if arguments.write:
+            readme = Path("README.md")
+            readme.write_text(spliced(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
+    except Refused as refused:
+        print(f"clinrl: {refused}", file=sys.stderr)
+        return refused.exit_code
+    return 0
+
+
+def _results(name: str, modes: Sequence[str]) -> list[str]:
+    reports = [load_report(name, mode) for mode in modes]
+    summary: dict[str, Any] = json.loads((paths.report(name) / SUMMARY).read_bytes())
+    agreement = summary.get("mode_agreement")
+    return [
+        *(_shown(report.metrics[metric]) for report in reports for metric in METRICS),
+        _shown(Estimate.model_validate(agreement)) if agreement else "",
+    ]
+
+
+def _rival(name: str, modes: Sequence[str]) -> list[str]:
+    """The row to beat, from the report of `name`. It has no modes, so each mode repeats it."""
+    found = [next(row.metrics for row in load_report(name, mode).rows if row.name == BAG_OF_WORDS) for mode in modes]
+    return [*(_shown(metrics[metric]) for metrics in found for metric in METRICS), ""]
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

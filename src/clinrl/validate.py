@@ -1,0 +1,372 @@
+"""Validation: what must hold of a data set before anything trains on it, as one Great Expectations suite.
+
+Row expectations (the task's own, identifiers of real people, and this module's computed columns) are checked on the
+real file in chunks, summary expectations on a one-row table of shares. A data set that passes gets a proof, which
+names the very bytes it was given for; one that fails gets a report beside it and no proof. Memory does not grow with
+the number of cases.
+"""
+
+import hashlib
+import math
+import shutil
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from clinrl import artefacts, paths
+from clinrl.dataset import manifest_of, progress, read_rows, rebuild, shown
+from clinrl.errors import DataError
+from clinrl.probe import Policy, gold_is_best, gold_turns, label_answers, total
+from clinrl.records import Case, Manifest, Pool
+from clinrl.task import Expect, Task, get_task
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+CHUNK_ROWS = 20_000
+"""Rows in memory at a time. A "rows" expectation must therefore be about single rows, not about the whole table."""
+
+COMPUTED: dict[str, str] = {
+    "id_matches_content": "the id is not the content hash of the case, so the row was edited after it was built",
+    "id_unique": "an earlier row has the same id",
+    "narrative_unique": "an earlier row has the same narrative",
+    "group_in_pool": "the group belongs to another pool, so a pool would leak into this one",
+    "label_reproduced": "the rules do not give the case's label from its latent facts",
+    "gold_scores_best": "the gold answer is unreadable, or not the only best one under a reward used with this data",
+}
+"""The computed columns, each true of a sound row, and what is wrong where one is false."""
+
+IDENTIFIERS: dict[str, str] = {
+    "social security number": r"\b\d{3}-\d{2}-\d{4}\b",
+    "telephone number": r"(?<!\d)(?:\+?\d{1,2}[-. ]?)?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?!\d)",
+    "e-mail address": r"[\w.+-]+@[\w-]+\.\w+",
+    "medical record number": r"(?i)\b(?:mrn|medical record (?:number|no))\b[\s:#.]*\d+",
+    "full date": r"(?i)\b(?:(?:19|20)\d{2}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:19|20)?\d{2}"
+    r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d{1,2},? (?:19|20)\d{2})\b",
+    "web address": r"(?i)\b(?:https?://|www\.)\S",
+}
+"""A tripwire for real people's data: the identifiers of 45 CFR 164.514(b)(2) (HIPAA, Safe Harbor) that have a shape."""
+
+CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]"
+"""What no narrative holds: control characters (line ends too) and invisible or direction-changing ones."""
+
+LONGEST_NARRATIVE_CHARACTERS = 8_000
+
+
+def stage(params: "Params", name: str) -> None:
+    """Validate data set `name`; write `paths.data_proof(name)` and the pages in `paths.data_docs(name)`.
+
+    The proof says nothing of versions: that another one comes to train on the data set changes no byte of it.
+
+    Raises DataError, after writing `<name>.failed.json` in the proof's place, naming the file, the first bad row, its
+    column and value and the broken rule; ArtefactError if there is no such data set.
+    """
+    spec = params.datasets[name]
+    task = get_task(spec.task)
+    manifest = manifest_of(paths.cases(name), task)
+    rewards = [
+        params.reward(version)
+        for version, block in params.versions.items()
+        if block.data == name and params.profiles[block.profile].method == "grpo"
+    ]
+    distinct = {artefacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
+    proof = paths.data_proof(name)
+    failed = proof.with_suffix(".failed.json")
+    with artefacts.exclusive(proof):
+        proof.unlink(missing_ok=True)
+        failed.unlink(missing_ok=True)
+        shutil.rmtree(paths.data_docs(name), ignore_errors=True)
+        try:
+            report, faults = examine(name, task, spec.use, list(distinct.values()), manifest)
+        except DataError as error:
+            artefacts.write_json(failed, {"data": {"name": name}, "refused": str(error)})
+            raise
+        if faults:
+            message = f"{faults[0]}; {rebuild(paths.cases(name))}, and see {paths.data_docs(name) / 'index.html'}"
+            artefacts.write_json(failed, report | {"refused": message, "faults": faults})
+            raise DataError(message)
+        artefacts.write_json(proof, report)
+
+
+def examine(
+    name: str, task: Task, pool: Pool, rewards: Sequence[Any], manifest: Manifest
+) -> tuple[dict[str, Any], list[str]]:
+    """Run both suites over a data set and write their pages. Returns the report, free of times, and the faults found.
+
+    Faults are sentences, the one to show first. Raises DataError for a row that is not a case.
+    """
+    path = paths.cases(name) / paths.CASES_FILE
+    size = int(manifest.spec["cases"])
+    suites = {"rows": row_suite(task), "summary": summary_suite(task, size)}
+    tallies = {on: [Tally(expect) for expect in suite] for on, suite in suites.items()}
+    check = checker(name, suites)
+    answers = label_answers(task)
+    totals: Counter[str] = Counter()
+    with first_sightings() as is_first, progress(name, size) as advance:
+        rows = enumerate(read_rows(path, task), start=1)
+        while chunk := list(islice(rows, CHUNK_ROWS)):
+            table = []
+            for row, case in chunk:
+                line = task.row(case)
+                computed = columns(case, line["narrative"], task, pool, rewards, answers, is_first)
+                table.append(line | computed | {"row": row, "id": case.id})
+                totals["cases"] += 1
+                totals["duplicates"] += not (computed["id_unique"] and computed["narrative_unique"])
+                totals[f"share_level_{task.label(case)}"] += 1
+                totals.update({column: int(value) for column, value in line.items() if column.startswith("has_")})
+                advance()
+            for tally, result in zip(tallies["rows"], check("rows", table), strict=True):
+                tally.add(result)
+    if not totals["cases"]:
+        raise DataError(f"{path} holds no case; {rebuild(path.parent)}")
+    summary = summarise(totals, task)
+    for tally, result in zip(tallies["summary"], check("summary", [summary]), strict=True):
+        tally.add(result)
+    faults = [tally.sentence(path) for tally in sorted(tallies["rows"], key=Tally.first_row) if not tally.success]
+    faults += [tally.sentence(path) for tally in tallies["summary"] if not tally.success]
+    if artefacts.sha256_file(path) != manifest.files.get(paths.CASES_FILE):
+        faults.append(f"{path} was altered after it was built: its digest is not the one in its manifest")
+    expectations = [tally.report() for on in suites for tally in tallies[on]]
+    report = {
+        "data": {"name": name, "identity": artefacts.identity(manifest)},
+        "task": task.name,
+        "task_version": task.version,
+        "suite": artefacts.digest([[entry["type"], entry["on"], entry["arguments"]] for entry in expectations]),
+        "summary": summary,
+        "expectations": expectations,
+    }
+    return report, faults
+
+
+def row_suite(task: Task) -> list[Expect]:
+    """What must hold of each row: the task's rules, a clean narrative without identifiers, computed columns true."""
+    return [
+        *(expect for expect in task.expectations if expect.on == "rows"),
+        Expect(
+            type="ExpectColumnValueLengthsToBeBetween",
+            arguments={"column": "narrative", "min_value": 1, "max_value": LONGEST_NARRATIVE_CHARACTERS},
+        ),
+        Expect(
+            type="ExpectColumnValuesToNotMatchRegex", arguments={"column": "narrative", "regex": CONTROL_CHARACTERS}
+        ),
+        *(
+            Expect(type="ExpectColumnValuesToNotMatchRegex", arguments={"column": "narrative", "regex": shape})
+            for shape in IDENTIFIERS.values()
+        ),
+        *(
+            Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": name, "value_set": [True]})
+            for name in COMPUTED
+        ),
+    ]
+
+
+def summary_suite(task: Task, size: int) -> list[Expect]:
+    """What must hold of the table of shares: the task's rules, and as many cases as were asked for."""
+    return [
+        *(expect for expect in task.expectations if expect.on == "summary"),
+        Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": "cases", "value_set": [size]}, on="summary"),
+    ]
+
+
+def columns(
+    case: Case,
+    narrative: str,
+    task: Task,
+    pool: Pool,
+    rewards: Sequence[Any],
+    answers: Mapping[Any, Policy],
+    is_first: Callable[[str, str], bool],
+) -> dict[str, bool]:
+    """The computed columns of one case, the keys of `COMPUTED`: what takes the task's code to know."""
+    gold = gold_turns(task, case)
+    random = Random(0)
+    plain = {label: answer(case, random) for label, answer in answers.items()}
+    return {
+        "id_matches_content": task.case_id(case.facts, case.key) == case.id,
+        "id_unique": is_first("id", case.id),
+        "narrative_unique": is_first("narrative", narrative),
+        "group_in_pool": task.pool_of(case.group) == pool,
+        "label_reproduced": task.relabel(case) == task.label(case),
+        "gold_scores_best": all(task.parse(turn) == task.label(case) for turn in gold)
+        and all(
+            gold_is_best(
+                task, case, reward, gold, {label: total(task, case, said, reward) for label, said in plain.items()}
+            )
+            for reward in rewards
+        ),
+    }
+
+
+def summarise(totals: Mapping[str, int], task: Task) -> dict[str, float]:
+    """The one row of the table of shares.
+
+    `cases` and `duplicates` (counts), `share_level_<label>` for each label of the task, and the share of true values of
+    each column of `Task.row` whose name begins with `has_`, under that name.
+    """
+    cases = totals["cases"]
+    levels = [f"share_level_{label}" for label in task.labels]
+    flags = sorted(column for column in totals if column.startswith("has_"))
+    shares = {column: round(totals[column] / max(1, cases), 6) for column in [*levels, *flags]}
+    return {"cases": cases, "duplicates": totals["duplicates"]} | shares
+
+
+@contextmanager
+def first_sightings() -> Iterator[Callable[[str, str], bool]]:
+    """Yields a function of kind and text, true the first time it gets them. Keeps digests on disk, not in memory."""
+    with (
+        tempfile.TemporaryDirectory(prefix="clinrl-") as folder,
+        closing(sqlite3.connect(Path(folder) / "seen.db", isolation_level=None)) as seen,
+    ):
+        seen.execute("PRAGMA journal_mode = OFF")
+        seen.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        seen.execute("BEGIN")
+
+        def is_first(kind: str, text: str) -> bool:
+            digest = hashlib.sha256(f"{kind}:{text}".encode()).digest()
+            return seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
+
+        yield is_first
+
+
+class Tally:
+    """What one expectation found, added up over the chunks."""
+
+    def __init__(self, expect: Expect) -> None:
+        self.expect = expect
+        self.success = True
+        self.counts: Counter[str] = Counter()
+        self.observed: Any = None
+        self.first: dict[str, Any] | None = None
+
+    def add(self, result: dict[str, Any]) -> None:
+        """Add the outcome on one chunk, as Great Expectations reports it."""
+        found = result["result"]
+        self.success = self.success and bool(result["success"])
+        self.counts.update(
+            {key: int(found[f"{key}_count"]) for key in ("element", "missing", "unexpected") if f"{key}_count" in found}
+        )
+        unexpected = found.get("partial_unexpected_list") or [None]
+        if self.observed is None:
+            self.observed = found.get("observed_value", unexpected[0])
+        if self.first is None and self.expect.on == "rows" and found.get("partial_unexpected_index_list"):
+            self.first = found["partial_unexpected_index_list"][0]
+
+    def first_row(self) -> float:
+        """The number of the first bad row; infinite if the expectation names none."""
+        return self.first["row"] if self.first else math.inf
+
+    def sentence(self, path: Path) -> str:
+        """The fault for a reader: file, row, column, value and rule."""
+        arguments = dict(self.expect.arguments)
+        names = [str(arguments.pop(key)) for key in ("column", "column_A", "column_B") if key in arguments]
+        column = ", ".join(names)
+        if self.first is None:
+            return f"{path}, {self.expect.on}, column {column}: {shown(self.observed)} breaks {self._rule(arguments)}"
+        where = f"{path} row {self.first['row']} ({self.first['id']}), column {column}"
+        many = self.counts["unexpected"]
+        more = f" ({many:,} of {self.counts['element']:,} rows)" if many > 1 else ""
+        if column in COMPUTED:
+            return f"{where}: {COMPUTED[column]}{more}"
+        values = [self.first[name] for name in names]
+        return f"{where}: {', '.join(map(shown, values))} breaks {self._rule(arguments)}{more}"
+
+    def report(self) -> dict[str, Any]:
+        """The outcome as the proof holds it: rule, success, and counts or the observed value."""
+        observed = {} if self.observed is None else {"observed": self.observed}
+        expect = {"type": self.expect.type, "on": self.expect.on, "arguments": dict(self.expect.arguments)}
+        return expect | {"success": self.success} | dict(sorted(self.counts.items())) | observed
+
+    def _rule(self, arguments: Mapping[str, Any]) -> str:
+        if (kind := _KIND.get(arguments.get("regex", ""))) is not None:
+            return f"the rule that it holds no {kind}"
+        return f"{self.expect.type}({', '.join(f'{key}={shown(value)}' for key, value in arguments.items())})"
+
+
+_KIND = {shape: kind for kind, shape in IDENTIFIERS.items()} | {CONTROL_CHARACTERS: "control or invisible character"}
+
+
+def checker(
+    name: str, suites: Mapping[str, Sequence[Expect]]
+) -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+    """A function of suite and table (a list of rows) that runs the suite and adds a page to the data set's pages.
+
+    It returns Great Expectations' result for each expectation, in the order of the suite, as plain values. It raises
+    RuntimeError if an expectation could not be evaluated at all, which is a bug of the suite and no fault of the data.
+    """
+    import great_expectations as gx
+    import pandas as pd
+    from great_expectations.core.run_identifier import RunIdentifier
+
+    context = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    context.add_data_docs_site(
+        "pages",
+        {
+            "class_name": "SiteBuilder",
+            "store_backend": {
+                "class_name": "TupleFilesystemStoreBackend",
+                "base_directory": str(paths.data_docs(name).absolute()),
+            },
+            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        },
+    )
+    source = context.data_sources.add_pandas(name)
+    checkpoints = {}
+    for on, suite in suites.items():
+        rules = [
+            getattr(gx.expectations, expect.type)(**expect.arguments, meta={"at": at})
+            for at, expect in enumerate(suite)
+        ]
+        definition = gx.ValidationDefinition(
+            name=on,
+            data=source.add_dataframe_asset(on).add_batch_definition_whole_dataframe(on),
+            suite=context.suites.add(gx.ExpectationSuite(on, expectations=rules)),
+        )
+        index = ["row", "id"] if on == "rows" else []
+        checkpoints[on] = context.checkpoints.add(
+            gx.Checkpoint(
+                name=on,
+                validation_definitions=[context.validation_definitions.add(definition)],
+                actions=[gx.checkpoint.UpdateDataDocsAction(name="pages", site_names=["pages"])],
+                result_format={"result_format": "SUMMARY", "unexpected_index_column_names": index},
+            )
+        )
+
+    def check(on: str, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        run = RunIdentifier(run_name=f"rows-from-{table[0]['row']}" if on == "rows" else on)
+        outcome = checkpoints[on].run(batch_parameters={"dataframe": pd.DataFrame(table)}, run_id=run)
+        (validation,) = outcome.run_results.values()
+        found = sorted(validation.results, key=lambda result: result.expectation_config.meta["at"])
+        return [_plain(result.to_json_dict()) for result in found]
+
+    return check
+
+
+def _plain(result: dict[str, Any]) -> dict[str, Any]:
+    """A result with numpy's values turned into Python's. Raises RuntimeError if it holds an exception."""
+    info = result["exception_info"]
+    for entry in (info, *info.values()):
+        if isinstance(entry, dict) and entry.get("raised_exception"):
+            rule = result["expectation_config"]
+            raise RuntimeError(f"{rule['type']}({rule['kwargs']}) could not be evaluated: {entry['exception_message']}")
+    found = result["result"]
+    rows = found.get("partial_unexpected_index_list") or []
+    return result | {
+        "result": found
+        | {
+            "partial_unexpected_list": [_scalar(value) for value in found.get("partial_unexpected_list") or []],
+            "partial_unexpected_index_list": [
+                {key: _scalar(value) for key, value in row.items()} for row in rows if isinstance(row, dict)
+            ],
+        }
+    }
+
+
+def _scalar(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,314 @@
+"""Rebuild a version from nothing and compare it, file by file, with what was committed.
+
+A reproduction from a cache proves nothing. So the commit is checked out into a fresh git worktree with an empty DVC
+cache, every output of the version and its ancestors is removed there (but not the base, which has an address of its
+own), and DVC builds them again. The verdict is against `dvc.lock` and the files of that commit.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from clinrl.artefacts import sha256_file
+from clinrl.errors import ArtefactError, Refused
+
+Verdict = Literal["equal", "differs", "missing", "extra"]
+"""`missing`: committed but not rebuilt. `extra`: rebuilt but not committed."""
+
+LOCK = "dvc.lock"
+GRACE_S = 20.0
+"""Time that an interrupted rebuild has to end by itself."""
+FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "DVC_ROOT", "DVC_STAGE")
+"""Set by git hooks and by DVC; they would point the rebuild at the main checkout."""
+
+Lock = Mapping[str, Mapping[str, Any]]
+"""Stage address to its entry in dvc.lock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileVerdict:
+    """One file of one stage. Digests are `<algorithm>:<hex>`, empty where there is no such file."""
+
+    stage: str
+    file: str
+    verdict: Verdict
+    committed: str
+    rebuilt: str
+
+
+def stage(
+    address: str,
+    *,
+    hash_seed: int | None = None,
+    threads: int | None = None,
+    keep: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Rebuild `address` from HEAD and print the verdict: 0 if every file is equal, 1 otherwise.
+
+    `address` is a version (`esi-v49`: its whole lineage and its exams), `<task>-base` (the base's exam) or
+    `base@<task>` (the base itself). `hash_seed` sets PYTHONHASHSEED; `threads` sets OMP_NUM_THREADS and leaves the
+    rebuild that many processors; neither may matter. `keep` leaves the worktree for inspection. The log of the rebuild
+    goes to standard error. Raises Refused if there is nothing to compare or the rebuild fails.
+    """
+    root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
+    commit = _git(root, "rev-parse", "HEAD").strip()
+    if dirty := _git(root, "status", "--porcelain").splitlines():
+        print(f"clinrl: {len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}", file=sys.stderr)
+    with _worktree(root, commit, keep) as tree:
+        target = _target(address, tree)
+        before = read_lock(tree / LOCK)
+        if target not in before:
+            raise ArtefactError(f"{LOCK} of {commit[:12]} has no entry for {target}; run `dvc repro {target}`, commit")
+        names = [target] if target.startswith("base@") else lineage(before, target)
+        for name in names:
+            _remove_outputs(tree, before[name])
+        started = time.monotonic()
+        _rebuild(tree, target, hash_seed, threads)
+        seconds = time.monotonic() - started
+        after = read_lock(tree / LOCK)
+        added = [] if target.startswith("base@") else [name for name in lineage(after, target) if name not in names]
+        cache = Path(_run([sys.executable, "-m", "dvc", "cache", "dir"], root).decode().strip())
+        verdicts = []
+        for name in [*names, *added]:
+            old, new = before.get(name, {}), after.get(name, {})
+            verdicts += [_row(name, LOCK, _entry_digest(old), _entry_digest(new))]
+            verdicts += compare(name, old, new, lambda out: committed_files(root, commit, cache, out), tree)
+    equal = all(row.verdict == "equal" for row in verdicts)
+    report = {"address": address, "commit": commit, "equal": equal, "files": [asdict(row) for row in verdicts]}
+    _show(report, as_json)
+    good = sum(row.verdict == "equal" for row in verdicts)
+    print(
+        f"clinrl: {address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal",
+        file=sys.stderr,
+    )
+    return 0 if equal else 1
+
+
+def read_lock(path: Path) -> Lock:
+    """The stages of a dvc.lock. Raises ArtefactError if there is no such file."""
+    from ruamel.yaml import YAML
+
+    try:
+        stages: Lock = YAML(typ="safe").load(path).get("stages", {})
+    except FileNotFoundError:
+        raise ArtefactError(f"{LOCK} is not in the commit; run `dvc repro` and commit it") from None
+    return stages
+
+
+def lineage(lock: Lock, target: str) -> list[str]:
+    """`target` and the stages that it follows from, ancestors first, without the stages that build bases."""
+    makes = {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", ())}
+    found: list[str] = []
+
+    def visit(name: str) -> None:
+        for dep in lock[name].get("deps", ()):
+            maker = makes.get(dep["path"])
+            if maker is not None and maker not in found and not maker.startswith("base@"):
+                visit(maker)
+        found.append(name)
+
+    visit(target)
+    return found
+
+
+def compare(
+    name: str,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    committed_of: Callable[[Mapping[str, Any]], dict[str, str] | None],
+    tree: Path,
+) -> list[FileVerdict]:
+    """Verdicts on every output file of one stage, in the order of their paths.
+
+    `old` and `new` are its entries in the committed and in the rebuilt lock, `committed_of` finds the committed files
+    of an output, `tree` holds the rebuilt ones.
+    """
+    rows = []
+    old_outs, new_outs = ({out["path"]: out for out in entry.get("outs", ())} for entry in (old, new))
+    for path in sorted(old_outs.keys() | new_outs.keys()):
+        committed = committed_of(old_outs[path]) if path in old_outs else {}
+        rebuilt = _files(tree / path, path)
+        if committed is None:  # the main checkout never had these files: the lock's digest of the whole is all there is
+            digests = [f"md5:{outs[path]['md5']}" if path in outs else "" for outs in (old_outs, new_outs)]
+            if digests[0] != digests[1]:
+                rows.append(_row(name, path, *digests))
+                continue
+            committed = rebuilt
+        files = sorted(committed.keys() | rebuilt.keys())
+        rows += [_row(name, file, committed.get(file, ""), rebuilt.get(file, "")) for file in files]
+    return rows
+
+
+def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]) -> dict[str, str] | None:
+    """Digest of every committed file of an output in a lock: from git, or from the main checkout's DVC cache.
+
+    None if neither has the files. Cached files are found by the digest in the lock, so the cache cannot be stale.
+    """
+    path, md5 = out["path"], out["md5"]
+    if listed := _git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
+        return {file: "sha256:" + hashlib.sha256(_git_bytes(root, commit, file)).hexdigest() for file in listed}
+    parts = {path: md5}
+    if md5.endswith(".dir"):
+        listing = _object(cache, md5)
+        if not listing.exists():
+            return None
+        parts = {f"{path}/{entry['relpath']}": entry["md5"] for entry in json.loads(listing.read_bytes())}
+    objects = {file: _object(cache, part) for file, part in parts.items()}
+    if not all(kept.exists() for kept in objects.values()):
+        return None
+    return {file: f"sha256:{sha256_file(kept)}" for file, kept in objects.items()}
+
+
+def _object(cache: Path, md5: str) -> Path:
+    return cache / "files/md5" / md5[:2] / md5[2:]
+
+
+def _row(stage_name: str, file: str, committed: str, rebuilt: str) -> FileVerdict:
+    verdict: Verdict = "equal" if committed == rebuilt else "differs"
+    if not committed or not rebuilt:
+        verdict = "missing" if committed else "extra"
+    return FileVerdict(stage=stage_name, file=file, verdict=verdict, committed=committed, rebuilt=rebuilt)
+
+
+def _entry_digest(entry: Mapping[str, Any]) -> str:
+    """What the stage was given and what it made: command, parameters, and the digests of inputs and outputs."""
+    return "sha256:" + hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest() if entry else ""
+
+
+def _files(path: Path, name: str) -> dict[str, str]:
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(Path(name) / file.relative_to(path)): f"sha256:{sha256_file(file)}" for file in files}
+
+
+def _target(address: str, tree: Path) -> str:
+    from clinrl.params import load_params
+
+    params = load_params(tree / "params.yaml")
+    targets = {version: f"evaluate@{version}" for version in params.versions}
+    for task in params.bases:
+        targets |= {f"{task}-base": f"baseline@{task}", f"base@{task}": f"base@{task}"}
+    if address not in targets:
+        raise Refused(f"{address!r} cannot be verified; HEAD has {', '.join(targets)}")
+    return targets[address]
+
+
+def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:
+    for out in entry.get("outs", ()):
+        path = tree / out["path"]
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
+    """A checkout of a commit with a DVC cache of its own; gone afterwards, also after an interrupt, unless kept."""
+    folder = Path(tempfile.mkdtemp(prefix="clinrl-verify-"))
+    tree = folder / "tree"
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        _run([sys.executable, "-m", "dvc", "config", "--local", "cache.dir", str(folder / "cache")], tree)
+        yield tree
+    finally:
+        if keep:
+            print(f"clinrl: kept {tree}; remove it with `git worktree remove --force {tree}`", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            _git(root, "worktree", "prune")
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None) -> None:
+    """Run `dvc repro` in the worktree, its log on our standard error. Raises Refused if it fails."""
+    env = _environment() | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": str(tree / "src"),
+        "DVC_SITE_CACHE_DIR": str(tree.parent / "site"),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    processors = None
+    if hash_seed is not None:
+        env["PYTHONHASHSEED"] = str(hash_seed)
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = str(threads)
+        if hasattr(os, "sched_getaffinity"):
+            processors = sorted(os.sched_getaffinity(0))[:threads]
+    alone = ["--force", "--single-item"] if target.startswith("base@") else []
+    command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", *alone, target]
+    child = subprocess.Popen(command, cwd=tree, env=env, stdout=sys.stderr, start_new_session=True)
+    try:
+        if processors:
+            os.sched_setaffinity(child.pid, processors)
+        code = child.wait()
+    finally:
+        _end(child)
+    if code != 0:
+        raise Refused(f"rebuilding {target} failed with exit code {code}; its log is above")
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """End the rebuild and everything it started: politely, then for good."""
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        try:
+            os.killpg(child.pid, number)
+            child.wait(patience_s)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _show(report: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report, indent=2))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("verdict", "stage", "file", "committed", "rebuilt")
+        for row in report["files"]:
+            digests = (row[end].replace("sha256:", "")[:16] for end in ("committed", "rebuilt"))
+            table.add_row(row["verdict"], row["stage"], row["file"], *digests)
+        Console().print(table)
+    else:
+        print("verdict\tstage\tfile\tcommitted\trebuilt")
+        for row in report["files"]:
+            print("\t".join(row[field] for field in ("verdict", "stage", "file", "committed", "rebuilt")))
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return _run(["git", *arguments], root).decode()
+
+
+def _git_bytes(root: Path, commit: str, file: str) -> bytes:
+    return _run(["git", "cat-file", "blob", f"{commit}:{file}"], root)
+
+
+def _run(command: Sequence[str], where: Path) -> bytes:
+    done = subprocess.run(command, cwd=where, env=_environment(), capture_output=True, check=False)
+    if done.returncode != 0:
+        raise Refused(f"`{' '.join(command)}` failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in FOREIGN}

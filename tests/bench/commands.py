@@ -1,0 +1,32 @@
+"""How long the commands take that a person waits for: help, a plan, and a `dvc repro` with nothing to do."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+TIMES = 5
+
+
+def seconds(*command: str) -> float:
+    """Median wall time of a command in seconds, after one run that warms the file cache."""
+    taken = []
+    for _ in range(TIMES + 1):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+        taken.append(time.perf_counter() - started)
+    return round(statistics.median(taken[1:]), 3)
+
+
+def main() -> None:
+    """Print the rows."""
+    rows = [("clinrl --help", seconds("clinrl", "--help"), ""), ("clinrl plan", seconds("clinrl", "plan"), "")]
+    dry = subprocess.run([sys.executable, "-m", "dvc", "repro", "--dry"], check=True, capture_output=True, text=True)
+    if "Running stage" not in dry.stdout:  # otherwise it would train
+        rows.append(("dvc repro, nothing to do", seconds("dvc", "repro"), ""))
+    print(json.dumps([{"what": what, "value": value, "unit": "s", "note": note} for what, value, note in rows]))
+
+
+if __name__ == "__main__":
+    main()

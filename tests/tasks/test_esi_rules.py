@@ -1,0 +1,154 @@
+"""The decision points, one by one and in order. Expected levels are hand-derived from the cited sources."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clinrl.tasks.esi.phrases import CUES, FINDINGS
+from clinrl.tasks.esi.rules import BANDS, RULE_IDS, RULES, Presentation, band, decide, resource_count, vitals_over
+
+
+def patient(**facts: Any) -> Presentation:
+    """A well adult with no resource needs, changed by `facts`: level 5."""
+    well: dict[str, Any] = {
+        "age_years": 40, "sex": "female", "complaint": "cough", "findings": (), "hr_bpm": 80, "rr_bpm": 16, "spo2_pct": 98,
+        "sbp_mmhg": 120, "dbp_mmhg": 75, "temp_c": 37.0,
+    }  # fmt: skip
+    return Presentation(**{**well, **facts})
+
+
+presentations = st.builds(
+    patient,
+    age_years=st.floats(0.02, 95),
+    findings=st.sets(st.sampled_from(sorted(FINDINGS)), max_size=3).map(lambda found: tuple(sorted(found))),
+    hr_bpm=st.none() | st.integers(30, 250),
+    rr_bpm=st.none() | st.integers(4, 90),
+    spo2_pct=st.none() | st.integers(60, 100),
+    sbp_mmhg=st.none() | st.integers(50, 220),
+    temp_c=st.none() | st.floats(34, 41),
+    pain=st.none() | st.integers(0, 10),
+    pain_site=st.sampled_from(["visceral", "limb", "none"]),
+    baseline_hypoxia=st.booleans(),
+    resources=st.sets(st.sampled_from(sorted(CUES)), max_size=4).map(lambda kinds: tuple(sorted(kinds))),
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "rule"),
+    [
+        ({}, 5, "resources_none"),
+        ({"resources": ("labs",)}, 4, "resources_one"),
+        ({"resources": ("CT", "labs")}, 3, "resources_many"),
+        ({"resources": ("sedation",)}, 3, "resources_many"),
+        ({"findings": ("arrest",)}, 1, "cardiac_arrest"),
+        ({"findings": ("unresponsive",)}, 1, "unresponsive"),
+        ({"findings": ("seizing",)}, 1, "active_seizure"),
+        ({"findings": ("distress",), "spo2_pct": 89}, 1, "respiratory_failure"),
+        ({"findings": ("distress",), "spo2_pct": 90}, 2, "breathing_distress"),
+        ({"findings": ("distress",), "spo2_pct": 85, "baseline_hypoxia": True}, 2, "breathing_distress"),
+        ({"findings": ("distress",), "spo2_pct": None}, 2, "breathing_distress"),
+        ({"findings": ("hypoperfusion",), "sbp_mmhg": 80}, 1, "shock"),
+        ({"findings": ("hypoperfusion",), "sbp_mmhg": 90}, 5, "resources_none"),
+        ({"sbp_mmhg": 80}, 5, "resources_none"),
+        ({"findings": ("overdose",), "rr_bpm": 8}, 1, "overdose_depression"),
+        ({"findings": ("overdose",), "rr_bpm": 9}, 2, "overdose"),
+        ({"findings": ("chest_tube",)}, 1, "done_intervention"),
+        ({"findings": ("central_line",)}, 1, "done_intervention"),
+        ({"findings": ("intubated",)}, 1, "done_intervention"),
+        ({"pain": 7, "pain_site": "visceral"}, 2, "severe_pain"),
+        ({"pain": 6, "pain_site": "visceral"}, 5, "resources_none"),
+        ({"pain": 10, "pain_site": "limb", "resources": ("x-ray",)}, 4, "resources_one"),
+        ({"findings": ("open_fracture",)}, 2, "open_injury"),
+        ({"findings": ("penetrating",)}, 2, "open_injury"),
+        ({"age_years": 0.1, "temp_c": 38.1, "hr_bpm": 150, "rr_bpm": 40}, 2, "infant_fever"),
+        ({"age_years": 0.1, "temp_c": 38.0, "hr_bpm": 150, "rr_bpm": 40}, 5, "resources_none"),
+        ({"findings": ("immunosuppressed",), "temp_c": 38.0}, 2, "immunosuppressed_fever"),
+        ({"findings": ("immunosuppressed",), "temp_c": 37.9}, 5, "resources_none"),
+        ({"hr_bpm": 120, "rr_bpm": 22}, 2, "danger_vitals"),
+        ({"hr_bpm": 110}, 2, "danger_vitals"),
+        ({"spo2_pct": 91}, 2, "danger_vitals"),
+        ({"spo2_pct": 91, "baseline_hypoxia": True}, 5, "resources_none"),
+        ({"spo2_pct": 92}, 5, "resources_none"),
+    ],
+)
+def test_each_decision_point(facts: dict[str, Any], level: int, rule: str) -> None:
+    decision = decide(patient(**facts))
+
+    assert (decision.level, decision.rule) == (level, rule)
+
+
+def test_a_single_marginal_vital_sign_keeps_the_level_and_is_ambiguous() -> None:
+    """HR 102 with the rest normal stays where it is (v5 worked example)."""
+    decision = decide(patient(hr_bpm=102, resources=("labs", "x-ray")))
+
+    assert (decision.level, decision.ambiguous, decision.over) == (3, True, ("HR",))
+
+
+def test_v4_asks_vital_signs_only_of_patients_who_need_two_resources() -> None:
+    fast = patient(hr_bpm=130, rr_bpm=26)
+
+    assert decide(fast, edition="v5").level == 2
+    assert decide(fast, edition="v4").level == 5
+    assert decide(fast.model_copy(update={"resources": ("CT", "labs")}), edition="v4").level == 2
+
+
+def test_the_band_of_an_age_includes_its_lower_edge() -> None:
+    assert band(18).name == "adult"
+    assert band(17.99).name == "12-18 years"
+    assert band(3).name == "3-5 years"
+    assert band(3, "v4").name == "3-8 years"
+    assert band(0.24, "v4").name == "under 3 months"
+
+
+@pytest.mark.parametrize("edition", ["v5", "v4"])
+def test_limits_are_strict_in_every_band(edition: Any) -> None:
+    youngest = 0.0
+    for limits in BANDS[edition]:
+        at = patient(age_years=youngest, hr_bpm=limits.hr_bpm, rr_bpm=limits.rr_bpm)
+        over = patient(age_years=youngest, hr_bpm=limits.hr_bpm + 1, rr_bpm=limits.rr_bpm + 1)
+        assert vitals_over(at, edition) == ()
+        assert vitals_over(over, edition) == ("HR", "RR")
+        youngest = limits.below_years
+
+
+def test_one_type_counts_once_and_sedation_twice() -> None:
+    assert resource_count(patient(resources=("IV meds", "labs"))) == 2
+    assert resource_count(patient(resources=("procedure", "sedation"))) == 3
+
+
+def test_rule_ids_are_distinct_and_every_rule_names_its_source() -> None:
+    assert len(set(RULE_IDS)) == len(RULE_IDS)
+    assert {rule.source.split()[0] for rule in RULES} <= {"v5", "v4/v5", "series"}
+    assert {rule.id for rule in RULES if rule.source == "series"} == {"done_intervention", "open_injury"}
+
+
+@given(presentations)
+def test_the_deciding_rule_has_fired_and_point_a_comes_first(p: Presentation) -> None:
+    decision = decide(p)
+
+    point = {rule.id: rule.point for rule in RULES}
+    if decision.point in "AB":
+        assert decision.rule == decision.fired[0]
+    if any(point.get(rule) == "A" for rule in decision.fired):
+        assert decision.level == 1
+
+
+@given(presentations, st.sampled_from(sorted(FINDINGS)))
+def test_a_further_finding_never_makes_a_patient_less_urgent(p: Presentation, finding: str) -> None:
+    worse = p.model_copy(update={"findings": tuple(sorted({*p.findings, finding}))})
+
+    assert decide(worse).level <= decide(p).level
+
+
+@given(presentations, st.sets(st.sampled_from(RULE_IDS)))
+def test_not_knowing_a_rule_never_makes_a_patient_more_urgent(p: Presentation, unknown: set[str]) -> None:
+    assert decide(p, omit=frozenset(unknown)).level >= decide(p).level
+
+
+@given(presentations)
+def test_omitting_every_rule_leaves_the_count_of_resources(p: Presentation) -> None:
+    decision = decide(p, omit=frozenset(RULE_IDS))
+
+    assert decision.level == {0: 5, 1: 4}.get(resource_count(p), 3)

@@ -1,0 +1,62 @@
+"""Plots are the same bytes for the same numbers, on any machine's settings, and the training log is read strictly."""
+
+import matplotlib
+import pytest
+
+from clinrl import figures
+from clinrl.errors import ArtefactError
+from clinrl.report import Confusion
+
+COUNTS = Confusion(
+    rows=("1", "2", "3"), columns=("1", "2", "3", "unreadable"), counts=((5, 1, 0, 2), (0, 0, 0, 0), (0, 1, 7, 0))
+)
+HISTORY = [
+    {"step": step, "loss": 0.01, "reward": step / 10, "reward/think": 0.1, "reward/direct": 0.2, "reward_std": 0.6,
+     "terms/level": 0.5, "terms/clamp": 0.0, "answer/1": 0.4, "answer/2": 0.6, "clipped/think": 0.0, "entropy": 0.3}
+    for step in (1, 2, 3)
+]  # fmt: skip
+
+
+def test_plots_are_the_same_bytes_whatever_the_machine_prefers(tmp_path):
+    figures.confusion(COUNTS, "v1, mode think", tmp_path / "a.png")
+    figures.curves(HISTORY, "Training of v1", tmp_path / "b.png")
+    with matplotlib.rc_context({"font.size": 30, "savefig.facecolor": "red", "axes.facecolor": "black"}):
+        figures.confusion(COUNTS, "v1, mode think", tmp_path / "c.png")
+        figures.curves(HISTORY, "Training of v1", tmp_path / "d.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "c.png").read_bytes()
+    assert (tmp_path / "b.png").read_bytes() == (tmp_path / "d.png").read_bytes()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert b"Software" not in (tmp_path / "a.png").read_bytes()
+
+
+def test_history_columns_start_with_step_and_what_is_plotted():
+    columns = figures.history_columns(HISTORY)
+    assert columns[0] == "step"
+    assert columns[1:4] == ["reward", "reward/direct", "reward/think"]
+    assert sorted(columns) == sorted(HISTORY[0])
+    assert columns.index("reward_std") > columns.index("entropy")
+
+
+def test_curves_of_imitation_show_the_loss(tmp_path):
+    assert figures.history_columns([{"step": 1, "loss": 2.0, "lr": 0.1}]) == ["step", "loss", "lr"]
+    figures.curves([{"step": 1, "loss": 2.0}], "Training of v1", tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_log_without_quantities_has_no_curves(tmp_path):
+    with pytest.raises(ArtefactError, match="none of the quantities"):
+        figures.curves([{"step": 1, "lr": 0.1}], "Training of v1", tmp_path / "a.png")
+
+
+def test_read_history_keeps_numbers_and_leaves_out_what_was_not_finite(tmp_path):
+    log = tmp_path / "history.jsonl"
+    log.write_text('{"step":1,"reward":0.5,"why":"text","grad_norm":null}\n{"step":2,"reward":0.6}\n')
+    assert figures.read_history(log) == [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.6}]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"reward":1}'])
+def test_read_history_names_the_bad_line(tmp_path, line):
+    log = tmp_path / "history.jsonl"
+    log.write_text('{"step":1}\n' + line + "\n")
+    with pytest.raises(ArtefactError, match="line 2"):
+        figures.read_history(log)

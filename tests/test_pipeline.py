@@ -1,0 +1,254 @@
+"""The pipeline as a whole: dvc.yaml, params.yaml, the command line and the source tree agree with each other."""
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from clinrl.cli import parser
+from clinrl.params import Params, load_params
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "clinrl"
+MODULES = sorted(SRC.rglob("*.py"))
+
+VAGUE = {"utils", "util", "common", "helpers", "core", "manager", "misc"}
+
+DOORS = {
+    "accelerate": {"trainers"},
+    "bitsandbytes": {"bases"},
+    "datasets": {"trainers", "worker"},
+    "dvc": set[str](),  # a program, not a library: its Python interface is not public
+    "great_expectations": {"validate"},
+    "matplotlib": {"figures"},
+    "mlflow": {"registry"},
+    "pandas": {"validate"},
+    "peft": {"bases", "evaluate", "trainers"},
+    "prefect": set[str](),
+    "sklearn": {"baselines"},
+    "tokenizers": {"pretrain"},
+    "torch": {"bases", "checkpoints", "determinism", "pretrain", "rollout", "trainers", "worker"},
+    "transformers": {"bases", "checkpoints", "determinism", "pretrain", "rollout", "trainers", "worker"},
+    "trl": {"pretrain", "trainers"},
+    "vllm": {"rollout"},
+}
+"""The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
+
+CHILD = {"checkpoints", "trainers", "worker"}
+"""Modules of the training process: they may import heavy libraries when they are loaded."""
+
+LAYERS = (
+    {"errors", "paths", "records", "clinrl"},
+    {"artefacts", "determinism", "section", "statistics", "task"},
+    {"tasks"},
+    {"params"},
+    {"baselines", "checkpoints", "dataset", "model_card", "report", "rollout", "stream"},
+    {"figures", "pretrain", "probe", "prose"},
+    {"bases", "validate"},
+    {"trainers", "train"},
+    {"evaluate", "plan", "verify", "worker"},
+    {"cli", "series"},
+    {"__main__"},
+)
+"""A module imports from its own layer and from those before it."""
+
+
+def name_of(path: Path) -> str:
+    """The layer's name for a module: a task folder is one name, the package itself is another."""
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return "clinrl" if parts == ("__init__",) else parts[0]
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that a file imports, and whether it does so when it is loaded. Imports for types do not count."""
+
+    def visit(node: ast.AST, at_load: bool) -> Iterator[tuple[str, bool]]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_load) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((f"{node.module}.{alias.name}", at_load) for alias in node.names)
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, at_load and not inside)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), True)
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return load_params(ROOT / "params.yaml")
+
+
+@pytest.fixture(scope="module")
+def stages() -> dict[str, Any]:
+    """Every stage of dvc.yaml with its templates filled in, by address."""
+    from dvc.repo import Repo
+
+    with Repo(str(ROOT)) as repo:
+        return {stage.addressing: stage for stage in repo.index.stages}
+
+
+def test_every_command_of_the_pipeline_parses(stages: dict[str, Any]) -> None:
+    for stage in stages.values():
+        words = shlex.split(stage.cmd)
+        assert words[:3] == ["python", "-m", "clinrl"], "the interpreter that runs DVC must run the stage"
+        assert parser().parse_args(words[3:]).command in stage.cmd
+
+
+def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, Any]) -> None:
+    expected = {f"{group}@{name}" for group in ("base", "baseline") for name in params.bases}
+    expected |= {f"{group}@{name}" for group in ("dataset", "validate") for name in params.datasets}
+    expected |= {f"{group}@{name}" for group in ("probe", "train", "evaluate") for name in params.versions}
+    assert expected == set(stages)
+
+
+def test_a_warm_start_is_an_edge(params: Params, stages: dict[str, Any]) -> None:
+    for name, version in params.versions.items():
+        deps = {dep.def_path for dep in stages[f"train@{name}"].deps}
+        assert {f"data/adapters/{version.parent}", f"data/bases/{version.task}", f"data/cases/{version.data}"} <= deps
+        assert f"data/reports/probe/{name}.json" in deps
+
+
+def test_every_mode_has_its_outputs_and_its_prompt_is_tracked(params: Params) -> None:
+    text = (ROOT / "dvc.yaml").read_text()
+    for mode in params.modes:
+        assert f"data/reports/${{key}}/{mode}.json" in text
+        assert f"data/reports/${{key}}-base/{mode}.json" in text
+        assert f"modes.{mode}.thinking" in text
+
+
+def test_no_source_file_is_a_dependency(stages: dict[str, Any]) -> None:
+    files = [dep.def_path for stage in stages.values() for dep in stage.deps if dep.def_path]
+    assert [path for path in files if not (path.startswith("data/") or path == "params.yaml")] == []
+
+
+def test_what_git_keeps_and_what_it_ignores() -> None:
+    ignored = [
+        "data/cases/esi-d1/cases.jsonl",
+        "data/adapters/esi-v46/adapter_model.safetensors",
+        "data/graded/esi-v46/think.jsonl",
+        "data/docs/esi-d1/index.html",
+        "data/reports/data/esi-d1.failed.json",
+        "mlruns/mlflow.db",
+        ".clinrl/plots/index.html",
+        ".venv/bin/python",
+    ]
+    kept = [
+        "data/adapters/esi-base/manifest.json",
+        "data/bases/esi/model.safetensors",
+        "data/reports/esi-v46/summary.json",
+        "data/reports/data/esi-d1.json",
+        "dvc.lock",
+    ]
+    for path in (*ignored, *kept):
+        found = subprocess.run(["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT, check=False)
+        assert (found.returncode == 0) == (path in ignored), path
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The committed pipeline without its artefacts: what a fresh clone has, as far as DVC is concerned."""
+    if not (ROOT / "dvc.lock").exists():
+        pytest.skip("nothing has been built yet: there is no dvc.lock")
+    for name in ("dvc.yaml", "dvc.lock", "params.yaml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for folder in ("data/reports", "data/bases", "data/adapters/esi-base"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    dvc(tmp_path, "init", "--no-scm", "--quiet")
+    return tmp_path
+
+
+def dvc(where: Path, *arguments: str) -> str:
+    env = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(where / "site")}
+    command = [sys.executable, "-m", "dvc", *arguments]
+    return subprocess.run(command, cwd=where, check=True, capture_output=True, text=True, env=env).stdout
+
+
+def would_run(where: Path) -> set[str]:
+    log = dvc(where, "repro", "--dry", "--allow-missing")
+    return set(re.findall(r"Running stage '([^']+)'", log))
+
+
+def edit(path: Path, change: Any) -> None:
+    yaml = YAML()
+    content = yaml.load(path)
+    change(content)
+    yaml.dump(content, path)
+
+
+def test_the_lock_holds_what_params_ask_for(copy: Path) -> None:
+    assert would_run(copy) == set()
+
+
+def test_a_new_reason_rebuilds_nothing(copy: Path) -> None:
+    def change(content: Any) -> None:
+        for version in content["versions"].values():
+            version["why"] = "another reason"
+
+    edit(copy / "params.yaml", change)
+    assert would_run(copy) == set()
+
+
+def test_a_new_seed_rebuilds_its_version_and_no_ancestor(copy: Path, params: Params) -> None:
+    last = list(params.versions)[-1]
+
+    def change(content: Any) -> None:
+        content["versions"][last]["seed"] += 1
+
+    edit(copy / "params.yaml", change)
+    assert f"train@{last}" in would_run(copy)
+    assert {address.split("@")[1] for address in would_run(copy)} == {last}
+
+
+def test_a_child_adds_its_own_stages_only(copy: Path, params: Params) -> None:
+    last = list(params.versions)[-1]
+
+    def change(content: Any) -> None:
+        content["versions"]["esi-v999"] = {**content["versions"][last], "parent": last, "seed": 999}
+
+    edit(copy / "params.yaml", change)
+    assert would_run(copy) == {"probe@esi-v999", "train@esi-v999", "evaluate@esi-v999"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_a_module_is_short_and_says_what_it_is_about(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 600
+    assert not VAGUE & set(path.relative_to(SRC).with_suffix("").parts)
+    assert not text.strip() or ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_point_one_way(path: Path) -> None:
+    rank = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+    mine = name_of(path)
+    assert mine in rank, f"{mine} has no layer in this test"
+    for name, _ in imports(path):
+        parts = name.split(".")
+        assert parts[0] != "flows"
+        if parts[0] == "clinrl" and (theirs := parts[1]) in rank:
+            assert rank[theirs] <= rank[mine], f"{mine} imports {theirs}"
+        if parts[:2] == ["clinrl", "tasks"]:
+            own = mine == "tasks" and parts[2] == path.relative_to(SRC).parts[1]
+            assert own, f"{path.name} imports a task folder; tasks are found by name, by clinrl.task"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
+def test_heavy_libraries_have_fixed_doors(path: Path) -> None:
+    mine = name_of(path)
+    for name, at_load in imports(path):
+        library = name.split(".")[0]
+        if library in DOORS:
+            assert mine in DOORS[library], f"{mine} imports {library}"
+            assert not at_load or mine in CHILD, f"{mine} imports {library} when it is loaded"

@@ -1,0 +1,92 @@
+"""The README tells the truth: its tree, its commands and its table."""
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clinrl import series
+from clinrl.cli import parser
+from clinrl.errors import ArtefactError
+from clinrl.params import load_params
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def tree() -> list[str]:
+    """The paths that the README's tree names."""
+    block = README.split("```text\n")[1].split("```")[0]
+    paths, folder = [], ""
+    for line in block.splitlines():
+        name = line.split()[0]
+        if not line.startswith(" "):
+            folder = name if name.endswith("/") else ""
+            paths.append(name)
+        else:
+            paths.append(folder + name)
+    return paths
+
+
+@pytest.mark.parametrize("path", tree())
+def test_what_the_tree_names_exists(path: str) -> None:
+    assert (ROOT / path).is_dir() if path.endswith("/") else (ROOT / path).is_file()
+
+
+def test_every_module_is_in_the_tree() -> None:
+    modules = {
+        f"src/clinrl/{path.name}" for path in (ROOT / "src/clinrl").glob("*.py") if path.stem.strip("_") == path.stem
+    }
+    assert modules <= set(tree())
+
+
+def test_every_make_target_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z]+)\b", README, re.MULTILINE)) <= targets
+
+
+def test_every_subcommand_exists() -> None:
+    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)).choices
+    named = set(re.findall(r"\bclinrl ([a-z]+)\b(?= [a-z]+[-@]|  |`)", README))
+    assert named
+    assert named <= set(commands)
+
+
+def test_every_version_it_names_exists() -> None:
+    assert set(re.findall(r"\besi-v\d+\b", README.split(series.END)[1])) <= set(
+        load_params(ROOT / "params.yaml").versions
+    )
+
+
+def test_continuous_integration_runs_the_test_command() -> None:
+    script = (ROOT / ".ci/run").read_text()
+    assert script.splitlines()[0] == "#!/usr/bin/env bash"
+    assert "set -euo pipefail" in script
+    assert script.rstrip().splitlines()[-1] == "make test"
+
+
+def test_make_alone_lists_the_targets() -> None:
+    listed = subprocess.run(["make", "-C", str(ROOT)], capture_output=True, text=True, check=True).stdout
+    assert {"demo", "test", "check", "bench"} <= set(re.findall(r"^make ([a-z]+)", listed, re.MULTILINE))
+
+
+def test_the_table_is_that_of_the_committed_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    if not (ROOT / "dvc.lock").exists():
+        pytest.skip("nothing has been built yet: there is no dvc.lock")
+    assert series.spliced(README, series.table(load_params())) == README, "run `python -m clinrl.series --write`"
+
+
+def test_splicing_replaces_what_stands_between_the_markers() -> None:
+    page = f"a\n{series.BEGIN}\nold\n{series.END}\nb\n"
+    once = series.spliced(page, "new")
+    assert once == f"a\n{series.BEGIN}\nnew\n{series.END}\nb\n"
+    assert series.spliced(once, "new") == once
+
+
+@pytest.mark.parametrize("page", ["", series.BEGIN, f"{series.END}{series.BEGIN}", f"{series.BEGIN}{series.END}" * 2])
+def test_a_page_without_its_markers_is_refused(page: str) -> None:
+    with pytest.raises(ArtefactError, match="README"):
+        series.spliced(page, "new")

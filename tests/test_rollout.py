@@ -1,0 +1,154 @@
+"""Rendering, decoding, reading turns, and sampling with a real model of some ten thousand parameters."""
+
+import shutil
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dolls
+from clinrl import bases, paths
+from clinrl.dataset import read_cases
+from clinrl.errors import DataError
+from clinrl.records import Message
+from clinrl.rollout import (
+    Prompt,
+    ScriptedSampler,
+    TransformersSampler,
+    batches,
+    decode,
+    encode,
+    read_turn,
+    render,
+    run,
+    write_turn,
+)
+from clinrl.task import get_task
+
+PIECES = ["<think>", "</think>", "\n", "a", "<", "think>", " ", "ANSWER: ESI 2", "é", "\x00"]
+TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+@given(TEXT, st.booleans())
+def test_reading_a_turn_never_raises_and_never_leaks_an_unclosed_block(text, thinking):
+    message = read_turn(text, thinking)
+    assert message.role == "assistant"
+    assert (message.thinking is None) == (not thinking)
+    if thinking and "</think>" not in text:
+        assert message.content == ""
+    if not thinking:
+        assert "<think>" not in message.content
+
+
+@given(st.text(), st.text())
+def test_a_written_turn_reads_as_itself(thinking, content):
+    thought = thinking.replace("</think>", "").strip("\n")
+    said = content.replace("think>", "").lstrip("\n")
+    thoughtful = Message(role="assistant", content=said, thinking=thought)
+    direct = Message(role="assistant", content=said, thinking=None)
+    assert read_turn(write_turn(thoughtful, True), True) == thoughtful
+    assert read_turn(write_turn(direct, False), False) == direct
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "content", "thought"),
+    [
+        ("seen\n</think>\n\nANSWER", True, "ANSWER", "seen"),
+        ("seen, no end", True, "", "seen, no end"),
+        ("a</think>b</think>c", True, "b</think>c", "a"),
+        ("ANSWER", False, "ANSWER", None),
+        ("late thought</think>\nANSWER", False, "ANSWER", None),
+        ("<think>never closed ANSWER", False, "", None),
+        ("x</think>y<think>z", False, "", None),
+    ],
+)
+def test_reading_a_turn(text, thinking, content, thought):
+    assert read_turn(text, thinking) == Message(role="assistant", content=content, thinking=thought)
+
+
+@given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 50), st.integers(1, 2000))
+def test_batches_hold_every_prompt_once_and_fit(lengths, budget, limit):
+    made = list(batches(lengths, budget, limit))
+    assert sorted(index for batch in made for index in batch) == list(range(len(lengths)))
+    for batch in made:
+        assert len(batch) == 1 or len(batch) * (max(lengths[i] for i in batch) + budget) <= limit
+
+
+@pytest.fixture
+def doll(tmp_path, monkeypatch):
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    params = dolls.params()
+    model, tokenizer = bases.load(params, "esi", for_training=False)
+    task = get_task("esi")
+    return params, model, tokenizer, task, list(read_cases(paths.cases("d1"), task))[:7]
+
+
+def test_prompts_end_in_an_opened_or_an_empty_think_block_and_gain_no_token(doll):
+    _, _, tokenizer, task, cases = doll
+    messages = task.prompt(cases[0].facts)
+    think, direct = render(tokenizer, messages, True), render(tokenizer, messages, False)
+    assert think.endswith("<|im_start|>assistant\n<think>\n")
+    assert direct.endswith("<think>\n\n</think>\n\n")
+    for text in (think, direct):
+        assert tokenizer.decode(encode(tokenizer, [text])[0], skip_special_tokens=False) == text
+
+
+def test_decoding_stops_at_the_end_of_turn_and_keeps_think_tags(doll):
+    _, _, tokenizer, _, _ = doll
+    ids = encode(tokenizer, ["why\n</think>\n\nANSWER: ESI 3<|im_end|>\n<|im_start|>user"])[0]
+    done = decode(tokenizer, ids, {tokenizer.eos_token_id})
+    assert (done.text, done.stop) == ("why\n</think>\n\nANSWER: ESI 3", "answered")
+    cut = decode(tokenizer, ids[: done.tokens - 1], {tokenizer.eos_token_id})
+    assert (cut.text, cut.stop, cut.tokens) == (done.text, "max_tokens", done.tokens - 1)
+    assert decode(tokenizer, [], {tokenizer.eos_token_id}).stop == "max_tokens"
+
+
+@pytest.mark.parametrize("mode", ["think", "direct"])
+def test_greedy_transcripts_do_not_depend_on_batches_or_order(doll, mode):
+    params, model, tokenizer, task, cases = doll
+    finished = []
+    one = run(
+        TransformersSampler(model, tokenizer, max_tokens=1), task, cases, params.modes[mode], 16, 0,
+        progress=lambda: finished.append(1),
+    )  # fmt: skip
+    assert len(finished) == len(cases)
+    many = run(TransformersSampler(model, tokenizer), task, cases, params.modes[mode], 16, 0)
+    assert one == many
+    shuffled = Random(0).sample(range(len(cases)), len(cases))
+    again = run(TransformersSampler(model, tokenizer), task, [cases[i] for i in shuffled], params.modes[mode], 16, 0)
+    assert again == [many[i] for i in shuffled]
+
+
+def test_sampling_obeys_its_seed_and_leaves_the_global_one(doll):
+    import torch
+
+    params, model, tokenizer, task, cases = doll
+    mode = params.modes["think"].model_copy(update={"temperature": 1.5})
+    sampler = TransformersSampler(model, tokenizer)
+    before = torch.random.get_rng_state()
+    first, same, other = (run(sampler, task, cases, mode, 16, seed) for seed in (1, 1, 2))
+    assert first == same != other
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_completion_that_runs_out_of_tokens_says_so(doll):
+    params, model, tokenizer, task, cases = doll
+    for transcript in run(TransformersSampler(model, tokenizer), task, cases, params.modes["think"], 1, 0):
+        assert transcript.stop == "max_tokens"
+        assert transcript.messages[-1].content == ""
+
+
+def test_a_prompt_without_room_is_named(doll):
+    params, model, tokenizer, task, cases = doll
+    with pytest.raises(DataError, match=rf"{cases[0].id}: its prompt is \d+ tokens.*window of 1024"):
+        run(TransformersSampler(model, tokenizer), task, cases, params.modes["think"], 1020, 0)
+
+
+def test_a_scripted_sampler_says_what_it_is_told_within_the_budget():
+    said = ScriptedSampler(lambda messages: messages[-1].content)
+    prompts = [Prompt("a", [Message(role="user", content="one two three")])]
+    whole, cut = (said.sample(prompts, thinking=False, temperature=0, budget=budget, seed=0)[0] for budget in (9, 2))
+    assert (whole.text, whole.stop) == ("one two three", "answered")
+    assert (cut.text, cut.stop) == ("one two", "max_tokens")

@@ -1,0 +1,100 @@
+"""Intervals and paired tests against published and hand-computed numbers."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clinrl.statistics import bootstrap, paired, wilson
+
+
+def mean(golds: list, answers: list) -> float:
+    return sum(answers) / len(answers)
+
+
+def discordant(b: int, c: int, n: int) -> tuple[list[bool], list[bool]]:
+    same = n - b - c
+    return [True] * b + [False] * c + [True] * same, [False] * b + [True] * c + [True] * same
+
+
+@pytest.mark.parametrize(
+    ("hits", "low", "high"), [(28, 61.9, 88.3), (30, 68.1, 92.1), (34, 81.9, 98.5), (36, 90.4, 100.0), (0, 0.0, 9.6)]
+)
+def test_wilson_of_the_published_36_cases(hits, low, high):
+    estimate = wilson(hits, 36)
+    assert (round(100 * estimate.low, 1), round(100 * estimate.high, 1), estimate.n) == (low, high, 36)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_its_share_and_stays_a_share(case):
+    estimate = wilson(*case)
+    assert 0.0 <= estimate.low <= estimate.value <= estimate.high <= 1.0
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 0), (3, 2), (-1, 5)])
+def test_wilson_refuses_what_is_no_share(hits, n):
+    with pytest.raises(ValueError, match="a share needs"):
+        wilson(hits, n)
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "p"), [(6, 0, 0.03125), (5, 0, 0.0625), (8, 1, 0.03906), (8, 2, 0.1094), (2, 0, 0.5), (0, 0, 1.0)]
+)
+def test_mcnemar_is_the_exact_binomial_on_the_discordant_pairs(b, c, p):
+    test = paired("exact", "parent", *discordant(b, c, 36))
+    assert (test.b, test.c, test.difference.n) == (b, c, 36)
+    assert test.p == p
+    assert test.difference.value == pytest.approx((b - c) / 36, abs=1e-6)
+
+
+def test_interval_of_a_paired_difference_by_hand():
+    # b 8, c 2, n 38: shares 9/40 and 3/40, difference 0.15, variance (0.3 - 0.0225) / 40 = 0.0069375.
+    interval = paired("exact", "parent", *discordant(8, 2, 38)).difference
+    reach = 1.959964 * math.sqrt(0.0069375)
+    assert interval.low == pytest.approx(0.15 - reach, abs=1e-5)
+    assert interval.high == pytest.approx(0.15 + reach, abs=1e-5)
+
+
+def test_no_discordance_is_not_certainty():
+    test = paired("exact", "parent", [True] * 20, [True] * 20)
+    assert test.p == 1.0
+    assert test.difference.low < 0 < test.difference.high
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1))
+def test_swapping_the_sides_mirrors_the_test(pairs):
+    mine, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    one, other = paired("exact", "x", mine, theirs), paired("exact", "x", theirs, mine)
+    assert (one.b, one.c, one.p) == (other.c, other.b, other.p)
+    assert one.difference.low == -other.difference.high
+    assert one.difference.low <= one.difference.value <= one.difference.high
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [([], []), ([True], [True, False])])
+def test_paired_refuses_answers_to_different_cases(mine, theirs):
+    with pytest.raises(ValueError, match="same cases"):
+        paired("exact", "x", mine, theirs)
+
+
+def test_bootstrap_of_a_mean_has_the_width_of_theory_and_is_the_same_twice():
+    answers = [0] * 200 + [1] * 200
+    estimate = bootstrap(mean, [0] * 400, answers)
+    assert estimate == bootstrap(mean, [0] * 400, answers)
+    assert (estimate.value, estimate.n) == (0.5, 400)
+    # Standard error 0.025; half of the 95% interval is 0.049.
+    assert estimate.low == pytest.approx(0.451, abs=0.004)
+    assert estimate.high == pytest.approx(0.549, abs=0.004)
+
+
+def test_bootstrap_depends_on_the_cases_and_not_on_their_order():
+    golds, answers = [1, 2, 3] * 10, [1, 2, 2] * 10
+    order = sorted(range(30), key=lambda i: (i * 7) % 30)
+    assert bootstrap(mean, golds, answers) == bootstrap(mean, [golds[i] for i in order], [answers[i] for i in order])
+
+
+def test_bootstrap_of_the_undefined_is_none_and_undefined_draws_are_left_out():
+    assert bootstrap(lambda golds, answers: math.nan, [1], [1]) is None
+    assert bootstrap(lambda golds, answers: 1.0 if 1 in golds else math.nan, [1, 2], [1, 2]).low == 1.0
