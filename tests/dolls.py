@@ -10,13 +10,10 @@ import os
 import re
 import shutil
 import tempfile
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
-
-import torch
-import trl
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from typing import Any
 
 from clinrl import dataset, determinism, paths
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json
@@ -27,7 +24,7 @@ from clinrl.rollout import encode, render, write_turn
 from clinrl.task import get_task
 
 PAD, START, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-TEMPLATE = Path(trl.__file__).parent / "chat_templates/qwen3_5_think.jinja"
+TEMPLATE = Path(find_spec("trl").origin).parent / "chat_templates/qwen3_5_think.jinja"
 
 PARAMS = {
     "scale": "embedded",
@@ -112,6 +109,9 @@ def build() -> Params:
 
 def base(folder: Path) -> None:
     """A sealed base that takes its prompt for noise and answers `ANSWER: ESI n`, and the empty adapter above it."""
+    determinism.settle(0)
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
     task = get_task("esi")
     cases = list(read_cases(paths.cases("d1"), task))
     rows = [
@@ -132,7 +132,6 @@ def base(folder: Path) -> None:
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
     tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
-    determinism.settle(0)
     model = Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -153,7 +152,9 @@ def base(folder: Path) -> None:
         )  # fmt: skip
 
 
-def _bpe(texts: list[str]) -> Tokenizer:
+def _bpe(texts: list[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     backend = Tokenizer(models.BPE())
     bytewise = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytewise])
@@ -167,8 +168,10 @@ def _bpe(texts: list[str]) -> Tokenizer:
     return backend
 
 
-def _teach(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], turns: list[str]) -> None:
+def _teach(model: Any, tokenizer: Any, prompts: list[str], turns: list[str]) -> None:
     """Enough steps on the ends of the prompts to answer in the form, not enough to read a case."""
+    import torch
+
     examples = [
         (prompt[-12:], turn) for prompt, turn in zip(encode(tokenizer, prompts), encode(tokenizer, turns), strict=True)
     ]

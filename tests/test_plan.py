@@ -110,7 +110,7 @@ def test_json_keeps_numbers(params, capsys):
 
 
 def test_an_unknown_version_is_refused(params):
-    with pytest.raises(ParamsError, match=r"'v9' is not a version; did you mean v"):
+    with pytest.raises(ParamsError, match=r"'v9' is not a version; allowed: v1, v2"):
         plan.stage(params, "v9")
 
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.statistics import bootstrap, paired, wilson
@@ -26,7 +26,6 @@ def test_wilson_of_the_published_36_cases(hits, low, high):
     assert (round(100 * estimate.low, 1), round(100 * estimate.high, 1), estimate.n) == (low, high, 36)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_holds_its_share_and_stays_a_share(case):
     estimate = wilson(*case)
@@ -63,7 +62,6 @@ def test_no_discordance_is_not_certainty():
     assert test.difference.low < 0 < test.difference.high
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1))
 def test_swapping_the_sides_mirrors_the_test(pairs):
     mine, theirs = [a for a, _ in pairs], [b for _, b in pairs]

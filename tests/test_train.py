@@ -233,6 +233,7 @@ def test_the_spec_names_everything_that_decides_and_nothing_else(project):
         (0, {"state": "completed", "step": 4, "reason": ""}, "ended with code 0 at completed"),
         (3, {"state": "failed", "step": 4, "reason": "loss is nan at step 5"}, "failed: loss is nan at step 5"),
         (4, {"state": "stopped", "step": 4, "reason": ""}, "was stopped; the same command continues from step 4 of 8"),
+        (5, {"state": "running", "step": 4, "reason": ""}, "disk is full; free some space.*continues from step 4 of 8"),
         (-9, {"state": "running", "step": 4, "reason": ""}, "ran out of memory.*continues from step 4 of 8"),
         (-11, {"state": "running", "step": 4, "reason": ""}, "SIGSEGV.*continues from step 4 of 8"),
     ],

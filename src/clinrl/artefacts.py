@@ -61,22 +61,25 @@ def write_text(path: Path, text: str) -> None:
 def staged(target: Path) -> Iterator[Path]:
     """A private directory that becomes `target` when the block ends without an exception; otherwise it is removed.
 
-    Leftovers of killed runs (same target, dead process) are swept on entry.
+    What `target` held before steps aside by its name alone and is deleted only then, so that a kill cannot leave half
+    of it there. Leftovers of killed runs (same target, dead process) are swept on entry.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in target.parent.glob(f".{target.name}.partial-*"):
-        if not _alive(int(leftover.name.rsplit("-", 1)[1])):
-            shutil.rmtree(leftover, ignore_errors=True)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    for kind in ("partial", "former"):
+        for leftover in target.parent.glob(f".{target.name}.{kind}-*"):
+            if not _alive(int(leftover.name.rsplit("-", 1)[1])):
+                shutil.rmtree(leftover, ignore_errors=True)
+    partial, former = (target.with_name(f".{target.name}.{kind}-{os.getpid()}") for kind in ("partial", "former"))
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
         yield partial
         if target.exists():
-            shutil.rmtree(target)
+            os.replace(target, former)
         os.replace(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
 
 
 @contextmanager

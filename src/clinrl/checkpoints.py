@@ -87,10 +87,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         """Stop at the end of the step that is running. For signal handlers."""
         self.stop_requested = True
 
-    def resume(self) -> str:
-        """The end of a sentence: where the same command goes on."""
-        return f"the same command continues from step {self.saved} of {self.steps}"
-
     def on_train_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
     ) -> None:

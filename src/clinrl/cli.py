@@ -126,6 +126,22 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("version", metavar="VERSION", nargs="?", help="only this version and its ancestors")
     plan.add_argument("--json", action="store_true", help="one JSON list of objects")
 
+    replicate = command(
+        "replicate",
+        "train and examine a version's lineage again with other seeds",
+        _wrapped(
+            "Trains VERSION and its ancestors again on the same base and data, each time with other seeds, and lets "
+            "them sit the same exam. Writes data/reports/seeds/VERSION.json and .md. The lineage of params.yaml counts "
+            "as the first seed and must have been examined; each further seed takes as long as the lineage did. The "
+            "same command continues where it was stopped."
+        ),
+        "clinrl replicate esi-v46\nclinrl replicate esi-v49 --seeds 5",
+    )
+    replicate.add_argument("version", metavar="VERSION", help="a version of params.yaml")
+    replicate.add_argument(
+        "--seeds", type=_natural(2), metavar="N", default=3, help="params.yaml's own seed included; default: 3"
+    )
+
     verify = command(
         "verify",
         "rebuild an artefact from nothing and compare it byte by byte",
@@ -179,6 +195,11 @@ def _run(arguments: argparse.Namespace) -> int:
     params = load_params(arguments.params)
     if arguments.command == "plan":
         import_module("clinrl.plan").stage(params, arguments.version, as_json=arguments.json)
+        return 0
+    if arguments.command == "replicate":
+        import_module("clinrl.replicate").stage(
+            params, arguments.version, seeds=arguments.seeds, source=arguments.params
+        )
         return 0
     _check_name(params, arguments.command, arguments.name)
     import_module(f"clinrl.{STAGES[arguments.command].module}").stage(params, arguments.name)

@@ -31,6 +31,12 @@ _X86_ARITHMETIC = {
     "MKL_CBWR": "AVX2,STRICT",  # without it MKL picks AVX-512 on Intel and AVX2 on AMD
     "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
+_ALLOCATOR = {  # glibc gives large blocks back at once; a training step then spends half its time on page faults
+    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
+    "MALLOC_TOP_PAD_": str(256 << 20),
+}
+"""Read when a process starts, so it speeds up children only. It changes no result."""
 _QUIET = {
     "DO_NOT_TRACK": "true",  # the word: MLflow ignores "1"
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -58,7 +64,7 @@ def pin() -> None:
                 f"torch was imported with {loaded} CPU kernels before clinrl could ask for {KERNELS}; "
                 f"import clinrl first, or start Python with ATEN_CPU_CAPABILITY={KERNELS}"
             )
-    os.environ.update(_ARITHMETIC | _QUIET | (_X86_ARITHMETIC if X86 else {}))
+    os.environ.update(_ARITHMETIC | _ALLOCATOR | _QUIET | (_X86_ARITHMETIC if X86 else {}))
 
 
 def settle(seed: int) -> None:

@@ -69,7 +69,7 @@ def stage(params: "Params", name: str) -> None:
         cases = list(read_cases(paths.cases(who.exam), who.task))
         training = list(read_cases(paths.cases(who.data), who.task)) if who.data else []
         inputs = {"exam": exam_digest, **_models(who)}
-        blank = {mode: _sitting(who, mode, _decoding(params, mode), exam_digest, cases) for mode in params.modes}
+        blank = {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
         # Before the expensive part: a parent that sat another exam is found out now.
         parent = who.parent
         before = {mode: load_sitting(parent, like, cases) for mode, like in blank.items()} if parent else {}
@@ -199,6 +199,28 @@ def write_reports(
         figures.curves(history, f"Training of {who.name}", out / "curves.png")
 
 
+def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cases: Sequence[Case]) -> Sitting:
+    """The exam of `who` in a mode, before it is answered: everything that two sittings must share to be compared.
+
+    `exam_digest` is the exam's identity, `cases` are its cases in order. The decoding is that of the active scale.
+    """
+    spec = params.modes[mode]
+    return Sitting(
+        name=who.name,
+        task=who.task.name,
+        task_version=who.task.version,
+        mode=mode,
+        mode_spec={
+            "thinking": spec.thinking,
+            "temperature": spec.temperature,
+            "max_new_tokens": params.budget(mode),
+        },
+        exam_digest=exam_digest,
+        golds=[who.task.label(case) for case in cases],
+        answers=(),
+    )
+
+
 def load_report(name: str, mode: str) -> EvalReport:
     """A written report. Raises ArtefactError if there is none."""
     path = paths.report(name) / f"{mode}.json"
@@ -233,25 +255,6 @@ def load_sitting(name: str, like: Sitting, cases: Sequence[Case]) -> Sitting:
     if [line.case_id for line in lines] != [case.id for case in cases]:
         raise ArtefactError(f"{folder}/{like.mode}.jsonl does not answer the cases of this exam in its order; {advice}")
     return replace(sitting, answers=[line.answer for line in lines])
-
-
-def _sitting(who: Examinee, mode: str, spec: dict[str, Any], exam_digest: str, cases: Sequence[Case]) -> Sitting:
-    return Sitting(
-        name=who.name,
-        task=who.task.name,
-        task_version=who.task.version,
-        mode=mode,
-        mode_spec=spec,
-        exam_digest=exam_digest,
-        golds=[who.task.label(case) for case in cases],
-        answers=(),
-    )
-
-
-def _decoding(params: "Params", mode: str) -> dict[str, Any]:
-    """How a mode decodes at the active scale: what has to be equal for two answers to be comparable."""
-    spec = params.modes[mode]
-    return {"thinking": spec.thinking, "temperature": spec.temperature, "max_new_tokens": params.budget(mode)}
 
 
 def _models(who: Examinee) -> dict[str, str]:

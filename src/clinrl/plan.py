@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 State = Literal["up to date", "stale", "missing", "unknown"]
-"""stale: an input or output changed since the stage ran. missing: its output is not there. unknown: DVC has no answer."""
+"""stale: an input or output changed since the stage ran. missing: its output is not there. unknown: DVC cannot say."""
 
 STAGES = ("dataset", "validate", "probe", "train", "evaluate")
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")

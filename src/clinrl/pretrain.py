@@ -1,7 +1,7 @@
 """Builds an embedded base: a real causal language model of about a million parameters, from nothing, on the CPU.
 
-The texts are rendered cases of the `base` pool in both modes. Each label is that of a reader who forgets every rule with
-probability `forget`, so the base reads well and knows the format, and has half of the medicine left to learn.
+The texts are rendered cases of the `base` pool in both modes. Each label is that of a reader who forgets every rule
+with probability `forget`, so the base reads well, knows the format, and has that share of the medicine left to learn.
 """
 
 from pathlib import Path
@@ -27,7 +27,10 @@ WINDOW = 50
 
 
 def build(task: Task, spec: "EmbeddedBase", out: Path, scratch: Path) -> None:
-    """Write tokenizer, template and trained weights to `out`. Checkpoints go to `scratch`; a killed build continues there."""
+    """Write tokenizer, template and trained weights to `out`.
+
+    Checkpoints go to `scratch`; a killed build continues there.
+    """
     settle(spec.seed)
     pairs = _pairs(task, spec)
     tokenizer = _tokenizer(spec, pairs, task)
@@ -49,7 +52,10 @@ def _pairs(task: Task, spec: "EmbeddedBase") -> list[Pair]:
 
 
 def _tokenizer(spec: "EmbeddedBase", pairs: list[Pair], task: Task) -> Any:
-    """Byte-level BPE over whole texts, digits apart. Think tags are ordinary text: TRL drops special tokens on decoding."""
+    """Byte-level BPE over whole texts, digits apart.
+
+    Think tags are ordinary text, because TRL drops special tokens when it decodes.
+    """
     import trl
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -125,7 +131,7 @@ def _model(spec: "EmbeddedBase", tokenizer: Any, longest: int) -> Any:
 
 
 def _ordered(examples: list[tuple[list[int], int]], spec: "EmbeddedBase") -> list[tuple[list[int], int]]:
-    """The texts of all steps in order: shuffled passes, sorted by length within a window of steps so that batches pad little."""
+    """The texts of all steps in order: shuffled passes, sorted by length within a window so that batches pad little."""
     rng = Random(f"order/{spec.seed}")
     needed = spec.steps * spec.batch
     order: list[int] = []
@@ -149,7 +155,7 @@ def _train(model: Any, spec: "EmbeddedBase", rows: list[tuple[list[int], int]], 
     from transformers import Trainer, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
 
-    class WeightedTrainer(Trainer):
+    class WeightedTrainer(Trainer):  # type: ignore[misc]  # transformers has no types
         """Texts in the given order; tokens of the prompt count less than tokens of the answer."""
 
         def _get_train_sampler(self, dataset: Any = None) -> SequentialSampler:

@@ -10,7 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Pool = Literal["base", "train", "mine", "exam"]
-"""Who may read a case: the embedded base's builder, training, error mining, or the exam. A group has one pool for good."""
+"""Who may read a case: the embedded base's builder, training, error mining, or the exam.
+
+A group has one pool for good.
+"""
 
 Stop = Literal["answered", "max_tokens", "max_turns", "tool_error"]
 """Why a transcript ended. Running out of tokens is never confused with a wrong answer."""
@@ -90,7 +93,10 @@ class Estimate(Strict):
 
 
 class Manifest(Strict):
-    """What determines an artefact, and the digests of its files. No times, no hosts, no run ids: equal inputs, equal bytes."""
+    """What determines an artefact, and the digests of its files.
+
+    It holds no times, no hosts and no run ids: equal inputs, equal bytes.
+    """
 
     kind: Literal["base", "cases", "adapter", "graded"]
     name: str

@@ -21,7 +21,6 @@ from clinrl.errors import ParamsError, TrainingError
 from clinrl.evaluate import examinee, load_report, load_sitting, sitting_of
 from clinrl.params import load_params
 from clinrl.report import COMPARED, NOTE, compare
-from clinrl.statistics import Paired
 from clinrl.task import get_task
 
 if TYPE_CHECKING:
@@ -29,22 +28,24 @@ if TYPE_CHECKING:
 
 STRIDE = 1000
 """Replicate k adds k times this to every seed of the lineage; replicate 0 is the version of params.yaml itself."""
-SHOWN = ("exact", "dangerous", "no_parse")
+SHOWN = (*COMPARED, "no_parse")
+"""The shares of each exam that the report keeps."""
 
 
-def stage(params: "Params", version: str, *, seeds: int) -> None:
+def stage(params: "Params", version: str, *, seeds: int, source: Path = Path("params.yaml")) -> None:
     """Train and examine `seeds` replicates (the first is params.yaml's own) and write `data/reports/seeds/<version>.*`.
 
-    Raises ParamsError for fewer than two seeds, ArtefactError if params.yaml's own lineage was not examined yet, and
-    TrainingError if a stage of a replicate fails; what finished stays, and the same command goes on from there.
+    `source` is the file that `params` were read from. Raises ParamsError for an unknown version or fewer than two
+    seeds, ArtefactError if params.yaml's own lineage was not examined yet, and TrainingError if a stage of a replicate
+    fails; what finished stays, and the same command goes on from there.
     """
     if seeds < 2:
         raise ParamsError(f"--seeds is {seeds}; replication needs at least 2, params.yaml's own seed included")
     lineage = params.lineage(version)
-    own = Path.cwd()
-    folders = [own, *(_replicate(params, lineage, own, k) for k in range(1, seeds))]
-    runs = []
-    for folder in folders:
+    # Before the expensive part: an own lineage without an exam is found out now.
+    runs = [_results(params, lineage)]
+    for k in range(1, seeds):
+        folder = _replicate(params, lineage, k, source)
         with chdir(folder):
             runs.append(_results(load_params(), lineage))
     result = {
@@ -54,21 +55,56 @@ def stage(params: "Params", version: str, *, seeds: int) -> None:
         "note": NOTE,
         "runs": runs,
     }
-    write_json(own / paths.seeds_report(version), result)
-    write_text(own / paths.seeds_report(version).with_suffix(".md"), page(result))
+    write_json(paths.seeds_report(version), result)
+    write_text(paths.seeds_report(version).with_suffix(".md"), page(result))
 
 
-def _replicate(params: "Params", lineage: Sequence[str], own: Path, k: int) -> Path:
-    """The finished project folder of replicate `k`: built now, or found as an earlier call left it."""
-    inputs = {name: read_manifest(folder).files for name, folder in _shared(params, lineage).items() if folder.is_dir()}
-    key = digest([inputs, {v: params.versions[v].model_dump(mode="json", exclude={"why"}) for v in lineage}, k])
-    folder = own / ".clinrl" / "replicates" / f"{lineage[-1]}-{k}-{key[:16]}"
+def prepare(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:
+    """The project folder of replicate `k`, with its params.yaml and its links; what is built there already stays."""
+    folder = _folder(params, lineage, k)
     for target in _shared(params, lineage).values():
         link = folder / target
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to(own / target)
-    write_text(folder / "params.yaml", _moved(own / "params.yaml", lineage, k * STRIDE))
+            link.symlink_to(target.absolute())
+    write_text(folder / "params.yaml", moved(source, lineage, k * STRIDE))
+    return folder
+
+
+def _folder(params: "Params", lineage: Sequence[str], k: int) -> Path:
+    """Keyed by everything that determines a replicate: what another recipe or other data made is never found again."""
+    shared = _shared(params, lineage).items()
+    key = digest(
+        {
+            "inputs": {name: read_manifest(folder).files for name, folder in shared if folder.is_dir()},
+            "task_version": get_task(params.versions[lineage[-1]].task).version,
+            "scale": params.scale,
+            "modes": {name: mode.model_dump(mode="json") for name, mode in params.modes.items()},
+            "versions": {v: params.versions[v].model_dump(mode="json", exclude={"why"}) for v in lineage},
+            "profiles": {v: params.profiles[params.versions[v].profile].model_dump(mode="json") for v in lineage},
+        }
+    )
+    return Path(".clinrl/replicates") / f"{lineage[-1]}-{k}-{key[:16]}"
+
+
+def moved(source: Path, lineage: Sequence[str], by: int) -> str:
+    """The text of params.yaml with `by` added to the seeds of the lineage; no other value changes."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 16  # long lines stay whole
+    tree = yaml.load(source)
+    for name in lineage:
+        tree["versions"][name]["seed"] += by
+    text = io.StringIO()
+    yaml.dump(tree, text)
+    return text.getvalue()
+
+
+def _replicate(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:
+    """The finished project folder of replicate `k`: built now, or found as an earlier call left it."""
+    folder = prepare(params, lineage, k, source)
     for name in lineage:
         if (folder / paths.graded(name) / "manifest.json").exists():
             continue
@@ -93,19 +129,6 @@ def _shared(params: "Params", lineage: Sequence[str]) -> dict[str, Path]:
     return shared
 
 
-def _moved(source: Path, lineage: Sequence[str], by: int) -> str:
-    """params.yaml with the seeds of the lineage moved; nothing else changes."""
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    tree = yaml.load(source)
-    for name in lineage:
-        tree["versions"][name]["seed"] += by
-    text = io.StringIO()
-    yaml.dump(tree, text)
-    return text.getvalue()
-
-
 def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
     """Headline numbers of each version, and paired tests between every two of the lineage, in the current project."""
     task = get_task(params.versions[lineage[0]].task)
@@ -118,8 +141,8 @@ def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
             like = sitting_of(examinee(params, name), mode, params, reports[name, mode].exam_digest, cases)
             sittings[name] = load_sitting(name, like, cases)
         for before, after in itertools.combinations(lineage, 2):
-            for test in compare(sittings[after], sittings[before], task.metrics):
-                tests.append({"version": after, "mode": mode, **test.model_dump(mode="json")})
+            paired = compare(sittings[after], sittings[before], task.metrics)
+            tests += [{"version": after, "mode": mode, **test.model_dump(mode="json")} for test in paired]
         rivals = [test for test in reports[lineage[-1], mode].paired if test.other not in lineage]
         tests += [{"version": lineage[-1], "mode": mode, **test.model_dump(mode="json")} for test in rivals]
     return {
@@ -141,7 +164,7 @@ def _agreement(name: str) -> Any:
 
 
 def page(result: dict[str, Any]) -> str:
-    """The replication as Markdown: a row a seed and version, then the paired tests against the root."""
+    """The replication as Markdown: a row for each seed and version, then a row for each paired test."""
     return "\n".join([*_numbers(result), "", *_tests(result)]) + "\n"
 
 
@@ -151,35 +174,38 @@ def _numbers(result: dict[str, Any]) -> Iterator[str]:
     n = runs[0]["metrics"][lineage[0]][modes[0]]["exact"]["n"]
     yield f"# {result['version']} with {len(runs)} seeds"
     yield ""
-    yield f"{result['note']} Exam {result['exam']}, n = {n}; 95% Wilson intervals. Base, data and exam are the same in every row."
+    yield f"{result['note']} Exam {result['exam']}, n = {n}; brackets hold 95% Wilson intervals."
+    yield "Base, data and exam are the same in every row; the seeds of training are not."
     yield ""
-    yield (
-        "| seed | version | "
-        + " | ".join(f"{mode} {what}" for mode in modes for what in ("exact", "dangerous"))
-        + " | modes agree |"
-    )
-    yield "|---" * (3 + 2 * len(modes)) + "|"
+    columns = ["seed", "version", *(f"{mode} {what}" for mode in modes for what in COMPARED), "modes agree"]
+    yield _row(columns)
+    yield _row(["---"] * len(columns))
     for run in runs:
         for name in lineage:
-            cells = [_shown(run["metrics"][name][mode][what]) for mode in modes for what in COMPARED]
-            yield (
-                f"| {run['seeds'][name]} | {name} | " + " | ".join([*cells, _shown(run["mode_agreement"][name])]) + " |"
-            )
+            shares = [run["metrics"][name][mode][what] for mode in modes for what in COMPARED]
+            shown = [_shown(share) for share in (*shares, run["mode_agreement"][name])]
+            yield _row([run["seeds"][name], name, *shown])
 
 
 def _tests(result: dict[str, Any]) -> Iterator[str]:
     yield "Exact McNemar tests on the same cases, not adjusted for their number; gained and lost are discordant cases."
     yield ""
-    yield "| seed | comparison | mode | metric | gained | lost | difference | p |"
-    yield "|---|---|---|---|---|---|---|---|"
+    columns = ["seed", "comparison", "mode", "metric", "gained", "lost", "difference", "p"]
+    yield _row(columns)
+    yield _row(["---"] * len(columns))
     for run in result["runs"]:
-        for raw in run["tests"]:
-            test = Paired.model_validate({key: value for key, value in raw.items() if key not in ("version", "mode")})
-            yield (
-                f"| {run['seeds'][raw['version']]} | {raw['version']} against {test.other} | {raw['mode']} | {test.metric} | "
-                f"{test.b} | {test.c} | {_shown(raw['difference'])} | {test.p:.2g} |"
-            )
+        for test in run["tests"]:
+            who = f"{test['version']} against {test['other']}"
+            numbers = [test["b"], test["c"], _shown(test["difference"]), f"{test['p']:.2g}"]
+            yield _row([run["seeds"][test["version"]], who, test["mode"], test["metric"], *numbers])
 
 
-def _shown(estimate: dict[str, float]) -> str:
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _shown(estimate: dict[str, float] | None) -> str:
+    """Value and interval; a dash where there is none, as for the agreement of a single mode with itself."""
+    if estimate is None:
+        return "-"
     return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"

@@ -96,7 +96,10 @@ class Task(Protocol):
         """The reward. Pure. Raises only on a malformed case, never on model text."""
 
     def policies(self) -> Mapping[str, Callable[[AnyCase, Random], Transcript]]:
-        """Lazy policies (constants, random, hedging, empty, truncated, prior-matched) and "mediocre", which must beat them."""
+        """Lazy policies by name (constants, random, hedging, empty, truncated, prior-matched), and "mediocre".
+
+        The mediocre reader must earn more than each of them.
+        """
 
     def row(self, case: AnyCase) -> dict[str, Any]:
         """A flat row of the case for the table of expectations."""

@@ -45,6 +45,9 @@ ROWS = "rows.jsonl"
 STATUS = "status.json"
 ADAPTER = "adapter"
 
+DISK_FULL = 5
+"""The worker's exit code when nothing more can be written, its status neither."""
+
 GRACE_S = 30
 """Seconds a child has to end after its group was told to stop for good."""
 
@@ -63,6 +66,8 @@ def stage(params: "Params", version: str) -> None:
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
         write_json(folder / SPEC, {**spec, "checkpoint_every": _trainer(params, version).checkpoint_every})
         if not _completed(folder, spec["trainer"]["steps"]):
+            # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
+            write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
             code = _run_worker(folder / SPEC)
             _judge(code, folder, version, spec["trainer"]["steps"])
         with staged(target) as out:
@@ -71,6 +76,8 @@ def stage(params: "Params", version: str) -> None:
             fields = manifest_fields(spec)
             write_text(out / "README.md", model_card.write(fields, lineage=params.lineage(version)))
             seal(out, **fields)
+        # First the claim, then what it claims: killed halfway, the folder must not pass for a completed run.
+        (folder / STATUS).unlink()
         shutil.rmtree(folder)
 
 
@@ -183,6 +190,8 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     if code == 0 and _completed(folder, steps):
         return
     resume = f"the same command continues from step {status['step']} of {steps}"
+    if code == DISK_FULL:
+        raise TrainingError(f"training of {version} ended because the disk is full; free some space, and {resume}")
     if status["state"] == "stopped":
         raise TrainingError(f"training of {version} was stopped; {resume}")
     if status["state"] == "failed":

@@ -6,8 +6,10 @@ names the very bytes it was given for; one that fails gets a report beside it an
 the number of cases.
 """
 
+import errno
 import hashlib
 import math
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -229,7 +231,12 @@ def first_sightings() -> Iterator[Callable[[str, str], bool]]:
 
         def is_first(kind: str, text: str) -> bool:
             digest = hashlib.sha256(f"{kind}:{text}".encode()).digest()
-            return seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
+            try:
+                return seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder) from error
 
         yield is_first
 

@@ -43,6 +43,7 @@ def main(arguments: list[str]) -> int:
 
 def _train(folder: Path, spec: dict[str, Any]) -> int:
     from clinrl.checkpoints import Watch, disk_is_full, latest_checkpoint
+    from clinrl.train import DISK_FULL
 
     steps = spec["trainer"]["steps"]
     watch = Watch(folder, version=spec["version"], steps=steps)
@@ -52,17 +53,18 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
     checkpoints.mkdir(exist_ok=True)
     checkpoint = latest_checkpoint(checkpoints)
     reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
-    watch.status("running", reached)
     try:
+        watch.status("running", reached)
         step = _fit(folder, spec, watch, checkpoint)
+        watch.status("completed" if step == steps else "stopped", step)
+        return 0 if step == steps else STOPPED
     except Refused as error:
         watch.status("failed", watch.saved, str(error))
         return error.exit_code
     except Exception as error:
         if disk_is_full(error, folder):
-            reason = f"no space left on the disk at step {watch.step} of {steps}; free some, and {watch.resume()}"
-            watch.status("failed", watch.saved, reason)
-            return TrainingError.exit_code
+            latest_checkpoint(checkpoints)  # drops the one that was being written
+            return DISK_FULL
         if type(error).__name__ == "OutOfMemoryError":
             reason = f"out of GPU memory at step {watch.step + 1} of {steps}; lower trainer.micro_batch"
             watch.status("failed", watch.saved, reason)
@@ -70,11 +72,6 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
         raise
     finally:
         watch.line.stop()
-    if step < steps:
-        watch.status("stopped", step)
-        return STOPPED
-    watch.status("completed", step)
-    return 0
 
 
 def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None) -> int:

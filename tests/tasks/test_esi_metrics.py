@@ -4,7 +4,7 @@ import math
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.records import Unreadable
@@ -74,7 +74,6 @@ def test_unreadable_is_a_miss_in_every_share_that_counts_hits_and_no_mistriage()
     }  # fmt: skip
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(levels, answers), min_size=1))
 def test_every_case_is_exactly_one_of_right_under_over_and_unreadable(pairs):
     golds, given_answers = [gold for gold, _ in pairs], [answer for _, answer in pairs]
@@ -102,7 +101,6 @@ def test_kappa_agrees_with_scikit_learn():
     assert statistic("kappa", golds, given_answers) == pytest.approx(expected)
 
 
-@settings(deadline=None)
 @given(st.lists(levels, min_size=2).filter(lambda golds: len(set(golds)) > 1))
 def test_kappa_of_the_gold_is_one_and_silence_does_not_move_it(golds):
     assert statistic("kappa", golds, golds) == 1.0

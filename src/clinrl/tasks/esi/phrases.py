@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from clinrl.tasks.esi.rules import Resource
+from clinrl.tasks.esi.rules import Resource, Sex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Complaint:
     needs: tuple[Resource, ...] = ()
     site: Literal["visceral", "limb", "none"] = "none"
     ages: tuple[float, float] = (0.01, 95)
-    sex: Literal["female", "male"] | None = None
+    sex: Sex | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ FINDINGS: Mapping[str, Finding] = {
     )
 }
 
-CUES: Mapping[str, tuple[str, ...]] = {
+CUES: Mapping[Resource, tuple[str, ...]] = {
     "labs": ("blood work expected", "urine sample to be sent", "will need blood tests", "swab for culture to be sent"),
     "ECG": ("tracing of the heart planned", "ECG to be done", "twelve-lead wanted"),
     "x-ray": ("plain film planned", "needs a radiograph", "film of the bone wanted"),

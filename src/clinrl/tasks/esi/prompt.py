@@ -10,9 +10,9 @@ from clinrl.tasks.esi.rules import DANGER_VITALS, RULES, Decision, Presentation,
 
 SYSTEM = (
     "You are an experienced emergency triage nurse. Read the note and assign an Emergency Severity Index level from 1 "
-    "(most urgent) to 5. Write three blocks and at most 150 words: EXTRACTION with the chief complaint, vital signs and red "
-    "flags; ESI ALGORITHM with steps A (lifesaving), B (high-risk), C (resources) and D (vitals); and a last line "
-    "ANSWER: ESI n."
+    "(most urgent) to 5. Write three blocks and at most 150 words: EXTRACTION with the chief complaint, vital signs "
+    "and red flags; ESI ALGORITHM with steps A (lifesaving), B (high-risk), C (resources) and D (vitals); and a last "
+    "line ANSWER: ESI n."
 )
 
 _SAYS = {rule.id: rule.says for rule in RULES}

@@ -8,13 +8,15 @@ that the handbooks do not list. Thresholds and lists are restated, never quoted.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from clinrl.records import Strict
 
 Edition = Literal["v5", "v4"]
+Sex = Literal["female", "male"]
+SEXES: tuple[Sex, ...] = get_args(Sex)
 Resource = Literal[
     "labs", "ECG", "x-ray", "CT", "ultrasound", "IV fluids", "IV meds", "consult", "procedure", "sedation"
 ]
@@ -24,7 +26,7 @@ class Presentation(Strict):
     """The latent facts of one patient at the triage desk. None means not measured. Never shown to the model."""
 
     age_years: float = Field(ge=0, le=110)
-    sex: Literal["female", "male"]
+    sex: Sex
     complaint: str
     findings: tuple[str, ...]
     """Ids of the findings that hold, sorted; what is denied or past is not here."""
@@ -94,7 +96,8 @@ SPO2_LIMIT_PCT = 92
 """Strictly below is out, unless it is the stated baseline (v4 and v5, point D)."""
 
 MARGIN_PCT = 10
-"""A single vital sign counts as clearly out from 10% beyond its limit; below that the case is ambiguous. Our reading of "consider"."""
+"""A single vital sign counts as clearly out from 10% beyond its limit; below that the case is ambiguous. Our reading of
+"consider"."""
 
 RESOURCE_WEIGHT: Mapping[str, int] = {"sedation": 2}
 """Procedural sedation counts twice, every other type once (v4 and v5, point C)."""
@@ -255,7 +258,8 @@ RULES: tuple[Rule, ...] = (
     Rule(id="open_injury", point="B", says="open injury", holds=open_injury, source="series"),
     Rule(id="severe_pain", point="B", says="severe pain", holds=severe_pain, source="v5 B"),
 )
-"""Points A and B in the order of asking. Series rules come last in their point, so a handbook rule names the decision first."""
+"""Points A and B in the order of asking. Series rules come after the handbook's in their point, and severe pain after
+all others, so that the more specific rule names the decision."""
 
 DANGER_VITALS = "danger_vitals"
 RULE_IDS: tuple[str, ...] = (*(rule.id for rule in RULES), DANGER_VITALS)
@@ -268,25 +272,23 @@ def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = f
     v4 asks point D only of patients who need two or more resources; v5 of all who reach point C.
     """
     fired = tuple(rule for rule in RULES if rule.id not in omit and rule.holds(p))
+    names = tuple(rule.id for rule in fired)
     over = vitals_over(p, edition)
     clear = clearly_over(p, edition)
     count = resource_count(p)
-    common = {"over": over, "resource_count": count}
-    names = tuple(rule.id for rule in fired)
+
+    def decided(
+        level: int, point: Literal["A", "B", "C", "D"], rule: str, names: tuple[str, ...], *, ambiguous: bool = False
+    ) -> Decision:
+        return Decision(
+            level=level, point=point, rule=rule, fired=names, over=over, resource_count=count, ambiguous=ambiguous
+        )
+
     if fired:
         first = fired[0]
-        return Decision(
-            level=1 if first.point == "A" else 2,
-            point=first.point,
-            rule=first.id,
-            fired=names,
-            ambiguous=False,
-            **common,
-        )
+        return decided(1 if first.point == "A" else 2, first.point, first.id, names)
     asks_d = count >= 2 or edition == "v5"
     if asks_d and clear and DANGER_VITALS not in omit:
-        return Decision(level=2, point="D", rule=DANGER_VITALS, fired=(DANGER_VITALS,), ambiguous=False, **common)
+        return decided(2, "D", DANGER_VITALS, (DANGER_VITALS,))
     level, rule = (3, "resources_many") if count >= 2 else (4, "resources_one") if count == 1 else (5, "resources_none")
-    return Decision(
-        level=level, point="C", rule=rule, fired=names, ambiguous=asks_d and bool(over) and not clear, **common
-    )
+    return decided(level, "C", rule, (), ambiguous=asks_d and bool(over) and not clear)

@@ -1,0 +1,390 @@
+"""Bad input, a full disk, Ctrl-C and a second command at once, through the real command line on a doll.
+
+Each ends in one sentence on stderr and a non-zero exit code, leaves nothing half-written where the next stage would
+take it, and loses nothing that was finished.
+"""
+
+import copy
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import dolls
+from clinrl import artefacts, checkpoints, cli, dataset, paths
+from clinrl.tasks.esi import answer, triggers
+
+STEPS = 60
+"""Enough that a signal meets the run before its end, and few enough to be done in seconds."""
+CLINRL = [sys.executable, "-m", "clinrl"]
+FILE = paths.cases("d1") / paths.CASES_FILE
+ADAPTER = paths.adapter("v1")
+
+
+def doll_params() -> dict[str, Any]:
+    """The doll's params with a longer training."""
+    source = copy.deepcopy(dolls.PARAMS)
+    source["profiles"]["imitate"]["trainer"]["embedded"] |= {"steps": STEPS, "checkpoint_every": 10}
+    return source
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A command as a shell with job control starts it: in a process group of its own, which Ctrl-C goes to."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    with (folder / "stderr.txt").open("w") as errors:
+        return subprocess.Popen(
+            [*CLINRL, *arguments], cwd=folder, env=environment, stderr=errors, text=True, start_new_session=True
+        )
+
+
+def errors_of(folder: Path) -> str:
+    return (folder / "stderr.txt").read_text()
+
+
+def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str], what: str, folder: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not happened():
+        assert process.poll() is None, f"ended before {what}: {errors_of(folder)}"
+        assert time.monotonic() < deadline, f"no {what} in 300 s: {errors_of(folder)}"
+        time.sleep(0.005)
+
+
+def reached(folder: Path, version: str, step: int) -> bool:
+    """Whether the training of a version has finished a step."""
+    timings = [*(folder / ".clinrl/checkpoints").glob(f"{version}-*/{checkpoints.TIMINGS}")]
+    return bool(timings) and timings[0].read_text().count("\n") >= step
+
+
+@pytest.fixture(scope="module")
+def doll(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The doll's project with its exam and without an adapter."""
+    root = tmp_path_factory.mktemp("doll")
+    shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
+    with inside(root):
+        YAML(typ="safe").dump(doll_params(), Path("params.yaml"))
+        assert cli.main(["dataset", "x1"]) == 0
+        exam = artefacts.identity(artefacts.read_manifest(paths.cases("x1")))
+        artefacts.write_json(paths.data_proof("x1"), {"data": {"name": "x1", "identity": exam}})
+    return root
+
+
+@pytest.fixture(scope="module")
+def running(doll: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Any]]]:
+    """The same training started in two copies: one that nobody disturbs, and one that is stopped by Ctrl-C."""
+    runs = {}
+    for name in ("undisturbed", "stopped"):
+        folder = tmp_path_factory.mktemp(name)
+        shutil.copytree(doll, folder, dirs_exist_ok=True)
+        runs[name] = (folder, start(folder, "train", "v1"))
+    yield runs
+    for _, process in runs.values():
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def trained(running: dict[str, tuple[Path, Any]]) -> Path:
+    """The project in which v1 was trained without a disturbance."""
+    folder, process = running["undisturbed"]
+    assert process.wait(300) == 0, errors_of(folder)
+    return folder
+
+
+@pytest.fixture
+def project(doll: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the doll's project, entered."""
+    shutil.copytree(doll, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def contents(folder: Path = Path("data")) -> dict[str, bytes]:
+    """The bytes of every file below a folder, but for pages and reports of a refusal, which no stage reads."""
+    return {
+        str(path): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "docs" not in path.parts and not path.name.endswith(".failed.json")
+    }
+
+
+@pytest.fixture
+def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must be refused, and returns its sentence. All files stay as they are, but for `gone`."""
+
+    def run(*arguments: str, code: int = 1, gone: tuple[Path, ...] = ()) -> str:
+        before = contents()
+        assert cli.main(arguments) == code
+        message = capfd.readouterr().err
+        assert message.startswith("clinrl: ")
+        assert message.endswith("\n")
+        assert message[:-1].isprintable(), "one line, and no control character of the input"
+        assert len(message) < 700
+        assert contents() == {path: held for path, held in before.items() if Path(path) not in gone}
+        return message
+
+    return run
+
+
+def rows() -> list[dict[str, Any]]:
+    import json
+
+    return [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
+
+
+def rewrite(cases: list[dict[str, Any]], *, reseal: bool) -> None:
+    """Write the cases back, with ids that fit their contents where the schema allows, and a manifest that fits."""
+    FILE.write_text("".join(artefacts.canonical_json(case) + "\n" for case in cases), encoding="utf-8")
+    if reseal:
+        manifest = artefacts.read_manifest(FILE.parent)
+        artefacts.seal(FILE.parent, **manifest.model_dump(exclude={"files"}))
+
+
+def test_the_second_of_two_commands_is_busy_and_the_first_goes_on(
+    running: dict[str, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, process = running["undisturbed"]
+    monkeypatch.chdir(folder)
+    wait_for(lambda: any(Path(".clinrl/checkpoints").glob("v1-*/spec.json")), process, "the start", folder)
+    assert cli.main(["train", "v1"]) == 75
+    assert capfd.readouterr().err == (
+        "clinrl: another command is writing data/adapters/v1; wait for it to end and start this one again\n"
+    )
+    assert process.poll() is None  # that it ends well is what `trained` asserts
+
+
+def test_a_truncated_data_set(project: Path, refusal: Callable[..., str]) -> None:
+    FILE.write_bytes(FILE.read_bytes()[:-200])
+    sentence = f"{FILE} row 30 is cut short: no line end"
+    assert sentence in refusal("validate", "d1", gone=(paths.data_proof("d1"),))
+    shutil.copyfile(dolls.built() / paths.data_proof("d1"), paths.data_proof("d1"))
+    for command in ("train", "probe"):
+        message = refusal(command, "v1", gone=(paths.probe_proof("v1"),) if command == "probe" else ())
+        assert f"{FILE} was altered after it was built ({sentence}); rebuild with `dvc repro dataset@d1`" in message
+
+
+@pytest.mark.parametrize("reseal", [False, True])
+def test_a_label_changed_by_hand(project: Path, refusal: Callable[..., str], reseal: bool) -> None:
+    cases = rows()
+    cases[16]["key"]["level"] = cases[16]["key"]["level"] % 5 + 1
+    rewrite(cases, reseal=reseal)
+    message = refusal("train", "v1")
+    assert ("is for other data than data/cases/d1 now holds" if reseal else f"{FILE} was altered after") in message
+    message = refusal("validate", "d1", gone=(paths.data_proof("d1"),))
+    assert f"{FILE} row 17 ({cases[16]['id']}), column id_matches_content: " in message
+    assert "does not exist, so the data set d1 did not pass validation" in refusal("train", "v1")
+
+
+def test_an_impossible_oxygen_saturation(project: Path, refusal: Callable[..., str]) -> None:
+    cases = rows()
+    cases[16]["key"]["presentation"]["spo2_pct"] = 140
+    rewrite(cases, reseal=True)
+    message = refusal("validate", "d1", gone=(paths.data_proof("d1"),))
+    assert f"{FILE} row 17, column key.presentation.spo2_pct: " in message
+    assert "100, got 140; rebuild with `dvc repro dataset@d1`" in message
+    assert "did not pass validation" in refusal("train", "v1")
+
+
+def test_control_characters_in_a_narrative(project: Path, refusal: Callable[..., str]) -> None:
+    cases = rows()
+    cases[4]["facts"]["narrative"] += " \x1b[2J\x00\u202e"
+    rewrite(cases, reseal=True)
+    assert " row 5 (" in refusal("validate", "d1", gone=(paths.data_proof("d1"),))
+    FILE.write_bytes(FILE.read_bytes().replace(b"\\u0000", b"\x00"))
+    assert f"{FILE} row 5, column (the whole line): Invalid JSON" in refusal("validate", "d1")
+
+
+def test_a_narrative_of_100_000_words(project: Path, refusal: Callable[..., str]) -> None:
+    cases = rows()
+    cases[4]["facts"]["narrative"] = "word " * 100_000
+    rewrite(cases, reseal=True)
+    message = refusal("validate", "d1", gone=(paths.data_proof("d1"),))
+    assert f"{FILE} row 5, column facts.narrative: " in message
+    assert "(500,002 characters)" in message
+
+
+@pytest.mark.parametrize(
+    "phrase",
+    [
+        "word", "no", "no pain", "chest tube,", "denies open", "open fracture or", "prior intubation of the", "pain 8",
+        "pain score: 7 to", "mother has a stab wound.", "8 of", "ANSWER: ESI", "ANSWER: ESI 2 *",
+    ],
+)  # fmt: skip
+def test_triggers_and_answers_of_100_000_words_are_read_in_the_end(phrase: str) -> None:
+    """Back-tracking over a text of this length would take days; the limit only turns a hang into a failure."""
+
+    def hangs(*_: object) -> None:
+        raise AssertionError(f"still reading {phrase!r} after a minute")
+
+    count = 100_000 // len(phrase.split())
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(60)
+    try:
+        for joined in (" ", "\n"):
+            text = joined.join([phrase] * count)
+            for reads in (triggers.done_intervention, triggers.open_injury, triggers.severe_pain, answer.parse):
+                reads(text)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_missing_parent(project: Path, refusal: Callable[..., str]) -> None:
+    assert "v2 starts from v1, but data/adapters/v1 does not exist; run `dvc repro train@v1` first" in refusal(
+        "train", "v2"
+    )
+    assert "data/adapters/v1 has no manifest.json" in refusal("evaluate", "v1")
+    shutil.rmtree(paths.adapter("esi-base"))
+    assert "run `clinrl base esi` first" in refusal("train", "v1")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A real disk of 1 MiB, mounted in a namespace of its own: its path from here, and what runs a command on it."""
+    point = tmp_path / "disk"
+    point.mkdir()
+    mount = f"mount -t tmpfs -o size=1m tmpfs {point} && echo mounted && exec sleep 600"
+    try:
+        holder = subprocess.Popen(
+            ["unshare", "--map-root-user", "--mount", "sh", "-c", mount],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("this system has no unshare, so no disk can be mounted for the test")
+    try:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != "mounted\n":
+            pytest.skip(f"no disk can be mounted for the test: {holder.communicate()[1].strip()}")
+        entering = ["nsenter", "--preserve-credentials", "--user", "--mount", "--target", str(holder.pid)]
+        yield Path(f"/proc/{holder.pid}/root{point}"), [*entering, "sh", "-c", f'cd {point} && exec "$@"', "sh"]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_full_disk(doll: Path, small_disk: tuple[Path, list[str]]) -> None:
+    disk, on_disk = small_disk
+    shutil.copytree(doll, disk, dirs_exist_ok=True)
+    larger = doll_params()
+    larger["datasets"]["d1"]["cases"] = 5_000
+    YAML(typ="safe").dump(larger, disk / "larger.yaml")
+    before = contents(disk / "data")
+    environment = os.environ | {"TMPDIR": str(disk.relative_to(*disk.parts[:4]))}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [*on_disk, *CLINRL, *arguments], capture_output=True, text=True, check=False, env=environment
+        )
+        assert done.returncode == 1, done.stderr
+        assert contents(disk / "data") == before
+        return done.stderr
+
+    assert run("dataset", "d1", "--params", "larger.yaml") == (
+        "clinrl: disk is full: free some space and give the same command again\n"
+    )
+    with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
+        while True:
+            filler.write(bytes(512))
+    assert run("train", "v1").startswith("clinrl: disk is full")
+    (disk / "filler").unlink()
+    done = subprocess.run([*on_disk, *CLINRL, "dataset", "d1"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert contents(disk / "data") == before
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from clinrl import artefacts
+turn = 0
+while True:
+    turn += 1
+    with artefacts.staged(Path("data/cases/d1")) as out:
+        for number in range(100):
+            (out / f"{number}.txt").write_text(str(turn))
+        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={"turn": turn}, inputs={})
+    print(turn, flush=True)
+"""
+
+
+def test_a_kill_while_an_artefact_is_replaced_leaves_it_whole_or_absent(tmp_path: Path) -> None:
+    folder = tmp_path / paths.cases("d1")
+    for wait_s in (0.0, 0.003, 0.007, 0.011, 0.017):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        assert writer.stdout is not None
+        for _ in range(3):
+            writer.stdout.readline()
+        time.sleep(wait_s)
+        writer.kill()
+        writer.communicate()
+        assert not folder.exists() or len(artefacts.verified(folder).files) == 100
+    with artefacts.staged(folder) as out:
+        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={}, inputs={})
+    assert [path.name for path in folder.parent.iterdir()] == ["d1"]
+
+
+def test_ctrl_c_in_the_middle_of_training_and_the_same_command_again(
+    running: dict[str, tuple[Path, Any]], trained: Path
+) -> None:
+    folder, process = running["stopped"]
+    if process.poll() is None and not reached(folder, "v1", 5):
+        wait_for(lambda: reached(folder, "v1", 5), process, "step 5", folder)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(300) == 3
+    said = errors_of(folder)
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith(
+        "clinrl: training of v1 was stopped; the same command continues from step "
+    )
+    assert said.endswith(f" of {STEPS}\n")
+    assert not (folder / ADAPTER).exists()
+    again = start(folder, "train", "v1")
+    assert again.wait(300) == 0, errors_of(folder)
+    step = said.rsplit(" of ", 1)[0].rsplit(" ", 1)[1]
+    assert int(step) >= 5
+    assert f"clinrl: v1 trains from step {step} to {STEPS}\n" in errors_of(folder)
+    assert dolls.files(folder / ADAPTER) == dolls.files(trained / ADAPTER)
+    assert contents(folder / "data").keys() == {
+        str(folder / Path(path).relative_to(trained)) for path in contents(trained / "data")
+    }
+
+
+@pytest.mark.parametrize("command", [("train", "v2"), ("evaluate", "v1")])
+@pytest.mark.parametrize("damaged", [ADAPTER / "adapter_model.safetensors", paths.base("esi") / "model.safetensors"])
+def test_one_flipped_byte(
+    trained: Path,
+    command: tuple[str, str],
+    damaged: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Callable[..., str],
+) -> None:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    held = bytearray(damaged.read_bytes())
+    held[len(held) // 2] ^= 1
+    damaged.write_bytes(held)
+    assert refusal(*command) == (
+        f"clinrl: {damaged} was altered after it was built; restore it with `dvc checkout` or rebuild it\n"
+    )

@@ -1,0 +1,192 @@
+"""Replication: seeds moved and nothing else, what is finished found again, and the page that follows from the numbers."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import chdir
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+import dolls
+from clinrl import dataset, evaluate, paths, replicate
+from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.dataset import read_cases
+from clinrl.errors import ArtefactError, ParamsError, TrainingError
+from clinrl.params import load_params
+from clinrl.records import Message, Transcript
+from clinrl.statistics import paired, wilson
+
+PARAMS_FILE = Path(__file__).parents[1] / "params.yaml"
+LINEAGE = ("v1", "v2")
+
+
+def test_moving_the_seeds_of_a_lineage_moves_nothing_else(tmp_path):
+    yaml = YAML(typ="safe")
+    params = load_params(PARAMS_FILE)
+    lineage = params.lineage(list(params.versions)[-1])
+
+    text = replicate.moved(PARAMS_FILE, lineage, 1000)
+
+    before, after = yaml.load(PARAMS_FILE), yaml.load(text)
+    for name in lineage:
+        assert after["versions"][name].pop("seed") == before["versions"][name].pop("seed") + 1000
+    assert after == before
+    (tmp_path / "params.yaml").write_text(text, encoding="utf-8")
+    assert load_params(tmp_path / "params.yaml").lineage(lineage[-1]) == lineage
+
+
+def result(agreement):
+    """A replication of one version over two seeds, in one mode, as `stage` writes it."""
+    runs = []
+    for seed, hits in ((7, 3), (1007, 4)):
+        test = paired("exact", "root", [True] * hits + [False] * (8 - hits), [False] * 8)
+        share = wilson(hits, 8).model_dump(mode="json")
+        runs.append(
+            {
+                "seeds": {"v1": seed},
+                "metrics": {"v1": {"think": {"exact": share, "dangerous": wilson(0, 8).model_dump(mode="json")}}},
+                "mode_agreement": {"v1": agreement},
+                "tests": [{"version": "v1", "mode": "think", **test.model_dump(mode="json")}],
+            }
+        )
+    return {"version": "v1", "lineage": ["v1"], "exam": "x1", "note": "Research only.", "runs": runs}
+
+
+def test_the_page_has_a_row_for_each_seed_and_each_test():
+    page = replicate.page(result(wilson(8, 8).model_dump(mode="json")))
+
+    assert page.startswith("# v1 with 2 seeds\n\nResearch only. Exam x1, n = 8; ")
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    assert rows[0] == "| seed | version | think exact | think dangerous | modes agree |"
+    assert rows[2].startswith("| 7 | v1 | 0.375 (0.137 to 0.694) | 0.000 (0.000 to 0.324) | 1.000 (")
+    assert rows[3].startswith("| 1007 | v1 | 0.500 (")
+    assert rows[6].startswith("| 7 | v1 against root | think | exact | 3 | 0 | 0.375 (")
+    assert rows[7].endswith("| 0.12 |")
+    assert len({line.count("|") for line in rows[:4]}) == len({line.count("|") for line in rows[4:]}) == 1
+
+
+def test_a_single_mode_agrees_with_nothing():
+    assert "| 0.000 (0.000 to 0.324) | - |" in replicate.page(result(None))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A doll whose base and lineage sat the exam with answers made up here; nothing was trained."""
+    monkeypatch.chdir(tmp_path)
+    YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
+    dataset.stage(dolls.params(), "x1")
+    sit("esi-base", [1])
+    sit("v1", [1, 2])
+    sit("v2", [1, 2, 3])
+    return dolls.params()
+
+
+def sit(name, pattern):
+    """Let `name` answer the exam with a pattern of levels, repeated, in every mode, in the current project."""
+    doll = dolls.params()
+    who = evaluate.examinee(doll, name)
+    cases = list(read_cases(paths.cases("x1"), who.task))
+    exam = identity(read_manifest(paths.cases("x1")))
+    turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level, _ in zip(cycle(pattern), cases)]
+    transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
+    graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
+    blank = {mode: evaluate.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
+    with staged(paths.graded(name)) as out:
+        for mode, lines in graded.items():
+            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
+            write_text(out / f"{mode}.jsonl", "".join(rows))
+        spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
+        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs={"exam": exam})
+    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
+    parent = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
+    with staged(paths.report(name)) as out:
+        evaluate.write_reports(out, who, "a" * 64, cases, [], graded, after, parent)
+
+
+def test_finished_replicates_are_found_and_reported(project):
+    folder = replicate.prepare(project, LINEAGE, 1, Path("params.yaml"))
+    with chdir(folder):
+        sit("v1", [5])
+        sit("v2", [4, 3])
+
+    replicate.stage(project, "v2", seeds=2)
+
+    moved = load_params(folder / "params.yaml")
+    assert {name: moved.versions[name].seed for name in moved.versions} == {"v1": 1001, "v2": 1002, "v3": 3}
+    assert (folder / paths.cases("x1")).resolve() == paths.cases("x1").resolve()
+    report = paths.seeds_report("v2")
+    written = json.loads(report.read_text())
+    own, other = written["runs"]
+    assert written["lineage"] == ["v1", "v2"]
+    assert (own["seeds"], other["seeds"]) == ({"v1": 1, "v2": 2}, {"v1": 1001, "v2": 1002})
+    for run, where in ((own, Path()), (other, folder)):
+        with chdir(where):
+            exact = evaluate.load_report("v2", "think").metrics["exact"]
+        assert run["metrics"]["v2"]["think"]["exact"] == exact.model_dump(mode="json")
+        assert [(test["version"], test["other"], test["metric"]) for test in run["tests"] if test["mode"] == "think"] == [
+            ("v2", "v1", "exact"), ("v2", "v1", "dangerous"),
+        ]  # fmt: skip
+    assert own["metrics"] != other["metrics"]
+    page = report.with_suffix(".md").read_text()
+    assert page == replicate.page(written)
+
+    first = report.read_bytes()
+    replicate.stage(project, "v2", seeds=2)
+    assert report.read_bytes() == first
+
+
+def test_another_recipe_has_another_folder_and_another_reason_the_same(project):
+    folder = replicate.prepare(project, LINEAGE, 1, Path("params.yaml"))
+    profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]))
+    profiles["imitate"]["trainer"]["embedded"]["steps"] = 11
+    versions = json.loads(json.dumps(dolls.PARAMS["versions"]))
+    versions["v1"]["why"] = "another reason"
+
+    assert replicate.prepare(dolls.params(profiles=profiles), LINEAGE, 1, Path("params.yaml")) != folder
+    assert replicate.prepare(dolls.params(versions=versions), LINEAGE, 1, Path("params.yaml")) == folder
+    assert replicate.prepare(project, LINEAGE, 2, Path("params.yaml")) != folder
+
+
+def test_what_cannot_be_replicated_is_refused_before_anything_is_built(project):
+    with pytest.raises(ParamsError, match="needs at least 2"):
+        replicate.stage(project, "v2", seeds=1)
+    with pytest.raises(ParamsError, match="v9"):
+        replicate.stage(project, "v9", seeds=2)
+    with pytest.raises(ArtefactError, match="dvc repro evaluate@v3"):
+        replicate.stage(project, "v3", seeds=2)
+    assert not Path(".clinrl/replicates").exists()
+
+
+def test_a_stage_that_fails_is_named_with_its_replicate(project):
+    with pytest.raises(TrainingError, match=r"replicate 1: `clinrl probe v1` in .* ended with code 1"):
+        replicate.stage(project, "v2", seeds=2)
+
+
+@pytest.mark.slow
+def test_a_doll_is_trained_again_from_the_command_line(project):
+    folder = dolls.built()
+    for name in ("data/bases", "data/adapters", "data/reports/data", "data/cases/d1"):
+        shutil.copytree(folder / name, name, dirs_exist_ok=True)
+    named = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
+    write_json(paths.data_proof("x1"), named)
+    command = [sys.executable, "-m", "clinrl", "replicate", "v1", "--seeds", "2"]
+
+    done = subprocess.run(
+        command, env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    own, other = json.loads(paths.seeds_report("v1").read_text())["runs"]
+    assert (own["seeds"], other["seeds"]) == ({"v1": 1}, {"v1": 1001})
+    assert other["metrics"]["v1"]["direct"]["exact"]["n"] == 10
+    (trained,) = Path(".clinrl/replicates").iterdir()
+    assert read_manifest(trained / paths.adapter("v1")).spec["seed"] == 1001
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "replicate 1: train" not in again.stderr
