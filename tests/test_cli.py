@@ -64,11 +64,11 @@ def test_help_names_every_subcommand(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     text = capsys.readouterr().out
-    for name in ("base", "dataset", "validate", "probe", "train", "evaluate", "plan", "verify"):
+    for name in ("base", "dataset", "validate", "probe", "train", "evaluate", "plan", "replicate", "verify"):
         assert f"\n    {name} " in text
 
 
-@pytest.mark.parametrize("name", [*cli.STAGES, "plan", "verify"])
+@pytest.mark.parametrize("name", [*cli.STAGES, "plan", "replicate", "verify"])
 def test_help_of_a_subcommand_has_examples(name, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
@@ -86,6 +86,8 @@ def test_help_of_a_subcommand_has_examples(name, capsys):
         ["train"],
         ["train", "a", "b"],
         ["train", "a", "--par", "x"],
+        ["replicate"],
+        ["replicate", "esi-v46", "--seeds", "1"],
         ["verify", "esi-v46", "--threads", "0"],
         ["verify", "esi-v46", "--hash-seed", "-1"],
         ["verify", "esi-v46", "--hash-seed", "x"],
@@ -108,6 +110,7 @@ def test_a_usage_error_exits_with_2(arguments, capsys):
         ("base", "esl", ("no task", "did you mean esi?")),
         ("evaluate", "esi-bsae", ("no version", "did you mean esi-base?")),
         ("plan", "v99", ("is not a version", "allowed: ")),
+        ("replicate", "v99", ("is not a version", "allowed: ")),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_allowed_ones(command, name, fragments, project, capsys):

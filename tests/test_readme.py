@@ -1,6 +1,7 @@
 """The README tells the truth: its tree, its commands and its table."""
 
 import argparse
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -90,3 +91,26 @@ def test_splicing_replaces_what_stands_between_the_markers() -> None:
 def test_a_page_without_its_markers_is_refused(page: str) -> None:
     with pytest.raises(ArtefactError, match="README"):
         series.spliced(page, "new")
+
+
+def test_what_it_says_of_three_seeds_is_what_was_measured() -> None:
+    """The sentence below the table rests on the committed replication."""
+    result = json.loads((ROOT / "data/reports/seeds/esi-v49.json").read_text(encoding="utf-8"))
+    assert "data/reports/seeds/esi-v49.md" in README
+    assert len(result["runs"]) == 3
+    for run in result["runs"]:
+        for mode in ("think", "direct"):
+            exact = [run["metrics"][version][mode]["exact"]["value"] for version in result["lineage"]]
+            assert exact == sorted(exact)
+            tests = {
+                (test["other"], test["metric"]): test
+                for test in run["tests"]
+                if (test["version"], test["mode"]) == ("esi-v49", mode)
+            }
+            better = tests["esi-v43", "exact"], tests["bag of words", "exact"]
+            safer = tests["esi-v43", "dangerous"]
+            assert all(test["b"] > test["c"] and test["p"] < 0.05 for test in better)
+            assert safer["b"] < safer["c"]
+            assert safer["p"] < 0.05
+        agreement = [run["mode_agreement"][version]["value"] for version in ("esi-v43", "esi-v49")]
+        assert agreement == sorted(agreement)

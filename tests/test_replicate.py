@@ -1,5 +1,6 @@
-"""Replication: seeds moved and nothing else, what is finished found again, and the page that follows from the numbers."""
+"""Replication: seeds moved and nothing else, what is finished found again, and the page on what was found."""
 
+import copy
 import json
 import os
 import shutil
@@ -55,7 +56,14 @@ def result(agreement):
                 "tests": [{"version": "v1", "mode": "think", **test.model_dump(mode="json")}],
             }
         )
-    return {"version": "v1", "lineage": ["v1"], "exam": "x1", "note": "Research only.", "runs": runs}
+    return {
+        "version": "v1",
+        "lineage": ["v1"],
+        "modes": ["think"],
+        "exam": "x1",
+        "note": "Research only.",
+        "runs": runs,
+    }
 
 
 def test_the_page_has_a_row_for_each_seed_and_each_test():
@@ -75,15 +83,24 @@ def test_a_single_mode_agrees_with_nothing():
     assert "| 0.000 (0.000 to 0.324) | - |" in replicate.page(result(None))
 
 
+@pytest.fixture(scope="module")
+def examined(tmp_path_factory):
+    """A doll's project whose base and lineage sat the exam with answers made up here; nothing was trained."""
+    root = tmp_path_factory.mktemp("examined")
+    with chdir(root):
+        YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
+        dataset.stage(dolls.params(), "x1")
+        sit("esi-base", [1])
+        sit("v1", [1, 2])
+        sit("v2", [1, 2, 3])
+    return root
+
+
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A doll whose base and lineage sat the exam with answers made up here; nothing was trained."""
+def project(examined, tmp_path, monkeypatch):
+    """A copy of that project, entered."""
+    shutil.copytree(examined, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
-    dataset.stage(dolls.params(), "x1")
-    sit("esi-base", [1])
-    sit("v1", [1, 2])
-    sit("v2", [1, 2, 3])
     return dolls.params()
 
 
@@ -129,9 +146,8 @@ def test_finished_replicates_are_found_and_reported(project):
         with chdir(where):
             exact = evaluate.load_report("v2", "think").metrics["exact"]
         assert run["metrics"]["v2"]["think"]["exact"] == exact.model_dump(mode="json")
-        assert [(test["version"], test["other"], test["metric"]) for test in run["tests"] if test["mode"] == "think"] == [
-            ("v2", "v1", "exact"), ("v2", "v1", "dangerous"),
-        ]  # fmt: skip
+        tests = [(test["version"], test["other"], test["metric"]) for test in run["tests"] if test["mode"] == "think"]
+        assert tests == [("v2", "v1", "exact"), ("v2", "v1", "dangerous")]
     assert own["metrics"] != other["metrics"]
     page = report.with_suffix(".md").read_text()
     assert page == replicate.page(written)
@@ -143,9 +159,9 @@ def test_finished_replicates_are_found_and_reported(project):
 
 def test_another_recipe_has_another_folder_and_another_reason_the_same(project):
     folder = replicate.prepare(project, LINEAGE, 1, Path("params.yaml"))
-    profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]))
+    profiles = copy.deepcopy(dolls.PARAMS["profiles"])
     profiles["imitate"]["trainer"]["embedded"]["steps"] = 11
-    versions = json.loads(json.dumps(dolls.PARAMS["versions"]))
+    versions = copy.deepcopy(dolls.PARAMS["versions"])
     versions["v1"]["why"] = "another reason"
 
     assert replicate.prepare(dolls.params(profiles=profiles), LINEAGE, 1, Path("params.yaml")) != folder

@@ -59,6 +59,7 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[s
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import balanced_accuracy_score
     from sklearn.model_selection import GroupKFold
+    from threadpoolctl import threadpool_limits
 
     if len(set(labels)) == 1:
         return [labels[0]] * len(asked)
@@ -67,7 +68,8 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[s
 
     def fit(x: Any, strength: float, rows: Sequence[int]) -> Any:
         weighted = LogisticRegression(C=strength, max_iter=300, tol=1e-3, class_weight="balanced")
-        return weighted.fit(x[rows], [y[row] for row in rows])
+        with threadpool_limits(1):  # on matrices this sparse a second thread only waits for the first
+            return weighted.fit(x[rows], [y[row] for row in rows])
 
     found: list[tuple[float, int, float, Any, Any]] = []
     for pairs in (1, 2):

@@ -51,6 +51,7 @@ def stage(params: "Params", version: str, *, seeds: int, source: Path = Path("pa
     result = {
         "version": version,
         "lineage": list(lineage),
+        "modes": list(params.modes),
         "exam": params.versions[version].exam,
         "note": NOTE,
         "runs": runs,
@@ -169,8 +170,7 @@ def page(result: dict[str, Any]) -> str:
 
 
 def _numbers(result: dict[str, Any]) -> Iterator[str]:
-    lineage, runs = result["lineage"], result["runs"]
-    modes = list(runs[0]["metrics"][lineage[0]])
+    lineage, modes, runs = result["lineage"], result["modes"], result["runs"]
     n = runs[0]["metrics"][lineage[0]][modes[0]]["exact"]["n"]
     yield f"# {result['version']} with {len(runs)} seeds"
     yield ""

@@ -4,15 +4,18 @@ Each ends in one sentence on stderr and a non-zero exit code, leaves nothing hal
 take it, and loses nothing that was finished.
 """
 
+import contextlib
 import copy
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import dolls
-from clinrl import artefacts, checkpoints, cli, dataset, paths
+from clinrl import artefacts, checkpoints, cli, paths
 from clinrl.tasks.esi import answer, triggers
 
 STEPS = 60
@@ -37,7 +40,7 @@ def doll_params() -> dict[str, Any]:
     return source
 
 
-@contextmanager
+@contextlib.contextmanager
 def inside(folder: Path) -> Iterator[None]:
     before = Path.cwd()
     os.chdir(folder)
@@ -88,26 +91,43 @@ def doll(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(doll: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, Any]]]:
-    """The same training started in two copies: one that nobody disturbs, and one that is stopped by Ctrl-C."""
-    runs = {}
-    for name in ("undisturbed", "stopped"):
-        folder = tmp_path_factory.mktemp(name)
-        shutil.copytree(doll, folder, dirs_exist_ok=True)
-        runs[name] = (folder, start(folder, "train", "v1"))
-    yield runs
-    for _, process in runs.values():
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+def undisturbed(doll: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """A project in which a training is under way; it goes on while other tests run."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    shutil.copytree(doll, folder, dirs_exist_ok=True)
+    process = start(folder, "train", "v1")
+    yield folder, process
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture(scope="module")
-def trained(running: dict[str, tuple[Path, Any]]) -> Path:
+def trained(undisturbed: tuple[Path, subprocess.Popen[str]]) -> Path:
     """The project in which v1 was trained without a disturbance."""
-    folder, process = running["undisturbed"]
+    folder, process = undisturbed
     assert process.wait(300) == 0, errors_of(folder)
     return folder
+
+
+def stop_and_continue(folder: Path) -> tuple[int, str]:
+    """Train v1 until Ctrl-C comes after step 5, and again to the end. Returns how the first attempt ended."""
+    process = start(folder, "train", "v1")
+    wait_for(lambda: reached(folder, "v1", 5), process, "step 5", folder)
+    os.killpg(process.pid, signal.SIGINT)
+    code, said = process.wait(300), errors_of(folder)
+    assert not (folder / ADAPTER).exists()
+    again = start(folder, "train", "v1")
+    assert again.wait(300) == 0, errors_of(folder)
+    return code, said
+
+
+@pytest.fixture(scope="module")
+def stopped(doll: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Future[tuple[int, str]]]]:
+    """A project in which the same training is being stopped and continued, while other tests run."""
+    folder = tmp_path_factory.mktemp("stopped")
+    shutil.copytree(doll, folder, dirs_exist_ok=True)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield folder, pool.submit(stop_and_continue, folder)
 
 
 @pytest.fixture
@@ -146,23 +166,22 @@ def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 def rows() -> list[dict[str, Any]]:
-    import json
-
     return [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 
 
 def rewrite(cases: list[dict[str, Any]], *, reseal: bool) -> None:
-    """Write the cases back, with ids that fit their contents where the schema allows, and a manifest that fits."""
+    """Write the cases back, and if asked a manifest with the digest that the file now has."""
     FILE.write_text("".join(artefacts.canonical_json(case) + "\n" for case in cases), encoding="utf-8")
     if reseal:
         manifest = artefacts.read_manifest(FILE.parent)
         artefacts.seal(FILE.parent, **manifest.model_dump(exclude={"files"}))
 
 
+@pytest.mark.usefixtures("stopped")  # begun here, so that it is done when its own test comes
 def test_the_second_of_two_commands_is_busy_and_the_first_goes_on(
-    running: dict[str, tuple[Path, Any]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    undisturbed: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder, process = running["undisturbed"]
+    folder, process = undisturbed
     monkeypatch.chdir(folder)
     wait_for(lambda: any(Path(".clinrl/checkpoints").glob("v1-*/spec.json")), process, "the start", folder)
     assert cli.main(["train", "v1"]) == 75
@@ -224,28 +243,23 @@ def test_a_narrative_of_100_000_words(project: Path, refusal: Callable[..., str]
 
 @pytest.mark.parametrize(
     "phrase",
-    [
-        "word", "no", "no pain", "chest tube,", "denies open", "open fracture or", "prior intubation of the", "pain 8",
-        "pain score: 7 to", "mother has a stab wound.", "8 of", "ANSWER: ESI", "ANSWER: ESI 2 *",
-    ],
-)  # fmt: skip
+    ["no", "chest tube,", "prior intubation of the", "pain 8", "mother has a stab wound.", "ANSWER: ESI 2 *\n"],
+)
 def test_triggers_and_answers_of_100_000_words_are_read_in_the_end(phrase: str) -> None:
     """Back-tracking over a text of this length would take days; the limit only turns a hang into a failure."""
 
     def hangs(*_: object) -> None:
-        raise AssertionError(f"still reading {phrase!r} after a minute")
+        raise AssertionError(f"still reading {phrase!r} after a minute of processor time")
 
-    count = 100_000 // len(phrase.split())
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(60)
+    text = " ".join([phrase] * (100_000 // len(phrase.split())))
+    before = signal.signal(signal.SIGVTALRM, hangs)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 60)
     try:
-        for joined in (" ", "\n"):
-            text = joined.join([phrase] * count)
-            for reads in (triggers.done_intervention, triggers.open_injury, triggers.severe_pain, answer.parse):
-                reads(text)
+        for reads in (triggers.done_intervention, triggers.open_injury, triggers.severe_pain, answer.parse):
+            reads(text)
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_a_missing_parent(project: Path, refusal: Callable[..., str]) -> None:
@@ -259,10 +273,10 @@ def test_a_missing_parent(project: Path, refusal: Callable[..., str]) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A real disk of 1 MiB, mounted in a namespace of its own: its path from here, and what runs a command on it."""
+    """A real disk of 3 MiB, mounted in a namespace of its own: its path from here, and what runs a command on it."""
     point = tmp_path / "disk"
     point.mkdir()
-    mount = f"mount -t tmpfs -o size=1m tmpfs {point} && echo mounted && exec sleep 600"
+    mount = f"mount -t tmpfs -o size=3m tmpfs {point} && echo mounted && exec sleep 600"
     try:
         holder = subprocess.Popen(
             ["unshare", "--map-root-user", "--mount", "sh", "-c", mount],
@@ -283,6 +297,14 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, list[str]]]:
         holder.communicate()
 
 
+def fill(path: Path) -> None:
+    """Write a file until the disk has no room for more."""
+    with path.open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(bytes(512))
+    assert os.statvfs(path).f_bavail == 0
+
+
 def test_a_full_disk(doll: Path, small_disk: tuple[Path, list[str]]) -> None:
     disk, on_disk = small_disk
     shutil.copytree(doll, disk, dirs_exist_ok=True)
@@ -290,12 +312,9 @@ def test_a_full_disk(doll: Path, small_disk: tuple[Path, list[str]]) -> None:
     larger["datasets"]["d1"]["cases"] = 5_000
     YAML(typ="safe").dump(larger, disk / "larger.yaml")
     before = contents(disk / "data")
-    environment = os.environ | {"TMPDIR": str(disk.relative_to(*disk.parts[:4]))}
 
     def run(*arguments: str) -> str:
-        done = subprocess.run(
-            [*on_disk, *CLINRL, *arguments], capture_output=True, text=True, check=False, env=environment
-        )
+        done = subprocess.run([*on_disk, *CLINRL, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 1, done.stderr
         assert contents(disk / "data") == before
         return done.stderr
@@ -303,9 +322,7 @@ def test_a_full_disk(doll: Path, small_disk: tuple[Path, list[str]]) -> None:
     assert run("dataset", "d1", "--params", "larger.yaml") == (
         "clinrl: disk is full: free some space and give the same command again\n"
     )
-    with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space left"):
-        while True:
-            filler.write(bytes(512))
+    fill(disk / "filler")
     assert run("train", "v1").startswith("clinrl: disk is full")
     (disk / "filler").unlink()
     done = subprocess.run([*on_disk, *CLINRL, "dataset", "d1"], capture_output=True, text=True, check=False)
@@ -313,61 +330,83 @@ def test_a_full_disk(doll: Path, small_disk: tuple[Path, list[str]]) -> None:
     assert contents(disk / "data") == before
 
 
-WRITER = """
-import sys
+@pytest.mark.faults
+def test_a_disk_that_fills_up_while_training(
+    doll: Path, trained: Path, small_disk: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    disk, on_disk = small_disk
+    shutil.copytree(doll, disk, dirs_exist_ok=True)
+    with (tmp_path / "stderr.txt").open("w") as errors:
+        process = subprocess.Popen([*on_disk, *CLINRL, "train", "v1"], stderr=errors, text=True)
+    whole = f".clinrl/checkpoints/v1-*/trainer/checkpoint-10/{checkpoints.SENTINEL}"
+    wait_for(lambda: any(disk.glob(whole)), process, "a checkpoint", tmp_path)
+    fill(disk / "filler")
+    assert process.wait(300) == 3
+    said = errors_of(tmp_path)
+    assert "Traceback" not in said
+    sentence = (
+        r"clinrl: training of v1 ended because the disk is full; free some space, "
+        rf"and the same command continues from step (\d+) of {STEPS}"
+    )
+    step = re.fullmatch(sentence, said.splitlines()[-1])
+    assert step, said
+    assert not (disk / ADAPTER).exists()
+    (disk / "filler").unlink()
+    again = subprocess.run([*on_disk, *CLINRL, "train", "v1"], stderr=subprocess.PIPE, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert f"clinrl: v1 trains from step {step[1]} to {STEPS}\n" in again.stderr
+    assert dolls.files(disk / ADAPTER) == dolls.files(trained / ADAPTER)
+
+
+FILES = 1_000
+WRITER = f"""
 from pathlib import Path
 from clinrl import artefacts
 turn = 0
 while True:
     turn += 1
     with artefacts.staged(Path("data/cases/d1")) as out:
-        for number in range(100):
-            (out / f"{number}.txt").write_text(str(turn))
-        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={"turn": turn}, inputs={})
-    print(turn, flush=True)
+        for number in range({FILES}):
+            (out / f"{{number}}.txt").write_text(str(turn))
+        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={{"turn": turn}}, inputs={{}})
 """
 
 
 def test_a_kill_while_an_artefact_is_replaced_leaves_it_whole_or_absent(tmp_path: Path) -> None:
     folder = tmp_path / paths.cases("d1")
-    for wait_s in (0.0, 0.003, 0.007, 0.011, 0.017):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        for _ in range(3):
-            writer.stdout.readline()
+    for wait_s in (0.0, 0.002, 0.004, 0.008):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER], cwd=tmp_path)
+        sealed = folder.with_name(f".d1.partial-{writer.pid}") / artefacts.MANIFEST
+        # The second seal of this writer: what it replaces is deleted in the milliseconds after it.
+        for happened in (sealed.exists, lambda sealed=sealed: not sealed.exists(), sealed.exists):
+            while not happened():
+                assert writer.poll() is None
         time.sleep(wait_s)
         writer.kill()
-        writer.communicate()
-        assert not folder.exists() or len(artefacts.verified(folder).files) == 100
+        writer.wait()
+        assert not folder.exists() or len(artefacts.verified(folder).files) == FILES
     with artefacts.staged(folder) as out:
         artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={}, inputs={})
     assert [path.name for path in folder.parent.iterdir()] == ["d1"]
 
 
 def test_ctrl_c_in_the_middle_of_training_and_the_same_command_again(
-    running: dict[str, tuple[Path, Any]], trained: Path
+    stopped: tuple[Path, Future[tuple[int, str]]], trained: Path
 ) -> None:
-    folder, process = running["stopped"]
-    if process.poll() is None and not reached(folder, "v1", 5):
-        wait_for(lambda: reached(folder, "v1", 5), process, "step 5", folder)
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(300) == 3
-    said = errors_of(folder)
+    folder, ending = stopped
+    code, said = ending.result(300)
+    assert code == 3
     assert "Traceback" not in said
-    assert said.splitlines()[-1].startswith(
-        "clinrl: training of v1 was stopped; the same command continues from step "
-    )
-    assert said.endswith(f" of {STEPS}\n")
-    assert not (folder / ADAPTER).exists()
-    again = start(folder, "train", "v1")
-    assert again.wait(300) == 0, errors_of(folder)
-    step = said.rsplit(" of ", 1)[0].rsplit(" ", 1)[1]
-    assert int(step) >= 5
-    assert f"clinrl: v1 trains from step {step} to {STEPS}\n" in errors_of(folder)
-    assert dolls.files(folder / ADAPTER) == dolls.files(trained / ADAPTER)
-    assert contents(folder / "data").keys() == {
-        str(folder / Path(path).relative_to(trained)) for path in contents(trained / "data")
-    }
+    last = said.splitlines()[-1]
+    sentence = rf"clinrl: training of v1 was stopped; the same command continues from step (\d+) of {STEPS}"
+    step = re.fullmatch(sentence, last)
+    assert step, said
+    assert 5 <= int(step[1]) < STEPS
+    assert f"clinrl: v1 trains from step {step[1]} to {STEPS}\n" in errors_of(folder)
+    with inside(trained):
+        expected = contents()
+    with inside(folder):
+        assert contents() == expected
 
 
 @pytest.mark.parametrize("command", [("train", "v2"), ("evaluate", "v1")])

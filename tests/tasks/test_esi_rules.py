@@ -13,8 +13,8 @@ from clinrl.tasks.esi.rules import BANDS, RULE_IDS, RULES, Presentation, band, d
 def patient(**facts: Any) -> Presentation:
     """A well adult with no resource needs, changed by `facts`: level 5."""
     well: dict[str, Any] = {
-        "age_years": 40, "sex": "female", "complaint": "cough", "findings": (), "hr_bpm": 80, "rr_bpm": 16, "spo2_pct": 98,
-        "sbp_mmhg": 120, "dbp_mmhg": 75, "temp_c": 37.0,
+        "age_years": 40, "sex": "female", "complaint": "cough", "findings": (), "hr_bpm": 80, "rr_bpm": 16,
+        "spo2_pct": 98, "sbp_mmhg": 120, "dbp_mmhg": 75, "temp_c": 37.0,
     }  # fmt: skip
     return Presentation(**{**well, **facts})
 
