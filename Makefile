@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help demo test check bench
+.PHONY: help demo test check bench faults
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -26,6 +26,9 @@ check: $(READY) ## formatting, lint, types
 
 bench: $(READY) ## measure time and memory; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py
+
+faults: $(READY) ## kill the training of the real series at ten moments; takes about a quarter of an hour
+	@$(BIN)/python -m pytest -m faults -o addopts='' -s tests/faults
 
 # uv installs in seconds what pip installs in minutes. It does not read pip's configuration, so an index and a folder
 # of wheels that pip knows are passed on (that folder is where a CPU build of torch may lie). Where uv fails, pip does it.

@@ -160,7 +160,7 @@ class Trainer(Section):
     """Optimiser steps."""
     micro_batch: Count | None = None
     """Sequences that are in memory at once; divides the sequences of a step. Null: all of them."""
-    checkpoint_every: Count = 20
+    checkpoint_every: Count = 5
     """Optimiser steps between two checkpoints: what a killed run can lose."""
 
     def _divides(self, sequences: int, what: str) -> None:
