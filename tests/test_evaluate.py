@@ -152,13 +152,15 @@ def test_paired_tests_are_against_parent_and_bag_of_words(reports):
 
 def test_summary_is_plain_numbers_by_mode_and_the_agreement(reports):
     summary = json.loads((reports / "summary.json").read_text())
-    assert set(summary) == {"direct", "think", "mode_agreement", "between_modes"}
+    assert set(summary) == {"direct", "think", "mode_agreement"}
     assert summary["think"] == {
         "exact": 1.0, "adjacent": 1.0, "dangerous": 0.0, "high_risk_sensitivity": 1.0, "kappa": 1.0,
         "no_parse": 0.0, "clipped": 0.0,
     }  # fmt: skip
-    assert summary["mode_agreement"]["value"] == pytest.approx(22 / 24, abs=1e-6)
-    exact = summary["between_modes"]["direct_think"]["exact"]
+    assert summary["mode_agreement"] == pytest.approx(22 / 24, abs=1e-6)
+    between = json.loads((reports / "between_modes.json").read_text())
+    assert between["mode_agreement"]["n"] == 24
+    exact = between["between_modes"]["direct_think"]["exact"]
     assert (exact["b"], exact["c"], exact["p"]) == (0, 2, 0.5)
 
 

@@ -32,7 +32,11 @@ PUBLISHED = {
 def begin(version: str, hash_seed: int) -> subprocess.Popen[str]:
     """Start the training of a version in a process of its own, in the working directory."""
     YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
-    environment = os.environ | {"PYTHONHASHSEED": str(hash_seed), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {
+        "PYTHONHASHSEED": str(hash_seed),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # beside other tests, waiting threads must not take the processor
+    }
     return subprocess.Popen([sys.executable, "-c", TRAIN, version], env=environment, stderr=subprocess.PIPE, text=True)
 
 

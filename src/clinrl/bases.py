@@ -110,7 +110,9 @@ def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
     """`load` for a base folder, at whatever scale it is. Raises ArtefactError as `load` does."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # of reading the weights; the stages show how far their own work is
     verified(folder)
     origin: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
     # A model of a few million parameters stays on the CPU, where equal inputs give equal bytes.

@@ -6,9 +6,11 @@ the level that every x86-64 machine of the last ten years has. `settle` belongs 
 """
 
 import importlib.metadata
+import logging
 import os
 import platform
 import sys
+import warnings
 from typing import Any
 
 from clinrl.errors import Refused
@@ -65,6 +67,9 @@ def pin() -> None:
                 f"import clinrl first, or start Python with ATEN_CPU_CAPABILITY={KERNELS}"
             )
     os.environ.update(_ARITHMETIC | _ALLOCATOR | _QUIET | (_X86_ARITHMETIC if X86 else {}))
+    # Libraries' advice to each other, which nobody at the command line can follow.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
 
 
 def settle(seed: int) -> None:

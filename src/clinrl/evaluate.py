@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from clinrl import baselines, figures, paths, prose
 from clinrl.artefacts import (
@@ -42,6 +43,7 @@ SEED = 1
 """Of sampling, in modes with a temperature above 0: the same for all versions, so that comparisons stay paired."""
 HISTORY = "history.jsonl"
 SUMMARY = "summary.json"
+BETWEEN_MODES = "between_modes.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,7 @@ def write_reports(
     golds = [task.label(case) for case in cases]
     agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, metrics)
     write_json(out / SUMMARY, summary(reports, agreement))
+    write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
     write_text(out / "report.md", prose.page(reports, agreement, parent=who.parent))
     log = paths.adapter(who.name) / HISTORY
     if log.exists():

@@ -69,7 +69,9 @@ def history_columns(history: History) -> list[str]:
     """All numbers that were ever logged: `step` first, then what is plotted, then the rest by name."""
     names = {key for entry in history for key in entry} - {"step"}
     plotted = [key for keys in _panels(history).values() for key in keys.values()]
-    return ["step", *plotted, *sorted(names - set(plotted))]
+    # Both whatever the method, so that one plot of dvc.yaml serves SFT and GRPO.
+    first = ["loss", "reward", *(key for key in plotted if key not in ("loss", "reward"))]
+    return ["step", *first, *sorted(names - set(first))]
 
 
 def confusion(counts: Confusion, title: str, path: Path) -> None:

@@ -18,7 +18,7 @@ from clinrl import paths
 from clinrl.artefacts import digest, read_manifest, write_json, write_text
 from clinrl.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
-from clinrl.evaluate import examinee, load_report, load_sitting, sitting_of
+from clinrl.evaluate import BETWEEN_MODES, examinee, load_report, load_sitting, sitting_of
 from clinrl.params import load_params
 from clinrl.report import COMPARED, NOTE, compare
 from clinrl.task import get_task
@@ -161,7 +161,7 @@ def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
 
 
 def _agreement(name: str) -> Any:
-    return json.loads((paths.report(name) / "summary.json").read_text(encoding="utf-8")).get("mode_agreement")
+    return json.loads((paths.report(name) / BETWEEN_MODES).read_text(encoding="utf-8")).get("mode_agreement")
 
 
 def page(result: dict[str, Any]) -> str:

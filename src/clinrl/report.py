@@ -12,7 +12,6 @@ from itertools import combinations
 from typing import Any
 
 from pydantic import Field
-from pydantic_core import to_jsonable_python
 
 from clinrl.errors import ArtefactError
 from clinrl.records import Case, Estimate, Graded, Strict, Unreadable
@@ -217,12 +216,13 @@ def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confu
 
 
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
-    """Headline numbers by mode, plain so that they can be tabulated and diffed, and what `between_modes` found."""
+    """Headline numbers by mode and the agreement of the modes: plain numbers, to be tabulated and diffed."""
     by_mode = {
         report.mode: {name: report.metrics[name].value for name in HEADLINE if name in report.metrics}
         for report in reports
     }
-    return dict(to_jsonable_python({**by_mode, **agreement}))
+    agreed = {"mode_agreement": agreement["mode_agreement"].value} if agreement else {}
+    return {**by_mode, **agreed}
 
 
 def _paired(

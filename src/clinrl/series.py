@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.baselines import BAG_OF_WORDS
 from clinrl.errors import ArtefactError, Refused
-from clinrl.evaluate import SUMMARY, load_report
+from clinrl.evaluate import BETWEEN_MODES, load_report
 from clinrl.params import load_params
 from clinrl.records import Estimate
 
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _results(name: str, modes: Sequence[str]) -> list[str]:
     reports = [load_report(name, mode) for mode in modes]
-    summary: dict[str, Any] = json.loads((paths.report(name) / SUMMARY).read_bytes())
-    agreement = summary.get("mode_agreement")
+    found: dict[str, Any] = json.loads((paths.report(name) / BETWEEN_MODES).read_bytes())
+    agreement = found.get("mode_agreement")
     return [
         *(_shown(report.metrics[metric]) for report in reports for metric in METRICS),
         _shown(Estimate.model_validate(agreement)) if agreement else "",
