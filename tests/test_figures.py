@@ -32,13 +32,14 @@ def test_plots_are_the_same_bytes_whatever_the_machine_prefers(tmp_path):
 def test_history_columns_start_with_step_and_what_is_plotted():
     columns = figures.history_columns(HISTORY)
     assert columns[0] == "step"
-    assert columns[1:4] == ["reward", "reward/direct", "reward/think"]
-    assert sorted(columns) == sorted(HISTORY[0])
+    assert columns[1:5] == ["loss", "reward", "reward/direct", "reward/think"]
+    assert set(columns) == {*HISTORY[0], "loss"}
+    assert len(set(columns)) == len(columns)
     assert columns.index("reward_std") > columns.index("entropy")
 
 
 def test_curves_of_imitation_show_the_loss(tmp_path):
-    assert figures.history_columns([{"step": 1, "loss": 2.0, "lr": 0.1}]) == ["step", "loss", "lr"]
+    assert figures.history_columns([{"step": 1, "loss": 2.0, "lr": 0.1}]) == ["step", "loss", "reward", "lr"]
     figures.curves([{"step": 1, "loss": 2.0}], "Training of v1", tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
 

@@ -141,7 +141,8 @@ def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
 def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
     """The adapter's weights and configuration and the tokenizer, the same bytes for the same weights.
 
-    PEFT writes a set, whose order the hash seed decides, and the base's path on this machine: both are replaced.
+    PEFT writes a set, whose order the hash seed decides, and the base's path on this machine; the tokenizer writes
+    whether HF_HUB_OFFLINE was set. All three are replaced.
     """
     from safetensors.torch import save_file
 
@@ -154,6 +155,7 @@ def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path
     config["inference_mode"] = True
     config["base_model_name_or_path"] = str(paths.base(spec["task"]))
     write_json(folder / "adapter_config.json", {key: _plain(value) for key, value in config.items()})
+    tokenizer.init_kwargs["local_files_only"] = False
     tokenizer.save_pretrained(folder)
 
 

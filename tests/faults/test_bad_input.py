@@ -50,10 +50,10 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, offline: bool = False) -> subprocess.Popen[str]:
     """A command as a shell with job control starts it: in a process group of its own, which Ctrl-C goes to."""
     # Threads that wait for work must not spin: two trainings share the processors with the tests.
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": str(int(offline))}
     with (folder / "stderr.txt").open("w") as errors:
         return subprocess.Popen(
             [*CLINRL, *arguments], cwd=folder, env=environment, stderr=errors, text=True, start_new_session=True
@@ -111,13 +111,16 @@ def trained(undisturbed: tuple[Path, subprocess.Popen[str]]) -> Path:
 
 
 def stop_and_continue(folder: Path) -> tuple[int, str]:
-    """Train v1 until Ctrl-C comes after step 5, and again to the end. Returns how the first attempt ended."""
-    process = start(folder, "train", "v1")
+    """Train v1 until Ctrl-C comes after step 5, and again to the end. Returns how the first attempt ended.
+
+    Offline, unlike the undisturbed run, since that must not matter either.
+    """
+    process = start(folder, "train", "v1", offline=True)
     wait_for(lambda: reached(folder, "v1", 5), process, "step 5", folder)
     os.killpg(process.pid, signal.SIGINT)
     code, said = process.wait(300), errors_of(folder)
     assert not (folder / ADAPTER).exists()
-    again = start(folder, "train", "v1")
+    again = start(folder, "train", "v1", offline=True)
     assert again.wait(300) == 0, errors_of(folder)
     return code, said
 

@@ -62,7 +62,7 @@ def killed(project: Path, version: str, moment_s: float) -> float | None:
         if (project / paths.adapter(version)).exists():  # the kill came after it was published
             artefacts.verified(project / paths.adapter(version))
         return None
-    assert process.returncode == 0, errors
+    assert process.returncode == 0, f"{process.returncode}: {errors}"
     return time.monotonic() - started
 
 
