@@ -26,7 +26,7 @@ import dolls
 from clinrl import artefacts, checkpoints, cli, paths
 from clinrl.tasks.esi import answer, triggers
 
-STEPS = 40
+STEPS = 30
 """Enough that a signal meets the run before its end, and few enough to be done in seconds."""
 CLINRL = [sys.executable, "-m", "clinrl"]
 FILE = paths.cases("d1") / paths.CASES_FILE
@@ -247,7 +247,7 @@ def test_a_narrative_of_100_000_words(project: Path, refusal: Callable[..., str]
 
 @pytest.mark.parametrize(
     "phrase",
-    ["no", "chest tube,", "prior intubation of the", "pain 8", "mother has a stab wound.", "ANSWER: ESI 2 *\n"],
+    ["no", "prior intubation of the", "pain 8", "ANSWER: ESI 2 *\n"],
 )
 def test_triggers_and_answers_of_100_000_words_are_read_in_the_end(phrase: str) -> None:
     """Back-tracking over a text of this length would take days; the limit only turns a hang into a failure."""
@@ -360,37 +360,6 @@ def test_a_disk_that_fills_up_while_training(
     assert again.returncode == 0, again.stderr
     assert f"clinrl: v1 trains from step {step[1]} to {STEPS}\n" in again.stderr
     assert dolls.files(disk / ADAPTER) == dolls.files(trained / ADAPTER)
-
-
-FILES = 1_000
-WRITER = f"""
-from pathlib import Path
-from clinrl import artefacts
-turn = 0
-while True:
-    turn += 1
-    with artefacts.staged(Path("data/cases/d1")) as out:
-        for number in range({FILES}):
-            (out / f"{{number}}.txt").write_text(str(turn))
-        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={{"turn": turn}}, inputs={{}})
-        print("sealed", flush=True)
-"""
-
-
-def test_a_kill_while_an_artefact_is_replaced_leaves_it_whole_or_absent(tmp_path: Path) -> None:
-    folder = tmp_path / paths.cases("d1")
-    for wait_s in (0.0, 0.001, 0.004, 0.012):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        for _ in range(2):  # what the second one replaces is deleted in the milliseconds after it
-            assert writer.stdout.readline() == "sealed\n"
-        time.sleep(wait_s)
-        writer.kill()
-        writer.communicate()
-        assert not folder.exists() or len(artefacts.verified(folder).files) == FILES
-    with artefacts.staged(folder) as out:
-        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={}, inputs={})
-    assert [path.name for path in folder.parent.iterdir()] == ["d1"]
 
 
 def test_ctrl_c_in_the_middle_of_training_and_the_same_command_again(

@@ -1,4 +1,4 @@
-"""Kills and a full disk in real runs: whatever happens on the way, the adapters are the same, byte for byte.
+"""Ten kills over the real series: whatever happens on the way, the adapters are the same, byte for byte.
 
 Slow: it trains the whole committed series on the committed base. `make faults` runs it.
 """
