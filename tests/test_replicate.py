@@ -163,7 +163,10 @@ def test_another_recipe_has_another_folder_and_another_reason_the_same(project):
     profiles["imitate"]["trainer"]["embedded"]["steps"] = 11
     versions = copy.deepcopy(dolls.PARAMS["versions"])
     versions["v1"]["why"] = "another reason"
+    safer = copy.deepcopy(dolls.PARAMS["profiles"])
+    safer["imitate"]["trainer"]["embedded"]["checkpoint_every"] = 1
 
+    assert replicate.prepare(dolls.params(profiles=safer), LINEAGE, 1, Path("params.yaml")) == folder
     assert replicate.prepare(dolls.params(profiles=profiles), LINEAGE, 1, Path("params.yaml")) != folder
     assert replicate.prepare(dolls.params(versions=versions), LINEAGE, 1, Path("params.yaml")) == folder
     assert replicate.prepare(project, LINEAGE, 2, Path("params.yaml")) != folder

@@ -82,10 +82,18 @@ def _folder(params: "Params", lineage: Sequence[str], k: int) -> Path:
             "scale": params.scale,
             "modes": {name: mode.model_dump(mode="json") for name, mode in params.modes.items()},
             "versions": {v: params.versions[v].model_dump(mode="json", exclude={"why"}) for v in lineage},
-            "profiles": {v: params.profiles[params.versions[v].profile].model_dump(mode="json") for v in lineage},
+            "recipes": [_recipe(params, params.versions[v].profile) for v in lineage],
         }
     )
     return Path(".clinrl/replicates") / f"{lineage[-1]}-{k}-{key[:16]}"
+
+
+def _recipe(params: "Params", profile: str) -> list[dict[str, Any]]:
+    """What a recipe says of the adapter at the active scale; how often it is saved on the way is not part of it."""
+    return [
+        params.profiles[profile].model_dump(mode="json", exclude={"trainer"}),
+        params.trainer(profile).model_dump(mode="json", exclude={"checkpoint_every"}),
+    ]
 
 
 def moved(source: Path, lineage: Sequence[str], by: int) -> str:

@@ -31,7 +31,7 @@ from clinrl.task import Expect, Task, get_task
 if TYPE_CHECKING:
     from clinrl.params import Params
 
-CHUNK_ROWS = 10_000
+CHUNK_ROWS = 5_000
 """Rows in memory at a time. A "rows" expectation must therefore be about single rows, not about the whole table."""
 
 COMPUTED: dict[str, str] = {

@@ -1,62 +1,111 @@
-"""A GRPO step through clinrl against a bare TRL trainer: same model, prompts, sampling and sizes, in one process.
+"""A GRPO step through `clinrl train` against a bare TRL script: same model, prompts, sampling, sizes and settings.
 
-The learning rate is too small to change a weight's rounding, so both sample the same completions from the same seed,
-and the difference is what clinrl adds: the task's reward, its terms and the order check.
+Both are commands of their own, and their steps are timed from outside, as their lines arrive, so whatever clinrl adds
+is in the figure: the task's reward, the order check, the watch, and a checkpoint every few steps. The learning rate is
+too small to change an answer, so both sample the same completions; that they did is checked.
 """
 
 import json
-import statistics
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from clinrl import determinism
+from clinrl import determinism, paths
+from clinrl.params import GrpoProfile, load_params
+from clinrl.section import read_yaml
 
-STEPS = 4
+STEPS = 12
 ROUNDS = 2
-"""Each trainer runs this often, by turns, so that a slow minute of the machine hits both."""
-SEED = 1
+"""Each command runs this often, by turns, so that a slow minute of the machine hits both."""
+VERSION = "bench-grpo"
+CLINRL = [sys.executable, "-m", "clinrl"]
 
 
-def settings() -> tuple[Any, dict[str, Any]]:
-    """The project's params, and the spec of a run with the sizes of its last GRPO recipe."""
-    from clinrl.params import GrpoProfile, load_params
+def project(folder: Path) -> str:
+    """A project with one GRPO version of the series' last recipe, its inputs built. Returns a note on its sizes."""
+    from ruamel.yaml import YAML
 
     params = load_params()
-    name, profile = [(n, p) for n, p in params.profiles.items() if isinstance(p, GrpoProfile)][-1]
-    version = next(v for v in params.versions.values() if v.profile == name)
-    trainer = params.trainer(name).model_dump(mode="json")
-    spec = {
-        "task": version.task,
-        "scale": params.scale,
-        "seed": SEED,
-        "lora": profile.lora.model_dump(mode="json"),
-        "modes": {mode: {"thinking": params.modes[mode].thinking} for mode in profile.modes},
-        "reward": dict(profile.reward),
-        "trainer": {**trainer, "steps": STEPS, "lr": 1e-30},
-        "checkpoint_every": 10 * STEPS,
+    last, block = next((n, v) for n, v in reversed(params.versions.items()) if is_grpo(params.profiles[v.profile]))
+    tree = read_yaml(Path("params.yaml"))
+    recipe = {**tree["profiles"][block.profile]}
+    recipe["trainer"] = {
+        **recipe["trainer"],
+        "embedded": {**recipe["trainer"]["embedded"], "steps": STEPS, "lr": 1e-30},
     }
-    return params, spec
+    tree["profiles"][VERSION] = recipe
+    tree["versions"] = {VERSION: {**tree["versions"][last], "parent": f"{block.task}-base", "profile": VERSION}}
+    YAML(typ="safe").dump(tree, folder / "params.yaml")
+    for source in (paths.base(block.task), paths.adapter(f"{block.task}-base")):
+        shutil.copytree(source, folder / source)
+    for command in (("dataset", block.data), ("validate", block.data), ("probe", VERSION)):
+        subprocess.run([*CLINRL, *command], cwd=folder, check=True, stderr=subprocess.DEVNULL)
+    trainer = params.trainer(block.profile)
+    return f"{trainer.prompts} prompts x {trainer.group} completions"
 
 
-def bare(model: Any, tokenizer: Any, spec: dict[str, Any], texts: list[str], golds: list[str], output: Path) -> Any:
-    """TRL as its manual shows it, with a reward of one line."""
+def is_grpo(profile: Any) -> bool:
+    """Whether a recipe follows a reward."""
+    return isinstance(profile, GrpoProfile)
+
+
+def step_seconds(command: list[str], folder: Path) -> float:
+    """Mean wall time from the end of the first step, which pays for warming up, to the end of the last."""
+    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    ends, words = [], []
+    for line in process.stderr:
+        words.append(line)
+        if " step " in line:
+            ends.append(time.perf_counter())
+    if process.wait() or len(ends) != STEPS:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(ends)} steps: {words}")
+    return (ends[-1] - ends[0]) / (STEPS - 1)
+
+
+def bare() -> None:
+    """TRL as its manual shows it, on the rows of the same stream, with a reward of one line."""
+    determinism.pin()
+    from clinrl import bases, train, trainers, worker
+    from clinrl.rollout import render
+    from clinrl.task import get_task
+
+    params = load_params()
+    spec, lines = train.resolve(params, VERSION)
+    determinism.settle(spec["seed"])
+    task = get_task(spec["task"])
+    folder = Path(tempfile.mkdtemp(prefix="rows-", dir="."))
+    (folder / train.ROWS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    rows = worker.read_rows(folder, spec, task)
+    model, tokenizer = bases.load(params, task.name, for_training=True)
+    model = trainers.start_adapter(model, spec, None)
+    texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking) for row in rows]
+    golds = [str(task.label(row.case)) for row in rows]
+    fit(model, tokenizer, spec, texts, golds, folder)
+
+
+def fit(model: Any, tokenizer: Any, spec: dict[str, Any], texts: list[str], golds: list[str], output: Path) -> None:
+    """Train, and write a line to stderr at the end of each step and the count of tokens at the end of all."""
     from datasets import Dataset
+    from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     sizes = spec["trainer"]
-    completions = sizes["prompts"] * sizes["group"]
     config = GRPOConfig(
         output_dir=str(output),
         learning_rate=sizes["lr"],
         max_steps=STEPS,
-        seed=SEED,
-        data_seed=SEED,
+        seed=spec["seed"],
+        data_seed=spec["seed"],
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=completions,
+        per_device_train_batch_size=sizes["prompts"] * sizes["group"],
         steps_per_generation=1,
         num_generations=sizes["group"],
         max_completion_length=sizes["max_completion"],
@@ -72,75 +121,51 @@ def bare(model: Any, tokenizer: Any, spec: dict[str, Any], texts: list[str], gol
     def exact(completions: list[str], gold: list[str], **_: Any) -> list[float]:
         return [float(text.rstrip().endswith(f"ESI {level}")) for text, level in zip(completions, gold, strict=True)]
 
+    class Steps(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if logs and "loss" in logs:
+                print(f"bare step {state.global_step}", file=sys.stderr, flush=True)
+                Path("bare-tokens").write_text(str(logs["num_tokens"]))
+
     data = Dataset.from_dict({"prompt": texts, "gold": golds})
-    return GRPOTrainer(model=model, reward_funcs=[exact], args=config, train_dataset=data, processing_class=tokenizer)
-
-
-def step_seconds(trainer: Any) -> list[float]:
-    """Wall time of each step but the first, which pays for warming up."""
-    from transformers import PrinterCallback, TrainerCallback
-
-    begun: list[float] = []
-    taken: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            begun.append(time.perf_counter())
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            taken.append(time.perf_counter() - begun[-1])
-
+    trainer = GRPOTrainer(
+        model=model, reward_funcs=[exact], args=config, train_dataset=data, processing_class=tokenizer
+    )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Clock())
+    trainer.add_callback(Steps())
     trainer.train()
-    return taken[1:]
 
 
 def main() -> None:
     """Print the rows."""
-    determinism.settle(SEED)
-    from clinrl import bases, trainers
-    from clinrl.rollout import render
-    from clinrl.task import get_task
-
-    params, spec = settings()
-    task = get_task(spec["task"])
-    cases = list(task.cases(STEPS * spec["trainer"]["prompts"], SEED, pool="mine", mix=task.mixes[0]))
-    modes = list(spec["modes"])
+    taken: dict[str, list[float]] = {"clinrl train": [], "bare TRL": []}
+    commands = {"clinrl train": [*CLINRL, "train", VERSION], "bare TRL": [sys.executable, __file__, "bare"]}
+    with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as name:
+        folder = Path(name)
+        size = project(folder)
+        for turn in range(ROUNDS):
+            for who in list(commands) if turn % 2 == 0 else list(commands)[::-1]:
+                shutil.rmtree(folder / paths.adapter(VERSION), ignore_errors=True)
+                taken[who].append(step_seconds(commands[who], folder))
+                if who == "clinrl train":
+                    last = (folder / paths.adapter(VERSION) / "history.jsonl").read_text().splitlines()[-1]
+                    tokens = json.loads(last)["num_tokens"]
+        if float((folder / "bare-tokens").read_text()) != tokens:
+            raise RuntimeError("the two commands sampled different completions, so their times do not compare")
+    ours, theirs = (sum(seconds) / ROUNDS for seconds in taken.values())
+    note = f"{size}, {STEPS - 1} steps, twice"
+    added = f"{note}; {ours / theirs:.3f} of bare TRL, checkpoints and all"
     rows = [
-        trainers.Row(case, mode, spec["modes"][mode]["thinking"], frozenset())
-        for case, mode in ((case, modes[i % len(modes)]) for i, case in enumerate(cases))
+        {"what": "GRPO step, clinrl train", "value": round(ours, 3), "unit": "s", "note": added},
+        {"what": "GRPO step, bare TRL", "value": round(theirs, 3), "unit": "s", "note": note},
     ]
-    seconds: dict[str, list[float]] = {"clinrl": [], "bare TRL": []}
-    for turn in range(ROUNDS):
-        for who in list(seconds) if turn % 2 == 0 else list(seconds)[::-1]:
-            determinism.settle(SEED)
-            model, tokenizer = bases.load(params, task.name, for_training=True)
-            model = trainers.start_adapter(model, spec, None)
-            with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder:
-                if who == "clinrl":
-                    trainer = trainers.grpo_trainer(model, tokenizer, task, spec, rows, Path(folder))
-                else:
-                    texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking) for row in rows]
-                    golds = [str(task.label(row.case)) for row in rows]
-                    trainer = bare(model, tokenizer, spec, texts, golds, Path(folder))
-                seconds[who] += step_seconds(trainer)
-    ours, theirs = (statistics.median(taken) for taken in seconds.values())
-    size = f"{spec['trainer']['prompts']} prompts x {spec['trainer']['group']} completions"
-    print(
-        json.dumps(
-            [
-                {
-                    "what": "GRPO step",
-                    "value": round(ours, 3),
-                    "unit": "s",
-                    "note": f"{size}; {ours / theirs:.3f} of bare TRL",
-                },
-                {"what": "GRPO step, bare TRL", "value": round(theirs, 3), "unit": "s", "note": size},
-            ]
-        )
-    )
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":
-    main()
+    determinism.pin()
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if sys.argv[1:] == ["bare"]:
+        bare()
+    else:
+        main()
