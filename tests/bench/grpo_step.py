@@ -7,6 +7,7 @@ too small to change an answer, so both sample the same completions; that they di
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def step_seconds(command: list[str], folder: Path) -> float:
     ends, words = [], []
     for line in process.stderr:
         words.append(line)
-        if " step " in line:
+        if re.search(r" step \d+/\d+", line):
             ends.append(time.perf_counter())
     if process.wait() or len(ends) != STEPS:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(ends)} steps: {words}")
@@ -124,7 +125,7 @@ def fit(model: Any, tokenizer: Any, spec: dict[str, Any], texts: list[str], gold
     class Steps(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:
-                print(f"bare step {state.global_step}", file=sys.stderr, flush=True)
+                print(f"bare step {state.global_step}/{STEPS}", file=sys.stderr, flush=True)
                 Path("bare-tokens").write_text(str(logs["num_tokens"]))
 
     data = Dataset.from_dict({"prompt": texts, "gold": golds})
