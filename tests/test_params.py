@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
+from clinrl.blocks import GrpoProfile, GrpoTrainer
 from clinrl.errors import ParamsError
-from clinrl.params import GrpoProfile, GrpoTrainer, HubBase, Params, SftTrainer, load_params
+from clinrl.params import HubBase, Params, SftTrainer, load_params
 from clinrl.task import get_task
 from valid_params import LORA, VALID
 

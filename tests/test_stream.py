@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clinrl import stream
+from clinrl.blocks import GrpoTrainer
 from clinrl.errors import DataError
-from clinrl.params import GrpoTrainer, Params
+from clinrl.params import Params
 from clinrl.section import read_yaml
 from clinrl.task import get_task
 

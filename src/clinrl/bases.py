@@ -25,7 +25,7 @@ def stage(params: "Params", task_name: str) -> None:
 
     Raises Refused when the hub cannot be asked for the commit behind a revision.
     """
-    from clinrl.params import EmbeddedBase
+    from clinrl.blocks import EmbeddedBase
 
     task = get_task(task_name)
     spec = params.base(task_name)

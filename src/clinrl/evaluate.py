@@ -24,9 +24,9 @@ from clinrl.artefacts import (
     write_json,
     write_text,
 )
+from clinrl.blocks import SftProfile
 from clinrl.dataset import progress, read_cases
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.params import SftProfile
 from clinrl.probe import proven
 from clinrl.records import Case, Graded, Transcript, Unreadable
 from clinrl.report import EvalReport, Sitting, between_modes, build, column, comparable, compare, summary

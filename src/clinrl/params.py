@@ -4,254 +4,38 @@ A `Params` object is therefore always sound, and a stage may look up what it nam
 wrong is said in one sentence that names the key, the value and what is allowed.
 """
 
-import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from clinrl.blocks import (
+    BaseSpec,
+    DatasetSpec,
+    EmbeddedBase,
+    Gate,
+    GrpoProfile,
+    GrpoTrainer,
+    HubBase,
+    Merges,
+    Mode,
+    Schedule,
+    SftProfile,
+    SftTrainer,
+    VersionSpec,
+)
 from clinrl.errors import ParamsError
 from clinrl.section import (
-    Count,
-    Distinct,
-    Label,
-    LearningRate,
     Name,
-    PerScale,
     Scale,
     Section,
-    Seed,
-    Share,
-    Targets,
     known,
     read_yaml,
-    refusal,
     sentence,
 )
 from clinrl.task import get_task, task_names
-
-
-class EmbeddedBase(Section):
-    """The recipe of a base model that is built here, from scratch."""
-
-    template: str = Field(pattern=r"^[a-z0-9_]+$")
-    """Name of the chat template."""
-    vocab: int = Field(ge=300, le=65536)
-    """Tokens of the byte-level BPE vocabulary, 300 to 65536 (256 bytes and the special tokens must fit)."""
-    hidden: int = Field(ge=16, le=8192)
-    """Width of the residual stream, 16 to 8192; heads of even width divide it."""
-    layers: int = Field(ge=1, le=128)
-    """Decoder layers, 1 to 128."""
-    heads: Count
-    """Attention heads; divides hidden."""
-    kv_heads: Count
-    """Key and value heads; divides heads."""
-    mlp: int = Field(ge=16)
-    """Width of the feed-forward layers, 16 or more."""
-    cases: Count
-    """Cases of the base pool that are rendered as text."""
-    forget: Share
-    """Share of rendered answers that are deliberately noisy, 0 to 1."""
-    steps: Count
-    """Optimiser steps."""
-    batch: Count
-    """Sequences a step."""
-    lr: LearningRate
-    """Peak learning rate, above 0 and below 1."""
-    prompt_weight: Share
-    """Weight of prompt tokens in the loss, 0 to 1; tokens of the answer weigh 1."""
-    seed: Seed
-    """Seed of cases, weights and order, 0 to 2^32 - 1."""
-
-    @model_validator(mode="after")
-    def _shape(self) -> "EmbeddedBase":
-        if self.hidden % (2 * self.heads):
-            raise refusal(f"is {self.heads}; it must divide hidden ({self.hidden}) into even widths", "heads")
-        if self.heads % self.kv_heads:
-            raise refusal(f"is {self.kv_heads}; it must divide heads ({self.heads})", "kv_heads")
-        return self
-
-
-class HubBase(Section):
-    """A checkpoint of the Hugging Face hub, or a folder that holds one."""
-
-    repo: str
-    """owner/name on the hub, or an existing folder."""
-    revision: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")
-    """Branch, tag or 40-digit commit; the base stage records the commit that it stood for."""
-    quantize: Literal["nf4", "none"]
-    """nf4: weights held in 4 bits (QLoRA). none: bfloat16."""
-
-    @model_validator(mode="after")
-    def _place(self) -> "HubBase":
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", self.repo) and not Path(self.repo).is_dir():
-            raise refusal(f"is {self.repo!r}; it must be owner/name on the hub or an existing folder", "repo")
-        return self
-
-
-class BaseSpec(Section):
-    """Where a task's lineage starts."""
-
-    exam: str
-    """The exam data set that the base sits."""
-    embedded: EmbeddedBase
-    """The base at the embedded scale."""
-    full: HubBase
-    """The base at the full scale."""
-
-
-class Mode(Section):
-    """One way to question a model. Weights and scorer are the same in every mode."""
-
-    thinking: bool
-    """The chat template's thinking switch."""
-    temperature: float = Field(ge=0, le=2)
-    """Sampling temperature, 0 to 2; 0 is greedy."""
-    max_new_tokens: PerScale[Count]
-    """Tokens that a turn may use, thinking included."""
-
-
-class DatasetSpec(Section):
-    """A data set drawn from one pool of one task."""
-
-    task: str
-    """A folder of clinrl/tasks."""
-    task_version: Count
-    """The task's version that the data set was designed for; the dataset stage requires equality."""
-    use: Literal["train", "mine", "exam"]
-    """The pool: training, error mining, or the exam. Pools share no template."""
-    mix: str
-    """One of the task's class mixes."""
-    cases: Count
-    """Number of distinct cases."""
-    seed: Seed
-    """Seed of the draw, 0 to 2^32 - 1."""
-
-
-class Lora(Section):
-    """The shape of an adapter. A version warm-starts from its parent's tensors, so a lineage has one shape."""
-
-    rank: int = Field(ge=1, le=1024)
-    """Rank of the update, 1 to 1024."""
-    alpha: float = Field(gt=0)
-    """The update is scaled by alpha / rank; above 0."""
-    targets: Targets
-    """all-linear, or names of the modules that are adapted."""
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}"
-
-
-class Stream(Section):
-    """How training rows are drawn from a data set."""
-
-    repeat: dict[Label, Count] = Field(default_factory=dict)
-    """Label to weight of its cases, 1 or more; labels not named have weight 1."""
-    cap: dict[Label, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
-    """Label to the largest share of rows it may take, above 0 to 1."""
-
-
-class Trainer(Section):
-    """What all trainers have in common."""
-
-    lr: LearningRate
-    """Peak learning rate, above 0 and below 1."""
-    steps: Count
-    """Optimiser steps."""
-    micro_batch: Count | None = None
-    """Sequences that are in memory at once; divides the sequences of a step. Null: all of them."""
-    checkpoint_every: Count = 5
-    """Optimiser steps between two checkpoints: what a killed run can lose."""
-
-    def _divides(self, sequences: int, what: str) -> None:
-        if self.micro_batch and sequences % self.micro_batch:
-            raise refusal(f"is {self.micro_batch}; it must divide {what} ({sequences})", "micro_batch")
-
-
-class SftTrainer(Trainer):
-    """Supervised fine-tuning at one scale."""
-
-    batch: Count
-    """Sequences a step."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "SftTrainer":
-        self._divides(self.batch, "batch")
-        return self
-
-
-class GrpoTrainer(Trainer):
-    """GRPO at one scale. A step samples prompts x group completions."""
-
-    prompts: Count
-    """Distinct prompts a step."""
-    group: int = Field(ge=2)
-    """Completions a prompt, 2 or more: the advantage is relative to the group."""
-    temperature: float = Field(gt=0)
-    """Sampling temperature, above 0: a greedy group has no variance to learn from."""
-    beta: float = Field(ge=0)
-    """Weight of the KL penalty against the parent, 0 or more; 0 loads no reference."""
-    max_completion: int = Field(ge=8)
-    """Tokens of a completion, 8 or more."""
-    vllm: bool = False
-    """Sample with vLLM."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "GrpoTrainer":
-        self._divides(self.prompts * self.group, "prompts x group")
-        return self
-
-
-class Profile(Section):
-    """What all recipes have in common."""
-
-    modes: Distinct
-    """Modes that training rows are asked in."""
-    lora: Lora
-    """Shape of the adapter."""
-    stream: Stream = Stream()
-    """How rows are drawn."""
-
-
-class SftProfile(Profile):
-    """A recipe that imitates the gold answers: the root of a lineage."""
-
-    method: Literal["sft"]
-    """sft or grpo."""
-    omit: dict[str, Share] = Field(default_factory=dict)
-    """Rule to the share of its cases whose label ignores it, 0 to 1: the declared gaps of the labels."""
-    trainer: PerScale[SftTrainer]
-    """The trainer at each scale."""
-
-
-class GrpoProfile(Profile):
-    """A recipe that follows a reward."""
-
-    method: Literal["grpo"]
-    """sft or grpo."""
-    reward: dict[str, Any]
-    """The task's Reward, as a mapping; `Params.reward` gives the object."""
-    trainer: PerScale[GrpoTrainer]
-    """The trainer at each scale."""
-
-
-class VersionSpec(Section):
-    """One adapter of a lineage."""
-
-    task: str
-    """A folder of clinrl/tasks."""
-    parent: str
-    """The version it starts from, or <task>-base."""
-    data: str
-    """A data set whose use is train."""
-    exam: str
-    """A data set whose use is exam."""
-    profile: str
-    """The recipe."""
-    seed: Seed
-    """Seed of the stream, the sampling and the order, 0 to 2^32 - 1."""
-    why: str = ""
-    """Why the version exists; changing it invalidates nothing."""
 
 
 class Params(Section):
@@ -269,6 +53,12 @@ class Params(Section):
     """Name to recipe."""
     versions: dict[Name, VersionSpec]
     """Name to version."""
+    merges: Merges = Merges()
+    """Folds and blends by name."""
+    gates: dict[str, Gate] = Field(default_factory=dict)
+    """Task to its release gate; a task without one releases nothing."""
+    schedules: dict[str, Schedule] = Field(default_factory=dict)
+    """Task to the schedule of its retraining."""
 
     @model_validator(mode="after")
     def _references(self) -> "Params":
@@ -286,7 +76,46 @@ class Params(Section):
         for name, version in self.versions.items():
             self._check_parent(name, version)
             self._check_recipe(name, version)
+        for name, fold in self.merges.folds.items():
+            self._check_merge(f"merges.folds.{name}", name, {"version": fold.version})
+        for name, blend in self.merges.blends.items():
+            self._check_merge(f"merges.blends.{name}", name, {"first": blend.first, "second": blend.second})
+        for task, gate in self.gates.items():
+            self._check_gate(f"gates.{task}", task, gate)
+        for task, schedule in self.schedules.items():
+            self._check_schedule(f"schedules.{task}", task, schedule)
         return self
+
+    def _check_merge(self, at: str, name: str, parts: Mapping[str, str]) -> None:
+        """Refuse a merge that is called like a version, or whose versions have not one base and one shape."""
+        if name in self.versions or name.endswith("-base") or name in ("data", "probe", "seeds"):
+            raise ParamsError(f"{at} is a name in use; a merge needs one of its own")
+        if name in self.merges.folds and name in self.merges.blends:
+            raise ParamsError(f"{at} names a fold and a blend; each merge needs a name of its own")
+        for key, version in parts.items():
+            known(f"{at}.{key}", version, self.versions, "a version")
+        tasks = {self.versions[version].task for version in parts.values()}
+        if len(tasks) > 1:
+            raise ParamsError(f"{at} blends versions of {' and '.join(sorted(tasks))}; they must share one base")
+
+    def _check_gate(self, at: str, task: str, gate: Gate) -> None:
+        known("gates", task, self.bases, "a task with a base")
+        metrics = [*get_task(task).metrics, "no_parse", "mode_agreement"]
+        for metric in gate.limits:
+            known(f"{at}.limits", metric, metrics, f"a metric of {task}")
+        if "dangerous" not in gate.limits:
+            raise ParamsError(f"{at}.limits has no limit on `dangerous`; a release without one is not allowed")
+
+    def _check_schedule(self, at: str, task: str, schedule: Schedule) -> None:
+        known("schedules", task, self.gates, "a task with a gate")
+        if len(schedule.cron.split()) != 5:
+            raise ParamsError(f"{at}.cron is {schedule.cron!r}; it needs five fields, as in '0 3 * * 1'")
+        try:
+            ZoneInfo(schedule.timezone)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ParamsError(
+                f"{at}.timezone is {schedule.timezone!r}, which is not in the time zone database; try 'UTC'"
+            ) from None
 
     def _check_names(self, at: str, name: str, version: VersionSpec) -> None:
         if name.endswith("-base") or name in ("data", "probe"):

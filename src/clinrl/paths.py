@@ -56,3 +56,13 @@ def seeds_report(version: str) -> Path:
 def checkpoints(version: str, key: str) -> Path:
     """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"
+
+
+def merged(name: str) -> Path:
+    """A merge: a full model that needs no PEFT, or a blended adapter."""
+    return Path("data/merged") / name
+
+
+def ledger() -> Path:
+    """The audit file of decisions, approvals, promotions and rollbacks."""
+    return Path("data/reports/decisions.jsonl")

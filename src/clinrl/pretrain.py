@@ -14,7 +14,7 @@ from clinrl.rollout import encode, render, write_turn
 from clinrl.task import Task
 
 if TYPE_CHECKING:
-    from clinrl.params import EmbeddedBase
+    from clinrl.blocks import EmbeddedBase
 
 Pair = tuple[Case, Message]
 

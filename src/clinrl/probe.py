@@ -14,9 +14,10 @@ from random import Random
 from typing import Any
 
 from clinrl import artefacts, paths
+from clinrl.blocks import GrpoTrainer, SftProfile
 from clinrl.dataset import manifest_of, progress, read_cases
 from clinrl.errors import ArtefactError, ProbeError
-from clinrl.params import GrpoTrainer, Params, SftProfile
+from clinrl.params import Params
 from clinrl.records import Case, Message, Transcript
 from clinrl.stream import Row, omitted, shares, training_stream
 from clinrl.task import Task, get_task

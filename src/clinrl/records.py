@@ -98,7 +98,7 @@ class Manifest(Strict):
     It holds no times, no hosts and no run ids: equal inputs, equal bytes.
     """
 
-    kind: Literal["base", "cases", "adapter", "graded"]
+    kind: Literal["base", "cases", "adapter", "merged", "graded"]
     name: str
     task: str
     task_version: int

@@ -17,7 +17,7 @@ from clinrl.task import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from clinrl.params import Mode
+    from clinrl.blocks import Mode
 
 CLOSE = "</think>"
 OPEN = "<think>"

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from clinrl.blocks import GrpoTrainer
 from clinrl.errors import DataError
-from clinrl.params import GrpoTrainer, Params
+from clinrl.params import Params
 from clinrl.records import Case
 from clinrl.task import Task, get_task
 

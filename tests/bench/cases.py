@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from clinrl import dataset, determinism, validate
-from clinrl.params import DatasetSpec, Params, load_params
+from clinrl.blocks import DatasetSpec
+from clinrl.params import Params, load_params
 
 SIZES = (10_000, 40_000)
 

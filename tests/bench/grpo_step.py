@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from clinrl import determinism, paths
-from clinrl.params import GrpoProfile, load_params
+from clinrl.blocks import GrpoProfile
+from clinrl.params import load_params
 from clinrl.section import read_yaml
 
 STEPS = 12

@@ -1,0 +1,333 @@
+"""The blocks of params.yaml: what a base, a data set, a recipe, a version, a merge and a gate consist of.
+
+Each block checks itself when it is read; `params` checks what they say of each other.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from clinrl.section import (
+    Count,
+    Distinct,
+    Label,
+    LearningRate,
+    Name,
+    PerScale,
+    Section,
+    Seed,
+    Share,
+    Targets,
+    refusal,
+)
+
+
+class EmbeddedBase(Section):
+    """The recipe of a base model that is built here, from scratch."""
+
+    template: str = Field(pattern=r"^[a-z0-9_]+$")
+    """Name of the chat template."""
+    vocab: int = Field(ge=300, le=65536)
+    """Tokens of the byte-level BPE vocabulary, 300 to 65536 (256 bytes and the special tokens must fit)."""
+    hidden: int = Field(ge=16, le=8192)
+    """Width of the residual stream, 16 to 8192; heads of even width divide it."""
+    layers: int = Field(ge=1, le=128)
+    """Decoder layers, 1 to 128."""
+    heads: Count
+    """Attention heads; divides hidden."""
+    kv_heads: Count
+    """Key and value heads; divides heads."""
+    mlp: int = Field(ge=16)
+    """Width of the feed-forward layers, 16 or more."""
+    cases: Count
+    """Cases of the base pool that are rendered as text."""
+    forget: Share
+    """Share of rendered answers that are deliberately noisy, 0 to 1."""
+    steps: Count
+    """Optimiser steps."""
+    batch: Count
+    """Sequences a step."""
+    lr: LearningRate
+    """Peak learning rate, above 0 and below 1."""
+    prompt_weight: Share
+    """Weight of prompt tokens in the loss, 0 to 1; tokens of the answer weigh 1."""
+    seed: Seed
+    """Seed of cases, weights and order, 0 to 2^32 - 1."""
+
+    @model_validator(mode="after")
+    def _shape(self) -> "EmbeddedBase":
+        if self.hidden % (2 * self.heads):
+            raise refusal(f"is {self.heads}; it must divide hidden ({self.hidden}) into even widths", "heads")
+        if self.heads % self.kv_heads:
+            raise refusal(f"is {self.kv_heads}; it must divide heads ({self.heads})", "kv_heads")
+        return self
+
+
+class HubBase(Section):
+    """A checkpoint of the Hugging Face hub, or a folder that holds one."""
+
+    repo: str
+    """owner/name on the hub, or an existing folder."""
+    revision: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")
+    """Branch, tag or 40-digit commit; the base stage records the commit that it stood for."""
+    quantize: Literal["nf4", "none"]
+    """nf4: weights held in 4 bits (QLoRA). none: bfloat16."""
+
+    @model_validator(mode="after")
+    def _place(self) -> "HubBase":
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", self.repo) and not Path(self.repo).is_dir():
+            raise refusal(f"is {self.repo!r}; it must be owner/name on the hub or an existing folder", "repo")
+        return self
+
+
+class BaseSpec(Section):
+    """Where a task's lineage starts."""
+
+    exam: str
+    """The exam data set that the base sits."""
+    embedded: EmbeddedBase
+    """The base at the embedded scale."""
+    full: HubBase
+    """The base at the full scale."""
+
+
+class Mode(Section):
+    """One way to question a model. Weights and scorer are the same in every mode."""
+
+    thinking: bool
+    """The chat template's thinking switch."""
+    temperature: float = Field(ge=0, le=2)
+    """Sampling temperature, 0 to 2; 0 is greedy."""
+    max_new_tokens: PerScale[Count]
+    """Tokens that a turn may use, thinking included."""
+
+
+class DatasetSpec(Section):
+    """A data set drawn from one pool of one task."""
+
+    task: str
+    """A folder of clinrl/tasks."""
+    task_version: Count
+    """The task's version that the data set was designed for; the dataset stage requires equality."""
+    use: Literal["train", "mine", "exam"]
+    """The pool: training, error mining, or the exam. Pools share no template."""
+    mix: str
+    """One of the task's class mixes."""
+    cases: Count
+    """Number of distinct cases."""
+    seed: Seed
+    """Seed of the draw, 0 to 2^32 - 1."""
+
+
+class Lora(Section):
+    """The shape of an adapter. A version warm-starts from its parent's tensors, so a lineage has one shape."""
+
+    rank: int = Field(ge=1, le=1024)
+    """Rank of the update, 1 to 1024."""
+    alpha: float = Field(gt=0)
+    """The update is scaled by alpha / rank; above 0."""
+    targets: Targets
+    """all-linear, or names of the modules that are adapted."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}"
+
+
+class Stream(Section):
+    """How training rows are drawn from a data set."""
+
+    repeat: dict[Label, Count] = Field(default_factory=dict)
+    """Label to weight of its cases, 1 or more; labels not named have weight 1."""
+    cap: dict[Label, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    """Label to the largest share of rows it may take, above 0 to 1."""
+
+
+class Trainer(Section):
+    """What all trainers have in common."""
+
+    lr: LearningRate
+    """Peak learning rate, above 0 and below 1."""
+    steps: Count
+    """Optimiser steps."""
+    micro_batch: Count | None = None
+    """Sequences that are in memory at once; divides the sequences of a step. Null: all of them."""
+    checkpoint_every: Count = 5
+    """Optimiser steps between two checkpoints: what a killed run can lose."""
+
+    def _divides(self, sequences: int, what: str) -> None:
+        if self.micro_batch and sequences % self.micro_batch:
+            raise refusal(f"is {self.micro_batch}; it must divide {what} ({sequences})", "micro_batch")
+
+
+class SftTrainer(Trainer):
+    """Supervised fine-tuning at one scale."""
+
+    batch: Count
+    """Sequences a step."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "SftTrainer":
+        self._divides(self.batch, "batch")
+        return self
+
+
+class GrpoTrainer(Trainer):
+    """GRPO at one scale. A step samples prompts x group completions."""
+
+    prompts: Count
+    """Distinct prompts a step."""
+    group: int = Field(ge=2)
+    """Completions a prompt, 2 or more: the advantage is relative to the group."""
+    temperature: float = Field(gt=0)
+    """Sampling temperature, above 0: a greedy group has no variance to learn from."""
+    beta: float = Field(ge=0)
+    """Weight of the KL penalty against the parent, 0 or more; 0 loads no reference."""
+    max_completion: int = Field(ge=8)
+    """Tokens of a completion, 8 or more."""
+    vllm: bool = False
+    """Sample with vLLM."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "GrpoTrainer":
+        self._divides(self.prompts * self.group, "prompts x group")
+        return self
+
+
+class Profile(Section):
+    """What all recipes have in common."""
+
+    modes: Distinct
+    """Modes that training rows are asked in."""
+    lora: Lora
+    """Shape of the adapter."""
+    stream: Stream = Stream()
+    """How rows are drawn."""
+
+
+class SftProfile(Profile):
+    """A recipe that imitates the gold answers: the root of a lineage."""
+
+    method: Literal["sft"]
+    """sft or grpo."""
+    omit: dict[str, Share] = Field(default_factory=dict)
+    """Rule to the share of its cases whose label ignores it, 0 to 1: the declared gaps of the labels."""
+    trainer: PerScale[SftTrainer]
+    """The trainer at each scale."""
+
+
+class GrpoProfile(Profile):
+    """A recipe that follows a reward."""
+
+    method: Literal["grpo"]
+    """sft or grpo."""
+    reward: dict[str, Any]
+    """The task's Reward, as a mapping; `Params.reward` gives the object."""
+    trainer: PerScale[GrpoTrainer]
+    """The trainer at each scale."""
+
+
+class VersionSpec(Section):
+    """One adapter of a lineage."""
+
+    task: str
+    """A folder of clinrl/tasks."""
+    parent: str
+    """The version it starts from, or <task>-base."""
+    data: str
+    """A data set whose use is train."""
+    exam: str
+    """A data set whose use is exam."""
+    profile: str
+    """The recipe."""
+    seed: Seed
+    """Seed of the stream, the sampling and the order, 0 to 2^32 - 1."""
+    why: str = ""
+    """Why the version exists; changing it invalidates nothing."""
+
+
+class Fold(Section):
+    """A full model: a version's adapter added to the weights of its base."""
+
+    version: str
+    """The version that is folded."""
+
+
+class Blend(Section):
+    """Two versions of one base as one model: the weighted sum of what their adapters change, or a sparser reading."""
+
+    method: Literal["cat", "svd", "linear", "ties", "dare"]
+    """cat: exact, an adapter of both ranks together. svd: the nearest adapter of the versions' own rank. linear, ties,
+    dare: on the dense change of every weight, as a full model."""
+    first: str
+    """A version."""
+    second: str
+    """Another version of the same task; a chain of blends is not offered."""
+    weights: Annotated[tuple[float, float], Field(strict=False)]
+    """Of the first and the second version."""
+    density: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """ties and dare: the share of entries that is kept, above 0 to 1."""
+    seed: Seed = 0
+    """dare: of the entries that are dropped, 0 to 2^32 - 1."""
+
+    @model_validator(mode="after")
+    def _needs(self) -> "Blend":
+        if self.first == self.second:
+            raise refusal(f"is {self.second!r}, as is first; a blend takes two versions", "second")
+        if self.density != 1.0 and self.method not in ("ties", "dare"):
+            raise refusal(f"is {self.density:g}, but {self.method} drops nothing; leave it out", "density")
+        return self
+
+
+class Merges(Section):
+    """Models made of finished versions without training."""
+
+    folds: dict[Name, Fold] = Field(default_factory=dict)
+    """Name to fold."""
+    blends: dict[Name, Blend] = Field(default_factory=dict)
+    """Name to blend."""
+
+
+class Limit(Section):
+    """What a release demands of one metric, in every mode."""
+
+    max: PerScale[float] | None = None
+    """The metric is at most this."""
+    min: PerScale[float] | None = None
+    """The metric is at least this."""
+    may_rise: Annotated[float, Field(ge=0)] | None = None
+    """By how much the metric may be above the champion's on the same cases, 0 or more."""
+    may_fall: Annotated[float, Field(ge=0)] | None = None
+    """By how much the metric may be below the champion's on the same cases, 0 or more."""
+    paired: bool = False
+    """A change for the worse counts only if its whole 95% interval lies beyond what is allowed."""
+
+    @model_validator(mode="after")
+    def _limits(self) -> "Limit":
+        relative = self.may_rise is not None or self.may_fall is not None
+        if self.max is None and self.min is None and not relative:
+            raise refusal("limits nothing; give max, min, may_rise or may_fall")
+        if self.paired and not relative:
+            raise refusal("is true, but there is no change to be tested; give may_rise or may_fall too", "paired")
+        return self
+
+
+class Gate(Section):
+    """What a version must show before it may become the champion of its task."""
+
+    least_cases: Count
+    """Cases that the exam must have: fewer show too little."""
+    limits: dict[str, Limit]
+    """Metric to its limit. `dangerous` is always among them."""
+
+
+class Schedule(Section):
+    """When a task is retrained, and how long its approver may think."""
+
+    cron: str
+    """Minute, hour, day of month, month, day of week."""
+    timezone: str = "UTC"
+    """A name of the IANA time zone database."""
+    answer_within_s: Count = 86400
+    """Seconds after which an unanswered request for approval is a no."""

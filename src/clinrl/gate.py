@@ -1,0 +1,232 @@
+"""The release gate: whether a candidate may take the champion's place, decided from answers to the same exam.
+
+Pure functions of records. A limit is looked at in every mode; what can harm a patient is looked at first. A relative
+limit is about the same cases answered by both, so neither luck of the draw nor another exam can pass for progress.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Literal
+
+from clinrl.blocks import Gate, Limit
+from clinrl.errors import ArtefactError
+from clinrl.records import Estimate, Strict, Unreadable
+from clinrl.report import Sitting, between_modes, comparable, estimates
+from clinrl.section import Scale
+from clinrl.statistics import paired, wilson
+from clinrl.task import Share, Statistic, Task
+
+SAFETY = "dangerous"
+"""The metric that every task defines for errors that could harm; every gate limits it, and it is looked at first."""
+BOTH_MODES = "all modes"
+
+
+class Finding(Strict):
+    """One limit, held against one mode."""
+
+    metric: str
+    mode: str
+    limit: str
+    """The limit in words, as "max 0.02"."""
+    observed: float | None
+    """The metric, or its change against the champion; None if it could not be measured."""
+    passed: bool
+    sentence: str
+
+
+class Decision(Strict):
+    """May the candidate take the champion's place? Bound to both adapters and to the exam by their digests."""
+
+    task: str
+    candidate: str
+    candidate_digest: str
+    champion: str | None
+    """None: there is no champion yet, so that only the absolute limits count."""
+    champion_digest: str | None
+    exam_digest: str
+    findings: tuple[Finding, ...]
+    promote: bool
+    reasons: tuple[str, ...]
+    """Why not, a sentence a broken limit; or one sentence that all limits hold."""
+
+
+def decide(
+    task: Task,
+    gate: Gate,
+    scale: Scale,
+    candidate: Mapping[str, Sitting],
+    champion: Mapping[str, Sitting] | None,
+    *,
+    digests: tuple[str, str | None],
+) -> Decision:
+    """Hold every limit of the gate against the candidate's answers, by mode, and against the champion's.
+
+    `digests` are the identities of the two models. Raises ArtefactError if the two sat different exams, or in
+    different modes, or if there is no answer at all.
+    """
+    first = next(iter(candidate.values()), None)
+    if first is None:
+        raise ArtefactError("nothing was answered, so nothing can be decided; evaluate the candidate first")
+    if champion is not None:
+        _check_comparable(candidate, champion)
+    findings = [
+        _enough(gate, first),
+        *chain.from_iterable(
+            _findings(task, metric, gate.limits[metric], scale, candidate, champion) for metric in _safety_first(gate)
+        ),
+    ]
+    broken = tuple(finding.sentence for finding in findings if not finding.passed)
+    against = f"{champion[first.mode].name} stays comparable on the same cases" if champion else "there is no champion"
+    return Decision(
+        task=task.name,
+        candidate=first.name,
+        candidate_digest=digests[0],
+        champion=champion[first.mode].name if champion else None,
+        champion_digest=digests[1],
+        exam_digest=first.exam_digest,
+        findings=tuple(findings),
+        promote=not broken,
+        reasons=broken or (f"all {len(findings)} limits hold on {len(first.golds)} cases; {against}",),
+    )
+
+
+def _check_comparable(candidate: Mapping[str, Sitting], champion: Mapping[str, Sitting]) -> None:
+    if candidate.keys() != champion.keys():
+        raise ArtefactError(
+            f"the candidate was examined in {', '.join(candidate)} and the champion in {', '.join(champion)}; "
+            "evaluate both in the same modes"
+        )
+    for mode, sitting in candidate.items():
+        comparable(sitting, champion[mode])
+
+
+def _safety_first(gate: Gate) -> list[str]:
+    return sorted(gate.limits, key=lambda metric: metric != SAFETY)
+
+
+def _enough(gate: Gate, sitting: Sitting) -> Finding:
+    cases = len(sitting.golds)
+    return Finding(
+        metric="cases",
+        mode=BOTH_MODES,
+        limit=f"min {gate.least_cases}",
+        observed=float(cases),
+        passed=cases >= gate.least_cases,
+        sentence=f"the exam has {cases} cases; the gate asks for {gate.least_cases} or more",
+    )
+
+
+def _findings(
+    task: Task,
+    metric: str,
+    limit: Limit,
+    scale: Scale,
+    candidate: Mapping[str, Sitting],
+    champion: Mapping[str, Sitting] | None,
+) -> Iterator[Finding]:
+    """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
+    for mode, value in _values(task, metric, candidate).items():
+        if limit.max is not None:
+            yield _bound(metric, mode, value, "max", limit.max[scale])
+        if limit.min is not None:
+            yield _bound(metric, mode, value, "min", limit.min[scale])
+    if champion is None:
+        return
+    for sign, allowed in ((1, limit.may_rise), (-1, limit.may_fall)):
+        if allowed is not None:
+            for mode, change in _changes(task, metric, candidate, champion).items():
+                yield _relative(metric, mode, change, sign, allowed, paired_only=limit.paired)
+
+
+def _values(task: Task, metric: str, sittings: Mapping[str, Sitting]) -> dict[str, Estimate | None]:
+    """A metric by mode, or once for all modes if it is about their agreement."""
+    if metric == "mode_agreement":
+        golds = next(iter(sittings.values())).golds
+        agreement = between_modes(golds, {mode: s.answers for mode, s in sittings.items()}, task.metrics)
+        return {BOTH_MODES: agreement.get("mode_agreement")}
+    return {mode: _value(task, metric, sitting) for mode, sitting in sittings.items()}
+
+
+def _value(task: Task, metric: str, sitting: Sitting) -> Estimate | None:
+    if metric == "no_parse":
+        silent = sum(isinstance(answer, Unreadable) for answer in sitting.answers)
+        return wilson(silent, len(sitting.answers))
+    return estimates({metric: task.metrics[metric]}, sitting.golds, sitting.answers).get(metric)
+
+
+def _changes(
+    task: Task, metric: str, candidate: Mapping[str, Sitting], champion: Mapping[str, Sitting]
+) -> dict[str, Estimate | None]:
+    """Candidate minus champion on the same cases, by mode. A statistic or an agreement has no interval of its own."""
+    kind = task.metrics.get(metric)
+    if isinstance(kind, Share) or metric == "no_parse":
+        return {mode: _paired_change(kind, metric, candidate[mode], champion[mode]) for mode in candidate}
+    mine, theirs = _values(task, metric, candidate), _values(task, metric, champion)
+    changes: dict[str, Estimate | None] = {}
+    for mode, a in mine.items():
+        b = theirs[mode]
+        both = a is not None and b is not None
+        changes[mode] = _point(a.value - b.value, a.n) if a is not None and b is not None and both else None
+    return changes
+
+
+def _paired_change(kind: Share | Statistic | None, metric: str, mine: Sitting, theirs: Sitting) -> Estimate | None:
+    def verdicts(answers: Sequence[Any]) -> list[bool | None]:
+        if isinstance(kind, Share):
+            return [kind.of(gold, answer) for gold, answer in zip(mine.golds, answers, strict=True)]
+        return [isinstance(answer, Unreadable) for answer in answers]
+
+    pairs = zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True)
+    counted = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not counted:
+        return None
+    return paired(metric, theirs.name, [a for a, _ in counted], [b for _, b in counted]).difference
+
+
+def _point(value: float, n: int) -> Estimate:
+    return Estimate(value=round(value, 6) + 0.0, low=value, high=value, n=n)
+
+
+def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", "max"], allowed: float) -> Finding:
+    words = "at most" if side == "max" else "at least"
+    if value is None:
+        passed, said = False, f"{metric} ({mode}) could not be measured; the gate asks for {words} {allowed:g}"
+    else:
+        passed = value.value <= allowed if side == "max" else value.value >= allowed
+        interval = f"{value.value:.4g} (95% interval {value.low:.4g} to {value.high:.4g}, n = {value.n})"
+        said = f"{metric} ({mode}) is {interval}; the gate asks for {words} {allowed:g}"
+    return Finding(
+        metric=metric,
+        mode=mode,
+        limit=f"{side} {allowed:g}",
+        observed=None if value is None else value.value,
+        passed=passed,
+        sentence=said,
+    )
+
+
+def _relative(
+    metric: str, mode: str, change: Estimate | None, sign: int, allowed: float, *, paired_only: bool
+) -> Finding:
+    """A limit on a change for the worse. With `paired_only` the change counts if its whole interval is beyond it."""
+    verb = "rise" if sign > 0 else "fall"
+    limit = f"may_{verb} {allowed:g}" + (", paired" if paired_only else "")
+    if change is None:
+        passed, said = False, f"the change of {metric} ({mode}) could not be measured; it may {verb} by {allowed:g}"
+    else:
+        worst = (change.low if sign > 0 else change.high) if paired_only else change.value
+        passed = sign * worst <= allowed
+        interval = f" (95% interval {change.low:+.4g} to {change.high:+.4g}, n = {change.n})"
+        beyond = ", with its whole interval" if paired_only else ""
+        said = (
+            f"{metric} ({mode}) changes by {change.value:+.4g}{interval if change.low < change.high else ''} against "
+            f"the champion on the same cases; it may {verb} by at most {allowed:g}{beyond}"
+        )
+    return Finding(
+        metric=metric,
+        mode=mode,
+        limit=limit,
+        observed=None if change is None else change.value,
+        passed=passed,
+        sentence=said,
+    )
