@@ -107,7 +107,7 @@ def load(params: "Params", task_name: str, *, for_training: bool) -> tuple[Any, 
 
 
 def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
-    """`load` for a base folder, at whatever scale it is. Raises ArtefactError as `load` does."""
+    """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
     from transformers.utils.logging import disable_progress_bar
@@ -115,7 +115,12 @@ def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
     disable_progress_bar()  # of reading the weights; the stages show how far their own work is
     verified(folder)
     origin: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
-    # A model of a few million parameters stays on the CPU, where equal inputs give equal bytes.
+    gpu = torch.cuda.is_available()
+    hub_sized: dict[str, Any] = {
+        "dtype": torch.bfloat16 if gpu else torch.float32,
+        "device_map": {"": 0 if gpu else "cpu"},
+    }
+    # A model of a few million parameters, in full precision, stays on the CPU: equal inputs give equal bytes there.
     weights: dict[str, Any] = {"dtype": torch.float32}
     if (folder / REFERENCE).exists():
         reference = json.loads((folder / REFERENCE).read_text())
@@ -125,8 +130,7 @@ def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
             origin = {"pretrained_model_name_or_path": reference["repo"]}
         else:
             origin = {"pretrained_model_name_or_path": reference["repo"], "revision": reference["commit"]}
-        gpu = torch.cuda.is_available()
-        weights = {"dtype": torch.bfloat16 if gpu else torch.float32, "device_map": {"": 0 if gpu else "cpu"}}
+        weights = hub_sized
         if reference["quantize"] == "nf4":
             weights["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True,
@@ -134,6 +138,8 @@ def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=torch.bfloat16,
             )
+    elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
+        weights = hub_sized  # a merge of a hub checkpoint
     tokenizer = AutoTokenizer.from_pretrained(**origin, padding_side="left")
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ArtefactError(

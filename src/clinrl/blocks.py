@@ -250,13 +250,21 @@ class VersionSpec(Section):
 class Fold(Section):
     """A full model: a version's adapter added to the weights of its base."""
 
+    task: str
+    """The task of the version."""
     version: str
     """The version that is folded."""
+    exam: str
+    """The version's exam, which the merged model sits too."""
 
 
 class Blend(Section):
     """Two versions of one base as one model: the weighted sum of what their adapters change, or a sparser reading."""
 
+    task: str
+    """The task of both versions."""
+    exam: str
+    """The first version's exam, which the blend sits too."""
     method: Literal["cat", "svd", "linear", "ties", "dare"]
     """cat: exact, an adapter of both ranks together. svd: the nearest adapter of the versions' own rank. linear, ties,
     dare: on the dense change of every weight, as a full model."""

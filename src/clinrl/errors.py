@@ -35,3 +35,11 @@ class Busy(Refused):
     """Another command is writing the same artefact. Nothing was touched; try again when it is done."""
 
     exit_code = 75
+
+
+class GateError(Refused):
+    """A version may not be released: names the limit that broke, or what the decision was not about."""
+
+
+class RegistryError(Refused):
+    """The model registry did not do what was asked: names the server, the model or the alias."""

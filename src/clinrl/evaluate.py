@@ -48,10 +48,16 @@ BETWEEN_MODES = "between_modes.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Examinee:
-    """Who sits which exam, and what it is compared with. The base has neither parent nor training data."""
+    """Who sits which exam, and what it is compared with. The base has neither parent nor training data.
+
+    The parent of a merge is the version that was folded, or the first of those that were blended; it has no training
+    data of its own.
+    """
 
     name: str
     task: Task
+    folder: Path
+    """What answers: an adapter above the task's base, or a full model."""
     exam: str
     parent: str | None
     data: str | None
@@ -59,7 +65,7 @@ class Examinee:
 
 
 def stage(params: "Params", name: str) -> None:
-    """Examine a version, or `<task>-base`: write its graded answers and its reports.
+    """Examine a version, a merge, or `<task>-base`: write its graded answers and its reports.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
     for another task version or without the exam's proof, or if the parent sat another exam, Busy if another command
@@ -99,20 +105,30 @@ def stage(params: "Params", name: str) -> None:
 
 
 def examinee(params: "Params", name: str) -> Examinee:
-    """Who `name` is: a version of params.yaml, or the base of a task. Raises ParamsError naming what is allowed."""
+    """Who `name` is: a version or a merge of params.yaml, or the base of a task. Raises ParamsError for another."""
     roots = {f"{task}-base": task for task in params.bases}
     if name in roots:
         task = get_task(roots[name])
-        exam = params.bases[task.name].exam
-        return Examinee(name=name, task=task, exam=exam, parent=None, data=None, reward=task.Reward())
-    if name not in params.versions:
-        allowed = did_you_mean(name, [*params.versions, *roots])
-        raise ParamsError(f"{name!r} is neither a version nor the base of a task; {allowed}")
-    spec = params.versions[name]
+        exam, folder = params.bases[task.name].exam, paths.adapter(name)
+        return Examinee(name=name, task=task, folder=folder, exam=exam, parent=None, data=None, reward=task.Reward())
+    folds, blends = params.merges.folds, params.merges.blends
+    merged = {merge: fold.version for merge, fold in folds.items()} | {m: blend.first for m, blend in blends.items()}
+    if name not in params.versions and name not in merged:
+        allowed = did_you_mean(name, [*params.versions, *merged, *roots])
+        raise ParamsError(f"{name!r} is neither a version, a merge nor the base of a task; {allowed}")
+    version = merged.get(name, name)
+    spec = params.versions[version]
     task = get_task(spec.task)
     imitates = isinstance(params.profiles[spec.profile], SftProfile)
-    reward = task.Reward() if imitates else params.reward(name)
-    return Examinee(name=name, task=task, exam=spec.exam, parent=spec.parent, data=spec.data, reward=reward)
+    return Examinee(
+        name=name,
+        task=task,
+        folder=paths.merged(name) if name in merged else paths.adapter(name),
+        exam=spec.exam,
+        parent=version if name in merged else spec.parent,
+        data=None if name in merged else spec.data,
+        reward=task.Reward() if imitates else params.reward(version),
+    )
 
 
 def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, list[Graded]]:
@@ -194,7 +210,7 @@ def write_reports(
     write_json(out / SUMMARY, summary(reports, agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
     write_text(out / "report.md", prose.page(reports, agreement, parent=who.parent))
-    log = paths.adapter(who.name) / HISTORY
+    log = who.folder / HISTORY
     if log.exists():
         history = figures.read_history(log)
         columns = figures.history_columns(history)
@@ -261,31 +277,33 @@ def load_sitting(name: str, like: Sitting, cases: Sequence[Case]) -> Sitting:
 
 
 def _models(who: Examinee) -> dict[str, str]:
-    """Digests of base and adapter, both unaltered and made for each other. Raises ArtefactError otherwise."""
+    """Digests of the base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
     base = verified(paths.base(who.task.name))
-    adapter = verified(paths.adapter(who.name))
-    if adapter.task_version != who.task.version:
+    model = verified(who.folder)
+    if model.task_version != who.task.version:
         raise ArtefactError(
-            f"{paths.adapter(who.name)} was trained at version {adapter.task_version} of the task {who.task.name}, "
+            f"{who.folder} was made at version {model.task_version} of the task {who.task.name}, "
             f"which is now at {who.task.version}; rebuild it with `dvc repro`"
         )
-    if adapter.inputs["base"] != identity(base):
+    if model.inputs["base"] != identity(base):
         raise ArtefactError(
-            f"{paths.adapter(who.name)} was trained on another base than {paths.base(who.task.name)} now holds; "
-            f"restore both with `dvc checkout` or rebuild the adapter"
+            f"{who.folder} was made from another base than {paths.base(who.task.name)} now holds; "
+            f"restore both with `dvc checkout` or rebuild it"
         )
-    return {"adapter": identity(adapter), "base": identity(base)}
+    return {"adapter": identity(model), "base": identity(base)}
 
 
 def _sampler(params: "Params", who: Examinee) -> Sampler:
     from clinrl import bases, determinism
 
     determinism.settle(SEED)
+    if (who.folder / "config.json").exists():
+        return TransformersSampler(*bases.open_base(who.folder, for_training=False))
     model, tokenizer = bases.load(params, who.task.name, for_training=False)
-    if who.parent is not None:
+    if (who.folder / "adapter_config.json").exists():
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(paths.adapter(who.name))).eval()
+        model = PeftModel.from_pretrained(model, str(who.folder)).eval()
     return TransformersSampler(model, tokenizer)
 
 

@@ -8,6 +8,7 @@ are conveniences, this is the record.
 import fcntl
 import json
 import os
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -34,11 +35,19 @@ class Entry(Strict):
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-def append(path: Path, kind: Kind, body: dict[str, Any], *, at: datetime | None = None) -> Entry:
-    """Add a line and wait until it is on the disk. Writers take turns.
+def append(
+    path: Path,
+    kind: Kind,
+    body: dict[str, Any],
+    *,
+    unless: Callable[[Sequence[Entry]], bool] = lambda _: False,
+    at: datetime | None = None,
+) -> Entry | None:
+    """Add a line and wait until it is on the disk; nothing is added if `unless` is true of the lines that are there.
 
-    A last line that a kill cut short is dropped: whoever wrote it never got an answer. Raises ArtefactError if the
-    chain is broken, since nothing may be built on it.
+    Writers take turns, and nobody writes between that question and the new line. A last line that a kill cut short is
+    dropped: whoever wrote it never got an answer. Raises ArtefactError if the chain is broken, since nothing may be
+    built on it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as stream:
@@ -47,6 +56,8 @@ def append(path: Path, kind: Kind, body: dict[str, Any], *, at: datetime | None 
         text = stream.read()
         whole = text[: text.rfind(b"\n") + 1]
         entries = _parse(whole, path)
+        if unless(entries):
+            return None
         moment = (at or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
         fields = {
             "at": moment.isoformat(),

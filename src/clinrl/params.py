@@ -13,8 +13,10 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from clinrl.blocks import (
     BaseSpec,
+    Blend,
     DatasetSpec,
     EmbeddedBase,
+    Fold,
     Gate,
     GrpoProfile,
     GrpoTrainer,
@@ -36,6 +38,9 @@ from clinrl.section import (
     sentence,
 )
 from clinrl.task import get_task, task_names
+
+RESERVED = ("data", "probe", "seeds")
+"""Folders of data/reports that are not about one version."""
 
 
 class Params(Section):
@@ -77,26 +82,27 @@ class Params(Section):
             self._check_parent(name, version)
             self._check_recipe(name, version)
         for name, fold in self.merges.folds.items():
-            self._check_merge(f"merges.folds.{name}", name, {"version": fold.version})
+            self._check_merge(f"merges.folds.{name}", name, fold, {"version": fold.version})
         for name, blend in self.merges.blends.items():
-            self._check_merge(f"merges.blends.{name}", name, {"first": blend.first, "second": blend.second})
+            self._check_merge(f"merges.blends.{name}", name, blend, {"first": blend.first, "second": blend.second})
         for task, gate in self.gates.items():
             self._check_gate(f"gates.{task}", task, gate)
         for task, schedule in self.schedules.items():
             self._check_schedule(f"schedules.{task}", task, schedule)
         return self
 
-    def _check_merge(self, at: str, name: str, parts: Mapping[str, str]) -> None:
-        """Refuse a merge that is called like a version, or whose versions have not one base and one shape."""
-        if name in self.versions or name.endswith("-base") or name in ("data", "probe", "seeds"):
+    def _check_merge(self, at: str, name: str, merge: Fold | Blend, parts: Mapping[str, str]) -> None:
+        """Refuse a merge that is called like a version, or whose versions are not of its task and exam."""
+        if name in self.versions or name.endswith("-base") or name in RESERVED:
             raise ParamsError(f"{at} is a name in use; a merge needs one of its own")
         if name in self.merges.folds and name in self.merges.blends:
             raise ParamsError(f"{at} names a fold and a blend; each merge needs a name of its own")
+        known(f"{at}.task", merge.task, self.bases, "a task with a base")
+        family = [version for version, spec in self.versions.items() if spec.task == merge.task]
         for key, version in parts.items():
-            known(f"{at}.{key}", version, self.versions, "a version")
-        tasks = {self.versions[version].task for version in parts.values()}
-        if len(tasks) > 1:
-            raise ParamsError(f"{at} blends versions of {' and '.join(sorted(tasks))}; they must share one base")
+            known(f"{at}.{key}", version, family, f"a version of {merge.task}")
+        examined = self.versions[next(iter(parts.values()))].exam
+        known(f"{at}.exam", merge.exam, [examined], "the exam that its version sat, with which it is compared")
 
     def _check_gate(self, at: str, task: str, gate: Gate) -> None:
         known("gates", task, self.bases, "a task with a base")
@@ -118,8 +124,10 @@ class Params(Section):
             ) from None
 
     def _check_names(self, at: str, name: str, version: VersionSpec) -> None:
-        if name.endswith("-base") or name in ("data", "probe"):
-            raise ParamsError(f"{at} is a reserved name: a version is not called data, probe or anything-base")
+        if name.endswith("-base") or name in RESERVED:
+            raise ParamsError(
+                f"{at} is a reserved name: a version is not called {', '.join(RESERVED)} or anything-base"
+            )
         known(f"{at}.task", version.task, self.bases, "a task with a base")
         self._check_use(f"{at}.data", version.data, "train", version.task)
         self._check_use(f"{at}.exam", version.exam, "exam", version.task)
