@@ -1,9 +1,9 @@
-"""The command line: one subcommand for each stage. Parse, load params.yaml, call the stage, give an
-exit code.
+"""The command line: one subcommand for each stage, and for each thing that a name can be asked or given. Parse, load
+params.yaml, call, give an exit code.
 
-Exit codes: 0 done; 1 refused (data, proofs, artefacts, a full disk); 2 the command or params.yaml is wrong; 3 training
-ended without an adapter; 75 another command is writing the same artefact; 130 interrupted. Anything else is a bug and
-shows its traceback.
+Exit codes: 0 done; 1 refused (data, proofs, artefacts, gates, the registry, a full disk); 2 the command or params.yaml
+is wrong; 3 training ended without an adapter; 75 another command is writing the same artefact; 130 interrupted.
+Anything else is a bug and shows its traceback.
 """
 
 import argparse
@@ -76,10 +76,29 @@ STAGES = {
         "VERSION",
         "let a version, or a base, sit its exam in every mode",
         "Writes the graded transcripts to data/graded/VERSION and the reports to data/reports/VERSION.",
-        "clinrl evaluate esi-v46\nclinrl evaluate esi-base",
+        "clinrl evaluate esi-v46\nclinrl evaluate esi-base\nclinrl evaluate esi-v49-full",
+    ),
+    "merge": _Stage(
+        "merge",
+        "MERGE",
+        "fold a version into its base, or blend two versions",
+        "Writes data/merged/MERGE, without training. A fold is a full model that needs no PEFT, checked against base "
+        "and adapter; a blend is an adapter (cat, svd) or a full model (linear, ties, dare).",
+        "clinrl merge esi-v49-full\nclinrl merge esi-v46-v49",
     ),
 }
 """The stages that take a name of params.yaml, in the order in which they build on each other."""
+
+ARGUMENTS = {
+    "register": "NAME",
+    "decide": "VERSION",
+    "promote": "VERSION",
+    "rollback": "TASK",
+    "versions": "MODEL",
+    "lookup": "MODEL",
+    "lineage": "VERSION",
+}
+"""What the commands of the registry take; `clinrl.desk` has a function for each."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -157,7 +176,82 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
     verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
+    _add_registry_commands(command)
     return top
+
+
+def _add_registry_commands(command: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
+    """Subcommands that speak to the MLflow registry: mlruns/mlflow.db, or the server of MLFLOW_TRACKING_URI."""
+    register = command(
+        "register",
+        "put a version or a merge, with all its metrics, into the registry",
+        _wrapped(
+            "Logs parameters, metrics of every mode with intervals, training history, data digests, reports and plots "
+            "of NAME, and the model itself, to MLflow. The same adapter is one model version, however often it is "
+            "registered; what is missing is filled in. NAME must have been examined."
+        ),
+        "clinrl register esi-v49\nclinrl register esi-v49-full\n"
+        "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
+    )
+    register.add_argument("name", metavar="NAME", help="a version or a merge of params.yaml")
+    decide = command(
+        "decide",
+        "hold a version's exam against its task's gate and the champion",
+        _wrapped(
+            "Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes nothing. Exit "
+            "code 0: may be promoted; 1: not."
+        ),
+        "clinrl decide esi-v49\nclinrl decide esi-v49 --json",
+    )
+    decide.add_argument("name", metavar="VERSION", help="a registered version of params.yaml")
+    decide.add_argument("--json", action="store_true", help="the decision as one JSON object")
+    promote = command(
+        "promote",
+        "make a version the champion of its task",
+        _wrapped(
+            "Decides, and if every limit of the gate holds moves the alias champion to VERSION and previous to the "
+            "champion before. The decision and the approver's name go to the audit file and to the version's tags."
+        ),
+        'clinrl promote esi-v49 --approver "Ada Lovelace"',
+    )
+    promote.add_argument("name", metavar="VERSION", help="a registered version of params.yaml")
+    promote.add_argument("--approver", required=True, metavar="NAME", help="the person who approves it")
+    rollback = command(
+        "rollback",
+        "bring the previous champion back",
+        _wrapped("Swaps the aliases champion and previous of a task; the same command undoes it."),
+        'clinrl rollback esi --approver "Ada Lovelace"',
+    )
+    rollback.add_argument("name", metavar="TASK", help="a task of params.yaml")
+    rollback.add_argument("--approver", required=True, metavar="NAME", help="the person who decides it")
+    versions = command(
+        "versions",
+        "list what is registered",
+        _wrapped("Every version of a registered model, oldest first, with its aliases and how its gate stands."),
+        "clinrl versions esi\nclinrl versions esi-merged --json\nclinrl versions esi | cut -f 2,4",
+    )
+    versions.add_argument("name", metavar="MODEL", help="a registered model: a task, or TASK-merged")
+    versions.add_argument("--json", action="store_true", help="one JSON list of objects")
+    lookup = command(
+        "lookup",
+        "say which version a name stands for",
+        _wrapped("WHICH is an alias (champion, candidate, previous), a version of params.yaml or a number."),
+        "clinrl lookup esi champion\nclinrl lookup esi esi-v49 --json",
+    )
+    lookup.add_argument("name", metavar="MODEL", help="a registered model: a task, or TASK-merged")
+    lookup.add_argument("which", metavar="WHICH", help="alias, version or number")
+    lookup.add_argument("--json", action="store_true", help="one JSON object")
+    lineage = command(
+        "lineage",
+        "check where a version comes from, link by link",
+        _wrapped(
+            "Files, parents, base, data, exam, registry, gate and approver of VERSION and its ancestors, from "
+            "manifests, the registry's tags and the audit file. Exit code 0: no link is broken; 1: one is."
+        ),
+        "clinrl lineage esi-v49\nclinrl lineage esi-v49 --json",
+    )
+    lineage.add_argument("name", metavar="VERSION", help="a version of params.yaml")
+    lineage.add_argument("--json", action="store_true", help="one JSON list of objects")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,6 +296,9 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return 0
     _check_name(params, arguments.command, arguments.name)
+    if arguments.command not in STAGES:
+        code: int = getattr(import_module("clinrl.desk"), arguments.command)(params, arguments)
+        return code
     import_module(f"clinrl.{STAGES[arguments.command].module}").stage(params, arguments.name)
     return 0
 
@@ -210,10 +307,18 @@ def _check_name(params: "Params", command: str, name: str) -> None:
     """Refuse a name that params.yaml does not have, before the stage's libraries are imported. Raises ParamsError."""
     from clinrl.section import did_you_mean
 
-    argument = STAGES[command].argument
-    names = {"TASK": [*params.bases], "DATASET": [*params.datasets], "VERSION": [*params.versions]}[argument]
+    merges = [*params.merges.folds, *params.merges.blends]
+    argument = STAGES[command].argument if command in STAGES else ARGUMENTS[command]
+    names = {
+        "TASK": [*params.bases],
+        "DATASET": [*params.datasets],
+        "VERSION": [*params.versions],
+        "MERGE": merges,
+        "NAME": [*params.versions, *merges],
+        "MODEL": [model for task in params.bases for model in (task, f"{task}-merged")],
+    }[argument]
     if command == "evaluate":
-        names += [f"{task}-base" for task in params.bases]
+        names += [*merges, *(f"{task}-base" for task in params.bases)]
     if name not in names:
         raise ParamsError(
             f"{name!r} is no {argument.lower()} that `clinrl {command}` knows; {did_you_mean(name, names)}"

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from clinrl.tables import show
+
 if TYPE_CHECKING:
     from clinrl.params import Params
 
@@ -15,7 +17,6 @@ State = Literal["up to date", "stale", "missing", "unknown"]
 
 STAGES = ("dataset", "validate", "probe", "train", "evaluate")
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")
-_STYLES = {"up to date": "green", "stale": "yellow", "missing": "red", "unknown": "dim"}
 
 
 def stage(params: "Params", version: str | None = None, *, as_json: bool = False) -> None:
@@ -31,13 +32,7 @@ def stage(params: "Params", version: str | None = None, *, as_json: bool = False
     rows = [
         _row(params, name, {stage: states[address] for stage, address in addresses[name].items()}) for name in names
     ]
-    if as_json:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-    elif sys.stdout.isatty():
-        _print_table(rows)
-    else:
-        for line in (COLUMNS, *(row.values() for row in rows)):
-            print("\t".join(str(cell) for cell in line))
+    show(COLUMNS, rows, as_json=as_json)
 
 
 def _parents_first(params: "Params") -> Sequence[str]:
@@ -61,7 +56,7 @@ def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, 
         "steps": params.trainer(version.profile).steps,
         "seed": version.seed,
         **states,
-        "why": " ".join(version.why.split()),  # a tab or a line break would end the cell
+        "why": version.why,
     }
 
 
@@ -97,16 +92,3 @@ def _state(changes: Sequence[str | Mapping[str, Mapping[str, str]]]) -> State:
         if any(how in ("deleted", "not in cache") and not Path(path).exists() for path, how in outs.items()):
             return "missing"
     return "stale"
-
-
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold", no_wrap=column in ("version", "parent"))
-    for row in rows:
-        table.add_row(*(Text(str(cell), style=_STYLES.get(str(cell), "")) for cell in row.values()))
-    Console().print(table)

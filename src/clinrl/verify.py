@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from clinrl.artefacts import sha256_file
 from clinrl.errors import ArtefactError, Refused
+from clinrl.tables import show
 
 Verdict = Literal["equal", "differs", "missing", "extra"]
 """`missing`: committed but not rebuilt. `extra`: rebuilt but not committed."""
@@ -87,8 +88,16 @@ def stage(
             verdicts += [_row(name, LOCK, _entry_digest(old), _entry_digest(new))]
             verdicts += compare(name, old, new, lambda out: committed_files(root, commit, cache, out), tree)
     equal = all(row.verdict == "equal" for row in verdicts)
-    report = {"address": address, "commit": commit, "equal": equal, "files": [asdict(row) for row in verdicts]}
-    _show(report, as_json)
+    report: dict[str, Any] = {
+        "address": address,
+        "commit": commit,
+        "equal": equal,
+        "files": [asdict(row) for row in verdicts],
+    }
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(("verdict", "stage", "file", "committed", "rebuilt"), report["files"], as_json=False)
     good = sum(row.verdict == "equal" for row in verdicts)
     print(
         f"clinrl: {address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal",
@@ -275,24 +284,6 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
             return
         except subprocess.TimeoutExpired:
             continue
-
-
-def _show(report: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(report, indent=2))
-    elif sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("verdict", "stage", "file", "committed", "rebuilt")
-        for row in report["files"]:
-            digests = (row[end].replace("sha256:", "")[:16] for end in ("committed", "rebuilt"))
-            table.add_row(row["verdict"], row["stage"], row["file"], *digests)
-        Console().print(table)
-    else:
-        print("verdict\tstage\tfile\tcommitted\trebuilt")
-        for row in report["files"]:
-            print("\t".join(row[field] for field in ("verdict", "stage", "file", "committed", "rebuilt")))
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -1,0 +1,100 @@
+"""What the command line says of registered versions: one function a command, which prints and gives the exit code."""
+
+import json
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from clinrl import lineage as lineages
+from clinrl import registry, release
+from clinrl.tables import show
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
+FINDINGS = ("metric", "mode", "limit", "observed", "verdict")
+LINKS = ("version", "link", "state", "digest", "says")
+
+
+def register(params: "Params", arguments: Namespace) -> int:
+    """Register a version or a merge and print its row."""
+    show(COLUMNS, [_row(registry.register(params, arguments.name))], as_json=False)
+    return 0
+
+
+def decide(params: "Params", arguments: Namespace) -> int:
+    """Decide on a version and print every finding, then the reasons on stderr. 0: may be promoted."""
+    decision = release.decide(params, arguments.name)
+    if arguments.json:
+        print(json.dumps(decision.model_dump(mode="json"), indent=2, ensure_ascii=False))
+    else:
+        rows = [
+            {
+                **finding.model_dump(include={"metric", "mode", "limit"}),
+                "observed": "not measured" if finding.observed is None else f"{finding.observed:.6g}",
+                "verdict": "passed" if finding.passed else "refused",
+            }
+            for finding in decision.findings
+        ]
+        show(FINDINGS, rows, as_json=False)
+    for reason in decision.reasons:
+        print(f"clinrl: {reason}", file=sys.stderr)
+    return 0 if decision.promote else 1
+
+
+def promote(params: "Params", arguments: Namespace) -> int:
+    """Decide on a version, promote it if it may be, and print its row."""
+    approver = release.named(arguments.approver)
+    decision = release.decide(params, arguments.name)
+    entry = release.promote(params, arguments.name, approver=approver, decision=decision)
+    show(COLUMNS, [_row(entry)], as_json=False)
+    return 0
+
+
+def rollback(params: "Params", arguments: Namespace) -> int:
+    """Bring the previous champion of a task back and print its row."""
+    show(COLUMNS, [_row(release.rollback(arguments.name, approver=arguments.approver))], as_json=False)
+    return 0
+
+
+def versions(params: "Params", arguments: Namespace) -> int:
+    """Print every version of a registered model, oldest first."""
+    show(COLUMNS, [_row(entry) for entry in registry.entries(arguments.name)], as_json=arguments.json)
+    return 0
+
+
+def lookup(params: "Params", arguments: Namespace) -> int:
+    """Print the version that an alias, a name or a number stands for."""
+    entry = registry.find(arguments.name, arguments.which)
+    if arguments.json:
+        print(json.dumps(_row(entry) | {"tags": entry.tags, "uri": f"models:/{entry.model}/{entry.number}"}, indent=2))
+    else:
+        show(COLUMNS, [_row(entry)], as_json=False)
+    return 0
+
+
+def lineage(params: "Params", arguments: Namespace) -> int:
+    """Print every link of a version's lineage, and the broken ones again on stderr. 1 if one is broken."""
+    links = lineages.walk(params, arguments.name)
+    rows: list[dict[str, Any]] = [link.model_dump() for link in links]
+    if not arguments.json:
+        rows = [row | {"digest": row["digest"][:16]} for row in rows]
+    show(LINKS, rows, as_json=arguments.json)
+    broken = [link for link in links if link.state == "broken"]
+    for link in broken:
+        print(f"clinrl: {link.version}, {link.link}: {link.says}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _row(entry: registry.Entry) -> dict[str, Any]:
+    return {
+        "model": entry.model,
+        "number": entry.number,
+        "version": entry.name,
+        "aliases": ", ".join(entry.aliases),
+        "gate": entry.tags.get("gate", "open"),
+        "approver": entry.tags.get("approver", ""),
+        "parent": entry.tags.get("parent", ""),
+        "digest": entry.digest[:16],
+    }

@@ -1,0 +1,185 @@
+"""Where a version comes from, link by link, and whether each link still holds.
+
+From the adapter's files over its parents to the base, with the data, the exam, the gate and the approver on the way.
+Everything is read from files, from the registry's tags and from the audit file; where two of them tell of the same
+thing they must agree. Nothing is rebuilt and no model is loaded.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from clinrl import artefacts, ledger, paths, registry
+from clinrl.errors import Refused, RegistryError
+from clinrl.records import Manifest, Strict
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+State = Literal["holds", "broken", "open"]
+"""`open`: nothing to hold yet, as the approver of a version that nobody promoted."""
+
+
+class Link(Strict):
+    """One statement about a version that can be checked."""
+
+    version: str
+    link: str
+    """What is stated: files, parent, base, data, exam, registry, gate or approver."""
+    state: State
+    digest: str
+    """The digest that the link is about; empty where there is none."""
+    says: str
+    """What holds, or what is broken and what to do."""
+
+
+def walk(params: "Params", name: str) -> list[Link]:
+    """Every link of a version and its ancestors, the version first. Raises ParamsError for an unknown version.
+
+    A broken link is a `Link`, never an exception.
+    """
+    links = [link for version in reversed(params.lineage(name)) for link in _version(params, version)]
+    return [*links, *_release(params, name)]
+
+
+def _version(params: "Params", name: str) -> Iterator[Link]:
+    block = params.versions[name]
+    folder = paths.adapter(name)
+    manifest: Manifest | None = None
+
+    def files() -> tuple[str, str]:
+        nonlocal manifest
+        manifest = artefacts.verified(folder)
+        return artefacts.identity(
+            manifest
+        ), f"{len(manifest.files)} files of {folder} are what they were when it was made"
+
+    yield _link(name, "files", files)
+    if manifest is None:  # nothing else can be said of it
+        return
+    made = manifest
+    root = f"{block.task}-base"
+    parent, base = paths.adapter(block.parent), paths.base(block.task)
+    yield _link(name, "parent", lambda: _same(made, "parent", parent, f"starts from the weights of {block.parent}"))
+    if block.parent == root:
+        yield _link(name, "base", lambda: (_same(made, "base", base, "")[0], _base_says(block.task)))
+    else:
+        yield _link(name, "base", lambda: _same(made, "base", base, f"was trained on {base}"))
+    yield _link(name, "data", lambda: _data(made, block.data, "train"))
+    yield _link(name, "exam", lambda: _exam(name, block.exam, artefacts.identity(made)))
+    yield _link(name, "registry", lambda: _registered(block.task, name, made))
+
+
+def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
+    """The digest that a manifest names for an input, which must be that of the folder. Raises Refused if not."""
+    named, found = manifest.inputs[what], artefacts.identity(artefacts.verified(folder))
+    if named != found:
+        raise Refused(
+            f"{manifest.name} was made from another {what} ({named[:12]}) than {folder} now holds ({found[:12]}); "
+            f"run `dvc checkout`, or `dvc repro train@{manifest.name}` for a new one"
+        )
+    return found, says
+
+
+def _base_says(task: str) -> str:
+    reference = paths.base(task) / "base.json"
+    if reference.exists():
+        named = json.loads(reference.read_text(encoding="utf-8"))
+        return f"was trained on {named['repo']} at commit {named['commit']}"
+    return f"was trained on {paths.base(task)}, which is built here; `clinrl verify base@{task}` rebuilds it"
+
+
+def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
+    found, _ = _same(manifest, "data", paths.cases(data), "")
+    proof = paths.data_proof(data)
+    if not proof.exists() or json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"] != found:
+        raise Refused(f"{proof} is not the proof of {data} as it is now; run `dvc repro validate@{data}`")
+    pool = artefacts.read_manifest(paths.cases(data)).spec["use"]
+    if pool != use:
+        raise Refused(f"{data} is drawn from the {pool} pool, but {manifest.name} trained on it; it must be {use} data")
+    return found, f"was trained on {data}, drawn from the {pool} pool and validated"
+
+
+def _exam(name: str, exam: str, adapter: str) -> tuple[str, str]:
+    graded = artefacts.verified(paths.graded(name))
+    found = artefacts.identity(artefacts.read_manifest(paths.cases(exam)))
+    if graded.inputs["adapter"] != adapter:
+        raise Refused(f"{paths.graded(name)} was answered by another adapter; run `dvc repro evaluate@{name}`")
+    if graded.inputs["exam"] != found:
+        raise Refused(f"{paths.graded(name)} answers another exam than {exam} now is; run `dvc repro evaluate@{name}`")
+    pool = artefacts.read_manifest(paths.cases(exam)).spec["use"]
+    if pool != "exam":
+        raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
+    return found, f"sat {exam}, drawn from the exam pool, with these very weights"
+
+
+def _registered(task: str, name: str, manifest: Manifest) -> tuple[str, str]:
+    digest = artefacts.identity(manifest)
+    entry = registry.find(task, name)
+    if entry.digest != digest:
+        raise Refused(
+            f"the {name} in the registry is another adapter ({entry.digest[:12]}); run `clinrl register {name}`"
+        )
+    for tag, what in (("parent_digest", "parent"), ("base_digest", "base"), ("data_digest", "data")):
+        if entry.tags.get(tag) != manifest.inputs[what]:
+            raise Refused(f"the registry's tag {tag} of {name} is not what its manifest says; register it again")
+    names = f", {', '.join(entry.aliases)}" if entry.aliases else ""
+    return digest, f"is version {entry.number} of the registered model {entry.model}{names}"
+
+
+def _release(params: "Params", name: str) -> Iterator[Link]:
+    """The gate and the approver of the version itself, from the audit file and the registry's tags."""
+    task = params.versions[name].task
+    try:
+        lines = ledger.read(paths.ledger())
+        digest = artefacts.identity(artefacts.read_manifest(paths.adapter(name)))
+    except Refused as refused:
+        yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
+        return
+    decisions = [line for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
+    if not decisions:
+        yield Link(version=name, link="gate", state="open", digest="", says="was never decided upon")
+        return
+    yield _link(name, "gate", lambda: _decided(task, name, decisions))
+    promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
+    if not promotions:
+        yield Link(version=name, link="approver", state="open", digest="", says="was never promoted")
+        return
+    yield _link(name, "approver", lambda: _approved(task, name, promotions[-1], decisions))
+
+
+def _decided(task: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
+    body = decisions[-1].body
+    digest = artefacts.digest(body)
+    entry = registry.find(task, name)
+    known = {artefacts.digest(line.body) for line in decisions}
+    if entry.tags.get("decision") not in known:
+        raise Refused(f"the registry's tag decision of {name} is none of the audit file's; run `clinrl decide {name}`")
+    numbers = ", ".join(
+        f"{finding['metric']} ({finding['mode']}) {finding['observed']:.4g} for {finding['limit']}"
+        for finding in body["findings"]
+        if finding["observed"] is not None
+    )
+    return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {numbers}"
+
+
+def _approved(task: str, name: str, promotion: ledger.Entry, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
+    body = promotion.body
+    passed = {artefacts.digest(line.body) for line in decisions if line.body["promote"]}
+    if body["decision"] not in passed:
+        raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
+    tagged = registry.find(task, name).tags.get("approver")
+    if tagged != body["approver"]:
+        raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit file {body['approver']!r}")
+    return promotion.digest, f"was approved by {body['approver']} at {promotion.at}"
+
+
+def _link(version: str, link: str, check: Callable[[], tuple[str, str]]) -> Link:
+    try:
+        digest, says = check()
+    except RegistryError as error:
+        return Link(version=version, link=link, state="broken", digest="", says=str(error))
+    except (Refused, KeyError, ValueError) as error:
+        says = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
+        return Link(version=version, link=link, state="broken", digest="", says=says)
+    return Link(version=version, link=link, state="holds", digest=digest, says=says)

@@ -1,0 +1,41 @@
+"""Rows for people and for scripts: a table on a terminal, tab-separated lines otherwise, JSON where it is asked for."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+STYLES = {
+    **dict.fromkeys(("up to date", "holds", "passed", "equal"), "green"),
+    **dict.fromkeys(("stale", "open"), "yellow"),
+    **dict.fromkeys(("missing", "broken", "refused", "differs", "extra"), "red"),
+    "unknown": "dim",
+}
+"""Colours of the words that say how something stands."""
+
+
+def show(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print rows, each a mapping of the columns. JSON keeps all keys of a row; the others show the columns only."""
+    if as_json:
+        print(json.dumps(list(rows), indent=2, ensure_ascii=False))
+        return
+    if not sys.stdout.isatty():
+        for line in (columns, *([_cell(row[column]) for column in columns] for row in rows)):
+            print("\t".join(line))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number < 2)  # the first two name the row
+    for row in rows:
+        cells = [_cell(row[column]) for column in columns]
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in cells))
+    Console().print(table)
+
+
+def _cell(value: Any) -> str:
+    """One cell's text: a tab or a line break would end it."""
+    return "" if value is None else " ".join(str(value).split())

@@ -1,0 +1,190 @@
+"""The gate: every limit on its own, safety first, and never against another exam."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clinrl.blocks import Gate, Limit
+from clinrl.errors import ArtefactError
+from clinrl.gate import BOTH_MODES, decide
+from clinrl.records import Unreadable
+from clinrl.report import Sitting
+from clinrl.task import get_task
+
+TASK = get_task("esi")
+GOLDS = [1, 2, 3, 4, 5] * 20
+MUTE = Unreadable(reason="no answer line")
+
+
+def per_scale(value):
+    return {"embedded": value, "full": value}
+
+
+def gate(**limits):
+    return Gate(least_cases=10, limits={"dangerous": Limit(max=per_scale(1.0)), **limits})
+
+
+def sitting(name, answers, mode="think", **changes):
+    fields = {
+        "name": name, "task": "esi", "task_version": 1, "mode": mode,
+        "mode_spec": {"thinking": mode == "think"}, "exam_digest": "e" * 64, "golds": GOLDS, "answers": answers,
+    }  # fmt: skip
+    return Sitting(**(fields | changes))
+
+
+def both(name, answers, other=None, **changes):
+    return {
+        "think": sitting(name, answers, **changes),
+        "direct": sitting(name, other or answers, mode="direct", **changes),
+    }
+
+
+def judge(rules, candidate, champion=None):
+    digests = ("a" * 64, "b" * 64 if champion else None)
+    return decide(TASK, rules, "embedded", candidate, champion, digests=digests)
+
+
+def wrong(count, to=5, level=1):
+    """Gold answers, but for the first `count` cases of a level, which are called `to`."""
+    answers, left = list(GOLDS), count
+    for i, gold in enumerate(GOLDS):
+        if gold == level and left:
+            answers[i], left = to, left - 1
+    assert not left
+    return answers
+
+
+def test_a_perfect_candidate_without_a_champion_passes_on_the_absolute_limits_alone():
+    rules = gate(dangerous=Limit(max=per_scale(0.0), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
+    decision = judge(rules, both("v2", GOLDS))
+    assert decision.promote
+    assert (decision.champion, decision.champion_digest) == (None, None)
+    assert [finding.limit for finding in decision.findings] == ["min 10", "max 0", "max 0"]
+    assert decision.reasons == ("all 3 limits hold on 100 cases; there is no champion",)
+
+
+def test_one_dangerous_error_in_one_mode_breaks_a_limit_of_none():
+    decision = judge(gate(dangerous=Limit(max=per_scale(0.0))), both("v2", GOLDS, wrong(1)))
+    assert not decision.promote
+    (reason,) = decision.reasons
+    assert reason.startswith("dangerous (direct) is 0.01 (95% interval ")
+    assert reason.endswith("n = 100); the gate asks for at most 0")
+
+
+def test_the_limit_is_that_of_the_active_scale():
+    rules = gate(dangerous=Limit(max={"embedded": 0.0, "full": 0.5}))
+    candidate = both("v2", wrong(1))
+    assert not judge(rules, candidate).promote
+    assert decide(TASK, rules, "full", candidate, None, digests=("a" * 64, None)).promote
+
+
+def test_safety_is_looked_at_first():
+    rules = Gate(least_cases=10, limits={"exact": Limit(min=per_scale(1.0)), "dangerous": Limit(max=per_scale(0.0))})
+    reasons = judge(rules, both("v2", wrong(2))).reasons
+    assert [reason.split()[0] for reason in reasons] == ["dangerous", "dangerous", "exact", "exact"]
+
+
+def test_too_small_an_exam_decides_nothing():
+    rules = Gate(least_cases=101, limits={"dangerous": Limit(max=per_scale(1.0))})
+    decision = judge(rules, both("v2", GOLDS))
+    assert decision.reasons == ("the exam has 100 cases; the gate asks for 101 or more",)
+
+
+def test_unreadable_answers_are_counted_and_are_no_agreement():
+    answers = [MUTE, *GOLDS[1:]]
+    rules = gate(no_parse=Limit(max=per_scale(0.0)), mode_agreement=Limit(min=per_scale(1.0)))
+    decision = judge(rules, both("v2", answers, GOLDS))
+    assert [finding.metric for finding in decision.findings if not finding.passed] == ["no_parse", "mode_agreement"]
+    assert [finding.mode for finding in decision.findings if finding.metric == "mode_agreement"] == [BOTH_MODES]
+
+
+def test_a_single_mode_has_no_agreement_so_that_a_limit_on_it_is_not_met():
+    rules = gate(mode_agreement=Limit(min=per_scale(0.0)))
+    decision = judge(rules, {"think": sitting("v2", GOLDS)})
+    assert decision.reasons == ("mode_agreement (all modes) could not be measured; the gate asks for at least 0",)
+
+
+def test_a_rise_of_errors_against_the_champion_is_refused_even_below_the_maximum():
+    rules = gate(dangerous=Limit(max=per_scale(0.5), may_rise=0.0))
+    decision = judge(rules, both("v2", wrong(2)), both("v1", wrong(1)))
+    assert len(decision.reasons) == 2
+    for reason, mode in zip(decision.reasons, ("think", "direct"), strict=True):
+        assert reason.startswith(f"dangerous ({mode}) changes by +0.01 (95% interval -")
+        assert reason.endswith("against the champion on the same cases; it may rise by at most 0")
+    assert judge(rules, both("v2", wrong(1)), both("v1", wrong(2))).promote
+
+
+def test_a_paired_limit_lets_noise_pass_and_a_real_fall_not():
+    rules = gate(exact=Limit(may_fall=0.0, paired=True))
+    champion = both("v1", GOLDS)
+    assert judge(rules, both("v2", wrong(1, to=2)), champion).promote
+    decision = judge(rules, both("v2", wrong(20, to=2)), champion)
+    assert not decision.promote
+    assert "with its whole interval" in decision.reasons[0]
+
+
+def test_a_statistic_is_compared_by_its_value():
+    rules = gate(kappa=Limit(may_fall=0.01))
+    assert judge(rules, both("v2", GOLDS), both("v1", wrong(3))).promote
+    decision = judge(rules, both("v2", wrong(9)), both("v1", GOLDS))
+    assert [finding.metric for finding in decision.findings if not finding.passed] == ["kappa", "kappa"]
+
+
+def test_a_rise_of_unreadable_answers_is_paired_too():
+    rules = gate(no_parse=Limit(may_rise=0.0))
+    mute = [MUTE, *GOLDS[1:]]
+    assert not judge(rules, both("v2", mute), both("v1", GOLDS)).promote
+    assert judge(rules, both("v2", mute), both("v1", mute)).promote
+
+
+def test_a_metric_that_no_case_is_about_counts_as_not_measured():
+    golds = [5] * 100
+    candidate = both("v2", golds, golds=golds)
+    decision = judge(gate(high_risk_sensitivity=Limit(min=per_scale(0.0))), candidate)
+    assert not decision.promote
+    assert "could not be measured" in decision.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"exam_digest": "f" * 64}, "exam digest"),
+        ({"task_version": 2}, "task version"),
+        ({"mode_spec": {"thinking": None}}, "decoding"),
+    ],
+)
+def test_another_exam_or_another_decoding_decides_nothing(changes, says):
+    champion = {mode: replace(taken, **changes) for mode, taken in both("v1", GOLDS).items()}
+    with pytest.raises(ArtefactError, match=says):
+        judge(gate(), both("v2", GOLDS), champion)
+
+
+def test_other_modes_decide_nothing():
+    with pytest.raises(ArtefactError, match="in think, direct and the champion in think"):
+        judge(gate(), both("v2", GOLDS), {"think": sitting("v1", GOLDS)})
+    with pytest.raises(ArtefactError, match="nothing was answered"):
+        judge(gate(), {})
+
+
+ANSWERS = st.lists(st.sampled_from([1, 2, 3, 4, 5, MUTE]), min_size=100, max_size=100)
+
+
+@given(answers=ANSWERS)
+def test_whoever_answers_like_the_champion_breaks_no_relative_limit(answers):
+    rules = gate(
+        dangerous=Limit(may_rise=0.0), exact=Limit(may_fall=0.0), no_parse=Limit(may_rise=0.0),
+        mode_agreement=Limit(may_fall=0.0),
+    )  # fmt: skip
+    assert judge(rules, both("v2", answers), both("v1", answers)).promote
+
+
+@given(answers=ANSWERS, champion=ANSWERS)
+def test_a_decision_is_positive_exactly_if_every_finding_passed(answers, champion):
+    rules = gate(dangerous=Limit(max=per_scale(0.1), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
+    decision = judge(rules, both("v2", answers), both("v1", champion))
+    assert decision.promote == all(finding.passed for finding in decision.findings)
+    if not decision.promote:
+        assert decision.reasons == tuple(f.sentence for f in decision.findings if not f.passed)
+    assert decision == judge(rules, both("v2", answers), both("v1", champion))
