@@ -39,7 +39,10 @@ def sitting(answers, name="v2", mode="direct"):
 
 
 def examinee(**changes):
-    fields = {"name": "v2", "task": ESI, "exam": "x1", "parent": "v1", "data": "d1", "reward": ESI.Reward()}
+    fields = {
+        "name": "v2", "task": ESI, "folder": paths.adapter(changes.get("name", "v2")), "exam": "x1", "parent": "v1",
+        "data": "d1", "reward": ESI.Reward(),
+    }  # fmt: skip
     return Examinee(**(fields | changes))
 
 
@@ -331,5 +334,5 @@ def test_a_doll_sits_the_exam_from_base_to_report(doll):
     assert (dolls.files(paths.graded("v1")), dolls.files(paths.report("v1"))) == first
 
     seal(paths.base("esi"), kind="base", name="esi", task="esi", task_version=1, spec={"seed": 2}, inputs={})
-    with pytest.raises(ArtefactError, match="trained on another base"):
+    with pytest.raises(ArtefactError, match="made from another base"):
         evaluate.stage(doll, "v1")

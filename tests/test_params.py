@@ -116,7 +116,17 @@ def test_lora_targets_may_be_named_in_any_order():
 
 
 def test_no_versions_is_a_valid_start():
-    assert Params.model_validate(edited("versions", {})).versions == {}
+    mapping = edited("versions", {})
+    del mapping["merges"]
+    assert Params.model_validate(mapping).versions == {}
+
+
+def test_merges_gates_and_schedules_may_be_absent():
+    mapping = copy.deepcopy(VALID)
+    for key in ("merges", "gates", "schedules"):
+        del mapping[key]
+    params = Params.model_validate(mapping)
+    assert (params.merges.folds, params.merges.blends, params.gates, params.schedules) == ({}, {}, {}, {})
 
 
 def test_a_folder_that_exists_is_a_base(tmp_path):
@@ -151,9 +161,37 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("datasets", [1], ("datasets is [1]", "mapping")),
     ("profiles/sft", "x", ("profiles.sft is 'x'", "mapping")),
     ("bases/esi", 3, ("bases.esi is 3", "mapping")),
-    ("verions", {}, ("verions is not a key here", "did you mean versions?", "allowed: bases, datasets, modes")),
+    ("verions", {}, ("verions is not a key here", "did you mean versions?", "allowed: bases, datasets, gates, merges")),
     ("datasets/esi-d1/sede", 7, ("datasets.esi-d1.sede is not a key here", "did you mean seed?")),
     ("datasets/esi-d1/seed", REMOVED, ("datasets.esi-d1.seed is missing", "0 to 2^32 - 1")),
+    # merges
+    (
+        "merges/folds/v3-full/version",
+        "v9",
+        ("merges.folds.v3-full.version: 'v9' is not a version of esi", "v1, v2, v3"),
+    ),
+    ("merges/folds/v3-full/task", "ekg", ("merges.folds.v3-full.task: 'ekg'", "allowed: esi")),
+    ("merges/folds/v3-full/exam", "esi-m1", ("merges.folds.v3-full.exam: 'esi-m1'", "allowed: esi-x1")),
+    ("merges/folds/v3", {"task": "esi", "version": "v3", "exam": "esi-x1"}, ("merges.folds.v3 is a name in use",)),
+    ("merges/folds/v2-v3", {"task": "esi", "version": "v3", "exam": "esi-x1"}, ("v2-v3 names a fold and a blend",)),
+    ("merges/blends/v2-v3/second", "v2", ("merges.blends.v2-v3.second is 'v2', as is first",)),
+    ("merges/blends/v2-v3/method", "slerp", ("merges.blends.v2-v3.method is 'slerp'", "'cat', 'svd'")),
+    ("merges/blends/v2-v3/method", "cat", ("merges.blends.v2-v3.density is 0.5, but cat drops nothing",)),
+    ("merges/blends/v2-v3/density", 0.0, ("merges.blends.v2-v3.density is 0.0",)),
+    ("merges/blends/v2-v3/weights", [1.0], ("merges.blends.v2-v3.weights",)),
+    # gates and schedules
+    ("gates/ekg", VALID["gates"]["esi"], ("gates: 'ekg' is not a task with a base", "allowed: esi")),
+    ("gates/esi/limits/exakt", {"may_fall": 0.0}, ("gates.esi.limits: 'exakt'", "did you mean exact?")),
+    ("gates/esi/limits/dangerous", REMOVED, ("gates.esi.limits has no limit on `dangerous`",)),
+    ("gates/esi/limits/exact", {}, ("gates.esi.limits.exact limits nothing",)),
+    ("gates/esi/limits/exact/may_fall", REMOVED, ("gates.esi.limits.exact",)),
+    ("gates/esi/limits/exact/may_fall", -0.1, ("gates.esi.limits.exact.may_fall is -0.1",)),
+    ("gates/esi/limits/dangerous/max", {"embedded": 0.1}, ("gates.esi.limits.dangerous.max.full is missing",)),
+    ("gates/esi/limits/kappa", {"min": {"embedded": 0.5, "full": 0.5}, "paired": True}, ("there is no change",)),
+    ("schedules/esi/cron", "at noon", ("schedules.esi.cron is 'at noon'", "five fields")),
+    ("schedules/esi/timezone", "Mars/Olympus", ("schedules.esi.timezone is 'Mars/Olympus'", "'UTC'")),
+    ("schedules/esi/answer_within_s", 0, ("schedules.esi.answer_within_s is 0",)),
+    ("gates", {}, ("schedules: 'esi' is not a task with a gate",)),
     # names
     ("datasets/Esi_D1", VALID["datasets"]["esi-d1"], ("datasets.Esi_D1 is not a name", "must match")),
     ("modes/../x", VALID["modes"]["think"], ("not a name",)),
@@ -349,8 +387,9 @@ def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     """The paths of all mappings whose keys are fixed; those of names, labels and rules are free."""
     if not isinstance(mapping, dict):
         return []
-    free = path in {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",)} or path[-1:] in {
-        ("omit",), ("repeat",), ("cap",),
+    names = {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",), ("gates",), ("schedules",)}
+    free = path in names or path[-1:] in {
+        ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",),
     }  # fmt: skip
     found = [] if free else [path]
     for key, value in mapping.items():
@@ -371,7 +410,8 @@ def test_an_unknown_key_anywhere_is_refused_and_named(place, key, value, tmp_pat
         section = section[part]
     known = {
         *section, "omit", "reward", "micro_batch", "checkpoint_every", "vllm", "why", "stream",
-        "modifiers", "floor", "kind", "valve", "unreadable",
+        "modifiers", "floor", "kind", "valve", "unreadable", "folds", "blends", "seed", "density", "max", "min",
+        "may_rise", "may_fall", "paired",
     }  # fmt: skip
     if key in known:
         return

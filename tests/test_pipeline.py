@@ -30,14 +30,26 @@ DOORS = {
     "dvc": set[str](),  # a program, not a library: its Python interface is not public
     "great_expectations": {"validate"},
     "matplotlib": {"figures"},
-    "mlflow": {"registry"},
-    "pandas": {"validate"},
-    "peft": {"bases", "evaluate", "trainers"},
+    "mlflow": {"live", "registry", "served"},
+    "pandas": {"served", "validate"},
+    "peft": {"bases", "evaluate", "merge", "served", "trainers"},
     "prefect": set[str](),
     "sklearn": {"baselines"},
     "tokenizers": {"pretrain"},
-    "torch": {"bases", "checkpoints", "determinism", "pretrain", "rollout", "trainers", "worker"},
-    "transformers": {"bases", "checkpoints", "determinism", "pretrain", "rollout", "trainers", "worker"},
+    "torch": {
+        "bases",
+        "checkpoints",
+        "deltas",
+        "determinism",
+        "merge",
+        "pretrain",
+        "rollout",
+        "served",
+        "shards",
+        "trainers",
+        "worker",
+    },
+    "transformers": {"bases", "checkpoints", "determinism", "merge", "pretrain", "rollout", "trainers", "worker"},
     "trl": {"pretrain", "trainers"},
     "vllm": {"rollout"},
 }
@@ -47,16 +59,21 @@ CHILD = {"checkpoints", "trainers", "worker"}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 LAYERS = (
-    {"errors", "paths", "records", "clinrl"},
+    {"errors", "paths", "records", "tables", "clinrl"},
     {"artefacts", "determinism", "section", "statistics", "task"},
     {"tasks"},
+    {"blocks", "ledger"},
     {"params"},
-    {"baselines", "checkpoints", "dataset", "model_card", "report", "rollout", "stream"},
-    {"figures", "pretrain", "probe", "prose"},
+    {"baselines", "checkpoints", "dataset", "deltas", "model_card", "report", "rollout", "shards", "stream"},
+    {"figures", "gate", "pretrain", "probe", "prose"},
     {"bases", "validate"},
-    {"trainers", "train"},
+    {"merge", "trainers", "train"},
     {"evaluate", "plan", "verify", "worker"},
-    {"cli", "replicate", "series"},
+    {"live", "registry", "replicate", "series", "served"},
+    {"release"},
+    {"lineage"},
+    {"desk"},
+    {"cli"},
     {"__main__"},
 )
 """A module imports from its own layer and from those before it."""
@@ -110,6 +127,8 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected = {f"{group}@{name}" for group in ("base", "baseline") for name in params.bases}
     expected |= {f"{group}@{name}" for group in ("dataset", "validate") for name in params.datasets}
     expected |= {f"{group}@{name}" for group in ("probe", "train", "evaluate") for name in params.versions}
+    expected |= {f"{group}@{name}" for group in ("fold", "examine-fold") for name in params.merges.folds}
+    expected |= {f"{group}@{name}" for group in ("blend", "examine-blend") for name in params.merges.blends}
     assert expected == set(stages)
 
 
@@ -118,6 +137,16 @@ def test_a_warm_start_is_an_edge(params: Params, stages: dict[str, Any]) -> None
         deps = {dep.def_path for dep in stages[f"train@{name}"].deps}
         assert {f"data/adapters/{version.parent}", f"data/bases/{version.task}", f"data/cases/{version.data}"} <= deps
         assert f"data/reports/probe/{name}.json" in deps
+
+
+def test_a_merge_follows_from_its_versions_and_sits_their_exam(params: Params, stages: dict[str, Any]) -> None:
+    merges = [("fold", name, [fold.version], fold.exam) for name, fold in params.merges.folds.items()]
+    merges += [("blend", name, [b.first, b.second], b.exam) for name, b in params.merges.blends.items()]
+    for kind, name, versions, exam in merges:
+        deps = {dep.def_path for dep in stages[f"{kind}@{name}"].deps}
+        assert {f"data/adapters/{version}" for version in versions} <= deps
+        deps = {dep.def_path for dep in stages[f"examine-{kind}@{name}"].deps}
+        assert {f"data/merged/{name}", f"data/cases/{exam}", f"data/graded/{versions[0]}"} <= deps
 
 
 def test_every_mode_has_its_outputs_and_its_prompt_is_tracked(params: Params) -> None:

@@ -53,4 +53,23 @@ VALID: dict[str, Any] = {
         "v2": {"task": "esi", "parent": "v1", "data": "esi-d1", "exam": "esi-x1", "profile": "grpo", "seed": 46},
         "v3": {"task": "esi", "parent": "v2", "data": "esi-d1", "exam": "esi-x1", "profile": "grpo", "seed": 47},
     },
+    "merges": {
+        "folds": {"v3-full": {"task": "esi", "version": "v3", "exam": "esi-x1"}},
+        "blends": {
+            "v2-v3": {
+                "task": "esi", "first": "v2", "second": "v3", "method": "ties", "weights": [0.5, 0.5], "density": 0.5,
+                "exam": "esi-x1",
+            },
+        },
+    },
+    "gates": {
+        "esi": {
+            "least_cases": 500,
+            "limits": {
+                "dangerous": {"max": {"embedded": 0.02, "full": 0.0}, "may_rise": 0.0},
+                "exact": {"may_fall": 0.0, "paired": True},
+            },
+        },
+    },
+    "schedules": {"esi": {"cron": "0 3 * * 1", "timezone": "Europe/Zurich", "answer_within_s": 3600}},
 }  # fmt: skip
