@@ -18,13 +18,13 @@ from clinrl.evaluate import examinee, load_sitting, sitting_of
 from clinrl.gate import Decision
 from clinrl.probe import proven
 from clinrl.records import Case
-from clinrl.registry import Entry
+from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
 
 if TYPE_CHECKING:
     from clinrl.params import Params
 
-CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
+PREVIOUS = "previous"
 APPROVER = re.compile(r"[^\x00-\x1f\x7f]{2,80}")
 """A person's name as it goes into tags and the audit file."""
 

@@ -1,0 +1,123 @@
+"""A command in a process group of its own, which ends with the process that started it, however that one ends.
+
+Killing DVC alone would leave the training that it started running, and writing. A small process, which runs this file,
+therefore stands between: it starts the command, adopts what the command leaves behind when it is killed, and ends all
+of it when its standard input closes, as the kernel makes it do when the starter dies.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+GRACE_S = 20.0
+"""Seconds that a group has to end after it was asked to, before it is killed: a training step and its checkpoint."""
+
+
+def start(command: Sequence[str], *, grace_s: float = 0.0, **popen: Any) -> "subprocess.Popen[str]":
+    """Start a command that does not outlive this process. Its exit code is 128 and the number if a signal ended it.
+
+    `grace_s` is how long, in seconds, it has to end by itself if this process dies; 0 is none. `popen` goes to
+    `subprocess.Popen`; standard input is taken, and closing it ends the command.
+    """
+    supervisor = [sys.executable, "-S", "-E", __file__, str(grace_s), *command]
+    return subprocess.Popen(supervisor, stdin=subprocess.PIPE, start_new_session=True, text=True, **popen)
+
+
+def run(command: Sequence[str], say: Callable[[str], None]) -> int:
+    """Run a command, pass on each line of its output as it comes, and return its exit code.
+
+    Whatever ends this call, such as an exception that a signal's handler raises, ends the whole group first.
+    """
+    child = start(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=_environment(), bufsize=1
+    )
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.strip():
+                say(line.rstrip())
+        return child.wait()
+    finally:
+        end(child)
+
+
+def end(child: "subprocess.Popen[str]", grace_s: float = GRACE_S) -> None:
+    """Ask a started command to end, wait, and kill what is left of its group. Does nothing to one that has ended."""
+    try:
+        if child.poll() is None:
+            _signal_group(child.pid, signal.SIGTERM)
+            child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        _signal_group(child.pid, signal.SIGKILL)
+        child.wait()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _environment() -> dict[str, str]:
+    """This process's, in which `python` is its own interpreter and prints what it has to say at once."""
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # it has ended; macOS says the latter of a group of zombies
+        return
+
+
+def _supervise(grace_s: float, command: list[str]) -> int:
+    """Run the command as this process's child. Everything here is of one process group, led by this process."""
+    asked: list[int] = []
+    # Handlers, since the command would inherit SIG_IGN; the group's signals reach the command by themselves.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: asked.append(number))
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+    _adopt_orphans()
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    threading.Thread(target=_end_with_starter, args=(grace_s,), daemon=True).start()
+    code = 0
+    while True:
+        try:
+            pid, status = os.waitpid(0, 0)  # of this group only: what started a session of its own meant to stay
+        except ChildProcessError:
+            return code
+        if pid != child.pid:
+            continue
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode >= 0:
+            return child.returncode
+        code = 128 - child.returncode
+        if not asked:  # a second SIGTERM would tell the trainer not to finish its step
+            os.killpg(0, signal.SIGTERM)
+        signal.alarm(int(GRACE_S))
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose parent dies, so that their end can be waited for. Linux only."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def _end_with_starter(grace_s: float) -> None:
+    while os.read(0, 4096):
+        pass
+    if grace_s:
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(grace_s)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(_supervise(float(sys.argv[1]), sys.argv[2:]))

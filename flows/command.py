@@ -1,0 +1,123 @@
+"""The command line of the flows: parse, settle the environment, start a private server if none is configured, run.
+
+Exit codes are those of `clinrl`: 0 done, or nothing to do; 1 refused or not approved; 2 the command or params.yaml is
+wrong; 3 training ended without an adapter; 75 another command is at work here; 130 interrupted, 143 ended by SIGTERM.
+"""
+
+import argparse
+import atexit
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from clinrl import determinism
+from clinrl.errors import Refused
+from clinrl.params import load_params
+from clinrl.section import known
+from flows import child, servers
+
+if TYPE_CHECKING:
+    from prefect import State
+
+EPILOG = """examples:
+{examples}
+
+Needs no server. With PREFECT_API_URL set, the run is recorded by that one, and a person can be asked on its page.
+The same command continues a run that was interrupted or killed."""
+
+FLOWS = {
+    "reproduce": (
+        "VERSION",
+        "Builds what is stale of VERSION and its ancestors, from data to reports, and registers them.",
+        "python -m flows.reproduce esi-v49",
+    ),
+    "release": (
+        "VERSION",
+        "Decides whether the registered VERSION may become champion, has it approved, promotes, merges and registers.",
+        'python -m flows.release esi-v49 --approver "Ada Lovelace"',
+    ),
+    "retrain": (
+        "TASK",
+        "Builds what is stale of all versions of TASK, then releases the newest. Does nothing if nothing is stale.",
+        'python -m flows.retrain esi\n  python -m flows.retrain esi --approver "Ada Lovelace"',
+    ),
+}
+"""What each flow takes, what it does, and examples."""
+
+
+def parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one flow's command line."""
+    argument, description, examples = FLOWS[name]
+    top = argparse.ArgumentParser(
+        prog=f"python -m flows.{name}",
+        description=description,
+        epilog=EPILOG.format(examples=f"  {examples}"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument(argument.lower(), metavar=argument, help=f"a {argument.lower()} of params.yaml")
+    if name != "reproduce":
+        top.add_argument("--approver", metavar="NAME", help="the person who approves the release, given beforehand")
+    return top
+
+
+def main(name: str, argv: Sequence[str] | None = None) -> int:
+    """Run one flow and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
+    arguments = vars(parser(name).parse_args(argv))
+    try:
+        determinism.pin()
+        check(arguments)
+        return _run(name, arguments)
+    except Refused as refused:
+        print(f"clinrl: {refused}", file=sys.stderr)
+        return refused.exit_code
+    except KeyboardInterrupt:
+        print("clinrl: interrupted; the same command continues", file=sys.stderr)
+        return 130
+
+
+def check(arguments: dict[str, Any]) -> None:
+    """Refuse what params.yaml does not have, and an approver without a name, before anything is started."""
+    params = load_params()
+    if "version" in arguments:
+        known("params.yaml", arguments["version"], params.versions, "a version")
+    if "task" in arguments:
+        known("params.yaml", arguments["task"], params.bases, "a task with a base")
+    if arguments.get("approver") is not None:
+        from clinrl.release import named
+
+        named(arguments["approver"])
+
+
+def _run(name: str, arguments: dict[str, Any]) -> int:
+    servers.configure()
+    server = servers.begin_private()
+    if server is not None:
+        atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    flow = getattr(import_module(f"flows.{name}"), name)  # a second, while the server starts
+    from prefect.exceptions import TerminationSignal
+
+    from flows import runs
+
+    if server is not None:
+        servers.wait("prefect", server, servers.health())
+    try:
+        state = runs.start(flow, arguments)
+    except TerminationSignal:
+        print("clinrl: ended by SIGTERM; the same command continues", file=sys.stderr)
+        return 128 + signal.SIGTERM
+    return verdict(state)
+
+
+def verdict(state: "State[Any]") -> int:
+    """The exit code for a flow's last state. What refused it is raised; what else broke it shows its traceback."""
+    if not state.is_completed():
+        state.result(raise_on_failure=True)
+    print(f"clinrl: {state.message}", file=sys.stderr)
+    from flows.release import NOT_APPROVED, REFUSED
+
+    return 1 if state.name in (REFUSED, NOT_APPROVED) else 0

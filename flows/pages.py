@@ -1,0 +1,87 @@
+"""What a run's page in Prefect shows: the comparison table, the training curves, and the decision."""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+
+from clinrl import paths
+from clinrl.evaluate import load_report
+
+if TYPE_CHECKING:
+    from clinrl.gate import Decision
+    from clinrl.params import Params
+    from clinrl.report import EvalReport
+
+CURVES = "curves.png"
+
+
+def show_exam(params: "Params", name: str) -> None:
+    """Put the comparison table of a version or a merge on the run's page, and its training curves if it has any."""
+    reports = [load_report(name, mode) for mode in params.modes]
+    create_table_artifact(
+        table=comparison(reports),
+        key=f"comparison-{name}",
+        description=f"{name} on {reports[0].exam}, {reports[0].n} cases, beside its parent and simple policies. "
+        f"In brackets: 95% interval. {reports[0].note}",
+    )
+    curves = paths.report(name) / CURVES
+    if curves.exists():
+        picture = base64.b64encode(curves.read_bytes()).decode()
+        create_image_artifact(
+            image_url=f"data:image/png;base64,{picture}", key=f"curves-{name}", description=f"Training of {name}"
+        )
+
+
+def show_decision(decision: "Decision") -> None:
+    """Put a decision on the run's page."""
+    create_markdown_artifact(markdown=in_words(decision), key=f"decision-{decision.candidate}")
+
+
+def comparison(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
+    """A row for each mode and each name that sat the exam, with every metric of the table and its interval."""
+    return [
+        {"mode": report.mode, "name": row.name}
+        | {
+            metric: f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+            for metric, estimate in row.metrics.items()
+        }
+        for report in reports
+        for row in report.rows
+    ]
+
+
+def in_words(decision: "Decision") -> str:
+    """A decision as Markdown: the verdict, the reasons, and every limit with what was observed."""
+    against = f"the champion {decision.champion}" if decision.champion else "no champion"
+    verdict = "may be promoted" if decision.promote else "may **not** be promoted"
+    limits = [
+        {
+            "": "passed" if finding.passed else "**refused**",
+            "metric": finding.metric,
+            "mode": finding.mode,
+            "limit": finding.limit,
+            "observed": "not measured" if finding.observed is None else f"{finding.observed:.4g}",
+        }
+        for finding in decision.findings
+    ]
+    return "\n\n".join(
+        [
+            f"## {decision.candidate} against {against}\n\n{decision.candidate} {verdict}.",
+            "\n".join(f"- {reason}" for reason in decision.reasons),
+            table(limits),
+            f"Adapter `{decision.candidate_digest[:16]}`, exam `{decision.exam_digest[:16]}`.",
+        ]
+    )
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows with the same keys as a Markdown table; nothing for no rows."""
+    if not rows:
+        return ""
+
+    def line(cells: Iterable[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    return "\n".join([line(rows[0]), line("---" for _ in rows[0]), *(line(row.values()) for row in rows)])

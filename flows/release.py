@@ -1,0 +1,125 @@
+"""A release: decide, approve, promote, merge, register what was merged.
+
+    python -m flows.release esi-v49 --approver "Ada Lovelace"
+
+A person approves, by name: with `--approver`, or on the page of the paused run. Silence is no.
+"""
+
+if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
+    import sys
+
+    from flows import command
+
+    sys.exit(command.main("release"))
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from prefect import State, flow, get_client
+from prefect.exceptions import FlowPauseTimeout
+from prefect.flow_runs import pause_flow_run
+from prefect.input import RunInput
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Completed, Running
+
+from clinrl.errors import GateError
+from clinrl.params import load_params
+from flows import pages, runs, servers, steps
+
+if TYPE_CHECKING:
+    from clinrl.gate import Decision
+    from clinrl.params import Params
+
+REFUSED, NOT_APPROVED = "Refused", "Not approved"
+"""How a release ends that changes nothing: the gate said no, or nobody said yes. Neither is an error."""
+POLL_S = 3
+DEFAULT_ANSWER_S = 86400
+
+
+class Approval(RunInput):
+    """What a person answers. Left as it is, it is a no."""
+
+    approve: bool = False
+    approver: str = ""
+    note: str = ""
+
+
+@flow(flow_run_name="release-{version}")
+def release(version: str, approver: str | None = None) -> State[None]:
+    """Decide on a registered version, ask for approval unless `approver` gives it, promote it and merge it."""
+    runs.begin()
+    return carry_out(load_params(), version, approver)
+
+
+def carry_out(params: "Params", version: str, approver: str | None) -> State[None]:
+    """Release a version; the state says how it ended. A version that is the champion already is only merged."""
+    if not steps.is_champion(params, version):
+        decision = steps.decide(version)
+        pages.show_decision(decision)
+        if not decision.promote:
+            return Completed(name=REFUSED, message=f"{version} may not be promoted: {' '.join(decision.reasons)}")
+        name, reason = answer(params, decision, approver)
+        if name is None:
+            steps.refuse(version, decision, reason)
+            return Completed(name=NOT_APPROVED, message=f"{version} was not approved: {reason}")
+        steps.promote(version, name, decision)
+    for merge in folds(params, version):
+        if steps.bring_up_to_date(merging(merge)) or not steps.is_registered(params, merge):
+            steps.register(merge)
+            pages.show_exam(params, merge)
+    return Completed(message=f"{version} is the champion of {params.versions[version].task}")
+
+
+def merging(fold: str) -> list[str]:
+    """The stages of a fold in the order in which they run. Its version must have been examined."""
+    return [f"fold@{fold}", f"examine-fold@{fold}"]
+
+
+def folds(params: "Params", version: str) -> list[str]:
+    """The full models of params.yaml that are made of a version."""
+    return [name for name, fold in params.merges.folds.items() if fold.version == version]
+
+
+def answer(params: "Params", decision: "Decision", approver: str | None) -> tuple[str | None, str]:
+    """Who approves, or None and why nobody does. Waits for a person where none is named.
+
+    Raises GateError if `approver` is no name, or if nobody is named and nobody can be asked.
+    """
+    from clinrl.release import named
+
+    if approver is not None:
+        return named(approver), ""
+    if os.environ.get(servers.PRIVATE):
+        raise GateError(
+            f"{decision.candidate} waits for an approval and nobody can be asked, since no Prefect server is "
+            'configured; name the approver (--approver "NAME"), or start `make serve` and set PREFECT_API_URL'
+        )
+    schedule = params.schedules.get(decision.task)
+    within_s = schedule.answer_within_s if schedule else DEFAULT_ANSWER_S
+    said = _ask(decision, within_s)
+    if said is None:
+        return None, f"nobody answered within {timedelta(seconds=within_s)}"
+    if not said.approve:
+        return None, " ".join(f"{said.approver or 'somebody'} said no. {said.note}".split())
+    try:
+        return named(said.approver), ""
+    except GateError:
+        return None, "the answer was yes, but without a name"
+
+
+def _ask(decision: "Decision", within_s: int) -> Approval | None:
+    """Pause the run until a person answers on its page; None if nobody does in time."""
+    get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.get_ui_url())
+    question = Approval.with_initial_data(
+        description=f"{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of {decision.task}? "
+        "A yes needs your name."
+    )
+    try:
+        return pause_flow_run(wait_for_input=question, timeout=within_s, poll_interval=min(POLL_S, within_s))
+    except FlowPauseTimeout:
+        # The server has given the run up; it goes on, to write down that nobody answered.
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run.get_id(), Running(), force=True)
+        return None

@@ -1,0 +1,149 @@
+"""Which process a flow run is, so that one that was killed can be told from one that works, and its slot be freed.
+
+Prefect never hears of a SIGKILL: such a run would stay Running, and its concurrency slot taken. Each run is therefore
+tagged with its process and with the lease of the slot it holds; every flow first looks for runs of dead processes.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.concurrency.context import ConcurrencyContext
+from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.flow_engine import run_flow
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Crashed, Pending
+
+from clinrl.errors import Refused
+
+TRAINING = "clinrl-training"
+"""The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two."""
+LEASE_S = 60.0
+"""Seconds after which the server frees a slot whose holder is silent: the least that Prefect allows."""
+
+_PROCESS, _LEASE = "process:", "lease:"
+_UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
+_OPEN = [StateType.PENDING, StateType.RUNNING]
+
+
+def process_tag() -> str:
+    """What this process is called in Prefect: host, number and start, so that a reused number is another process."""
+    return f"{_PROCESS}{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
+
+
+def start(flow: Any, parameters: dict[str, Any]) -> Any:
+    """Run a flow in this process and return its last state. From its first record on, the run says which process it is.
+
+    A tag by `prefect.tags` would be inherited by every task run, and cost each a slot of its own.
+    """
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(flow, parameters=parameters, tags=[process_tag()], state=Pending())
+    return run_flow(flow, flow_run=run, parameters=parameters, return_type="state")
+
+
+def begin() -> None:
+    """The first step of every flow: say which process it is, and clear away what killed runs left behind."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logger = logging.getLogger(name)
+        if _without_traceback not in logger.filters:
+            logger.addFilter(_without_traceback)
+    with get_client(sync_client=True) as client:
+        _tag(client, process_tag())
+        sweep(client)
+        with suppress(ObjectAlreadyExists):
+            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=TRAINING, limit=1))
+
+
+def sweep(client: Any) -> list[UUID]:
+    """Set runs whose process on this machine is dead to Crashed and free their slots. Returns the runs' ids."""
+    unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
+    swept = []
+    for run in client.read_flow_runs(flow_run_filter=unfinished):
+        processes = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
+        if not processes or not all(map(_is_dead, processes)):
+            continue
+        for tag in run.tags:
+            if tag.startswith(_LEASE):
+                client.release_concurrency_slots_with_lease(UUID(tag.removeprefix(_LEASE)))
+        state = Crashed(message="Its process was killed.")
+        for task_run in client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
+            task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN))),
+        ):
+            client.set_task_run_state(task_run.id, state, force=True)
+        client.set_flow_run_state(run.id, state, force=True)
+        swept.append(run.id)
+    return swept
+
+
+@contextmanager
+def training_slot() -> Iterator[None]:
+    """Hold a slot of the limit TRAINING, after waiting for one, until the block ends."""
+    with get_client(sync_client=True) as client:
+        limit = client.read_global_concurrency_limit_by_name(TRAINING)
+        if limit.active_slots >= limit.limit:
+            get_run_logger().info("another run holds the limit %s; waiting for its slot", TRAINING)
+        # A server that is away for a while must not end hours of training; two runs of one artefact exclude each other
+        # by its lock as well.
+        with concurrency(TRAINING, strict=True, lease_duration=LEASE_S, raise_on_lease_renewal_failure=False):
+            context = ConcurrencyContext.get()
+            leases = context.cleanup_lease_ids if context else []
+            _tag(client, *(f"{_LEASE}{lease}" for lease in leases))
+            yield
+
+
+def _tag(client: Any, *tags: str) -> None:
+    """Tag this flow run, in place of earlier tags of the same kind."""
+    run = client.read_flow_run(flow_run.get_id())
+    kinds = tuple(f"{tag.split(':')[0]}:" for tag in tags)
+    wanted = {*tags, *(tag for tag in run.tags if not tag.startswith(kinds))}
+    if wanted != set(run.tags):
+        client.update_flow_run(run.id, tags=sorted(wanted))
+
+
+def _is_dead(process: str) -> bool:
+    """Whether a process of this machine has ended; of another machine's, nothing is known."""
+    host, number, started = process.rsplit(":", 2)
+    return host == socket.gethostname() and _started(int(number)) != started
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, in ticks of this boot; None if it has ended. Without /proc, only that it is alive."""
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        return "alive"
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return None if fields[0] in "ZX" else f"{boot}-{fields[19]}"
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Reduce a refusal to its sentence; whatever else goes wrong keeps its traceback."""
+    if record.exc_info and isinstance(record.exc_info[1], Refused):
+        record.exc_info = None
+    return True

@@ -1,0 +1,181 @@
+"""The tasks: a stage of dvc.yaml in a child process, and what changes names rather than files.
+
+Prefect caches nothing here, since DVC knows what is up to date and the registry knows what it holds. A step that is
+repeated therefore does what was left undone, or nothing.
+"""
+
+import re
+import sys
+from collections import deque
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from clinrl import paths
+from clinrl.artefacts import identity, read_manifest
+from clinrl.errors import ArtefactError, Busy, Refused, RegistryError
+from clinrl.params import load_params
+from clinrl.plan import dvc_states
+from flows import child, runs
+
+if TYPE_CHECKING:
+    from clinrl.gate import Decision
+    from clinrl.params import Params
+    from clinrl.registry import Entry
+
+LIGHT = {"dataset", "validate", "probe"}
+"""Stages that neither train nor load a model: they may run beside a training."""
+LAST_WORDS = 15
+"""Lines of a stage that are kept to say why it failed."""
+CHATTER = ("Updating lock file", "Generating lock file", "Use `dvc push`", "To track the changes")
+"""What DVC says after every stage."""
+BUSY_RETRIES = 8
+
+_LOCKED = ("Unable to acquire lock", "is busy, it is being blocked by")
+_EXITED = re.compile(r"exited with (-?\d+)$")
+_NOT_TWICE = {"cache_policy": NO_CACHE, "retry_jitter_factor": 0.5}
+
+
+class StageFailed(Refused):
+    """A stage of dvc.yaml ended without its outputs. The exit code is that of its command."""
+
+    def __init__(self, sentence: str, exit_code: int = 1) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+class DvcBusy(StageFailed):
+    """Another DVC held the lock of the project, or of a path, for longer than this one waits."""
+
+    exit_code = Busy.exit_code
+
+
+def _dvc_was_busy(_task: Any, _run: Any, state: Any) -> bool:
+    return isinstance(state.result(raise_on_failure=False), DvcBusy)
+
+
+def _registry_was_away(_task: Any, _run: Any, state: Any) -> bool:
+    return isinstance(state.result(raise_on_failure=False), RegistryError | Busy)
+
+
+@task(
+    task_run_name="{stage}@{name}",
+    retries=BUSY_RETRIES,
+    retry_delay_seconds=2,
+    retry_condition_fn=_dvc_was_busy,  # and nothing else: continuing a training is the trainer's business
+    **_NOT_TWICE,
+)
+def repro(stage: str, name: str) -> None:
+    """Bring one stage up to date, not those before it, and pass its lines on to the run's log.
+
+    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words.
+    """
+    logger, words = get_run_logger(), deque[str](maxlen=LAST_WORDS)
+
+    def say(line: str) -> None:
+        if not line.startswith(CHATTER):
+            words.append(line)
+            logger.info("%s", line)
+
+    with nullcontext() if stage in LIGHT else runs.training_slot():
+        code = child.run([sys.executable, "-m", "dvc", "repro", "--single-item", f"{stage}@{name}"], say)
+    if code:
+        raise failure(f"{stage}@{name}", code, list(words))
+
+
+def failure(address: str, code: int, words: list[str]) -> StageFailed:
+    """Why a stage failed, from the exit code of DVC and the last lines that it and its command printed."""
+    text = "\n".join(words)
+    if any(sign in text for sign in _LOCKED):
+        return DvcBusy(f"{address} did not run: another DVC is at work in this project; try again when it is done")
+    own = next((line for line in reversed(words) if line.startswith("clinrl: ")), None)
+    dvcs = next((line for line in reversed(words) if line.startswith("ERROR: ")), None)
+    found = next(filter(None, (_EXITED.search(line) for line in reversed(words))), None)
+    said = (own or dvcs or (words[-1] if words else f"exit code {code}, without a word")).split(": ", 1)[-1]
+    return StageFailed(f"{address} failed: {said}", int(found[1]) if found and int(found[1]) > 0 else 1)
+
+
+def bring_up_to_date(addresses: list[str]) -> list[str]:
+    """Run the stages that are not up to date, in the given order, and return their addresses.
+
+    DVC judges a stage by its inputs as they are, so what follows a stage that ran is handed to DVC without asking.
+    """
+    states = dvc_states(addresses)
+    first = next((i for i, address in enumerate(addresses) if states[address] != "up to date"), len(addresses))
+    for address in addresses[first:]:
+        stage, name = address.split("@", 1)
+        repro(stage, name)
+    return addresses[first:]
+
+
+def is_registered(params: "Params", name: str) -> bool:
+    """Whether the version or full model that is on the disk is in the registry, with nothing left to be filled in."""
+    from clinrl import registry
+
+    folds = params.merges.folds
+    model = folds[name].task + registry.MERGED if name in folds else params.versions[name].task
+    try:
+        entry = registry.find(model, name)
+        if entry.digest != identity(read_manifest(paths.merged(name) if name in folds else paths.adapter(name))):
+            return False
+        with registry.asked() as client:  # a run that is not finished belongs to a registration that was killed
+            return bool(client.get_run(entry.run_id).info.status == "FINISHED")
+    except (ArtefactError, RegistryError):
+        return False
+
+
+def is_champion(params: "Params", version: str) -> bool:
+    """Whether the registered version of this name holds the champion's alias."""
+    from clinrl import registry
+
+    champion = registry.holder(params.versions[version].task, registry.CHAMPION)
+    return champion is not None and champion.digest == identity(read_manifest(paths.adapter(version)))
+
+
+@task(
+    task_run_name="register {name}",
+    retries=3,
+    retry_delay_seconds=[1, 5, 20],
+    retry_condition_fn=_registry_was_away,
+    **_NOT_TWICE,
+)
+def register(name: str) -> "Entry":
+    """Put a version or a merge into the registry; the same one is never there twice."""
+    from clinrl import registry
+
+    entry = registry.register(load_params(), name)
+    get_run_logger().info("%s is version %d of %s", name, entry.number, entry.model)
+    return entry
+
+
+@task(task_run_name="decide {name}", **_NOT_TWICE)
+def decide(name: str) -> "Decision":
+    """Hold a registered version against its gate, and write the decision down."""
+    from clinrl import release
+
+    decision = release.decide(load_params(), name)
+    for reason in decision.reasons:
+        get_run_logger().info("%s", reason)
+    return decision
+
+
+@task(task_run_name="promote {name}", **_NOT_TWICE)
+def promote(name: str, approver: str, decision: "Decision") -> "Entry":
+    """Make a version the champion, with the decision and the approver that it was given."""
+    from clinrl import release
+
+    entry = release.promote(load_params(), name, approver=approver, decision=decision)
+    get_run_logger().info("%s is the champion of %s, approved by %s", name, entry.model, approver)
+    return entry
+
+
+@task(task_run_name="refuse {name}", **_NOT_TWICE)
+def refuse(name: str, decision: "Decision", reason: str) -> None:
+    """Write down that a version was not approved."""
+    from clinrl import release
+
+    release.refuse(load_params(), name, decision, reason)
+    get_run_logger().info("%s was not approved: %s", name, reason)

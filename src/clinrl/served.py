@@ -1,0 +1,298 @@
+"""A registered model as its user sees it: a table of facts in, a table of answers out.
+
+The folder that is registered holds everything that answering needs, a copy of this package included, so that a
+colleague needs neither a checkout nor the data. MLflow imports this module to load it. What is loaded has the digests
+it was registered with, or is not loaded. Nothing here writes down what a row says: rows are patients.
+"""
+
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from clinrl import bases, determinism
+from clinrl.artefacts import MANIFEST, identity, verified, write_json, write_text
+from clinrl.errors import ArtefactError, DataError, Refused
+from clinrl.records import Strict, Unreadable
+from clinrl.rollout import Completion, Prompt, TransformersSampler, read_turn
+from clinrl.task import Task, get_task
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+RECORD = "served.json"
+BASE, ADAPTER, MERGED = "base", "adapter", "merged"
+CODE = "code"
+MODE = "mode"
+COLUMNS = ("level", "rationale", "thinking", MODE, "parse_status")
+READ = "ok"
+"""The parse status of an answer that could be read; otherwise it is the reason why it could not."""
+SEED = 1
+"""Of sampling, in modes with a temperature above 0: that of the exam."""
+LIBRARIES = (
+    "accelerate", "mlflow", "numpy", "pandas", "peft", "pydantic", "safetensors", "tokenizers", "torch", "transformers",
+)  # fmt: skip
+"""What answering imports. clinrl itself travels with the model."""
+QUANTISED = "bitsandbytes"
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""No case that a model was trained or examined on holds one; in a prompt it could end a turn's line."""
+EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
+
+
+class Decoding(Strict):
+    """How one mode is answered: the decoding that the version was examined with."""
+
+    thinking: bool
+    temperature: float
+    max_new_tokens: int
+
+
+class Served(Strict):
+    """What a registered folder is: `served.json`."""
+
+    name: str
+    """The version or the merge."""
+    task: str
+    task_version: int
+    digest: str
+    """Identity of the adapter, or of the full model."""
+    base_digest: str
+    """Identity of the base that the adapter is for, or that the full model came from."""
+    form: Literal["adapter", "merged"]
+    """adapter: applied to the base beside it. merged: a full model, alone."""
+    modes: dict[str, Decoding]
+    default_mode: str
+    """The mode of rows that name none."""
+
+
+def write(out: Path, served: Served, *, model_id: str, run_id: str) -> None:
+    """Write everything of a registered folder but the weights: record, MLflow's description, requirements, code.
+
+    `model_id` and `run_id` are MLflow's names of the model and of the run that it belongs to.
+    """
+    from mlflow.models import Model
+
+    task = get_task(served.task)
+    write_json(out / RECORD, served.model_dump(mode="json"))
+    facts = next(iter(task.cases(1, SEED, pool="base", mix=task.mixes[0]))).facts.model_dump(mode="json")
+    split = {"columns": list(facts), "data": [list(facts.values())]}
+    write_json(out / EXAMPLE, split)
+    write_json(out / SERVING_EXAMPLE, {"dataframe_split": split})
+    pins = [f"{library}=={version(library).split('+')[0]}" for library in LIBRARIES]
+    # A base of the hub may be held in four bits; the library for it is of no use elsewhere.
+    pins.append(f'{QUANTISED}=={version(QUANTISED)} ; platform_machine == "x86_64" and sys_platform == "linux"')
+    write_text(out / "requirements.txt", "".join(f"{pin}\n" for pin in pins))
+    environment = f"python: {python_version()}\nbuild_dependencies:\n- pip\ndependencies:\n- -r requirements.txt\n"
+    write_text(out / "python_env.yaml", environment)
+    source = Path(__file__).parent
+    shutil.copytree(source, out / CODE / source.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    model = Model(
+        run_id=run_id,
+        model_id=model_id,
+        signature=signature(task, served),
+        saved_input_example_info={
+            "artifact_path": EXAMPLE,
+            "serving_input_path": SERVING_EXAMPLE,
+            "type": "dataframe",
+            "pandas_orient": "split",
+        },
+        metadata={"clinrl": {"name": served.name, "digest": served.digest}},
+    )
+    model.add_flavor(
+        "python_function",
+        loader_module=__name__,
+        code=CODE,
+        env={"virtualenv": "python_env.yaml"},
+        python_version=python_version(),
+    )
+    model.save(str(out / "MLmodel"))
+
+
+def signature(task: Task, served: Served) -> Any:
+    """MLflow's description of the columns: the task's facts and `mode` in, `COLUMNS` out.
+
+    Every input is optional to MLflow, because its own refusal of a missing column quotes the rows; `predict` refuses
+    in its place, without quoting.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    types: dict[Any, DataType] = {
+        str: DataType.string,
+        int: DataType.long,
+        float: DataType.double,
+        bool: DataType.boolean,
+    }
+    facts = {name: types.get(field.annotation, DataType.string) for name, field in _facts(task).model_fields.items()}
+    label = types[type(task.labels[0])]
+    outputs = dict.fromkeys(COLUMNS, DataType.string) | {"level": label}
+    return ModelSignature(
+        inputs=Schema(
+            [ColSpec(kind, name, required=False) for name, kind in (facts | {MODE: DataType.string}).items()]
+        ),
+        outputs=Schema([ColSpec(kind, name, required=False) for name, kind in outputs.items()]),
+        params=ParamSchema([ParamSpec(MODE, DataType.string, served.default_mode)]),
+    )
+
+
+def check(folder: Path) -> Served:
+    """What a registered folder holds, once every file of its weights has the digest it was registered with.
+
+    Raises ArtefactError naming the file that was altered or is missing.
+    """
+    path = folder / RECORD
+    try:
+        served = Served.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(f"{path} is missing, so {folder} is no registered model; download it again") from None
+    except ValidationError:
+        raise ArtefactError(f"{path} was altered after it was registered; {_again('download it again')}") from None
+    again = _again(f"register {served.name} again")
+    parts = {MERGED: served.digest} if served.form == "merged" else {BASE: served.base_digest, ADAPTER: served.digest}
+    for part, digest in parts.items():
+        try:
+            manifest = verified(folder / part)
+        except ArtefactError as error:
+            fault = str(error).partition(";")[0].replace("after it was built", "after it was registered")
+            raise ArtefactError(f"{fault}; {again}") from None
+        if identity(manifest) != digest:
+            raise ArtefactError(f"{folder / part / MANIFEST} was altered after it was registered; {again}")
+    return served
+
+
+def _again(how: str) -> str:
+    return f"{how}: nothing was loaded"
+
+
+def _load_pyfunc(path: str) -> "Answerer":
+    """MLflow's entry: the model in a registered folder. Raises ArtefactError if anything in it was altered."""
+    # MLflow quotes the whole table when a column has the wrong type.
+    os.environ.setdefault("MLFLOW_DISABLE_SCHEMA_DETAILS", "true")
+    try:
+        determinism.pin()
+    except Refused as refused:  # a notebook that imported torch first still gets its answers
+        warnings.warn(f"{refused}; until then an answer may differ from the exam's in rare cases", stacklevel=2)
+    folder = Path(path)
+    served = check(folder)
+    task = get_task(served.task)
+    if task.version != served.task_version:
+        raise ArtefactError(
+            f"{served.name} was made at version {served.task_version} of the task {task.name}, and the clinrl that is "
+            f"imported here is at {task.version}; load the model in a new process, which takes the code beside it"
+        )
+    model, tokenizer = bases.open_base(folder / (MERGED if served.form == "merged" else BASE), for_training=False)
+    if served.form == "adapter":
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(folder / ADAPTER)).eval()
+    return Answerer(served, task, TransformersSampler(model, tokenizer))
+
+
+class Answerer:
+    """What MLflow holds of a loaded model."""
+
+    def __init__(self, served: Served, task: Task, sampler: TransformersSampler) -> None:
+        self.served = served
+        self.task = task
+        self.sampler = sampler
+
+    def predict(self, table: "DataFrame", params: Mapping[str, Any] | None = None) -> "DataFrame":
+        """Answer each row: `level` (None if unreadable), `rationale`, `thinking`, `mode`, and `parse_status`.
+
+        A row's own `mode` goes before the one of `params`. Rows are answered in batches, those of a mode together.
+        Raises MLflow's exception for a bad request, with one sentence that names the first bad row, from 0, and holds
+        nothing of what the row says; no row is answered then.
+        """
+        from mlflow.exceptions import MlflowException
+        from pandas import DataFrame
+
+        try:
+            rows = self._read(table, (params or {}).get(MODE))
+            completions = self._answer(rows)
+        except DataError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from None
+        lines = []
+        for (_, mode), completion in zip(rows, completions, strict=True):
+            turn = read_turn(completion.text, self.served.modes[mode].thinking)
+            answer = self.task.parse(turn)
+            silent = isinstance(answer, Unreadable)
+            status = answer.reason if silent else READ
+            lines.append((None if silent else answer, turn.content, turn.thinking, mode, status))
+        # As objects: a column of strings and numbers would turn an absent value into NaN, which JSON does not have.
+        return DataFrame(lines, columns=list(COLUMNS), index=table.index, dtype=object)
+
+    def _read(self, table: "DataFrame", mode: Any) -> list[tuple[Prompt, str]]:
+        """The prompt and the mode of each row. Raises DataError naming the first bad row."""
+        facts = _facts(self.task)
+        needed = [name for name, field in facts.model_fields.items() if field.is_required()]
+        absent = [name for name in needed if name not in table.columns]
+        if absent:
+            raise DataError(f"the table has no column {absent[0]}; it needs {', '.join(needed)} and may have {MODE}")
+        names = [name for name in facts.model_fields if name in table.columns]
+        columns = [table[name].tolist() for name in names]
+        modes = table[MODE].tolist() if MODE in table.columns else [None] * len(table)
+        special = [*self.sampler.tokenizer.get_added_vocab()]
+        rows = []
+        for number, (own, *values) in enumerate(zip(modes, *columns, strict=True)):
+            chosen = _mode(own) or _mode(mode) or self.served.default_mode
+            if chosen not in self.served.modes:
+                raise DataError(f"row {number}: its mode is none of this model's: {', '.join(self.served.modes)}")
+            fault = _fault(facts, dict(zip(names, values, strict=True)), special)
+            if fault:
+                raise DataError(f"row {number}: {fault}")
+            read = facts.model_validate(dict(zip(names, values, strict=True)))
+            rows.append((Prompt(f"row {number}", self.task.prompt(read)), chosen))
+        return rows
+
+    def _answer(self, rows: Sequence[tuple[Prompt, str]]) -> list[Completion]:
+        answers: dict[int, Completion] = {}
+        for mode, decoding in self.served.modes.items():
+            asked = [number for number, (_, chosen) in enumerate(rows) if chosen == mode]
+            if not asked:
+                continue
+            written = self.sampler.sample(
+                [rows[number][0] for number in asked],
+                thinking=decoding.thinking,
+                temperature=decoding.temperature,
+                budget=decoding.max_new_tokens,
+                seed=SEED,
+            )
+            answers.update(zip(asked, written, strict=True))
+        return [answers[number] for number in range(len(rows))]
+
+
+def _facts(task: Task) -> type[BaseModel]:
+    """What the model may see of a case, as a record: the columns of a table."""
+    facts = task.Case.model_fields["facts"].annotation
+    assert isinstance(facts, type)
+    assert issubclass(facts, BaseModel)
+    return facts
+
+
+def _mode(value: Any) -> str:
+    """A mode as a cell or a parameter names it; empty for an empty cell, whose value pandas may make NaN."""
+    return "" if value is None or value != value else str(value)
+
+
+def _fault(facts: type[BaseModel], row: Mapping[str, Any], special: Sequence[str]) -> str:
+    """What is wrong with a row, without what it says; empty if nothing is."""
+    try:
+        read = facts.model_validate(row)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        return f"column {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    for name, value in read.model_dump().items():
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        if (found := CONTROL.search(text)) is not None:
+            return f"column {name} holds a control character (code {ord(found[0])}); write line breaks as spaces"
+        if any(mark in text for mark in special):
+            return f"column {name} holds a mark that the model uses to end a turn; remove it"
+    return ""

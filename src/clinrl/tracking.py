@@ -1,0 +1,235 @@
+"""The tracking server: how it is asked, what it refuses, and the run that each version has there.
+
+A run is found by a key that everything which determined the training has part in, so that a training that continues,
+a registration and another machine all fill the same one. What a run holds stays; what is missing is added.
+"""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from clinrl import paths
+from clinrl.artefacts import canonical_json, digest
+from clinrl.errors import RegistryError
+from clinrl.records import Estimate, Manifest
+from clinrl.report import EvalReport
+from clinrl.section import shown
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+SQLITE = "sqlite:///"
+STORE = Path("mlruns/mlflow.db")
+"""Where names are kept if MLFLOW_TRACKING_URI does not say otherwise; artefacts lie beside it."""
+KEY = "clinrl.key"
+"""Run tag: everything that determined the training, as one digest. A training that continues finds its run by it."""
+PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Defaults for a server that does not answer: MLflow's own would wait for many minutes."""
+
+Point = tuple[str, int, float]
+"""Metric, step, value."""
+
+
+def store() -> str:
+    """MLFLOW_TRACKING_URI, or the project's own SQLite file. Raises RegistryError for a folder of files."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"{SQLITE}{STORE}"
+    if (file := file_of(uri)) is not None:
+        return f"{SQLITE}{file.absolute()}"
+    if urlsplit(uri).scheme in ("", "file"):
+        raise RegistryError(
+            f"MLFLOW_TRACKING_URI is {shown(uri)}, a folder, where MLflow keeps no names any more; set it to a server "
+            "(http://host:port) or to a file (sqlite:///path/mlflow.db)"
+        )
+    return uri
+
+
+def file_of(uri: str) -> Path | None:
+    """The SQLite file that a store is, or None for a server."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
+@contextmanager
+def asked() -> Iterator["MlflowClient"]:
+    """The client of the store. Whatever it refuses in this block becomes a RegistryError of one sentence."""
+    uri = store()
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield _client(uri)
+    except (MlflowException, SQLAlchemyError) as error:
+        raise RegistryError(_sentence(uri, error)) from error
+    except OSError as error:
+        if error.errno is not None:  # the disk's; errors of the requests library have no number
+            raise
+        raise RegistryError(_sentence(uri, error)) from error
+
+
+@cache
+def _client(uri: str) -> "MlflowClient":
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
+    if (file := file_of(uri)) is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    from mlflow import MlflowClient
+
+    # They announce new tables, and print a traceback beside the error that they raise.
+    for talker in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool"):
+        logging.getLogger(talker).setLevel(logging.CRITICAL)
+    return MlflowClient(uri)
+
+
+def _sentence(uri: str, error: Exception) -> str:
+    """What MLflow said, as one sentence without passwords."""
+    text = re.sub(r"//[^/@\s]+@", "//", " ".join(str(error).split()))
+    code = getattr(error, "error_code", "")
+    if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"):
+        return (
+            f"{place(uri)} refused the credentials; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN"
+        )
+    if "database is locked" in text:
+        return f"{place(uri)} is locked by another process; give the same command again when that has ended"
+    if "API request to" in text and "exception" in text:
+        return f"{place(uri)} does not answer; start the server, or set MLFLOW_TRACKING_URI to one that runs"
+    return f"{place(uri)} refused: {text if len(text) <= 200 else text[:197] + '...'}"
+
+
+def place(uri: str) -> str:
+    """The store as a sentence names it, without credentials."""
+    if (file := file_of(uri)) is not None:
+        return f"the registry in {file}"
+    parts = urlsplit(uri)
+    return f"the registry at {parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+
+
+def run_key(manifest: Manifest) -> str:
+    """What the run of a version or a merge is found by: the name of the folder that it was trained in."""
+    spec = {
+        **manifest.spec,
+        "version": manifest.name,
+        "task": manifest.task,
+        "task_version": manifest.task_version,
+        "inputs": manifest.inputs,
+    }
+    return paths.checkpoints(manifest.name, digest(spec)).name
+
+
+def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
+    """The run with a key, created if there is none. Two machines that create it at once end with one.
+
+    Raises RegistryError if the experiment of the task was deleted.
+    """
+    experiment = _experiment(client, task)
+    found = _runs(client, experiment, key)
+    if not found:
+        mine = client.create_run(experiment, run_name=name, tags={KEY: key})
+        found = _runs(client, experiment, key)
+        if found[0].info.run_id != mine.info.run_id:
+            client.delete_run(mine.info.run_id)
+    return found[0]
+
+
+def _runs(client: "MlflowClient", experiment: str, key: str) -> list["Run"]:
+    found = client.search_runs([experiment], f"tags.`{KEY}` = '{key}'")
+    return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+
+
+def _experiment(client: "MlflowClient", task: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(task)
+    if found is None:
+        try:
+            return str(client.create_experiment(task, artifact_location=_artefacts(client.tracking_uri, task)))
+        except MlflowException:  # somebody else was quicker
+            found = client.get_experiment_by_name(task)
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        raise RegistryError(f"the experiment {task} was deleted in {place(client.tracking_uri)}; restore it there")
+    return str(found.experiment_id)
+
+
+def _artefacts(uri: str, task: str) -> str | None:
+    """Where a task's artefacts lie: beside the SQLite file, or wherever a server keeps them (None)."""
+    file = file_of(uri)
+    return None if file is None else (file.parent / "artifacts" / task).as_uri()
+
+
+def flat(spec: Mapping[str, Any], at: str = "") -> dict[str, str]:
+    """A recipe as MLflow's parameters: nested names joined by dots, anything but text as JSON."""
+    flattened: dict[str, str] = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping) and value:
+            flattened |= flat(value, f"{at}{name}.")
+        else:
+            flattened[f"{at}{name}"] = value if isinstance(value, str) else canonical_json(value)
+    return flattened
+
+
+def exam_metrics(reports: Iterable[EvalReport], agreement: Estimate | None) -> dict[str, float]:
+    """Every number of an exam: `mode/metric` with `.low`, `.high` and `.n`, and the mean reward with its terms."""
+    found: dict[str, float] = {}
+    for report in reports:
+        for name, estimate in report.metrics.items():
+            found |= _numbers(f"{report.mode}/{name}", estimate)
+        found[f"{report.mode}/reward"] = report.reward
+        found |= {f"{report.mode}/terms/{term}": value for term, value in report.terms.items()}
+    return found | (_numbers("mode_agreement", agreement) if agreement else {})
+
+
+def _numbers(name: str, estimate: Estimate) -> dict[str, float]:
+    return {
+        name: estimate.value,
+        f"{name}.low": estimate.low,
+        f"{name}.high": estimate.high,
+        f"{name}.n": float(estimate.n),
+    }
+
+
+def points(history: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Every number of a training history, but the step that it belongs to."""
+    return [
+        (name, int(line["step"]), float(value))
+        for line in history
+        for name, value in line.items()
+        if name != "step" and isinstance(value, int | float)
+    ]
+
+
+def known_points(client: "MlflowClient", run: "Run", names: Iterable[str]) -> set[tuple[str, int]]:
+    """Metric and step of what a run holds already, of the named metrics."""
+    held = set(names) & run.data.metrics.keys()
+    return {(name, metric.step) for name in held for metric in client.get_metric_history(run.info.run_id, name)}
+
+
+def log_points(client: "MlflowClient", run_id: str, new: Iterable[Point]) -> None:
+    """Log points; the client sends them in blocks of 1000."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    if metrics := [Metric(name, value, now, step) for name, step, value in new]:
+        client.log_batch(run_id, metrics=metrics)
+
+
+def log_params(client: "MlflowClient", run: "Run", spec: Mapping[str, Any]) -> None:
+    """Log the recipe's parameters that a run lacks."""
+    from mlflow.entities import Param
+
+    if new := [Param(name, value) for name, value in flat(spec).items() if name not in run.data.params]:
+        client.log_batch(run.info.run_id, params=new)

@@ -1,0 +1,102 @@
+"""The registry's commands: rows for people and scripts, reasons on stderr, and exit codes."""
+
+import json
+import shutil
+from contextlib import chdir
+
+import pytest
+
+import examined
+from clinrl import registry
+from clinrl.cli import main
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("desk")
+    with chdir(root):
+        params = examined.build({"v1": examined.RIGHT, "v3": [5]})
+        for name in ("v1", "v3"):
+            registry.register(params, name)
+    return root
+
+
+@pytest.fixture
+def project(built, tmp_path, monkeypatch):
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(project, capsys):
+    """A function of the words of a command: its exit code, its rows by column, and what it said on stderr."""
+
+    def run(*words):
+        code = main([*words])
+        printed = capsys.readouterr()
+        header, *lines = [line.split("\t") for line in printed.out.splitlines()] or [[]]
+        return code, [dict(zip(header, line, strict=True)) for line in lines], printed.err
+
+    return run
+
+
+def test_from_registered_to_champion_and_back(run):
+    code, (row,), _ = run("register", "v1")
+    assert (code, row["model"], row["number"], row["version"], row["gate"]) == (0, "esi", "1", "v1", "open")
+
+    code, rows, said = run("decide", "v1")
+    assert code == 0
+    assert {row["verdict"] for row in rows} == {"passed"}
+    assert "all 3 limits hold on 10 cases" in said
+
+    code, (row,), _ = run("promote", "v1", "--approver", "Ada Lovelace")
+    assert (code, row["aliases"], row["gate"], row["approver"]) == (0, "champion", "passed", "Ada Lovelace")
+
+    code, rows, _ = run("versions", "esi")
+    assert [(row["number"], row["version"]) for row in rows] == [("1", "v1"), ("2", "v3")]
+
+    code, (row,), _ = run("lookup", "esi", "champion")
+    assert (code, row["version"]) == (0, "v1")
+
+    code, _, said = run("rollback", "esi", "--approver", "Ada Lovelace")
+    assert (code, said) == (1, "clinrl: esi has no previous to roll back from or to\n")
+
+
+def test_a_refused_version_says_why_and_ends_with_1(run):
+    code, rows, said = run("decide", "v3")
+    assert code == 1
+    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"dangerous"}
+    assert said.startswith("clinrl: dangerous (")
+    code, _, said = run("promote", "v3", "--approver", "Ada Lovelace")
+    assert (code, said.startswith("clinrl: v3 may not be promoted: dangerous")) == (1, True)
+
+
+def test_lineage_names_the_broken_link_and_ends_with_1(run):
+    code, rows, _ = run("lineage", "v1")
+    assert (code, {row["state"] for row in rows}) == (0, {"holds", "open"})
+    shutil.rmtree("data/cases/d1")
+    code, rows, said = run("lineage", "v1")
+    assert code == 1
+    assert [row["link"] for row in rows if row["state"] == "broken"] == ["data"]
+    assert said.startswith("clinrl: v1, data: ")
+
+
+def test_json_is_one_value(project, capsys):
+    kinds = {"decide v1": dict, "versions esi": list, "lookup esi v1": dict, "lineage v1": list}
+    for words, kind in kinds.items():
+        assert main([*words.split(), "--json"]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out), kind)
+
+
+def test_an_unknown_name_costs_one_sentence_and_no_import(run):
+    assert run("register", "v9")[0] == 2
+    assert run("versions", "essi")[2].startswith(
+        "clinrl: 'essi' is no model that `clinrl versions` knows; did you mean"
+    )
+    assert run("rollback", "v1", "--approver", "Ada")[0] == 2
+    assert run("lookup", "esi", "winner")[0] == 1
+
+
+def test_a_promotion_without_a_name_is_a_usage_error(project):
+    with pytest.raises(SystemExit, match="2"):
+        main(["promote", "v1"])

@@ -1,0 +1,126 @@
+"""Lineage: every link holds, and each one that is broken is named, and no other."""
+
+import json
+import shutil
+from contextlib import chdir
+
+import pytest
+
+import examined
+from clinrl import ledger, lineage, paths, registry, release
+from clinrl.artefacts import write_json
+from clinrl.errors import ParamsError
+
+LINKS = ["files", "parent", "base", "data", "exam", "registry"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("lineage")
+    with chdir(root):
+        params = examined.build({"v1": [2], "v2": examined.RIGHT})
+        for name in ("v1", "v2"):
+            registry.register(params, name)
+            release.promote(params, name, approver="Ada Lovelace", decision=release.decide(params, name))
+    return root, params
+
+
+@pytest.fixture
+def params(built, tmp_path, monkeypatch):
+    root, params = built
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return params
+
+
+def broken(params, name="v2"):
+    return {(link.version, link.link): link.says for link in lineage.walk(params, name) if link.state == "broken"}
+
+
+def test_a_released_lineage_holds_from_the_approver_to_the_base(params):
+    links = lineage.walk(params, "v2")
+    assert [(link.version, link.link) for link in links] == [
+        *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS), ("v2", "gate"), ("v2", "approver"),
+    ]  # fmt: skip
+    assert {link.state for link in links} == {"holds"}
+    said = {(link.version, link.link): link.says for link in links}
+    assert said["v2", "registry"] == "is version 2 of the registered model esi, champion"
+    assert "passed the gate: cases (all modes) 10 for min 10, dangerous (think) 0 for max 0.35" in said["v2", "gate"]
+    assert said["v2", "approver"].startswith("was approved by Ada Lovelace at ")
+    assert all(len(link.digest) == 64 for link in links)
+
+
+def test_what_nobody_decided_is_open_and_not_broken(params):
+    paths.ledger().unlink()
+    (gate,) = lineage.walk(params, "v2")[len(LINKS) * 2 :]
+    assert (gate.link, gate.state) == ("gate", "open")
+
+
+def test_an_unknown_version_is_refused(params):
+    with pytest.raises(ParamsError):
+        lineage.walk(params, "v9")
+
+
+def test_an_altered_weight_breaks_its_version_and_the_way_from_its_child(params):
+    path = paths.adapter("v1") / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert set(broken(params)) == {("v1", "files"), ("v2", "parent")}
+    assert "was altered after it was built" in broken(params)["v1", "files"]
+
+
+def test_a_parent_that_was_trained_anew_is_another_parent(params):
+    examined.train("v1", seed=1)
+    examined.sit("v1", [2], params)
+    found = broken(params)
+    assert set(found) == {("v2", "parent"), ("v1", "registry")}
+    assert "v2 was made from another parent" in found["v2", "parent"]
+
+
+def test_data_that_changed_or_lost_its_proof_is_named(params):
+    paths.data_proof("d1").unlink()
+    assert set(broken(params)) == {("v1", "data"), ("v2", "data")}
+
+
+def test_an_exam_of_another_adapter_is_named(params):
+    manifest = paths.graded("v2") / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["inputs"]["adapter"] = "0" * 64
+    write_json(manifest, content)
+    assert set(broken(params)) == {("v2", "exam")}
+
+
+def test_an_edited_tag_is_named(params):
+    registry.tag(registry.find("esi", "v2"), {"data_digest": "0" * 64})
+    assert broken(params) == {
+        ("v2", "registry"): "the registry's tag data_digest of v2 is not what its manifest says; register it again"
+    }
+    registry.tag(registry.find("esi", "v2"), {"approver": "Mallory"})
+    assert "the registry names 'Mallory' as approver of v2" in broken(params)["v2", "approver"]
+    registry.tag(registry.find("esi", "v2"), {"decision": "0" * 64})
+    assert "none of the audit file's" in broken(params)["v2", "gate"]
+
+
+def test_an_edited_audit_file_is_named(params):
+    text = paths.ledger().read_text()
+    paths.ledger().write_text(text.replace("Ada Lovelace", "Bea Lovelace", 1))
+    assert set(broken(params)) == {("v2", "gate")}
+    assert "was altered after it was written" in broken(params)["v2", "gate"]
+
+
+def test_a_promotion_on_a_refused_decision_is_named(params):
+    entry = registry.find("esi", "v2")
+    body = {
+        "task": "esi",
+        "version": "v2",
+        "number": 2,
+        "digest": entry.digest,
+        "decision": "f" * 64,
+        "approver": "X Y",
+    }
+    ledger.append(paths.ledger(), "promotion", body)
+    assert set(broken(params)) == {("v2", "approver")}
+
+
+def test_a_registry_that_is_not_there_breaks_its_links_only(params):
+    shutil.rmtree("mlruns")
+    assert set(broken(params)) == {("v1", "registry"), ("v2", "registry"), ("v2", "gate"), ("v2", "approver")}
