@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help demo test check bench faults
+.PHONY: help demo serve test check bench faults
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -15,6 +15,9 @@ help: ## list the targets
 demo: $(READY) ## train and examine the whole series on this machine's CPU, then print its table
 	@$(RUN) dvc repro
 	@$(BIN)/python -m clinrl.series
+
+serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them
+	@$(RUN) python -m flows.serve --servers
 
 test: $(READY) ## run the test suite
 	@$(BIN)/python -m pytest
@@ -27,7 +30,7 @@ check: $(READY) ## formatting, lint, types
 bench: $(READY) ## measure time and memory; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py
 
-faults: $(READY) ## kill the training of the real series at ten moments; takes about a quarter of an hour
+faults: $(READY) ## kill the training of the real series, and the flows, at ten moments each; takes half an hour
 	@$(BIN)/python -m pytest -m faults -o addopts='' -s tests/faults
 
 # uv installs in seconds what pip installs in minutes. It does not read pip's configuration, so an index and a folder
