@@ -1,7 +1,7 @@
 """A GRPO step through `clinrl train` against a bare TRL script: same model, prompts, sampling, sizes and settings.
 
 Both are commands of their own, and their steps are timed from outside, as their lines arrive, so whatever clinrl adds
-is in the figure: the task's reward, the order check, the watch, and a checkpoint every few steps. The learning rate is
+is in the figure: the task's reward, the order check, the watch, live metrics, and a checkpoint every few steps. The learning rate is
 too small to change an answer, so both sample the same completions; that they did is checked.
 """
 
@@ -45,6 +45,7 @@ def project(folder: Path) -> str:
     YAML(typ="safe").dump(tree, folder / "params.yaml")
     for source in (paths.base(block.task), paths.adapter(f"{block.task}-base")):
         shutil.copytree(source, folder / source)
+    (folder / "mlruns").mkdir()  # so that live metrics are sent, as in any project
     for command in (("dataset", block.data), ("validate", block.data), ("probe", VERSION)):
         subprocess.run([*CLINRL, *command], cwd=folder, check=True, stderr=subprocess.DEVNULL)
     trainer = params.trainer(block.profile)
