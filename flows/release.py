@@ -111,7 +111,7 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
 
 def _ask(decision: "Decision", within_s: int) -> Approval | None:
     """Pause the run until a person answers on its page; None if nobody does in time."""
-    get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.get_ui_url())
+    get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
     question = Approval.with_initial_data(
         description=f"{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of {decision.task}? "
         "A yes needs your name."

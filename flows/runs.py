@@ -27,7 +27,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.concurrency.context import ConcurrencyContext
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.flow_engine import run_flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -69,8 +69,11 @@ def begin() -> None:
     with get_client(sync_client=True) as client:
         _tag(client, process_tag())
         sweep(client)
-        with suppress(ObjectAlreadyExists):
-            client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=TRAINING, limit=1))
+        try:
+            client.read_global_concurrency_limit_by_name(TRAINING)
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):  # another run may be quicker
+                client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name=TRAINING, limit=1))
 
 
 def sweep(client: Any) -> list[UUID]:

@@ -50,8 +50,6 @@ class StageFailed(Refused):
 class DvcBusy(StageFailed):
     """Another DVC held the lock of the project, or of a path, for longer than this one waits."""
 
-    exit_code = Busy.exit_code
-
 
 def _dvc_was_busy(_task: Any, _run: Any, state: Any) -> bool:
     return isinstance(state.result(raise_on_failure=False), DvcBusy)
@@ -90,7 +88,8 @@ def failure(address: str, code: int, words: list[str]) -> StageFailed:
     """Why a stage failed, from the exit code of DVC and the last lines that it and its command printed."""
     text = "\n".join(words)
     if any(sign in text for sign in _LOCKED):
-        return DvcBusy(f"{address} did not run: another DVC is at work in this project; try again when it is done")
+        sentence = f"{address} did not run: another DVC is at work in this project; try again when it is done"
+        return DvcBusy(sentence, Busy.exit_code)
     own = next((line for line in reversed(words) if line.startswith("clinrl: ")), None)
     dvcs = next((line for line in reversed(words) if line.startswith("ERROR: ")), None)
     found = next(filter(None, (_EXITED.search(line) for line in reversed(words))), None)

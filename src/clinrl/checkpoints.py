@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SENTINEL = "complete.json"
 STATUS = "status.json"
 TIMINGS = "timings.jsonl"
+LIVE = "live.jsonl"
+"""The history as far as it goes, for whoever shows it while the run goes on."""
 _CLOCK = frozenset({"step_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""
 
@@ -136,6 +138,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         with (self.folder / TIMINGS).open("a", encoding="utf-8") as stream:
             seconds = round(time.monotonic() - self.began, 3)
             stream.write(canonical_json({"step": step, "seconds": seconds, "step_s": logs.get("step_time")}) + "\n")
+        with (self.folder / LIVE).open("a", encoding="utf-8") as stream:
+            stream.write(history([{**logs, "step": step}]))
         self.line.show(step, logs)
 
     def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any) -> None:

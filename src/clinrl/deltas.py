@@ -282,7 +282,10 @@ def threshold(blocks: Callable[[], Iterable["Tensor"]], keep: int) -> float:
 
 
 def blocks_of(delta: Delta, size: int) -> Iterator["Tensor"]:
-    """The dense matrix in blocks of whole rows, of about `size` bytes of float32."""
+    """The dense matrix in blocks of whole rows, of about `size` bytes of float32.
+
+    With BLOCK_BYTES they are those in which `shards.rewrite` passes rows, so that an entry has the same bits in both.
+    """
     step = max(1, size // (4 * delta.right.shape[1]))
     for first in range(0, delta.left.shape[0], step):
         yield delta.rows(first, step)

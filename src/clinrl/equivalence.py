@@ -23,7 +23,8 @@ In float32 only the order of sums differs; in the half types every changed weigh
 times, and ten times, what the embedded models show; a model without its adapter is off by 0.2.
 """
 LAST_PLACE = 0.501
-"""Largest distance of a stored weight from the float64 result, in units of its last place: it is the nearest one."""
+"""Largest distance of a stored weight from the float64 result, in units of its last place, beyond what sums in float32
+explain: it is the nearest one."""
 LAST = 64
 """Positions at the end of each prompt whose logits are compared."""
 SAMPLED, ROWS = 8, 64

@@ -8,14 +8,13 @@ adapter that was trained above a 4-bit copy is added to the checkpoint that the 
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clinrl import deltas, determinism, paths, shards
+from clinrl import deltas, determinism, paths, shards, snapshot
 from clinrl.artefacts import exclusive, identity, seal, staged, verified, write_json, write_text
-from clinrl.bases import REFERENCE, pin
+from clinrl.bases import REFERENCE
 from clinrl.blocks import Blend, Fold
 from clinrl.dataset import progress
 from clinrl.equivalence import Check, Part, check
@@ -29,24 +28,13 @@ if TYPE_CHECKING:
 
     from clinrl.params import Params
 
-__all__ = ["Check", "blend", "check", "checkpoint", "fold", "stage"]
+__all__ = ["Check", "blend", "check", "fold", "stage"]
 
 Method = Literal["cat", "svd", "linear", "ties", "dare"]
 
 RESULT = "merge.json"
 CASES, SEED = 4, 1
 """Of the prompts of the check: so many cases of the mining pool, each in every mode."""
-
-CONFIGS = (
-    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
-    "video_preprocessor_config.json", "LICENSE", "LICENSE.txt", "NOTICE",
-)  # fmt: skip
-"""Files beside the weights that a full model takes from its base."""
-TOKENIZER = (
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
-)  # fmt: skip
-"""Files of a tokenizer, which come from the adapter if it has one."""
 
 
 def stage(params: "Params", name: str) -> None:
@@ -61,13 +49,15 @@ def stage(params: "Params", name: str) -> None:
         raise ParamsError(f"{name!r} is not a merge; {did_you_mean(name, merges)}")
     merge = merges[name]
     task, target = get_task(merge.task), paths.merged(name)
-    versions = {merge.version: 1.0} if isinstance(merge, Fold) else _weights(merge)
+    if isinstance(merge, Fold):
+        method, versions = "fold", {merge.version: 1.0}
+    else:
+        method, versions = merge.method, dict(zip((merge.first, merge.second), merge.weights, strict=True))
     parts = [(paths.adapter(version), weight) for version, weight in versions.items()]
-    method = "fold" if isinstance(merge, Fold) else merge.method
     with exclusive(target):
         inputs = _inputs(task, versions)
         determinism.settle(SEED)
-        source = checkpoint(paths.base(task.name))
+        source = snapshot.locate(paths.base(task.name))
         with staged(target) as out:
             result: dict[str, Any] = {"method": method, "versions": versions}
             if isinstance(merge, Fold):
@@ -75,12 +65,11 @@ def stage(params: "Params", name: str) -> None:
             else:
                 error = blend(merge.method, source, parts, out, density=merge.density, seed=merge.seed)
                 result["relative_error"] = None if error is None else round(error, 6)
-            compared = check(
-                source, parts, out, _prompts(params, task, parts[0][0]), exact=method in ("fold", "cat", "linear")
-            )
+            prompts = _prompts(params, task, parts[0][0])
+            compared = check(source, parts, out, prompts, exact=method in ("fold", "cat", "linear"))
             result["check"] = compared.model_dump(mode="json")
             write_json(out / RESULT, result)
-            write_text(out / "README.md", _card(name, task, result, source))
+            write_text(out / "README.md", _card(name, task, result))
             chosen = {"density", "seed"} if method in ("ties", "dare") else set[str]()
             seal(
                 out,
@@ -100,33 +89,6 @@ def stage(params: "Params", name: str) -> None:
             )
 
 
-def checkpoint(base: Path) -> Path:
-    """The folder with a base's weights in full precision: its own, or the hub checkpoint that it names, fetched.
-
-    Raises Refused when the hub does not deliver it, and ArtefactError if a local checkpoint is not the one named.
-    """
-    if not (base / REFERENCE).exists():
-        return base
-    reference = json.loads((base / REFERENCE).read_text(encoding="utf-8"))
-    repo, commit = reference["repo"], reference["commit"]
-    if commit.startswith("local-"):
-        if not Path(repo).is_dir() or pin(repo, commit) != commit:
-            raise ArtefactError(f"{repo} is not the checkpoint that {base} names; rebuild the base")
-        return Path(repo)
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    wanted = ["model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER]
-    try:
-        return Path(snapshot_download(repo, revision=commit, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
-        raise Refused(
-            f"the hub did not deliver {repo}@{commit} ({type(error).__name__}); check the network and HF_TOKEN, and "
-            "start the same command again: what was fetched is kept"
-        ) from error
-
-
 def fold(base: Path, adapter: Path, out: Path, *, max_shard_bytes: int = shards.MAX_SHARD_BYTES) -> None:
     """Write the base with an adapter added to its weights into the folder `out`, in the hub's layout.
 
@@ -135,8 +97,8 @@ def fold(base: Path, adapter: Path, out: Path, *, max_shard_bytes: int = shards.
     ArtefactError and Refused as `deltas.read_adapter`, `deltas.weight_names` and `shards.rewrite` do, and Refused for a
     quantised base.
     """
-    source, read = checkpoint(base), deltas.read_adapter(adapter)
-    stored = _unquantised(source)
+    source, read = snapshot.locate(base), deltas.read_adapter(adapter)
+    stored = snapshot.tensors(source)
     modules = deltas.weight_names([read], source, stored)
 
     def change(name: str) -> shards.Change | None:
@@ -151,7 +113,7 @@ def fold(base: Path, adapter: Path, out: Path, *, max_shard_bytes: int = shards.
         return add
 
     _rewrite(f"fold {adapter.name}", stored, out, change, max_shard_bytes)
-    _copy_files(source, adapter, out)
+    snapshot.complete(source, adapter, out)
 
 
 def blend(
@@ -185,12 +147,12 @@ def blend(
         if len({adapter.config.get(key) for adapter in adapters}) > 1:
             named = " and ".join(f"{adapter.folder}: {adapter.config.get(key)}" for adapter in adapters)
             raise Refused(f"only adapters of one base can be blended, and these differ in {key} ({named})")
-    source = checkpoint(base)
-    stored = _unquantised(source)
+    source = snapshot.locate(base)
+    stored = snapshot.tensors(source)
     modules = deltas.weight_names(adapters, source, stored)
     if method == "cat" or method == "svd":
         error = _blend_factors(method, adapters, weights, rank, out)
-        _copy(parts[0][0], out, TOKENIZER)
+        snapshot.copy(parts[0][0], out, snapshot.TOKENIZER)
         return error
     tally: dict[str, tuple[float, float]] = {}
 
@@ -217,7 +179,7 @@ def blend(
         return add
 
     _rewrite(f"{method} {' '.join(folder.name for folder, _ in parts)}", stored, out, change, max_shard_bytes)
-    _copy_files(source, parts[0][0], out)
+    snapshot.complete(source, parts[0][0], out)
     return _share(tally)
 
 
@@ -263,38 +225,6 @@ def _rewrite(
         shards.rewrite(stored, out, change, max_shard_bytes=max_shard_bytes, advance=advance)
 
 
-def _unquantised(source: Path) -> dict[str, shards.Stored]:
-    """The tensors of a checkpoint by name. Raises Refused if they are quantised, ArtefactError if there are none."""
-    config = source / "config.json"
-    try:
-        declared = json.loads(config.read_bytes())
-        parts = [declared, *(part for part in declared.values() if isinstance(part, dict))]
-    except (FileNotFoundError, ValueError, AttributeError):
-        raise ArtefactError(f"{config} is missing or malformed, so {source} is not a model; fetch it again") from None
-    if any("quantization_config" in part for part in parts):
-        raise Refused(
-            f"{source} holds quantised weights (quantization_config in config.json), and an adapter is never folded "
-            "into those; use the checkpoint that it was made of"
-        )
-    return shards.read_index(source)
-
-
-def _copy_files(source: Path, adapter: Path, out: Path) -> None:
-    """What a full model needs beside its weights."""
-    _copy(source, out, CONFIGS)
-    _copy(adapter if (adapter / "tokenizer_config.json").exists() else source, out, TOKENIZER)
-
-
-def _copy(source: Path, out: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, out / name)
-
-
-def _weights(blend: Blend) -> dict[str, float]:
-    return dict(zip((blend.first, blend.second), blend.weights, strict=True))
-
-
 def _inputs(task: Task, versions: Mapping[str, float]) -> dict[str, str]:
     """Digests of base and adapters, all unaltered and made for each other. Raises ArtefactError otherwise."""
     base = identity(verified(paths.base(task.name)))
@@ -327,16 +257,22 @@ def _prompts(params: "Params", task: Task, adapter: Path) -> list[str]:
     ]
 
 
-def _card(name: str, task: Task, result: Mapping[str, Any], source: Path) -> str:
+def _card(name: str, task: Task, result: Mapping[str, Any]) -> str:
     """The README.md: a Hugging Face model card."""
     full = result["method"] not in ("cat", "svd")
-    versions = result["versions"]
-    reference = paths.base(task.name) / REFERENCE
-    base = json.loads(reference.read_text(encoding="utf-8"))["repo"] if reference.exists() else paths.base(task.name)
-    load = "AutoModelForCausalLM.from_pretrained" if full else "AutoPeftModelForCausalLM.from_pretrained"
-    rows = "\n".join(f"| {version} | {weight:g} |" for version, weight in versions.items())
+    library, loader = ("transformers", "AutoModelForCausalLM") if full else ("peft", "AutoPeftModelForCausalLM")
+    base, trained_above = str(paths.base(task.name)), ""
+    if (reference := paths.base(task.name) / REFERENCE).exists():
+        named = json.loads(reference.read_text(encoding="utf-8"))
+        base = named["repo"]
+        if named["quantize"] != "none":
+            trained_above = (
+                f"\nThe versions were trained above a copy of the base in {named['quantize']}; this is the base itself "
+                "with what they changed, so only an exam of its own says how well it answers.\n"
+            )
+    rows = "\n".join(f"| {version} | {weight:g} |" for version, weight in result["versions"].items())
     return f"""---
-library_name: {"transformers" if full else "peft"}
+library_name: {library}
 base_model: {base}
 base_model_relation: {"merge" if full else "adapter"}
 pipeline_tag: text-generation
@@ -357,16 +293,16 @@ training by the method `{result["method"]}` of:
 | version | weight |
 | --- | --- |
 {rows}
-
+{trained_above}
 **Research only.** Its versions were trained and examined on synthetic cases; no patient's data were used and no
 clinician has validated it. It must not inform the care of any person.
 
 ## Use
 
 ```python
-from {"transformers" if full else "peft"} import {load.split(".")[0]}
+from {library} import {loader}
 
-model = {load}("{paths.merged(name)}")
+model = {loader}.from_pretrained("{paths.merged(name)}")
 ```
 
 `{RESULT}` says how it was made and how far it is from base and adapters; `manifest.json` holds every file's digest.

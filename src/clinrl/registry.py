@@ -7,7 +7,8 @@ by the digest of what was trained, so that one adapter is one version however of
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,8 @@ from clinrl.records import Estimate, Manifest, Strict
 from clinrl.report import EvalReport
 from clinrl.section import NAME, did_you_mean, shown
 from clinrl.tracking import (
+    Clash,
+    Point,
     asked,
     exam_metrics,
     file_of,
@@ -55,6 +58,8 @@ RENEWED = ("exam_digest",)
 """Version tags that a second examination changes; the others say how the version was made and stay."""
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 """Kinds of files that can run code when they are loaded."""
+ATTEMPTS = 3
+"""At a registration that another machine is making too."""
 DATASET_DIGEST = 36
 """Characters of a data set's digest that MLflow has room for."""
 
@@ -117,16 +122,25 @@ def register(params: "Params", name: str) -> Entry:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
         made = _examined(params, who)
-        with asked() as client:
-            run = run_of(client, who.task.name, run_key(made.manifest), name)
-            _fill(client, run, made)
-            version = _version(client, run, _logged_model(client, run, made), made)
-            if run.info.status != "FINISHED":
-                client.set_terminated(run.info.run_id, "FINISHED")
-            entry = _entry(version, _aliases(client, made.model) or {})
-            if entry.tags.get(GATE) != REFUSED and not {CHAMPION, CANDIDATE} & set(entry.aliases):
-                client.set_registered_model_alias(made.model, CANDIDATE, str(entry.number))
-                entry = _entry(version, _aliases(client, made.model) or {})
+        for _ in range(ATTEMPTS - 1):
+            with suppress(Clash):
+                return _registered(made)
+        return _registered(made)
+
+
+def _registered(made: _Examined) -> Entry:
+    """Complete what MLflow holds of a name, from wherever it stands."""
+    with asked() as client:
+        run = run_of(client, made.who.task.name, run_key(made.manifest), made.who.name)
+        _fill(client, run, made)
+        version = _version(client, run, _logged_model(client, run, made), made)
+        if run.info.status != "FINISHED":
+            client.set_terminated(run.info.run_id, "FINISHED")
+        aliases = _aliases(client, made.model) or {}
+        entry = _entry(version, aliases)
+        if entry.tags.get(GATE) != REFUSED and not {CHAMPION, CANDIDATE} & set(entry.aliases):
+            client.set_registered_model_alias(made.model, CANDIDATE, str(entry.number))
+            entry = _entry(version, aliases | {CANDIDATE: str(entry.number)})
     return entry
 
 
@@ -235,15 +249,35 @@ def _sound(folder: Path) -> Manifest:
 def _fill(client: "MlflowClient", run: "Run", made: _Examined) -> None:
     """Log whatever of recipe, metrics, history, data sets and files a run lacks."""
     log_params(client, run, made.manifest.spec)
-    exam = exam_metrics(made.reports.values(), made.agreement)
-    log_points(client, run.info.run_id, [(n, 0, v) for n, v in exam.items() if run.data.metrics.get(n) != v])
+    run_id, held = run.info.run_id, run.data.metrics
+    exam = exam_metrics(made.reports.values(), made.agreement).items()
+    # What comes first is dated like the run itself, so that two machines at once add it once.
+    missing = [(name, 0, value) for name, value in exam if name not in held]
+    log_points(client, run_id, missing, at=lambda _: int(run.info.start_time))
+    log_points(client, run_id, [(name, 0, value) for name, value in exam if held.get(name, value) != value])
     log = made.who.folder / HISTORY
     if log.exists():
         history = points(read_history(log))
         known = known_points(client, run, {name for name, _, _ in history})
-        log_points(client, run.info.run_id, [new for new in history if new[:2] not in known])
+        missing = [point for point in history if point[:2] not in known]
+        log_points(client, run_id, missing, at=_dates(missing, known, int(run.info.start_time)).__getitem__)
     _log_data(client, run, made)
     _log_files(client, run, made)
+
+
+def _dates(missing: Iterable[Point], known: Mapping[tuple[str, int], int], began: int) -> dict[int, int]:
+    """When each missing step may have been: at the last step before it that was logged live, else when its run began.
+
+    The same for whoever asks, and never before an earlier step.
+    """
+    live: dict[int, int] = {}
+    for (_, step), date in known.items():
+        live[step] = max(date, live.get(step, began))
+    dates: dict[int, int] = {}
+    date = began
+    for step in sorted({step for _, step, _ in missing} | live.keys()):
+        date = dates[step] = max(date, live.get(step, began))
+    return dates
 
 
 def _log_data(client: "MlflowClient", run: "Run", made: _Examined) -> None:
@@ -302,30 +336,40 @@ def _files(source: Path) -> list[Path]:
 
 
 def _logged_model(client: "MlflowClient", run: "Run", made: _Examined) -> "LoggedModel":
-    """The finished model with this digest in the experiment of the run: found, completed, restored or created."""
+    """The finished model with this digest in the experiment of the run: found, completed, restored or created.
+
+    Two machines that create it at once end with the older one.
+    """
     from mlflow.entities import LoggedModelOutput
 
-    where = f"tags.{DIGEST} = '{made.digest}'"
-    found = client.search_logged_models([run.info.experiment_id], filter_string=where)
-    ready = [model for model in found if model.status == "READY"]
-    if ready and _intact(client, ready[0]):
-        return ready[0]
-    if found:
-        model = (ready or found)[0]
-    else:
-        model = client.create_logged_model(
-            run.info.experiment_id,
+    experiment, run_id = run.info.experiment_id, run.info.run_id
+    found = _logged_models(client, experiment, made.digest)
+    if not found:
+        mine = client.create_logged_model(
+            experiment,
             name=made.who.name,
-            source_run_id=run.info.run_id,
+            source_run_id=run_id,
             tags={DIGEST: made.digest},
             model_type="adapter" if made.is_adapter else "merged",
         )
-    _upload(client, model.model_id, made, run.info.run_id)
+        found = _logged_models(client, experiment, made.digest)
+        if found[0].model_id != mine.model_id:
+            client.delete_logged_model(mine.model_id)
+    model = found[0]
+    ready = model.status == "READY"
+    if not ready or not _intact(client, model):
+        _upload(client, model.model_id, made, run_id)
     if not ready:
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
-            client.log_outputs(run.info.run_id, [LoggedModelOutput(model.model_id, step=0)])
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
         client.finalize_logged_model(model.model_id, "READY")
     return model
+
+
+def _logged_models(client: "MlflowClient", experiment: str, digest: str) -> list["LoggedModel"]:
+    """The logged models with a digest, finished ones first, then the older ones."""
+    found = client.search_logged_models([experiment], filter_string=f"tags.{DIGEST} = '{digest}'")
+    return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
 
 
 def _intact(client: "MlflowClient", model: "LoggedModel") -> bool:

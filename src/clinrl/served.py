@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -239,16 +239,16 @@ class Answerer:
         names = [name for name in facts.model_fields if name in table.columns]
         columns = [table[name].tolist() for name in names]
         modes = table[MODE].tolist() if MODE in table.columns else [None] * len(table)
-        special = [*self.sampler.tokenizer.get_added_vocab()]
+        marks = [*self.sampler.tokenizer.get_added_vocab()]
         rows = []
         for number, (own, *values) in enumerate(zip(modes, *columns, strict=True)):
             chosen = _mode(own) or _mode(mode) or self.served.default_mode
             if chosen not in self.served.modes:
                 raise DataError(f"row {number}: its mode is none of this model's: {', '.join(self.served.modes)}")
-            fault = _fault(facts, dict(zip(names, values, strict=True)), special)
-            if fault:
-                raise DataError(f"row {number}: {fault}")
-            read = facts.model_validate(dict(zip(names, values, strict=True)))
+            try:
+                read = _read_facts(facts, dict(zip(names, values, strict=True)), marks)
+            except DataError as error:
+                raise DataError(f"row {number}: {error}") from None
             rows.append((Prompt(f"row {number}", self.task.prompt(read)), chosen))
         return rows
 
@@ -271,28 +271,30 @@ class Answerer:
 
 def _facts(task: Task) -> type[BaseModel]:
     """What the model may see of a case, as a record: the columns of a table."""
-    facts = task.Case.model_fields["facts"].annotation
-    assert isinstance(facts, type)
-    assert issubclass(facts, BaseModel)
-    return facts
+    return cast("type[BaseModel]", task.Case.model_fields["facts"].annotation)
 
 
 def _mode(value: Any) -> str:
-    """A mode as a cell or a parameter names it; empty for an empty cell, whose value pandas may make NaN."""
-    return "" if value is None or value != value else str(value)
+    """A mode as a cell or a parameter names it; empty for an empty cell, whatever pandas puts there."""
+    from pandas import isna
+
+    return "" if isna(value) else str(value)
 
 
-def _fault(facts: type[BaseModel], row: Mapping[str, Any], special: Sequence[str]) -> str:
-    """What is wrong with a row, without what it says; empty if nothing is."""
+def _read_facts(facts: type[BaseModel], row: Mapping[str, Any], marks: Sequence[str]) -> BaseModel:
+    """The facts in a row. Raises DataError saying what is wrong, without what the row says.
+
+    `marks` are the texts that the tokenizer reads as one token of its own, such as the end of a turn.
+    """
     try:
         read = facts.model_validate(row)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        return f"column {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise DataError(f"column {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
     for name, value in read.model_dump().items():
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         if (found := CONTROL.search(text)) is not None:
-            return f"column {name} holds a control character (code {ord(found[0])}); write line breaks as spaces"
-        if any(mark in text for mark in special):
-            return f"column {name} holds a mark that the model uses to end a turn; remove it"
-    return ""
+            raise DataError(f"column {name} holds a control character (code {ord(found[0])}); write spaces instead")
+        if any(mark in text for mark in marks):
+            raise DataError(f"column {name} holds a mark of the chat template, which the model would obey; remove it")
+    return read

@@ -87,7 +87,7 @@ def read_index(folder: Path, stem: str = MODEL) -> dict[str, Stored]:
     try:
         named = json.loads(index.read_bytes())["weight_map"]
         files = sorted(set(named.values()))
-        local = all(Path(file).name == file and file.endswith(".safetensors") for file in files)
+        local = bool(files) and all(Path(file).name == file and file.endswith(".safetensors") for file in files)
     except (ValueError, KeyError, TypeError, AttributeError):
         local = False
     if not local:
@@ -209,8 +209,10 @@ def write(
         torch.set_num_threads(1)
         with ThreadPoolExecutor(THREADS) as pool:
             futures = [pool.submit(job, *arguments) for arguments in jobs]
-            wait(futures, return_when=FIRST_EXCEPTION)
-            pool.shutdown(cancel_futures=True)
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                pool.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, nothing more is begun
         for future in futures:
             if not future.cancelled():
                 future.result()

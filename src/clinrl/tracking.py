@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -40,8 +40,15 @@ PATIENCE = {
 }
 """Defaults for a server that does not answer: MLflow's own would wait for many minutes."""
 
+TWICE = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
+"""What SQLite, PostgreSQL and MySQL say when a row is added that somebody else has just added."""
+
 Point = tuple[str, int, float]
 """Metric, step, value."""
+
+
+class Clash(RegistryError):
+    """Two machines added the same thing at once, which MLflow does not expect. Asking again finds it there."""
 
 
 def store() -> str:
@@ -72,6 +79,8 @@ def asked() -> Iterator["MlflowClient"]:
     try:
         yield _client(uri)
     except (MlflowException, SQLAlchemyError) as error:
+        if TWICE.search(str(error)):
+            raise Clash(f"{place(uri)} was told the same by somebody else; give the same command again") from error
         raise RegistryError(_sentence(uri, error)) from error
     except OSError as error:
         if error.errno is not None:  # the disk's; errors of the requests library have no number
@@ -87,8 +96,8 @@ def _client(uri: str) -> "MlflowClient":
         file.parent.mkdir(parents=True, exist_ok=True)
     from mlflow import MlflowClient
 
-    # They announce new tables, and print a traceback beside the error that they raise.
-    for talker in ("alembic", "mlflow.store.db.utils", "urllib3.connectionpool"):
+    # They announce what they are about to do, and print a traceback beside the error that they raise.
+    for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     return MlflowClient(uri)
 
@@ -212,18 +221,27 @@ def points(history: Iterable[Mapping[str, Any]]) -> list[Point]:
     ]
 
 
-def known_points(client: "MlflowClient", run: "Run", names: Iterable[str]) -> set[tuple[str, int]]:
-    """Metric and step of what a run holds already, of the named metrics."""
+def known_points(client: "MlflowClient", run: "Run", names: Iterable[str]) -> dict[tuple[str, int], int]:
+    """Metric and step of what a run holds already of the named metrics, and when it was logged (ms since 1970)."""
     held = set(names) & run.data.metrics.keys()
-    return {(name, metric.step) for name in held for metric in client.get_metric_history(run.info.run_id, name)}
+    return {
+        (name, metric.step): metric.timestamp
+        for name in held
+        for metric in client.get_metric_history(run.info.run_id, name)
+    }
 
 
-def log_points(client: "MlflowClient", run_id: str, new: Iterable[Point]) -> None:
-    """Log points; the client sends them in blocks of 1000."""
+def log_points(
+    client: "MlflowClient", run_id: str, new: Iterable[Point], *, at: Callable[[int], int] | None = None
+) -> None:
+    """Log points, dated by `at` of their step (ms since 1970; None: now). The client sends them in blocks of 1000.
+
+    MLflow keeps a point once that comes twice with one date.
+    """
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    if metrics := [Metric(name, value, now, step) for name, step, value in new]:
+    if metrics := [Metric(name, value, now if at is None else at(step), step) for name, step, value in new]:
         client.log_batch(run_id, metrics=metrics)
 
 

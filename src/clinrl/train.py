@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 SPEC = "spec.json"
 ROWS = "rows.jsonl"
 STATUS = "status.json"
+LIVE = "live.jsonl"
 ADAPTER = "adapter"
 
 DISK_FULL = 5
@@ -50,6 +51,9 @@ DISK_FULL = 5
 
 GRACE_S = 30
 """Seconds a child has to end after its group was told to stop for good."""
+
+LAST_METRICS_S = 3
+"""Seconds that the end of a training waits for its last live metrics; `clinrl register` fills in the others."""
 
 
 def stage(params: "Params", version: str) -> None:
@@ -68,7 +72,9 @@ def stage(params: "Params", version: str) -> None:
         if not _completed(folder, spec["trainer"]["steps"]):
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
-            code = _run_worker(folder / SPEC)
+            with _live(folder) as tell:
+                code = _run_worker(folder / SPEC)
+                tell(_fate(code, _status(folder)["state"]))
             _judge(code, folder, version, spec["trainer"]["steps"])
         with staged(target) as out:
             for file in sorted((folder / ADAPTER).iterdir()):
@@ -217,6 +223,38 @@ def _run_worker(spec: Path) -> int:
             return child.wait()
     finally:
         _end_group(child)
+
+
+@contextmanager
+def _live(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Send the run's metrics to MLflow, if it is used here, from a process that the training does not depend on.
+
+    Call what is yielded with MLflow's word for how the run ended. The process ends with this one, however it ends:
+    its standard input is closed then.
+    """
+    said: list[str] = []
+    sender = None
+    if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
+        command = [sys.executable, "-m", "clinrl.live", str(folder)]
+        # In a session of its own, so that a signal to this one does not keep it from saying how the run ended.
+        with suppress(OSError):
+            sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield said.append
+    finally:
+        if sender is not None:
+            try:
+                sender.communicate("".join(said).encode(), LAST_METRICS_S)
+            except subprocess.TimeoutExpired:
+                sender.kill()
+                sender.communicate()
+
+
+def _fate(code: int, state: str) -> str:
+    """MLflow's word for a worker that ended with a code and a state."""
+    if code == 0:
+        return "FINISHED"
+    return "KILLED" if code < 0 or state == "stopped" else "FAILED"
 
 
 @contextmanager

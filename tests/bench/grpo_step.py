@@ -1,8 +1,8 @@
 """A GRPO step through `clinrl train` against a bare TRL script: same model, prompts, sampling, sizes and settings.
 
 Both are commands of their own, and their steps are timed from outside, as their lines arrive, so whatever clinrl adds
-is in the figure: the task's reward, the order check, the watch, live metrics, and a checkpoint every few steps. The learning rate is
-too small to change an answer, so both sample the same completions; that they did is checked.
+is in the figure: the task's reward, the order check, the watch, live metrics, and a checkpoint every few steps. The
+learning rate is too small to change an answer, so both sample the same completions; that they did is checked.
 """
 
 import json
