@@ -1,12 +1,11 @@
 """The command line of the flows: parse, settle the environment, start a private server if none is configured, run.
 
 Exit codes are those of `clinrl`: 0 done, or nothing to do; 1 refused or not approved; 2 the command or params.yaml is
-wrong; 3 training ended without an adapter; 75 another command is at work here; 130 interrupted, 143 ended by SIGTERM.
+wrong; 3 training ended without an adapter; 75 another command is at work here; 130 interrupted.
 """
 
 import argparse
 import atexit
-import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -99,18 +98,11 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
         atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     flow = getattr(import_module(f"flows.{name}"), name)  # a second, while the server starts
-    from prefect.exceptions import TerminationSignal
-
     from flows import runs
 
     if server is not None:
         servers.wait("prefect", server, servers.health())
-    try:
-        state = runs.start(flow, arguments)
-    except TerminationSignal:
-        print("clinrl: ended by SIGTERM; the same command continues", file=sys.stderr)
-        return 128 + signal.SIGTERM
-    return verdict(state)
+    return verdict(runs.start(flow, arguments))
 
 
 def verdict(state: "State[Any]") -> int:

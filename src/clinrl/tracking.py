@@ -4,6 +4,7 @@ A run is found by a key that everything which determined the training has part i
 a registration and another machine all fill the same one. What a run holds stays; what is missing is added.
 """
 
+import fcntl
 import logging
 import os
 import re
@@ -92,14 +93,25 @@ def asked() -> Iterator["MlflowClient"]:
 def _client(uri: str) -> "MlflowClient":
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
-    if (file := file_of(uri)) is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
     from mlflow import MlflowClient
 
     # They announce what they are about to do, and print a traceback beside the error that they raise.
     for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
         logging.getLogger(talker).setLevel(logging.CRITICAL)
-    return MlflowClient(uri)
+    with _opened(file_of(uri)):
+        return MlflowClient(uri)
+
+
+@contextmanager
+def _opened(file: Path | None) -> Iterator[None]:
+    """Open a SQLite store alone: who opens a new one makes its tables, and who came second would find half of them."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(f"{file.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _sentence(uri: str, error: Exception) -> str:

@@ -1,0 +1,205 @@
+"""Folding an adapter into a model of Qwen2.5-3B's shape: time, peak memory and rounding, beside PEFT's own way.
+
+The weights are random and written once a size, in bfloat16; the adapter has rank 16 on all linear layers. Each way runs
+in a process of its own on files that the page cache holds, with nothing left to be written from before. Peak memory is
+the resident set, which counts the pages that PEFT maps from files. Needs about 20 GB of disk while it runs.
+"""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from clinrl import determinism
+
+LAYERS = (12, 36)
+"""Two sizes, so that growth shows; the second is the whole model."""
+HIDDEN, MLP, HEADS, KV_HEADS, VOCAB = 2048, 11008, 16, 2, 151936
+RANK, ALPHA = 16, 32
+SAMPLED, ROWS = 6, 128
+"""Tensors, and rows of each, whose rounding is looked at."""
+
+KV = HIDDEN // HEADS * KV_HEADS
+LINEAR = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (KV, HIDDEN), "self_attn.v_proj": (KV, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN),
+    "mlp.down_proj": (HIDDEN, MLP),
+}  # fmt: skip
+"""Linear layers of a decoder layer: [out, in]."""
+
+
+def model_shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor of the base; the output layer is tied to the embeddings."""
+    yield "model.embed_tokens.weight", (VOCAB, HIDDEN)
+    yield "model.norm.weight", (HIDDEN,)
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        yield f"{at}.input_layernorm.weight", (HIDDEN,)
+        yield f"{at}.post_attention_layernorm.weight", (HIDDEN,)
+        for name, shape in LINEAR.items():
+            yield f"{at}.{name}.weight", shape
+            if name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
+                yield f"{at}.{name}.bias", shape[:1]
+
+
+def adapter_shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Both factors of every linear layer."""
+    for layer in range(layers):
+        for name, (out, into) in LINEAR.items():
+            at = f"base_model.model.model.layers.{layer}.{name}"
+            yield f"{at}.lora_A.weight", (RANK, into)
+            yield f"{at}.lora_B.weight", (out, RANK)
+
+
+def write_random(folder: Path, dtype: str, shapes: dict[str, tuple[int, ...]], stem: str) -> None:
+    """Normal weights of deviation 0.02, made and written a few megabytes at a time."""
+    import torch
+
+    from clinrl import deltas, shards
+
+    kind = getattr(torch, shards.FLOATS[dtype])
+
+    def fill(name: str, descriptor: int, offset: int) -> None:
+        source = deltas.generator(0, name)
+        for first in range(0, prod(shapes[name]), 1 << 21):
+            count = min(1 << 21, prod(shapes[name]) - first)
+            block = torch.randn(count, generator=source).mul_(0.02).to(kind)
+            os.pwrite(descriptor, block.view(torch.uint8).numpy().data, offset + first * kind.itemsize)
+
+    shards.write(folder, {name: (dtype, shape) for name, shape in shapes.items()}, fill, stem=stem)
+
+
+def prepare(folder: Path, layers: int) -> None:
+    """Write base and adapter into `folder`."""
+    from peft import LoraConfig
+    from transformers import Qwen2Config
+
+    for name in ("base", "adapter"):
+        (folder / name).mkdir()
+    Qwen2Config(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=MLP, num_hidden_layers=layers,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, tie_word_embeddings=True, dtype="bfloat16",
+        architectures=["Qwen2ForCausalLM"],
+    ).save_pretrained(folder / "base")  # fmt: skip
+    LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=[name.split(".")[1] for name in LINEAR], task_type="CAUSAL_LM"
+    ).save_pretrained(folder / "adapter")
+    write_random(folder / "base", "BF16", dict(model_shapes(layers)), "model")
+    write_random(folder / "adapter", "F32", dict(adapter_shapes(layers)), "adapter_model")
+
+
+def fold_ours(base: Path, adapter: Path, out: Path) -> float:
+    """Seconds of `merge.fold`, without imports."""
+    determinism.settle(0)
+    from clinrl import merge
+
+    started = time.perf_counter()
+    merge.fold(base, adapter, out)
+    return time.perf_counter() - started
+
+
+def fold_peft(base: Path, adapter: Path, out: Path) -> float:
+    """Seconds of loading, merging and saving with transformers and PEFT, without imports."""
+    determinism.settle(0)
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, Qwen2ForCausalLM  # noqa: F401 (imported before the clock starts)
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    started = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    merged.save_pretrained(out, max_shard_size="5GB")
+    return time.perf_counter() - started
+
+
+WAYS = {"ours": fold_ours, "peft": fold_peft}
+
+
+def measure(way: str, folder: Path) -> None:
+    """Fold once and print seconds and this process's peak memory (MiB)."""
+    taken = WAYS[way](folder / "base", folder / "adapter", folder / way)
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1024**2 if sys.platform == "darwin" else 1024
+    print(json.dumps([taken, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit]))
+
+
+def run(way: str, folder: Path) -> tuple[float, float]:
+    """`measure` in a process of its own, with the inputs in the page cache and nothing waiting to be written."""
+    os.sync()
+    for path in [*(folder / "base").iterdir(), *(folder / "adapter").iterdir()]:
+        with path.open("rb", buffering=0) as stream:
+            while stream.read(1 << 24):
+                pass
+    command = [sys.executable, __file__, way, str(folder)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    taken, peak = json.loads(done.stdout.splitlines()[-1])
+    return taken, peak
+
+
+def rounding(folder: Path, way: str) -> tuple[float, float, float]:
+    """Of some rows of some tensors: largest and mean distance from the result in float64, and the share of entries
+    that are not the nearest bfloat16 to it."""
+    import torch
+    from safetensors import safe_open
+
+    from clinrl import shards
+
+    def rows(where: Path, stem: str, name: str, last: int | None = None) -> Any:
+        with safe_open(shards.read_index(where, stem)[name].file, framework="pt") as file:
+            return file.get_slice(name)[:last].double()
+
+    names = sorted(name for name, shape in adapter_shapes(1) if name.endswith("lora_A.weight"))[:SAMPLED]
+    largest, distances, wrong = 0.0, [], []
+    for name in names:
+        module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        down = rows(folder / "adapter", "adapter_model", name)
+        up = rows(folder / "adapter", "adapter_model", name.replace("lora_A", "lora_B"), ROWS)
+        exact = rows(folder / "base", "model", f"{module}.weight", ROWS) + ALPHA / RANK * (up @ down)
+        found = rows(folder / way, "model", f"{module}.weight", ROWS)
+        largest = max(largest, float((found - exact).abs().max()))
+        distances.append(float((found - exact).abs().mean()))
+        wrong.append(float((found != exact.to(torch.bfloat16).double()).double().mean()))
+    return largest, sum(distances) / len(names), sum(wrong) / len(names)
+
+
+def main() -> None:
+    """Measure both ways at both sizes; print the rows."""
+    rows = []
+    for layers in LAYERS:
+        size = 2 * sum(prod(shape) for _, shape in model_shapes(layers))
+        with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as name:
+            folder = Path(name)
+            if shutil.disk_usage(folder).free < 2.5 * size:
+                sys.exit(f"{folder.parent} has too little room: {2.5 * size / 1e9:.0f} GB are needed")
+            prepare(folder, layers)
+            results = {}
+            for way in WAYS:
+                results[way] = (*run(way, folder), *rounding(folder, way))
+                shutil.rmtree(folder / way)
+        (mine, *_), (theirs, *_) = results["ours"], results["peft"]
+        for way, (taken, peak, largest, mean, wrong) in results.items():
+            what = f"{'fold' if way == 'ours' else 'PEFT load, merge, save'}, {layers} layers of 3B"
+            note = f"{size / 1e9:.1f} GB in bf16" + (f"; {theirs / mine:.1f} times PEFT" if way == "ours" else "")
+            rows.append({"what": what, "value": round(taken, 1), "unit": "s", "note": note})
+            rows.append({"what": f"{what}, peak memory", "value": round(peak), "unit": "MiB", "note": "with libraries"})
+            note = f"largest {largest:.1e}; {100 * wrong:.2g}% of entries are not the nearest bfloat16"
+            rows.append({"what": f"{what}, mean error", "value": float(f"{mean:.3g}"), "unit": "", "note": note})
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    determinism.pin()
+    if len(sys.argv) > 1:
+        measure(sys.argv[1], Path(sys.argv[2]))
+    else:
+        main()

@@ -1,0 +1,78 @@
+"""Registering a version with a history of 40 metrics by 300 steps, again, and looking an alias up."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from clinrl import determinism
+
+METRICS, STEPS = 40, 300
+STORES = ("tracking", "model_registry")
+
+
+def timed(what: str, note: str, call: Callable[[], Any]) -> dict[str, Any]:
+    """A row with the time of one call."""
+    started = time.perf_counter()
+    call()
+    return {"what": what, "value": round(time.perf_counter() - started, 3), "unit": "s", "note": note}
+
+
+def load() -> None:
+    """Import what MLflow would import on its first call."""
+    for module in ("mlflow.models", *(f"mlflow.store.{kind}.sqlalchemy_store" for kind in STORES)):
+        import_module(module)
+
+
+def look_up() -> None:
+    """Look an alias up in the working directory's registry, twice, and print the rows."""
+    from clinrl import registry
+
+    load()
+    rows = [
+        timed("look an alias up, first", "opens the store", lambda: registry.find("esi", "candidate")),
+        timed("look an alias up", "", lambda: registry.find("esi", "candidate")),
+    ]
+    print(json.dumps(rows))
+
+
+def main() -> None:
+    """Build a doll's project with a long history, import MLflow, measure, and print the rows."""
+    import exhibits
+    from clinrl import registry
+
+    names = ["reward", *(f"metric/{n}" for n in range(1, METRICS))]
+    lines = [{"step": step, **dict.fromkeys(names, step / 7)} for step in range(1, STEPS + 1)]
+    exhibits.history = lambda shift: lines
+    project = exhibits.built()
+    with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder:
+        shutil.copytree(project, folder, dirs_exist_ok=True)
+        os.chdir(folder)
+        load()
+        size = f"{METRICS} metrics x {STEPS} steps"
+        params = exhibits.params()
+        rows = [
+            timed("register, new store", f"{size}; makes MLflow's tables", lambda: registry.register(params, "v1")),
+            timed("register", size, lambda: registry.register(params, "v2")),
+            timed("register again", f"{size}; nothing is missing", lambda: registry.register(params, "v2")),
+        ]
+        look_up = [sys.executable, __file__, "look up"]
+        done = subprocess.run(look_up, check=True, stdout=subprocess.PIPE)
+        rows += json.loads(done.stdout.splitlines()[-1])
+        os.chdir("/")
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    determinism.pin()
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    main() if len(sys.argv) == 1 else look_up()

@@ -1,0 +1,121 @@
+"""A doll's project whose versions can be registered: real adapters, and made-up answers to a real exam."""
+
+import atexit
+import functools
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import chdir
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+
+import dolls
+from clinrl import bases, dataset, evaluate, model_card, paths, train, worker
+from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.dataset import read_cases
+from clinrl.params import Params
+from clinrl.records import Message, Transcript
+
+STEPS = 3
+FOLDED = "v1-full"
+MERGES = {"folds": {FOLDED: {"task": "esi", "version": "v1", "exam": "x1"}}}
+
+
+def params() -> Params:
+    """The doll's params with a fold of v1."""
+    return dolls.params(merges=MERGES)
+
+
+@functools.cache
+def built() -> Path:
+    """A folder with the base, v1, its child v2 and the fold of v1, examined; made once a test process. Copy it."""
+    folder = Path(tempfile.mkdtemp(prefix="clinrl-exhibits-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shutil.copytree(dolls.built(), folder, dirs_exist_ok=True)
+    with chdir(folder):
+        dataset.stage(params(), "x1")
+        named = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
+        write_json(paths.data_proof("x1"), named)
+        docs = paths.data_docs("x1")
+        write_text(docs / "index.html", "<html>x1</html>")
+        sit("esi-base", [3])
+        adapter("v1", 1)
+        adapter("v2", 2)
+        fold()
+        sit("v1", [1, 2, 3])
+        sit("v2", [1, 2, 3, 4])
+        sit(FOLDED, [1, 2, 3])
+    return folder
+
+
+def adapter(name: str, shift: int) -> None:
+    """Seal a version's adapter as training would have: the worker's files, with weights that do something."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    spec, _ = train.resolve(params(), name)
+    model, tokenizer = bases.open_base(paths.base("esi"), for_training=True)
+    torch.manual_seed(shift)
+    lora = LoraConfig(r=4, lora_alpha=8.0, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, lora)
+    with staged(paths.adapter(name)) as out:
+        worker.write_adapter(adapted, tokenizer, spec, out)
+        write_text(out / "history.jsonl", "".join(canonical_json(line) + "\n" for line in history(shift)))
+        fields = train.manifest_fields(spec)
+        write_text(out / "README.md", model_card.write(fields, lineage=params().lineage(name)))
+        seal(out, **fields)
+
+
+def history(shift: int) -> list[dict[str, float]]:
+    """A training log; each line has what the trainer logs, and the second a value that could not be computed."""
+    return [
+        {"step": step, "loss": 1.0 / step + shift, "reward": float(step), "kl": None if step == 2 else 0.1}
+        for step in range(1, STEPS + 1)
+    ]
+
+
+def fold() -> None:
+    """Seal a full model in the place of v1's fold: the base's own weights, which is all that registering looks at."""
+    base, version = read_manifest(paths.base("esi")), read_manifest(paths.adapter("v1"))
+    with staged(paths.merged(FOLDED)) as out:
+        for name in base.files:
+            shutil.copyfile(paths.base("esi") / name, out / name)
+        spec = {"method": "fold", "versions": {"v1": 1.0}}
+        inputs = {"base": identity(base), "v1": identity(version)}
+        seal(out, kind="merged", name=FOLDED, task="esi", task_version=1, spec=spec, inputs=inputs)
+
+
+def sit(name: str, pattern: list[int]) -> None:
+    """Let a name answer the exam with a pattern of levels, repeated, in every mode; write answers and reports."""
+    doll = params()
+    who = evaluate.examinee(doll, name)
+    cases = list(read_cases(paths.cases("x1"), who.task))
+    exam, model = (identity(read_manifest(folder)) for folder in (paths.cases("x1"), who.folder))
+    turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level, _ in zip(cycle(pattern), cases)]
+    transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
+    graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
+    blank = {mode: evaluate.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
+    with staged(paths.graded(name)) as out:
+        for mode, lines in graded.items():
+            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
+            write_text(out / f"{mode}.jsonl", "".join(rows))
+        spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
+        inputs = {"exam": exam, "adapter": model}
+        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
+    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
+    before = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
+    with staged(paths.report(name)) as out:
+        evaluate.write_reports(out, who, model, cases, [], graded, after, before)
+
+
+def change(path: Path) -> None:
+    """Alter a file without changing its length."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def reports(name: str) -> Mapping[str, dict]:
+    """The reports of a name, by mode."""
+    return {mode: json.loads((paths.report(name) / f"{mode}.json").read_text()) for mode in params().modes}

@@ -1,0 +1,111 @@
+"""A scripted project in which everything was built once, and Prefect for the tests of the flows."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # the flows are no installed package: they run in the project's root
+
+import dolls  # noqa: E402
+import scripted  # noqa: E402
+from clinrl import registry  # noqa: E402
+from clinrl.params import load_params  # noqa: E402
+from flows import servers  # noqa: E402
+
+BUILT = (
+    ("dataset", "d1"), ("dataset", "x1"), ("validate", "d1"), ("validate", "x1"), ("evaluate", "esi-base"),
+    ("probe", "v1"), ("train", "v1"), ("evaluate", "v1"), ("probe", "v2"), ("train", "v2"), ("evaluate", "v2"),
+    ("merge", "v2-full"), ("evaluate", "v2-full"),
+)  # fmt: skip
+"""Commands of the scripted project in the order of its graph."""
+
+
+def sections() -> dict:
+    """params.yaml of the scripted project: the doll's first two versions, with a gate, a schedule and a fold."""
+    found = {**dolls.PARAMS, **scripted.PARAMS}
+    found["versions"] = {name: dolls.PARAMS["versions"][name] for name in ("v1", "v2")}
+    exam = dolls.PARAMS["datasets"]["x1"]
+    return {**found, "datasets": {**found["datasets"], "x1": {**exam, "cases": 40}}}
+
+
+def dvc(where: Path, *words: str) -> str:
+    """Run DVC to its end and return what it printed. Fails if it fails."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *words], cwd=where, env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scripted project in which nothing is built but the base. Copy it."""
+    folder = tmp_path_factory.mktemp("bare")
+    scripted.write_project(folder, sections())
+    dvc(folder, "init", "--no-scm", "--quiet")
+    with contextlib.chdir(folder):
+        scripted.base(load_params(), "esi")
+    dvc(folder, "commit", "--force", "base@esi")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same project with everything built, and both versions registered. Copy it.
+
+    The stages run in this process and DVC is told so, which is many times faster than a process each.
+    """
+    folder = tmp_path_factory.mktemp("whole") / "project"
+    shutil.copytree(bare, folder)
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["scripted.py"])
+        for module, name in (("evaluate", "sit"), ("baselines", "answers"), ("figures", "confusion")):
+            patch.setattr(f"clinrl.{module}.{name}", None)  # to be restored after the script has replaced them
+        patch.setattr("clinrl.figures.curves", None)
+        params = load_params()
+        for stage, name in BUILT:
+            scripted.run(params, stage, name)
+        groups = [group for group in scripted.groups(folder) if group not in ("blend", "examine-blend")]
+        dvc(folder, "commit", "--force", *groups)
+        for name in params.versions:
+            registry.register(params, name)
+    return folder
+
+
+@pytest.fixture
+def project(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the built project, as the working directory."""
+    return _entered(whole, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def empty(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project with nothing but its base, as the working directory."""
+    return _entered(bare, tmp_path, monkeypatch)
+
+
+def _entered(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    shutil.copytree(source, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Prefect server for the session, with a database of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        servers.configure()
+        from prefect.testing.utilities import prefect_test_harness
+
+        with prefect_test_harness(server_startup_timeout=120):
+            yield

@@ -1,0 +1,188 @@
+"""A small project in which every stage of dvc.yaml is quick: `python scripted.py <stage> <name>` stands for `clinrl`.
+
+Cases, streams, specs, manifests, answers' grades and reports are real; only what a model would do is scripted: training
+writes a few numbers, and the exam is answered by the gold turns, with a mistake every so often.
+"""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ruamel.yaml import YAML
+from safetensors.numpy import save_file
+
+from clinrl import baselines, dataset, evaluate, figures, model_card, paths, train
+from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.dataset import read_cases
+from clinrl.params import Params, load_params
+from clinrl.records import Message, Transcript
+from clinrl.task import get_task
+
+ROOT = Path(__file__).parents[2]
+SLOW = Path("slow")
+"""A file with seconds: how long each training and each exam takes at least."""
+FAIL = Path("fail")
+"""A file with the stage that fails."""
+MISTAKES = {"esi-base": 2, "v1": 5, "v2": 10}
+"""Every so many cases are answered wrongly; never, for any other name."""
+
+PARAMS: dict[str, Any] = {
+    "merges": {
+        "folds": {"v2-full": {"task": "esi", "version": "v2", "exam": "x1"}},
+        "blends": {
+            "v1-v2": {
+                "task": "esi", "first": "v1", "second": "v2", "method": "cat", "weights": [0.5, 0.5], "exam": "x1"
+            }
+        },
+    },
+    "gates": {
+        "esi": {
+            "least_cases": 20,
+            "limits": {
+                "dangerous": {"max": {"embedded": 0.5, "full": 0.5}, "may_rise": 0.0},
+                "exact": {"min": {"embedded": 0.3, "full": 0.3}, "may_fall": 0.0, "paired": True},
+            },
+        }
+    },
+    "schedules": {"esi": {"cron": "0 3 * * 1", "answer_within_s": 60}},
+}  # fmt: skip
+
+
+def write_project(folder: Path, sections: dict[str, Any]) -> None:
+    """Write params.yaml, and the project's dvc.yaml with this program in the place of `python -m clinrl`."""
+    yaml = YAML()
+    graph = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
+    (folder / "dvc.yaml").write_text(graph.replace("python -m clinrl", f"python {__file__}"))
+    with (folder / "params.yaml").open("w", encoding="utf-8") as stream:
+        yaml.dump(sections, stream)
+
+
+def groups(folder: Path) -> list[str]:
+    """The names of the stages of a project's dvc.yaml, without what they are for."""
+    return list(YAML(typ="safe").load(folder / "dvc.yaml")["stages"])
+
+
+def main(stage: str, name: str) -> None:
+    """Run one stage in the working directory."""
+    if FAIL.exists() and FAIL.read_text().strip() == stage:
+        sys.exit(f"clinrl: {stage} of {name} fails today")
+    run(load_params(), stage, name)
+
+
+def run(params: Params, stage: str, name: str) -> None:
+    """Do what a stage's command does."""
+    {
+        "base": base, "dataset": dataset.stage, "validate": prove, "probe": probe, "train": learn, "evaluate": sit,
+        "merge": merge,
+    }[stage](params, name)  # fmt: skip
+
+
+def base(params: Params, task: str) -> None:
+    """A base of one tensor, and the adapter above it that changes nothing."""
+    version = get_task(task).version
+    common = {"task": task, "task_version": version, "spec": {}}
+    with staged(paths.base(task)) as out:
+        _weights(out / "model.safetensors", 0)
+        write_json(out / "config.json", {"model_type": "scripted"})
+        write_json(out / "tokenizer.json", {})
+        sealed = seal(out, kind="base", name=task, inputs={}, **common)
+    with staged(paths.adapter(f"{task}-base")) as out:
+        seal(out, kind="adapter", name=f"{task}-base", inputs={"base": identity(sealed)}, **common)
+
+
+def prove(params: Params, data: str) -> None:
+    """The proof of a data set's validation."""
+    write_json(paths.data_proof(data), {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}})
+
+
+def probe(params: Params, version: str) -> None:
+    """The proof of a version's probe."""
+    data = params.versions[version].data
+    write_json(
+        paths.probe_proof(version), {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
+    )
+
+
+def learn(params: Params, version: str) -> None:
+    """An adapter that follows from its spec."""
+    _take_time()
+    spec, _ = train.resolve(params, version)
+    fields = train.manifest_fields(spec)
+    steps = spec["trainer"]["steps"]
+    with staged(paths.adapter(version)) as out:
+        _weights(out / "adapter_model.safetensors", spec["seed"])
+        write_json(out / "adapter_config.json", {"peft_type": "LORA", "r": spec["lora"]["rank"]})
+        write_json(out / "tokenizer.json", {})
+        write_text(out / "chat_template.jinja", "{{ messages }}\n")
+        lines = ({"step": step, "loss": 1 / step, "reward": step / steps} for step in range(1, steps + 1))
+        write_text(out / "history.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        write_text(out / "README.md", model_card.write(fields, lineage=params.lineage(version)))
+        seal(out, **fields)
+
+
+def sit(params: Params, name: str) -> None:
+    """The exam, answered by the script. No table of simple policies and no drawing, which take longest."""
+    _take_time()
+
+    def answers(params: Params, who: Any, cases: Any) -> dict[str, Any]:
+        return {
+            mode: evaluate.grade(
+                who.task, mode, cases, [_answer(who, case, i, mode) for i, case in enumerate(cases)], who.reward
+            )
+            for mode in params.modes
+        }
+
+    evaluate.sit = answers
+    evaluate.baselines.answers = lambda *_: {}
+    assert baselines is evaluate.baselines
+    figures.confusion = lambda _counts, _title, out: out.write_bytes(b"picture")
+    figures.curves = lambda _history, _title, out: out.write_bytes(b"picture")
+    evaluate.stage(params, name)
+
+
+def merge(params: Params, name: str) -> None:
+    """A full model of one tensor."""
+    _take_time()
+    fold = params.merges.folds[name]
+    inputs = {"base": paths.base(fold.task), fold.version: paths.adapter(fold.version)}
+    with staged(paths.merged(name)) as out:
+        _weights(out / "model.safetensors", 1)
+        write_json(out / "config.json", {"model_type": "scripted"})
+        write_json(out / "tokenizer.json", {})
+        write_text(out / "README.md", f"# {name}\n")
+        seal(
+            out,
+            kind="merged",
+            name=name,
+            task=fold.task,
+            task_version=get_task(fold.task).version,
+            spec={"method": "fold", "versions": {fold.version: 1.0}},
+            inputs={key: identity(read_manifest(folder)) for key, folder in inputs.items()},
+        )
+
+
+def _answer(who: Any, case: Any, place: int, mode: str) -> Transcript:
+    turn = who.task.gold(case, thinking=mode == "think")
+    every = MISTAKES.get(who.name)
+    if every and place % every == 0:
+        turn = Message(role="assistant", content="I do not know.", thinking=turn.thinking)
+    return Transcript(messages=(turn,), stop="answered")
+
+
+def _weights(path: Path, seed: int) -> None:
+    save_file({"weight": np.full((2, 2), seed, dtype=np.float32)}, path, metadata={"format": "pt"})
+
+
+def _take_time() -> None:
+    with Path("worked.jsonl").open("a") as log:
+        started = time.time()
+        time.sleep(float(SLOW.read_text()) if SLOW.exists() else 0)
+        log.write(json.dumps({"words": sys.argv[1:], "from": started, "to": time.time()}) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

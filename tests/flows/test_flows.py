@@ -1,0 +1,341 @@
+"""The flows over a project whose stages are scripted: real DVC, real Prefect, real MLflow."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from clinrl import ledger, paths, registry
+from clinrl import release as releases
+from clinrl.errors import GateError, Refused
+from clinrl.params import Params, load_params
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("prefect", "impatient")
+
+
+@pytest.fixture
+def impatient(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paused run looks for its answer more often than it does for people."""
+    monkeypatch.setattr("flows.release.POLL_S", 0.2)
+
+
+def ended(flow: Any, *arguments: Any, **named: Any) -> Any:
+    """Run a flow and return its last state."""
+    return flow(*arguments, **named, return_state=True)
+
+
+def edit(change: Callable[[Any], None]) -> None:
+    """Change params.yaml of the working directory."""
+    yaml = YAML()
+    path = Path("params.yaml")
+    content = yaml.load(path)
+    change(content)
+    yaml.dump(content, path)
+
+
+def worked() -> list[str]:
+    """The trainings, exams and merges that ran, in order."""
+    log = Path("worked.jsonl")
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [" ".join(json.loads(line)["words"]) for line in lines]
+
+
+def kinds() -> list[str]:
+    return [line.kind for line in ledger.read(paths.ledger())]
+
+
+def champion() -> str | None:
+    held = registry.holder("esi", "champion")
+    return held and held.name
+
+
+@pytest.fixture
+def params(project: Path) -> Params:
+    return load_params()
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_order_of_a_flow_is_an_order_of_the_graph(params: Params, version: str) -> None:
+    from dvc.repo import Repo
+
+    from flows.release import folds, merging
+    from flows.reproduce import order
+
+    with Repo(".") as repo:
+        graph = repo.index.graph
+        stages = {stage.addressing: stage for stage in graph}
+        done = {f"evaluate@{name}" for name in params.lineage(version)[:-1]}
+        for name in params.lineage(version):
+            lines = [*order(params, name), *(address for fold in folds(params, name) for address in merging(fold))]
+            done.difference_update(lines)
+            for address in lines:
+                needed = {before.addressing for before in graph.successors(stages[address])}
+                assert needed <= done | {"evaluate@v1", "train@v1"} if name != "v1" else needed <= done, address
+                done.add(address)
+
+
+def add_v3(content: Any) -> None:
+    """Another child of v2, which is the newest then."""
+    content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
+
+
+def promoted(version: str, approver: str = "Ada Lovelace") -> None:
+    """Make a registered version the champion without a flow."""
+    decision = releases.decide(load_params(), version)
+    releases.promote(load_params(), version, approver=approver, decision=decision)
+
+
+def test_a_version_is_built_registered_and_shown(project: Path) -> None:
+    from flows.reproduce import reproduce
+
+    edit(add_v3)
+    before = worked()
+    assert ended(reproduce, "v3").message == "v3 is built and registered; 3 stages ran"
+    assert worked()[len(before) :] == ["train v3", "evaluate v3"]
+    assert registry.find("esi", "candidate").name == "v3"
+    page = artifacts()
+    assert page["comparison-v3"].type == "table"
+    assert {row["mode"] for row in json.loads(page["comparison-v3"].data)} == {"think", "direct"}
+    assert page["curves-v3"].data.startswith("data:image/png;base64,")
+    assert "0 stages ran" in ended(reproduce, "v3").message
+    assert len(registry.entries("esi")) == 3
+
+
+def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(project: Path) -> None:
+    from flows.retrain import retrain
+
+    assert ended(retrain, "esi", "Ada Lovelace").message == "v2 is the champion of esi"
+    assert champion() == "v2"
+    assert [entry.name for entry in registry.entries("esi-merged")] == ["v2-full"]
+    assert kinds() == ["decision", "approval", "promotion"]
+    assert "may be promoted" in artifacts()["decision-v2"].data
+    before = worked()
+    state = ended(retrain, "esi")
+    assert (state.name, state.is_completed()) == ("Nothing to do", True)
+    assert "v2 is the champion" in state.message
+    assert (worked(), kinds()) == (before, ["decision", "approval", "promotion"])
+
+
+def test_a_stage_that_fails_ends_the_flow_with_its_own_words(project: Path) -> None:
+    from flows.reproduce import reproduce
+
+    edit(add_v3)
+    Path("fail").write_text("train")
+    error = ended(reproduce, "v3").result(raise_on_failure=False)
+    assert isinstance(error, Refused)
+    assert str(error) == "train@v3 failed: train of v3 fails today"
+    assert len(registry.entries("esi")) == 2
+
+
+def test_a_refused_version_is_registered_and_the_champion_stays(project: Path) -> None:
+    from flows.release import release
+    from flows.retrain import retrain
+
+    promoted("v1")
+    edit(lambda content: content["gates"]["esi"]["limits"]["exact"]["min"].update(embedded=0.99))
+    state = ended(release, "v2", "Ada Lovelace")
+    assert (state.name, state.is_completed()) == ("Refused", True)
+    assert "exact (direct) is 0.9" in state.message
+    assert (champion(), registry.find("esi", "v2").tags["gate"]) == ("v1", "refused")
+    assert "may **not** be promoted" in artifacts()["decision-v2"].data
+    again = ended(retrain, "esi", "Ada Lovelace")
+    assert (again.name, "refused by its gate" in again.message) == ("Nothing to do", True)
+
+
+def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> None:
+    from flows.release import release
+    from flows.retrain import retrain
+
+    promoted("v1")
+    promoted("v2")
+    releases.rollback("esi", approver="Grace Hopper")
+    state = ended(retrain, "esi", "Ada Lovelace")
+    assert (state.name, champion()) == ("Nothing to do", "v1")
+    assert "v2 was rolled back by Grace Hopper" in state.message
+    assert ended(release, "v2", "Ada Lovelace").is_completed()
+    assert champion() == "v2"
+
+
+def test_nobody_to_ask_is_said_and_nothing_is_promoted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows import servers
+    from flows.release import release
+
+    monkeypatch.setenv(servers.PRIVATE, "1")
+    error = ended(release, "v2").result(raise_on_failure=False)
+    assert isinstance(error, GateError)
+    assert "nobody can be asked" in str(error)
+    assert (champion(), kinds()) == (None, ["decision"])
+
+
+def answering(**said: Any) -> threading.Thread:
+    """Answer the next run that pauses, from another thread, as a person does on its page."""
+    from prefect.client.schemas.objects import StateType
+    from prefect.flow_runs import resume_flow_run
+
+    def wait_and_answer() -> None:
+        resume_flow_run(wait_for_run(StateType.PAUSED), run_input=said)
+
+    thread = threading.Thread(target=wait_and_answer)
+    thread.start()
+    return thread
+
+
+def wait_for_run(kind: Any) -> Any:
+    """The id of the newest flow run in a state, as soon as there is one."""
+    from prefect import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    chosen = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[kind])))
+    deadline = time.monotonic() + 60
+    with get_client(sync_client=True) as client:
+        while not (runs := client.read_flow_runs(flow_run_filter=chosen, sort=FlowRunSort.START_TIME_DESC)):
+            assert time.monotonic() < deadline, f"no run became {kind}"
+            time.sleep(0.1)
+    return runs[0].id
+
+
+def artifacts() -> dict[str, Any]:
+    """The newest artifact of each key."""
+    from prefect import get_client
+
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(limit=200)
+    return {artifact.key: artifact for artifact in sorted(found, key=lambda artifact: artifact.created)}
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"approve": False, "approver": "Ada Lovelace", "note": "not this week"}, "Ada Lovelace said no. not this week"),
+        ({"approve": True, "approver": " "}, "the answer was yes, but without a name"),
+        ({}, "somebody said no."),
+    ],
+)
+def test_a_no_and_a_yes_without_a_name_change_nothing(project: Path, said: dict[str, Any], why: str) -> None:
+    from flows.release import release
+
+    thread = answering(**said)
+    state = ended(release, "v2")
+    thread.join()
+    assert (state.name, state.is_completed()) == ("Not approved", True)
+    assert state.message == f"v2 was not approved: {why}"
+    assert (champion(), kinds()) == (None, ["decision", "refusal"])
+
+
+def test_a_person_approves_on_the_page_of_the_run(project: Path) -> None:
+    from flows.release import release
+
+    thread = answering(approve=True, approver="Ada Lovelace")
+    assert ended(release, "v2").message == "v2 is the champion of esi"
+    thread.join()
+    assert registry.find("esi", "champion").tags["approver"] == "Ada Lovelace"
+
+
+def test_silence_is_no_and_an_answer_after_it_is_refused(project: Path) -> None:
+    from flows.retrain import retrain
+    from prefect import get_client
+    from prefect.client.schemas.objects import StateType
+    from prefect.exceptions import NotPausedError
+    from prefect.flow_runs import resume_flow_run
+
+    from flows.release import release
+
+    edit(lambda content: content["schedules"]["esi"].update(answer_within_s=2))
+    states: list[Any] = []
+    thread = threading.Thread(target=lambda: states.append(wait_for_run(StateType.PAUSED)))
+    thread.start()
+    state = ended(release, "v2")
+    thread.join()
+    assert state.message == "v2 was not approved: nobody answered within 0:00:02"
+    assert (champion(), kinds()) == (None, ["decision", "refusal"])
+    with get_client(sync_client=True) as client:
+        assert client.read_flow_run(states[0]).state.name == "Not approved"
+    with pytest.raises(NotPausedError, match="Cannot resume a run that isn't paused"):
+        resume_flow_run(states[0], run_input={"approve": True, "approver": "Ada Lovelace"})
+    assert champion() is None
+    again = ended(retrain, "esi")
+    assert (again.name, "was not approved (nobody answered" in again.message) == ("Nothing to do", True)
+
+
+def test_a_champion_of_meanwhile_stays(project: Path) -> None:
+    from flows.release import release
+
+    def promote_another() -> None:
+        from prefect.client.schemas.objects import StateType
+        from prefect.flow_runs import resume_flow_run
+
+        run = wait_for_run(StateType.PAUSED)
+        promoted("v1")
+        resume_flow_run(run, run_input={"approve": True, "approver": "Ada Lovelace"})
+
+    thread = threading.Thread(target=promote_another)
+    thread.start()
+    state = ended(release, "v2")
+    thread.join()
+    assert isinstance(state.result(raise_on_failure=False), GateError)
+    assert "became the champion of esi after the decision" in state.message
+    assert champion() == "v1"
+
+
+def command(*words: str) -> "subprocess.Popen[str]":
+    """A flow as a person starts it, in a process of its own, recorded by the server of these tests."""
+    from prefect.settings import PREFECT_API_URL
+
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    return subprocess.Popen([sys.executable, "-m", *words], env=env, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_two_retrainings_started_together_never_train_at_once(empty: Path, tmp_path: Path) -> None:
+    Path("slow").write_text("0.5")
+    processes = [command("flows.retrain", "esi", "--approver", name) for name in ("Ada Lovelace", "Grace Hopper")]
+    said = [process.communicate(timeout=180)[1] for process in processes]
+    assert 0 in [process.returncode for process in processes], said
+    spans = sorted((line["from"], line["to"]) for line in map(json.loads, Path("worked.jsonl").read_text().splitlines()))
+    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert champion() == "v2"
+    assert [entry.name for entry in registry.entries("esi")] == ["v1", "v2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Path, number: int) -> None:
+    from prefect import get_client
+    from prefect.client.schemas.objects import StateType
+
+    from flows import runs
+    from flows.retrain import retrain
+
+    Path("slow").write_text("30")
+    process = command("flows.reproduce", "v1")
+    run = wait_for_run(StateType.RUNNING)
+    deadline = time.monotonic() + 60
+    with get_client(sync_client=True) as client:
+        while client.read_global_concurrency_limit_by_name(runs.TRAINING).active_slots == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[1]
+        Path("slow").unlink()
+        if number == signal.SIGINT:
+            assert process.returncode == 130
+            assert said.splitlines()[-1] == "clinrl: interrupted; the same command continues"
+        else:
+            assert process.returncode == -number
+        assert ended(retrain, "esi", "Ada Lovelace").is_completed()
+        assert client.read_flow_run(run).state.type == StateType.CRASHED
+        states = {task.state.type for task in client.read_task_runs()}
+        assert StateType.RUNNING not in states
+        assert client.read_global_concurrency_limit_by_name(runs.TRAINING).active_slots == 0
+    assert champion() == "v2"

@@ -1,0 +1,157 @@
+"""The tracking server: what is sent to it, and the sentence for each way in which it does not answer."""
+
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clinrl import tracking
+from clinrl.errors import RegistryError
+from clinrl.records import Estimate, Manifest
+from clinrl.tracking import asked, exam_metrics, flat, points, store
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers())
+NAMES = st.text("abc_1", min_size=1)
+
+
+@given(st.dictionaries(NAMES, st.recursive(LEAVES, lambda inner: st.dictionaries(NAMES, inner), max_leaves=12)))
+def test_a_recipe_is_flattened_to_text_and_nothing_is_lost(spec):
+    def leaves(value):
+        return sum(map(leaves, value.values())) if isinstance(value, dict) and value else 1
+
+    flattened = flat(spec)
+
+    assert all(isinstance(value, str) for value in flattened.values())
+    assert len(flattened) == sum(map(leaves, spec.values()))
+
+
+def test_a_recipe_s_parameters_read_as_they_are_written():
+    assert flat({"lr": 5e-4, "lora": {"rank": 4}, "omit": {}, "targets": ["a"], "kind": "sft", "none": None}) == {
+        "lr": "0.0005", "lora.rank": "4", "omit": "{}", "targets": '["a"]', "kind": "sft", "none": "null",
+    }  # fmt: skip
+
+
+def test_a_history_is_taken_apart_and_what_could_not_be_computed_is_left_out():
+    assert points([{"step": 1, "loss": 0.5, "kl": None}, {"step": 2, "loss": 1, "note": "text"}]) == [
+        ("loss", 1, 0.5),
+        ("loss", 2, 1.0),
+    ]
+
+
+def test_the_agreement_of_modes_is_a_metric_like_the_others():
+    agreement = Estimate(value=0.9, low=0.8, high=0.95, n=40)
+    assert exam_metrics([], agreement) == {
+        "mode_agreement": 0.9, "mode_agreement.low": 0.8, "mode_agreement.high": 0.95, "mode_agreement.n": 40.0,
+    }  # fmt: skip
+    assert exam_metrics([], None) == {}
+
+
+def test_the_key_of_a_run_follows_from_everything_that_determined_it():
+    manifest = Manifest(
+        kind="adapter", name="v1", task="esi", task_version=1, spec={"seed": 1}, inputs={"data": "d"}, files={}
+    )
+    other = [{"spec": {"seed": 2}}, {"inputs": {"data": "e"}}, {"task_version": 2}]
+    keys = {tracking.run_key(manifest.model_copy(update=change)) for change in [{}, *other]}
+    assert len(keys) == 4
+    assert all(key.startswith("v1-") for key in keys)
+
+
+def test_the_store_is_the_project_s_own_unless_the_environment_names_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert store() == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
+    assert store() == f"sqlite:///{tmp_path}/other.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    assert store() == "http://127.0.0.1:5000"
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "./mlruns", "file:///tmp/mlruns"])
+def test_a_folder_of_files_is_no_store(monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(RegistryError, match="a folder, where MLflow keeps no names any more; set it to a server"):
+        store()
+
+
+@contextmanager
+def answering(code, body="", kind="text/plain"):
+    """A server on loopback that gives one answer to everything; yields its address."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def answer(self):
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_GET = do_POST = answer
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def ask():
+    with asked() as client:
+        client.get_registered_model("esi")
+
+
+@pytest.mark.parametrize("code", [401, 403])
+def test_wrong_credentials_are_said_without_repeating_them(monkeypatch, code):
+    with answering(code, "You are not authenticated.") as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://nurse:secret@{address}")
+        with pytest.raises(RegistryError) as refused:
+            ask()
+    assert str(refused.value) == (
+        f"the registry at http://{address} refused the credentials; set MLFLOW_TRACKING_USERNAME and "
+        "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+    )
+
+
+def test_a_server_that_is_away_is_one_sentence(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://nurse:secret@127.0.0.1:{port}")
+    with pytest.raises(RegistryError) as refused:
+        ask()
+    assert str(refused.value) == (
+        f"the registry at http://127.0.0.1:{port} does not answer; start the server, or set MLFLOW_TRACKING_URI to "
+        "one that runs"
+    )
+
+
+def test_something_that_is_no_tracking_server_is_quoted_in_one_sentence(monkeypatch):
+    with answering(200, "<html>Welcome</html>", "text/html") as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://nurse:secret@{address}")
+        with pytest.raises(RegistryError, match=rf"^the registry at http://{address} refused: ") as refused:
+            ask()
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mlflow.db").write_text("hello " * 1000)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with pytest.raises(RegistryError, match=r"mlflow\.db refused: .*not a database"):
+        ask()
+
+
+def test_an_error_of_the_disk_is_not_taken_for_the_server_s(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with pytest.raises(FileNotFoundError), asked():
+        (tmp_path / "absent").read_text()
