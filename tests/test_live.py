@@ -128,6 +128,12 @@ def test_lines_are_read_once_they_are_whole(tmp_path_factory, values, cut):
     assert end == len(whole)
 
 
+def test_a_line_that_a_full_disk_cut_short_is_left_out(tmp_path):
+    path = tmp_path / "live.jsonl"
+    path.write_text('{"step":1}\n{"step":2,"lo{"step":2}\n{"step":3}\n')
+    assert live.new_lines(path, 0) == ([{"step": 1}, {"step": 3}], path.stat().st_size)
+
+
 def test_a_training_and_its_registration_find_the_same_run(project):
     for name in ("v1", "v2"):
         assert tracking.run_key(read_manifest(paths.adapter(name))) == scratch(project, name).name

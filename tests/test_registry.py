@@ -162,7 +162,7 @@ def test_a_run_holds_reports_plots_card_and_data_docs(shown):
     files = artefacts_of(find("esi", "v1"))
     assert {
         "reports/think.json", "reports/direct.json", "reports/report.md", "reports/confusion_think.png",
-        "reports/curves.png", "training/README.md", "training/history.jsonl", "training/manifest.json",
+        "README.md", "reports/curves.png", "training/README.md", "training/history.jsonl", "training/manifest.json",
         "proofs/v1.json", "proofs/d1.json", "proofs/x1.json", "data_docs/x1/index.html",
     } <= files  # fmt: skip
 
@@ -438,3 +438,27 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
     assert len(history_of(entry, "think/exact")) == 1
     assert len(run_of(entry).inputs.dataset_inputs) == 2
     assert served.check(folder_of(entry)).name == "v1"
+
+
+@pytest.mark.parametrize(
+    ("module", "look"), [(tracking, "_runs"), (registry, "_logged_models"), (registry, "_versions")]
+)
+def test_whoever_comes_second_steps_back(project, monkeypatch, module, look):
+    first = register(project, "v1")
+    real, looks = getattr(module, look), []
+
+    def late(*question):
+        """Nothing was there yet when this machine looked first."""
+        looks.append(question)
+        return [] if len(looks) == 1 else real(*question)
+
+    monkeypatch.setattr(module, look, late)
+
+    second = register(project, "v1")
+
+    assert second == first
+    assert len(looks) > 1
+    with asked() as client:
+        assert len(client.search_runs([run_of(first).info.experiment_id])) == 1
+    assert len(models_of(first)) == 1
+    assert [entry.number for entry in entries("esi")] == [1]

@@ -263,7 +263,7 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path):
         (tmp_path / name).mkdir()
     kinds = {"w": ("BF16", (40_000, 2048)), "v": ("BF16", (40_000, 2048))}
 
-    def zeros(name, descriptor, offset):
+    def zeros(name, put):
         """A hole in the file reads as zeros."""
 
     shards.write(tmp_path / "source", kinds, zeros)

@@ -1,6 +1,7 @@
 """The tracking server: what is sent to it, and the sentence for each way in which it does not answer."""
 
 import socket
+import sqlite3
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -155,3 +156,20 @@ def test_an_error_of_the_disk_is_not_taken_for_the_server_s(tmp_path, monkeypatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     with pytest.raises(FileNotFoundError), asked():
         (tmp_path / "absent").read_text()
+
+
+@pytest.mark.slow
+def test_a_store_that_another_process_keeps_locked_is_one_sentence(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    with asked() as client:
+        client.create_registered_model("esi")
+    other = sqlite3.connect(tmp_path / "mlflow.db")
+    other.execute("BEGIN IMMEDIATE")
+    capfd.readouterr()
+    with (
+        pytest.raises(RegistryError, match=r"mlflow.db is locked by another process; give the same command again"),
+        asked() as client,
+    ):
+        client.create_registered_model("other")
+    other.close()
+    assert capfd.readouterr().err == ""

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -85,7 +86,10 @@ def follow(folder: Path, ends: int) -> None:
 
 
 def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a file from an offset on, and the offset after them; none if there is no file yet."""
+    """The whole lines of a file from an offset on, and the offset after them; none if there is no file yet.
+
+    A line that a full disk cut short, so that the next attempt went on within it, is left out.
+    """
     try:
         with path.open("rb") as stream:
             stream.seek(offset)
@@ -93,7 +97,11 @@ def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     except FileNotFoundError:
         return [], offset
     whole = text[: text.rfind(b"\n") + 1]
-    return [json.loads(line) for line in whole.splitlines()], offset + len(whole)
+    lines = []
+    for line in whole.splitlines():
+        with suppress(json.JSONDecodeError):
+            lines.append(json.loads(line))
+    return lines, offset + len(whole)
 
 
 def _join(client: "MlflowClient", key: str, spec: dict[str, Any]) -> "Run":

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from clinrl import paths, served
+from clinrl import model_card, paths, served
 from clinrl.artefacts import MANIFEST, canonical_json, digest, exclusive, identity, sha256_file, verified
 from clinrl.errors import ArtefactError, RegistryError
 from clinrl.evaluate import BETWEEN_MODES, HISTORY, Examinee, examinee, load_report
@@ -170,7 +170,7 @@ def find(model: str, which: str) -> Entry:
     if not known:
         raise RegistryError(f"no model {model} is registered in {place(store())}; run `clinrl register` first")
     allowed = {word for entry in known for word in (*entry.aliases, entry.name, str(entry.number))}
-    raise RegistryError(f"the registered model {model} has no {which!r}; {did_you_mean(which, allowed)}")
+    raise RegistryError(f"the registered model {model} has no {shown(which)}; {did_you_mean(which, allowed)}")
 
 
 def holder(model: str, alias: str) -> Entry | None:
@@ -307,7 +307,7 @@ def _log_data(client: "MlflowClient", run: "Run", made: _Examined) -> None:
 
 
 def _log_files(client: "MlflowClient", run: "Run", made: _Examined) -> None:
-    """Reports, plots, card, history, proofs and Data Docs: each group that the run does not hold as it is now."""
+    """Reports, plots, history, proofs, Data Docs and the card: each group that the run does not hold as it is now."""
     name, sets = made.who.name, [data for data in (made.who.data, made.who.exam) if data]
     groups = {
         "reports": [paths.report(name)],
@@ -327,8 +327,21 @@ def _log_files(client: "MlflowClient", run: "Run", made: _Examined) -> None:
             elif source.is_file():
                 client.log_artifact(run.info.run_id, str(source), group)
         current[group] = digest(files)[:16]
+    card = _card(made)
+    if card and sent.get("card") != digest(card)[:16]:
+        client.log_text(run.info.run_id, card, "README.md")
+        current["card"] = digest(card)[:16]
     if current != sent:
         client.set_tag(run.info.run_id, SENT, canonical_json(current))
+
+
+def _card(made: _Examined) -> str:
+    """The card of what was made, with its exam; empty where none was written."""
+    written = made.who.folder / "README.md"
+    if not written.exists():
+        return ""
+    agreement = {"mode_agreement": made.agreement} if made.agreement else {}
+    return model_card.examined(written.read_text(encoding="utf-8"), list(made.reports.values()), agreement)
 
 
 def _files(source: Path) -> list[Path]:

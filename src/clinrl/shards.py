@@ -30,6 +30,11 @@ BLOCK_BYTES = 2 << 20
 """Bytes of float32 that are computed at once: small enough to stay in a core's cache from the read to the write."""
 COPY_BYTES = 4 << 20
 """Bytes that are copied at once where nothing is computed."""
+WINDOW, BEHIND = 16 << 20, 64 << 20
+"""Bytes after which the kernel is told that what was written is not read again, and how far that reaches back.
+
+Otherwise a large model fills the page cache, and the writing waits for memory that must be found first.
+"""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 LARGEST_HEADER = 100_000_000
@@ -44,6 +49,8 @@ BITS = {
 FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
 """The types that can be computed with, by torch's name: a change is made in float32 and rounded once."""
 
+Put = Callable[[memoryview], None]
+"""Appends bytes to the tensor that is being written."""
 Change = Callable[["Tensor", int], None]
 """Changes rows of a matrix in place, in float32: `change(rows, first)`, `first` being the index of the first row."""
 
@@ -167,17 +174,17 @@ def load(stored: Stored) -> "Tensor":
 def write(
     out: Path,
     tensors: Mapping[str, tuple[str, tuple[int, ...]]],
-    fill: Callable[[str, int, int], None],
+    fill: Callable[[str, Put], None],
     *,
     stem: str = MODEL,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write a checkpoint whose tensors (type and shape by name) come from `fill(name, descriptor, offset)`.
+    """Write a checkpoint, of which types and shapes are given by name, and the bytes by `fill(name, put)`.
 
-    `fill` writes a tensor's bytes into an open file at an offset; it is called from several threads, once a tensor,
-    and `advance` after each. One file `<stem>.safetensors` if all fits in `max_shard_bytes`, else numbered files and
-    an index, with a tensor larger than that in a file of its own. Raises Refused if the disk has no room for it.
+    `fill` hands a tensor's bytes to `put`, in order and in pieces of any size; it is called once a tensor, from several
+    threads, and `advance` after each. One file `<stem>.safetensors` if all fits in `max_shard_bytes`, else numbered
+    files and an index, with a tensor larger than that in a file of its own. Raises Refused if the disk has no room.
     """
     import torch
 
@@ -201,7 +208,17 @@ def write(
             jobs += [(name, descriptors[-1], len(header) + offsets[name]) for name in names]
 
         def job(name: str, descriptor: int, offset: int) -> None:
-            fill(name, descriptor, offset)
+            end = released = offset
+
+            def put(data: memoryview) -> None:
+                nonlocal end, released
+                _write(descriptor, data, end)
+                end += len(data)
+                if end - released >= WINDOW:
+                    _release(descriptor, released - BEHIND, end)
+                    released = end
+
+            fill(name, put)
             advance()
 
         # A thread to a core, each with a tensor of its own, is faster than all of them on one small block after
@@ -242,13 +259,13 @@ def rewrite(
     value is not finite in the tensor's type, and as `write` does.
     """
 
-    def fill(name: str, descriptor: int, offset: int) -> None:
+    def fill(name: str, put: Put) -> None:
         with source[name].file.open("rb", buffering=0) as stream:
             changed = change(name)
             if changed is None:
-                _copy(source[name], stream.fileno(), descriptor, offset)
+                _copy(source[name], stream.fileno(), put)
             else:
-                _transform(name, source[name], stream.fileno(), descriptor, offset, changed)
+                _transform(name, source[name], stream.fileno(), changed, put)
 
     kinds = {name: (stored.dtype, stored.shape) for name, stored in source.items()}
     write(out, kinds, fill, max_shard_bytes=max_shard_bytes, advance=advance)
@@ -282,15 +299,15 @@ def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, 
     return struct.pack("<Q", len(text)) + text, offsets
 
 
-def _copy(stored: Stored, source: int, target: int, offset: int) -> None:
+def _copy(stored: Stored, source: int, put: Put) -> None:
     buffer = bytearray(min(COPY_BYTES, stored.size))
     for done in range(0, stored.size, COPY_BYTES):
         piece = memoryview(buffer)[: min(COPY_BYTES, stored.size - done)]
         _read(source, piece, stored.start + done, stored.file)
-        _write(target, piece, offset + done)
+        put(piece)
 
 
-def _transform(name: str, stored: Stored, source: int, target: int, offset: int, change: Change) -> None:
+def _transform(name: str, stored: Stored, source: int, change: Change, put: Put) -> None:
     import torch
 
     rows, columns = stored.shape
@@ -315,7 +332,7 @@ def _transform(name: str, stored: Stored, source: int, target: int, offset: int,
             )
         if block is not raw:
             piece.copy_(values)
-        _write(target, _bytes(piece), offset + done)
+        put(_bytes(piece))
 
 
 def _bytes(tensor: "Tensor") -> memoryview:
@@ -339,3 +356,10 @@ def _write(target: int, data: memoryview, offset: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(target, data[done:], offset + done)
+
+
+def _release(target: int, first: int, last: int) -> None:
+    """Have a range of a file written to the disk soon, and those of its pages forgotten that are there already."""
+    if hasattr(os, "posix_fadvise"):
+        first = max(0, first)
+        os.posix_fadvise(target, first, last - first, os.POSIX_FADV_DONTNEED)

@@ -322,7 +322,7 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
     run = wait_for_run(StateType.RUNNING)
     deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:
-        while client.read_global_concurrency_limit_by_name(runs.TRAINING).active_slots == 0:
+        while not any(limit.active_slots for limit in client.read_global_concurrency_limits(limit=10, offset=0)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(number)

@@ -1,0 +1,127 @@
+"""Serves the flows as deployments, retraining by the schedules of params.yaml, until it is stopped.
+
+    python -m flows.serve --servers
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from clinrl import determinism
+from clinrl.errors import Refused
+from clinrl.params import load_params
+from flows import child, servers
+
+if TYPE_CHECKING:
+    from clinrl.params import Params
+
+BY_HAND = "by-hand"
+"""The deployments of a single version, which a person starts."""
+EPILOG = """examples:
+  python -m flows.serve --servers
+  PREFECT_API_URL=http://127.0.0.1:4200/api python -m flows.serve
+
+Ends, and ends what it started, on Ctrl-C and on SIGTERM. What was interrupted is continued by the next run."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m flows.serve",
+        description="Serves the deployments of params.yaml: retraining by its schedules, and each flow by hand.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too")
+    top.add_argument("--prefect-port", type=int, default=4200, metavar="PORT", help="default: 4200")
+    top.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT", help="default: 5000")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until the process is told to stop. Returns the exit code; argparse itself exits after help and misuse."""
+    arguments = parser().parse_args(argv)
+    try:
+        determinism.pin()
+        servers.configure()
+        params = load_params()
+        with ExitStack() as stack:
+            if arguments.servers:
+                _start(stack, arguments.prefect_port, arguments.mlflow_port)
+            elif not os.environ.get("PREFECT_API_URL"):
+                raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
+            _serve(params)
+    except Refused as refused:
+        print(f"clinrl: {refused}", file=sys.stderr)
+        return refused.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def deployments(params: "Params") -> list[Any]:
+    """What is served: a scheduled retraining for each task that has a schedule, and the two other flows by hand.
+
+    A retraining that is due while one runs, or waits for its answer, waits in turn.
+    """
+    from prefect.flows import EntrypointType
+    from prefect.schedules import Cron
+
+    from flows.release import release
+    from flows.reproduce import reproduce
+    from flows.retrain import retrain
+
+    module = EntrypointType.MODULE_PATH
+    scheduled = [
+        retrain.to_deployment(
+            name=task,
+            parameters={"task": task},
+            schedules=[Cron(schedule.cron, timezone=schedule.timezone)],
+            concurrency_limit=1,
+            entrypoint_type=module,
+        )
+        for task, schedule in params.schedules.items()
+    ]
+    return [*scheduled, *(flow.to_deployment(name=BY_HAND, entrypoint_type=module) for flow in (reproduce, release))]
+
+
+def _start(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
+    """Start both servers, to be ended with the stack, and say where they are once they answer."""
+    for option, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
+        if not servers.is_free(port):
+            raise Refused(f"port {port} is taken; choose another with {option}, or stop what listens there")
+    started = {"prefect": servers.prefect(prefect_port), "mlflow": servers.mlflow(mlflow_port)}
+    for server in started.values():
+        stack.callback(child.end, server)
+    os.environ["PREFECT_API_URL"] = f"http://{servers.HOST}:{prefect_port}/api"
+    servers.wait("prefect", started["prefect"], servers.health())
+    servers.wait("mlflow", started["mlflow"], f"http://{servers.HOST}:{mlflow_port}/health")
+    print(f"Prefect  http://{servers.HOST}:{prefect_port}", file=sys.stderr)
+    print(f"MLflow   http://{servers.HOST}:{mlflow_port}", file=sys.stderr)
+
+
+def _serve(params: "Params") -> None:
+    from prefect import get_client
+    from prefect.runner import Runner
+
+    from flows import runs
+
+    with get_client(sync_client=True) as client:
+        runs.sweep(client)
+    runner = Runner(pause_on_shutdown=False)
+    # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
+    runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)
+    for deployment in deployments(params):
+        runner.add_deployment(deployment)
+    print("serving; stop with Ctrl-C", file=sys.stderr)
+    asyncio.run(runner.start())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

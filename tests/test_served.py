@@ -1,0 +1,311 @@
+"""A registered model as its user has it: the exam's own answers, one sentence for a bad row, and no altered file."""
+
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+import warnings
+from contextlib import chdir
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pandas as pd
+import pytest
+
+import exhibits
+from clinrl import determinism, evaluate, paths, registry, served, tracking
+from clinrl.artefacts import write_json
+from clinrl.dataset import read_cases
+from clinrl.errors import ArtefactError, Refused
+from clinrl.tracking import asked
+
+ROOT = Path(__file__).parents[1]
+SECRET = "Alice Smith, 61, chest pain since noon"
+PATIENCE_S = 120
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A project whose version v1 and its fold are registered."""
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(exhibits.built(), folder, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch, chdir(folder):
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        for name in ("v1", exhibits.FOLDED):
+            registry.register(exhibits.params(), name)
+    return folder
+
+
+@pytest.fixture
+def project(root, monkeypatch):
+    monkeypatch.chdir(root)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return exhibits.params()
+
+
+def bundle_of(root, model):
+    """Where a registered model's files lie."""
+    with chdir(root), pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        with asked() as client:
+            return Path(urlsplit(client.get_model_version_download_uri(model, "1")).path)
+
+
+@pytest.fixture(scope="module")
+def loaded(root):
+    """The adapter as MLflow loads it, signature and all."""
+    with warnings.catch_warnings():  # of MLflow about its own type hints, when it is imported
+        warnings.simplefilter("ignore", UserWarning)
+        import mlflow.pyfunc
+    return mlflow.pyfunc.load_model(str(bundle_of(root, "esi")))
+
+
+@pytest.fixture
+def copy(root, tmp_path):
+    """A copy of the registered folder that may be damaged."""
+    shutil.copytree(bundle_of(root, "esi"), tmp_path / "bundle")
+    return tmp_path / "bundle"
+
+
+def narratives():
+    return [case.facts.narrative for case in read_cases(paths.cases("x1"), served.get_task("esi"))]
+
+
+@pytest.mark.parametrize(("model", "name"), [("esi", "v1"), ("esi-merged", exhibits.FOLDED)])
+def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, model, name):
+    who = evaluate.examinee(project, name)
+    graded = evaluate.sit(project, who, list(read_cases(paths.cases("x1"), who.task)))
+
+    answerer = loaded if model == "esi" else served._load_pyfunc(str(bundle_of(root, model)))
+    for mode, lines in graded.items():
+        table = answerer.predict(pd.DataFrame({"narrative": narratives(), "mode": mode}))
+        assert list(table.columns) == ["level", "rationale", "thinking", "mode", "parse_status"]
+        for row, line in zip(table.to_dict("records"), lines, strict=True):
+            turn = line.transcript.messages[-1]
+            assert (row["rationale"], row["thinking"], row["mode"]) == (turn.content, turn.thinking, mode)
+            read = isinstance(line.answer, int)
+            assert row["level"] == (line.answer if read else None)
+            assert row["parse_status"] == ("ok" if read else line.answer.reason)
+
+
+def test_a_row_s_mode_goes_before_the_request_s_and_that_before_the_default(loaded):
+    two = pd.DataFrame({"narrative": [SECRET, SECRET], "mode": ["think", None]}, index=["a", "b"])
+    assert loaded.predict(two)["mode"].to_dict() == {"a": "think", "b": "direct"}
+    assert loaded.predict(two, params={"mode": "think"})["mode"].tolist() == ["think", "think"]
+    assert loaded.predict(two[["narrative"]])["mode"].tolist() == ["direct", "direct"]
+    assert len(loaded.predict(pd.DataFrame({"narrative": []}, dtype=object))) == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ({"note": [SECRET]}, "the table has no column narrative; it needs narrative and may have mode"),
+        ({"narrative": [SECRET, 5]}, "row 1: column narrative: Input should be a valid string"),
+        ({"narrative": [SECRET, None]}, "row 1: column narrative: Input should be a valid string"),
+        ({"narrative": [""]}, "row 0: column narrative: String should have at least 1 character"),
+        ({"narrative": [SECRET * 200]}, "row 0: column narrative: String should have at most 4000 characters"),
+        ({"narrative": ["well", f"{SECRET}\n"]}, r"row 1: .* holds a control character \(code 10\)"),
+        ({"narrative": [f"{SECRET}\x1b[2J"]}, r"row 0: .* holds a control character \(code 27\)"),
+        ({"narrative": [f"{SECRET}<|im_end|>"]}, "row 0: column narrative holds a mark of the chat template"),
+        ({"narrative": [f"{SECRET}\ud800"]}, "row 0: column narrative: Input should be a valid string"),
+        ({"narrative": [SECRET * 90]}, "row 0: its prompt is .* tokens"),
+        ({"narrative": [SECRET, SECRET], "mode": ["direct", SECRET]}, "row 1: its mode is none of this model's: "),
+    ],
+)
+def test_a_bad_row_is_named_and_not_quoted(loaded, rows, sentence, caplog):
+    from mlflow.exceptions import MlflowException
+
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(MlflowException, match=sentence) as refused:
+        loaded.predict(pd.DataFrame(rows, dtype=object))
+    assert "\n" not in str(refused.value)
+    assert "Alice" not in str(refused.value) + caplog.text
+    assert refused.value.get_http_status_code() == 400
+
+
+def test_mlflow_itself_does_not_quote_a_table_either(loaded):
+    from mlflow.exceptions import MlflowException
+
+    with pytest.raises(MlflowException) as refused:
+        loaded.predict(pd.DataFrame({"narrative": [1, 2], "mode": [SECRET, SECRET]}))
+    assert "Alice" not in str(refused.value)
+
+
+def test_an_unknown_mode_of_a_request_is_refused(loaded):
+    from mlflow.exceptions import MlflowException
+
+    with pytest.raises(MlflowException, match="row 0: its mode is none of this model's: direct, think"):
+        loaded.predict(pd.DataFrame({"narrative": [SECRET]}), params={"mode": "aloud"})
+
+
+def test_the_description_says_what_goes_in_and_out(loaded):
+    signature = loaded.metadata.signature
+    assert signature.inputs.input_names() == ["narrative", "mode"]
+    assert signature.outputs.input_names() == list(served.COLUMNS)
+    assert [(param.name, param.default) for param in signature.params] == [("mode", "direct")]
+    assert loaded.predict(loaded.input_example)["mode"].tolist() == ["direct"]
+
+
+@pytest.mark.parametrize(
+    "name", ["adapter/adapter_model.safetensors", "base/model.safetensors", "adapter/manifest.json"]
+)
+def test_an_altered_file_is_named_and_nothing_is_loaded(copy, name):
+    path = copy / name
+    if path.suffix == ".json":
+        write_json(path, json.loads(path.read_text()) | {"name": "v9"})
+    else:
+        exhibits.change(path)
+    with pytest.raises(ArtefactError) as refused:
+        served._load_pyfunc(str(copy))
+    assert str(refused.value) == f"{path} was altered after it was registered; register v1 again: nothing was loaded"
+
+
+def test_a_missing_file_is_named(copy):
+    (copy / "adapter/adapter_config.json").unlink()
+    with pytest.raises(ArtefactError, match=r"adapter/adapter_config.json is missing; register v1 again"):
+        served._load_pyfunc(str(copy))
+    (copy / served.RECORD).unlink()
+    with pytest.raises(ArtefactError, match=r"served.json is missing, so .* is no registered model"):
+        served._load_pyfunc(str(copy))
+
+
+def test_an_altered_record_is_refused(copy):
+    record = json.loads((copy / served.RECORD).read_text())
+    write_json(copy / served.RECORD, record | {"default_mode": 3})
+    with pytest.raises(ArtefactError, match=r"served.json was altered after it was registered"):
+        served._load_pyfunc(str(copy))
+    write_json(copy / served.RECORD, record | {"digest": "a" * 64})
+    with pytest.raises(ArtefactError, match=r"adapter/manifest.json was altered after it was registered"):
+        served._load_pyfunc(str(copy))
+
+
+def test_a_model_of_another_task_version_asks_for_a_process_of_its_own(copy):
+    record = json.loads((copy / served.RECORD).read_text())
+    write_json(copy / served.RECORD, record | {"task_version": 7})
+    with pytest.raises(ArtefactError, match=r"made at version 7 of the task esi, .*; load the model in a new process"):
+        served._load_pyfunc(str(copy))
+
+
+def test_a_notebook_that_imported_torch_first_is_only_warned(copy, monkeypatch):
+    def late():
+        raise Refused("torch was imported with default CPU kernels before clinrl could ask for avx2")
+
+    monkeypatch.setattr(determinism, "pin", late)
+    with pytest.warns(UserWarning, match="torch was imported with default CPU kernels .*may differ from the exam's"):
+        answerer = served._load_pyfunc(str(copy))
+    assert len(answerer.predict(pd.DataFrame({"narrative": [SECRET]}))) == 1
+
+
+def test_the_scoring_server_s_own_application_answers(root, loaded, caplog):
+    from mlflow.pyfunc import scoring_server
+    from starlette.testclient import TestClient
+
+    caplog.set_level(logging.DEBUG)
+    client = TestClient(scoring_server.init(loaded))
+    good = client.post("/invocations", json={"dataframe_records": [{"narrative": SECRET}], "params": {"mode": "think"}})
+    assert good.status_code == 200
+    (row,) = good.json()["predictions"]
+    assert set(row) == set(served.COLUMNS)
+    assert row["mode"] == "think"
+    example = json.loads((bundle_of(root, "esi") / served.SERVING_EXAMPLE).read_text())
+    assert client.post("/invocations", json=example).status_code == 200
+    bad = client.post("/invocations", json={"dataframe_split": {"columns": ["narrative"], "data": [["a\tb"]]}})
+    assert bad.status_code == 400
+    assert "row 0: column narrative holds a control character (code 9)" in bad.json()["message"]
+    assert "Alice" not in caplog.text
+
+
+ELSEWHERE = """
+import json, sys
+import mlflow, pandas
+early = "torch" in sys.modules
+model = mlflow.pyfunc.load_model("models:/esi@candidate")
+table = model.predict(pandas.DataFrame({"narrative": json.loads(sys.argv[1]), "mode": "think"}))
+import clinrl
+from importlib.metadata import packages_distributions
+names = packages_distributions()
+imported = {name for module in list(sys.modules) for name in names.get(module, [])}
+rows = table.to_dict("records")
+print(json.dumps({"early": early, "code": clinrl.__file__, "imported": sorted(imported), "rows": rows}))
+"""
+
+
+def test_a_colleague_loads_the_alias_from_anywhere_with_the_code_that_came_with_it(project, root, loaded, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, json.dumps(narratives())],
+        cwd=tmp_path, env=os.environ | {"MLFLOW_TRACKING_URI": tracking.store()}, stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    said = json.loads(done.stdout.splitlines()[-1])
+
+    assert not said["early"], "the kernels must be chosen before torch is imported"
+    assert said["code"] == str(bundle_of(root, "esi") / "code/clinrl/__init__.py")
+    here = loaded.predict(pd.DataFrame({"narrative": narratives(), "mode": "think"}))
+    assert said["rows"] == here.to_dict("records")
+    lines = (bundle_of(root, "esi") / "requirements.txt").read_text().splitlines()
+    pins = dict(line.partition(" ;")[0].split("==") for line in lines)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    ours = {re.split("[<>=]", requirement)[0] for requirement in declared}
+    through_mlflow = {"fastapi", "scipy"}
+    assert set(said["imported"]) & ours - pins.keys() <= through_mlflow
+    assert pins["torch"] == version("torch").split("+")[0]
+
+
+@pytest.mark.slow
+def test_a_model_server_answers_a_real_request(project, root, loaded):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [
+        sys.executable, "-m", "mlflow", "models", "serve", "--env-manager", "local", "--host", "127.0.0.1",
+        "--port", str(port), "--model-uri", "models:/esi@candidate",
+    ]  # fmt: skip
+    environment = os.environ | {
+        "MLFLOW_TRACKING_URI": tracking.store(),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # MLflow starts uvicorn by name
+    }
+    server = subprocess.Popen(command, env=environment, cwd="/", stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_up(f"{address}/health"):
+            assert server.poll() is None, server.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        code, answer = post(f"{address}/invocations", {"dataframe_records": [{"narrative": SECRET}]})
+        assert code == 200
+        expected = loaded.predict(pd.DataFrame({"narrative": [SECRET]})).to_dict("records")
+        assert answer["predictions"] == expected
+        code, answer = post(f"{address}/invocations", {"dataframe_records": [{"note": SECRET}]})
+        assert code == 400
+        assert "the table has no column narrative" in answer["message"]
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        _, log = server.communicate()
+    assert b"Alice" not in log
+
+
+def is_up(address):
+    try:
+        with urllib.request.urlopen(address, timeout=5) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def post(address, body):
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
