@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from clinrl import determinism
@@ -45,24 +45,46 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until the process is told to stop. Returns the exit code; argparse itself exits after help and misuse."""
+    """Serve until the process is told to stop, which is 0. argparse itself exits after help and misuse."""
     arguments = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         determinism.pin()
         servers.configure()
-        params = load_params()
+        load_params()
         with ExitStack() as stack:
             if arguments.servers:
-                _start(stack, arguments.prefect_port, arguments.mlflow_port)
+                _start_servers(stack, arguments.prefect_port, arguments.mlflow_port)
             elif not os.environ.get("PREFECT_API_URL"):
                 raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
-            _serve(params)
+            # In a group of its own, so that its flow runs end with it, whoever is told to stop.
+            runner = child.start([sys.executable, "-c", "from flows import serve; serve.run()"])
+            stack.callback(child.end, runner)
+            return runner.wait()
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
     except KeyboardInterrupt:
-        return 130
-    return 0
+        return 0
+
+
+def run() -> None:
+    """Poll the configured Prefect server for runs of the deployments, and run them in processes of their own."""
+    from prefect import get_client
+    from prefect.runner import Runner
+
+    from flows import runs
+
+    with get_client(sync_client=True) as client:
+        runs.sweep(client)
+    runner = Runner(pause_on_shutdown=False)
+    # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
+    runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)
+    for deployment in deployments(load_params()):
+        runner.add_deployment(deployment)
+    print("serving the flows; stop with Ctrl-C", file=sys.stderr)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(runner.start())
 
 
 def deployments(params: "Params") -> list[Any]:
@@ -91,7 +113,7 @@ def deployments(params: "Params") -> list[Any]:
     return [*scheduled, *(flow.to_deployment(name=BY_HAND, entrypoint_type=module) for flow in (reproduce, release))]
 
 
-def _start(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
+def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
     """Start both servers, to be ended with the stack, and say where they are once they answer."""
     for option, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
         if not servers.is_free(port):
@@ -104,23 +126,6 @@ def _start(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
     servers.wait("mlflow", started["mlflow"], f"http://{servers.HOST}:{mlflow_port}/health")
     print(f"Prefect  http://{servers.HOST}:{prefect_port}", file=sys.stderr)
     print(f"MLflow   http://{servers.HOST}:{mlflow_port}", file=sys.stderr)
-
-
-def _serve(params: "Params") -> None:
-    from prefect import get_client
-    from prefect.runner import Runner
-
-    from flows import runs
-
-    with get_client(sync_client=True) as client:
-        runs.sweep(client)
-    runner = Runner(pause_on_shutdown=False)
-    # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
-    runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)
-    for deployment in deployments(params):
-        runner.add_deployment(deployment)
-    print("serving; stop with Ctrl-C", file=sys.stderr)
-    asyncio.run(runner.start())
 
 
 if __name__ == "__main__":

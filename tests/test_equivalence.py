@@ -64,18 +64,34 @@ def test_a_base_without_its_adapter_does_not_pass_by_its_logits(folded, monkeypa
         checked(folder, "base")
 
 
+def spoiled(folder, out, value):
+    """A copy of the fold's project in which one weight is another."""
+    for name in ("base", "adapter"):
+        shutil.copytree(folder / name, out / name)
+    shutil.copytree(folder / "out", out / "off")
+    tensors = load_file(out / "off/model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors[name][0, 0] = value(tensors[name][0, 0])
+    save_file(tensors, out / "off/model.safetensors", metadata={"format": "pt"})
+    return out
+
+
 def test_one_weight_a_few_places_off_is_seen(folded, tmp_path):
     kind, folder = folded
-    shutil.copytree(folder / "out", tmp_path / "off")
-    shutil.copytree(folder / "base", tmp_path / "base")
-    shutil.copytree(folder / "adapter", tmp_path / "adapter")
-    tensors = load_file(tmp_path / "off/model.safetensors")
-    name = "model.layers.0.self_attn.q_proj.weight"
-    spacing = torch.finfo(tensors[name].dtype).eps * tensors[name][0, 0].abs()
-    tensors[name][0, 0] += (200 if kind == "F32" else 4) * spacing  # float32's own sums are allowed for
-    save_file(tensors, tmp_path / "off/model.safetensors", metadata={"format": "pt"})
+    places = 200 if kind == "F32" else 4  # sums in float32 are allowed for
+    project = spoiled(folder, tmp_path, lambda weight: weight * (1 + places * torch.finfo(weight.dtype).eps))
     with pytest.raises(Refused, match="units of the last place"):
-        checked(tmp_path, "off")
+        checked(project, "off")
+
+
+def test_a_weight_that_is_not_a_number_is_seen_both_ways(folded, tmp_path, monkeypatch):
+    _, folder = folded
+    project = spoiled(folder, tmp_path, lambda weight: weight * float("nan"))
+    with pytest.raises(Refused, match="nan units of the last place"):
+        checked(project, "off")
+    monkeypatch.setattr(equivalence, "_compare_weights", lambda *_: None)
+    with pytest.raises(Refused, match="logits are nan of the largest"):
+        checked(project, "off")
 
 
 def test_a_model_that_does_not_fit_the_memory_is_compared_by_its_weights(folded, monkeypatch):

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 import dolls
 import exhibits
-from clinrl import paths, registry, served, tracking
+from clinrl import paths, recording, registry, served, tracking
 from clinrl.artefacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError
 from clinrl.registry import entries, find, holder, point, register, tag
@@ -180,7 +180,7 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
         assert record.default_mode == "direct"
         assert (folder / "code/clinrl/served.py").read_bytes() == Path(served.__file__).read_bytes()
-        assert not any(path.suffix in registry.PICKLES for path in folder.rglob("*"))
+        assert not any(path.suffix in recording.PICKLES for path in folder.rglob("*"))
 
 
 def test_a_version_is_found_by_alias_name_and_number(shown):
@@ -355,6 +355,13 @@ def test_an_experiment_deleted_by_hand_is_said(project):
         register(project, "v2")
 
 
+def test_a_store_whose_artefacts_a_server_keeps_asks_for_the_server(project):
+    with asked() as client:
+        client.create_experiment("esi", artifact_location="mlflow-artifacts:/1")
+    with pytest.raises(RegistryError, match=r"is a server's, which keeps the artefacts of esi; start that server"):
+        register(project, "v1")
+
+
 def test_versions_that_others_registered_by_hand_do_not_count(project):
     register(project, "v1")
     with asked() as client:
@@ -441,7 +448,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
 
 
 @pytest.mark.parametrize(
-    ("module", "look"), [(tracking, "_runs"), (registry, "_logged_models"), (registry, "_versions")]
+    ("module", "look"), [(tracking, "_runs"), (recording, "_logged_models"), (registry, "_versions")]
 )
 def test_whoever_comes_second_steps_back(project, monkeypatch, module, look):
     first = register(project, "v1")

@@ -5,7 +5,7 @@ files as a reader finds them. The weights are compared on a sample, to the last 
 that is too large to be asked anything is compared by its weights alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,21 +71,18 @@ def check(base: Path, parts: Sequence[Part], merged: Path, prompts: Sequence[str
         return Check(logits=None, agreement=None, weights=weights)
     expected = list(_logits(base, parts, prompts))
     found = _logits(merged, [], prompts) if whole else _logits(base, [(merged, 1.0)], prompts)
-    difference, largest, agreeing, compared = 0.0, 0.0, 0, 0
-    for want, got in zip(expected, found, strict=True):
-        difference = max(difference, float((want - got).abs().max()))
-        largest = max(largest, float(want.abs().max()))
-        agreeing += int((want.argmax(-1) == got.argmax(-1)).sum())
-        compared += len(want)
-    share = _rounded(difference / largest)
+    pairs = list(zip(expected, found, strict=True))
+    compared = sum(len(want) for want, _ in pairs)
+    agreeing = sum(int((want.argmax(-1) == got.argmax(-1)).sum()) for want, got in pairs)
+    share = _largest(want - got for want, got in pairs) / _largest(expected)
     tolerance = LOGITS[kind] if exact else None
     if tolerance is not None and not share <= tolerance:
         raise Refused(
             f"the merged model's logits are {share:.1e} of the largest logit away from those of base and adapter, and "
             f"rounding explains {tolerance:.0e}; nothing was kept: check that {base} is the adapter's base"
         )
-    logits = Comparison(compared=compared, difference=share, tolerance=tolerance)
-    return Check(logits=logits, agreement=_rounded(agreeing / compared), weights=weights)
+    logits = Comparison(compared=compared, difference=_rounded(share), tolerance=tolerance)
+    return Check(logits=logits, agreement=round(agreeing / compared, 6), weights=weights)
 
 
 def _logits(model: Path, parts: Sequence[Part], prompts: Sequence[str]) -> Iterator["Tensor"]:
@@ -134,7 +131,7 @@ def _compare_weights(base: Path, parts: Sequence[Part], merged: Path) -> Compari
     before, after = shards.read_index(base), shards.read_index(merged)
     adapters = [deltas.read_adapter(folder) for folder, _ in parts]
     modules = deltas.weight_names(adapters, base, before)
-    worst, compared = 0.0, 0
+    distances = []
     for name in sorted(modules)[:: max(1, len(modules) // SAMPLED)]:
         module, transposed = modules[name]
         kind = getattr(torch, shards.FLOATS[after[name].dtype])
@@ -151,8 +148,8 @@ def _compare_weights(base: Path, parts: Sequence[Part], merged: Path) -> Compari
         spacing = torch.finfo(kind).eps * torch.exp2(exact.abs().clamp_min(torch.finfo(kind).tiny).log2().floor())
         # What float32 adds before the one rounding: a few of its own roundings of the largest terms.
         slack = 8 * torch.finfo(torch.float32).eps * reach
-        distance = ((_rows(after[name], rows) - exact).abs() - slack).clamp_min(0) / spacing
-        worst, compared = max(worst, float(distance.max())), compared + distance.numel()
+        distances.append(((_rows(after[name], rows) - exact).abs() - slack).clamp_min(0) / spacing)
+    worst, compared = _largest(distances), sum(distance.numel() for distance in distances)
     if not worst <= LAST_PLACE:
         raise Refused(
             f"weights of the merged model are {worst:.3g} units of the last place away from base and adapter, and "
@@ -202,6 +199,13 @@ def _has_tokenizer(folder: Path) -> bool:
     return (folder / "tokenizer_config.json").exists()
 
 
+def _largest(tensors: Iterable["Tensor"]) -> float:
+    """The largest magnitude in several tensors; NaN if there is one, which Python's own `max` would pass over."""
+    import torch
+
+    return float(torch.stack([tensor.abs().max() for tensor in tensors]).max())
+
+
 def _rounded(value: float) -> float:
-    """To six significant digits: enough to read, and the same on machines that differ in the last bit of a sum."""
-    return float(f"{value:.6g}")
+    """To two significant digits: enough to read, and no more than what such a difference means."""
+    return float(f"{value:.2g}")

@@ -187,8 +187,6 @@ def _blend_factors(
     method: Method, adapters: Sequence[deltas.Adapter], weights: Sequence[float], rank: int | None, out: Path
 ) -> float | None:
     """Write the blend as an adapter of scale 1; the share of the exact sum that it departs from it."""
-    from safetensors.torch import save_file
-
     tensors, ranks = {}, {}
     tally: dict[str, tuple[float, float]] = {}
     for module in sorted({module for adapter in adapters for module in adapter.factors}):
@@ -196,13 +194,13 @@ def _blend_factors(
         exact = deltas.stack([a.delta(module) for a, _ in having], [weight for _, weight in having])
         own = rank or max(a.factors[module][0].shape[0] for a, _ in having)
         delta = exact if method == "cat" else deltas.truncate(exact, own)
-        written = deltas.Delta(delta.left.float().contiguous(), delta.right.float().contiguous())
+        written = deltas.Delta(delta.left.float(), delta.right.float())
         lost = deltas.norm(deltas.stack([written, exact], [1.0, -1.0]))
         tally[module] = (lost**2, deltas.norm(exact) ** 2)
         ranks[module] = written.left.shape[1]
         tensors[f"{deltas.PREFIX}{module}.lora_A.weight"] = written.right
         tensors[f"{deltas.PREFIX}{module}.lora_B.weight"] = written.left
-    save_file(tensors, out / f"{deltas.STEM}.safetensors", metadata={"format": "pt"})
+    shards.save(out, tensors, stem=deltas.STEM)
     write_json(out / deltas.CONFIG, deltas.blended_config(adapters, ranks))
     return _share(tally)
 

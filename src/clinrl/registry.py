@@ -7,33 +7,22 @@ by the digest of what was trained, so that one adapter is one version however of
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
-from clinrl import model_card, paths, served
-from clinrl.artefacts import MANIFEST, canonical_json, digest, exclusive, identity, sha256_file, verified
-from clinrl.errors import ArtefactError, RegistryError
-from clinrl.evaluate import BETWEEN_MODES, HISTORY, Examinee, examinee, load_report
-from clinrl.figures import read_history
-from clinrl.records import Estimate, Manifest, Strict
-from clinrl.report import EvalReport
+from clinrl.artefacts import exclusive, identity
+from clinrl.errors import RegistryError
+from clinrl.evaluate import examinee
+from clinrl.recording import DIGEST, Recorded, fill, logged_model, recorded
+from clinrl.records import Strict
 from clinrl.section import NAME, did_you_mean, shown
 from clinrl.tracking import (
     Clash,
-    Point,
     asked,
-    exam_metrics,
     file_of,
-    known_points,
-    log_params,
-    log_points,
     place,
-    points,
     run_key,
     run_of,
     store,
@@ -47,21 +36,11 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 CANDIDATE, CHAMPION = "candidate", "champion"
-MERGED = "-merged"
-"""What follows a task's name in the name of the registered model of its full models."""
-SENT = "clinrl.sent"
-"""Run tag: digest of each group of files that the run holds."""
-DIGEST = "digest"
-"""Version tag: identity of the adapter, or of the full model."""
 GATE, REFUSED = "gate", "refused"
 RENEWED = ("exam_digest",)
 """Version tags that a second examination changes; the others say how the version was made and stay."""
-PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
-"""Kinds of files that can run code when they are loaded."""
 ATTEMPTS = 3
 """At a registration that another machine is making too."""
-DATASET_DIGEST = 36
-"""Characters of a data set's digest that MLflow has room for."""
 
 
 class Entry(Strict):
@@ -79,33 +58,6 @@ class Entry(Strict):
     run_id: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Examined:
-    """A version or a merge that sat its exam: all that is registered of it."""
-
-    who: Examinee
-    manifest: Manifest
-    base: Manifest
-    reports: Mapping[str, EvalReport]
-    """By mode."""
-    agreement: Estimate | None
-    scale: str
-    dvc_stage: str
-    why: str
-
-    @property
-    def digest(self) -> str:
-        return identity(self.manifest)
-
-    @property
-    def is_adapter(self) -> bool:
-        return "adapter_config.json" in self.manifest.files
-
-    @property
-    def model(self) -> str:
-        return self.who.task.name if self.is_adapter else self.who.task.name + MERGED
-
-
 def register(params: "Params", name: str) -> Entry:
     """Register a version or a merge of params.yaml that was examined, or fill in what its entry lacks.
 
@@ -121,19 +73,19 @@ def register(params: "Params", name: str) -> Entry:
     if who.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
-        made = _examined(params, who)
+        made = recorded(params, who)
         for _ in range(ATTEMPTS - 1):
             with suppress(Clash):
                 return _registered(made)
         return _registered(made)
 
 
-def _registered(made: _Examined) -> Entry:
+def _registered(made: Recorded) -> Entry:
     """Complete what MLflow holds of a name, from wherever it stands."""
     with asked() as client:
         run = run_of(client, made.who.task.name, run_key(made.manifest), made.who.name)
-        _fill(client, run, made)
-        version = _version(client, run, _logged_model(client, run, made), made)
+        fill(client, run, made)
+        version = _version(client, run, logged_model(client, run, made), made)
         if run.info.status != "FINISHED":
             client.set_terminated(run.info.run_id, "FINISHED")
         aliases = _aliases(client, made.model) or {}
@@ -208,219 +160,7 @@ def _check(name: str, what: str) -> None:
         raise RegistryError(f"{shown(name)} is not {what}: names match {NAME.pattern}")
 
 
-def _examined(params: "Params", who: Examinee) -> _Examined:
-    """All that is registered of a name, each part checked against the others. Raises ArtefactError."""
-    manifest, base = _sound(who.folder), _sound(paths.base(who.task.name))
-    if manifest.inputs.get("base") != identity(base):
-        raise ArtefactError(f"{who.folder} was made from another base than {paths.base(who.task.name)} now holds")
-    reports = {mode: load_report(who.name, mode) for mode in params.modes}
-    for report in reports.values():
-        if report.adapter_digest != identity(manifest):
-            raise ArtefactError(
-                f"{paths.report(who.name)} is about another model than {who.folder} now holds; run "
-                f"`dvc repro evaluate@{who.name}`"
-            )
-    agreement = json.loads((paths.report(who.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
-    group = "train" if who.name in params.versions else "fold" if who.name in params.merges.folds else "blend"
-    return _Examined(
-        who=who,
-        manifest=manifest,
-        base=base,
-        reports=reports,
-        agreement=Estimate(**agreement["mode_agreement"]) if agreement else None,
-        scale=manifest.spec.get("scale", params.scale),
-        dvc_stage=f"{group}@{who.name}",
-        why=params.versions[who.name].why if who.name in params.versions else "",
-    )
-
-
-def _sound(folder: Path) -> Manifest:
-    """The manifest of a folder that holds what it names, unaltered, and nothing else. Raises ArtefactError."""
-    manifest = verified(folder)
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_file() and name not in (MANIFEST, *manifest.files):
-            raise ArtefactError(f"{path} is not named in the folder's {MANIFEST}; remove it")
-        if path.suffix in PICKLES:
-            raise ArtefactError(f"{path} could run code when it is loaded; only safetensors are registered")
-    return manifest
-
-
-def _fill(client: "MlflowClient", run: "Run", made: _Examined) -> None:
-    """Log whatever of recipe, metrics, history, data sets and files a run lacks."""
-    log_params(client, run, made.manifest.spec)
-    run_id, held = run.info.run_id, run.data.metrics
-    exam = exam_metrics(made.reports.values(), made.agreement).items()
-    # What comes first is dated like the run itself, so that two machines at once add it once.
-    missing = [(name, 0, value) for name, value in exam if name not in held]
-    log_points(client, run_id, missing, at=lambda _: int(run.info.start_time))
-    log_points(client, run_id, [(name, 0, value) for name, value in exam if held.get(name, value) != value])
-    log = made.who.folder / HISTORY
-    if log.exists():
-        history = points(read_history(log))
-        known = known_points(client, run, {name for name, _, _ in history})
-        missing = [point for point in history if point[:2] not in known]
-        log_points(client, run_id, missing, at=_dates(missing, known, int(run.info.start_time)).__getitem__)
-    _log_data(client, run, made)
-    _log_files(client, run, made)
-
-
-def _dates(missing: Iterable[Point], known: Mapping[tuple[str, int], int], began: int) -> dict[int, int]:
-    """When each missing step may have been: at the last step before it that was logged live, else when its run began.
-
-    The same for whoever asks, and never before an earlier step.
-    """
-    live: dict[int, int] = {}
-    for (_, step), date in known.items():
-        live[step] = max(date, live.get(step, began))
-    dates: dict[int, int] = {}
-    date = began
-    for step in sorted({step for _, step, _ in missing} | live.keys()):
-        date = dates[step] = max(date, live.get(step, began))
-    return dates
-
-
-def _log_data(client: "MlflowClient", run: "Run", made: _Examined) -> None:
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    exam = next(iter(made.reports.values()))
-    data = [("exam", exam.exam, exam.exam_digest)]
-    if made.who.data:
-        data.append(("training", made.who.data, made.manifest.inputs["data"]))
-    held = {(held.dataset.name, held.dataset.digest) for held in run.inputs.dataset_inputs}
-    new = [
-        DatasetInput(
-            Dataset(
-                name=name,
-                digest=whole[:DATASET_DIGEST],
-                source_type="local",
-                source=canonical_json({"uri": str(paths.cases(name))}),
-                profile=canonical_json({"digest": whole}),
-            ),
-            [InputTag("mlflow.data.context", context)],
-        )
-        for context, name, whole in data
-        if (name, whole[:DATASET_DIGEST]) not in held
-    ]
-    if new:
-        client.log_inputs(run.info.run_id, datasets=new)
-
-
-def _log_files(client: "MlflowClient", run: "Run", made: _Examined) -> None:
-    """Reports, plots, history, proofs, Data Docs and the card: each group that the run does not hold as it is now."""
-    name, sets = made.who.name, [data for data in (made.who.data, made.who.exam) if data]
-    groups = {
-        "reports": [paths.report(name)],
-        "training": [made.who.folder / "README.md", made.who.folder / MANIFEST, made.who.folder / HISTORY],
-        "proofs": [paths.probe_proof(name), *(paths.data_proof(data) for data in sets)],
-        **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets},
-    }
-    sent = json.loads(run.data.tags.get(SENT, "{}"))
-    current = dict(sent)
-    for group, sources in groups.items():
-        files = {str(file): sha256_file(file) for source in sources for file in _files(source)}
-        if not files or sent.get(group) == digest(files)[:16]:
-            continue
-        for source in sources:
-            if source.is_dir():
-                client.log_artifacts(run.info.run_id, str(source), group)
-            elif source.is_file():
-                client.log_artifact(run.info.run_id, str(source), group)
-        current[group] = digest(files)[:16]
-    card = _card(made)
-    if card and sent.get("card") != digest(card)[:16]:
-        client.log_text(run.info.run_id, card, "README.md")
-        current["card"] = digest(card)[:16]
-    if current != sent:
-        client.set_tag(run.info.run_id, SENT, canonical_json(current))
-
-
-def _card(made: _Examined) -> str:
-    """The card of what was made, with its exam; empty where none was written."""
-    written = made.who.folder / "README.md"
-    if not written.exists():
-        return ""
-    agreement = {"mode_agreement": made.agreement} if made.agreement else {}
-    return model_card.examined(written.read_text(encoding="utf-8"), list(made.reports.values()), agreement)
-
-
-def _files(source: Path) -> list[Path]:
-    return [path for path in (sorted(source.rglob("*")) if source.is_dir() else [source]) if path.is_file()]
-
-
-def _logged_model(client: "MlflowClient", run: "Run", made: _Examined) -> "LoggedModel":
-    """The finished model with this digest in the experiment of the run: found, completed, restored or created.
-
-    Two machines that create it at once end with the older one.
-    """
-    from mlflow.entities import LoggedModelOutput
-
-    experiment, run_id = run.info.experiment_id, run.info.run_id
-    found = _logged_models(client, experiment, made.digest)
-    if not found:
-        mine = client.create_logged_model(
-            experiment,
-            name=made.who.name,
-            source_run_id=run_id,
-            tags={DIGEST: made.digest},
-            model_type="adapter" if made.is_adapter else "merged",
-        )
-        found = _logged_models(client, experiment, made.digest)
-        if found[0].model_id != mine.model_id:
-            client.delete_logged_model(mine.model_id)
-    model = found[0]
-    ready = model.status == "READY"
-    if not ready or not _intact(client, model):
-        _upload(client, model.model_id, made, run_id)
-    if not ready:
-        if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
-            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
-        client.finalize_logged_model(model.model_id, "READY")
-    return model
-
-
-def _logged_models(client: "MlflowClient", experiment: str, digest: str) -> list["LoggedModel"]:
-    """The logged models with a digest, finished ones first, then the older ones."""
-    found = client.search_logged_models([experiment], filter_string=f"tags.{DIGEST} = '{digest}'")
-    return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
-
-
-def _intact(client: "MlflowClient", model: "LoggedModel") -> bool:
-    """Whether a model in the project's own store is as it was registered. A server's files are checked on loading."""
-    if file_of(client.tracking_uri) is None:
-        return True
-    try:
-        served.check(Path(unquote(urlsplit(model.artifact_location).path)))
-    except ArtefactError:
-        return False
-    return True
-
-
-def _upload(client: "MlflowClient", model_id: str, made: _Examined, run_id: str) -> None:
-    """Send the folder that is registered: the weights from where they are, the rest as `served` writes it."""
-    record = served.Served(
-        name=made.who.name,
-        task=made.who.task.name,
-        task_version=made.manifest.task_version,
-        digest=made.digest,
-        base_digest=identity(made.base),
-        form="adapter" if made.is_adapter else "merged",
-        modes={mode: served.Decoding(**report.mode_spec) for mode, report in made.reports.items()},
-        default_mode="direct" if "direct" in made.reports else next(iter(made.reports)),
-    )
-    with TemporaryDirectory(prefix="clinrl-") as folder:
-        served.write(Path(folder), record, model_id=model_id, run_id=run_id)
-        client.log_model_artifacts(model_id, folder)
-    parts = (
-        {served.BASE: paths.base(record.task), served.ADAPTER: made.who.folder}
-        if made.is_adapter
-        else {served.MERGED: made.who.folder}
-    )
-    for part, folder_ in parts.items():
-        client.log_model_artifacts(model_id, str(folder_), part)
-
-
-def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: _Examined) -> "ModelVersion":
+def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
     """The model version with this digest, created if there is none, with every tag.
 
     Two machines that create it at once end with the older one.
@@ -453,7 +193,7 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: _Ex
     return client.get_model_version(made.model, version.version)
 
 
-def _create_model(client: "MlflowClient", made: _Examined) -> None:
+def _create_model(client: "MlflowClient", made: Recorded) -> None:
     from mlflow.exceptions import MlflowException
 
     what = "LoRA adapters" if made.is_adapter else "Full models"
@@ -465,7 +205,7 @@ def _create_model(client: "MlflowClient", made: _Examined) -> None:
             raise
 
 
-def _tags(made: _Examined) -> dict[str, str]:
+def _tags(made: Recorded) -> dict[str, str]:
     """What a model version says of its origin."""
     inputs = made.manifest.inputs
     parents = (

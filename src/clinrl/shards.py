@@ -244,6 +244,12 @@ def write(
         (out / f"{stem}.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
 
 
+def save(out: Path, tensors: Mapping[str, "Tensor"], *, stem: str) -> None:
+    """Write float32 tensors that are in memory, as `write` does."""
+    kinds = {name: ("F32", tuple(tensor.shape)) for name, tensor in tensors.items()}
+    write(out, kinds, lambda name, put: put(_bytes(tensors[name].contiguous().flatten())), stem=stem)
+
+
 def rewrite(
     source: Mapping[str, Stored],
     out: Path,

@@ -153,7 +153,7 @@ def run_key(manifest: Manifest) -> str:
 def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
     """The run with a key, created if there is none. Two machines that create it at once end with one.
 
-    Raises RegistryError if the experiment of the task was deleted.
+    Raises RegistryError if the experiment of the task was deleted, or is out of reach without its server.
     """
     experiment = _experiment(client, task)
     found = _runs(client, experiment, key)
@@ -183,6 +183,11 @@ def _experiment(client: "MlflowClient", task: str) -> str:
                 raise
     if found.lifecycle_stage != "active":
         raise RegistryError(f"the experiment {task} was deleted in {place(client.tracking_uri)}; restore it there")
+    if file_of(client.tracking_uri) and found.artifact_location.startswith("mlflow-artifacts:"):
+        raise RegistryError(
+            f"{place(client.tracking_uri)} is a server's, which keeps the artefacts of {task}; start that server and "
+            "set MLFLOW_TRACKING_URI to its address"
+        )
     return str(found.experiment_id)
 
 

@@ -31,8 +31,10 @@ Verdict = Literal["equal", "differs", "missing", "extra"]
 LOCK = "dvc.lock"
 GRACE_S = 20.0
 """Time that an interrupted rebuild has to end by itself."""
-FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "DVC_ROOT", "DVC_STAGE")
-"""Set by git hooks and by DVC; they would point the rebuild at the main checkout."""
+FOREIGN = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "DVC_ROOT", "DVC_STAGE", "MLFLOW_TRACKING_URI",
+)  # fmt: skip
+"""Set by git hooks, by DVC and by people; they would point the rebuild at the main checkout, or at its runs."""
 
 Lock = Mapping[str, Mapping[str, Any]]
 """Stage address to its entry in dvc.lock."""
