@@ -95,11 +95,12 @@ def _supervise(grace_s: float, command: list[str]) -> int:
         if pid != child.pid:
             continue
         child.returncode = os.waitstatus_to_exitcode(status)
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+        if asked:  # a second SIGTERM would tell the trainer not to finish its step
+            continue
         if child.returncode >= 0:
-            return child.returncode
-        code = 128 - child.returncode
-        if not asked:  # a second SIGTERM would tell the trainer not to finish its step
-            os.killpg(0, signal.SIGTERM)
+            return code
+        os.killpg(0, signal.SIGTERM)
         signal.alarm(int(GRACE_S))
 
 

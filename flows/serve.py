@@ -75,8 +75,11 @@ def run() -> None:
 
     from flows import runs
 
-    with get_client(sync_client=True) as client:
-        runs.sweep(client)
+    def sweep() -> None:
+        with get_client(sync_client=True) as client:
+            runs.sweep(client)
+
+    sweep()
     runner = Runner(pause_on_shutdown=False)
     # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
     runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)
@@ -85,6 +88,7 @@ def run() -> None:
     print("serving the flows; stop with Ctrl-C", file=sys.stderr)
     with suppress(KeyboardInterrupt):
         asyncio.run(runner.start())
+    sweep()  # the runner has killed what it ran
 
 
 def deployments(params: "Params") -> list[Any]:

@@ -56,6 +56,7 @@ def dvc(*arguments: str) -> None:
 @pytest.fixture
 def params(valid, tmp_path, monkeypatch) -> Params:
     """Two versions, the child named first, in an empty folder without DVC."""
+    del valid["merges"]
     valid["versions"] = {name: valid["versions"][name] for name in ("v2", "v1")}
     valid["versions"]["v2"]["why"] = "two\n\tlines"
     with (tmp_path / "params.yaml").open("w", encoding="utf-8") as stream:

@@ -2,12 +2,13 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from fold import peak
 
 from clinrl import dataset, determinism, validate
 from clinrl.blocks import DatasetSpec
@@ -32,9 +33,7 @@ def measure(stage: str, cases: int, folder: Path) -> None:
     started = time.perf_counter()
     {"dataset": dataset, "validate": validate}[stage].stage(params, "bench")
     taken = time.perf_counter() - started
-    # Linux counts in KiB, macOS in bytes.
-    unit = 1024**2 if sys.platform == "darwin" else 1024
-    print(json.dumps([round(taken, 2), round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)]))
+    print(json.dumps([round(taken, 2), round(peak(), 1)]))
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ def merge(params: Params, name: str) -> None:
         _weights(out / "model.safetensors", 1)
         write_json(out / "config.json", {"model_type": "scripted"})
         write_json(out / "tokenizer.json", {})
-        write_text(out / "README.md", f"# {name}\n")
+        write_text(out / "README.md", f"---\nlibrary_name: transformers\n---\n\n# {name}\n")
         seal(
             out,
             kind="merged",
