@@ -10,16 +10,18 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from clinrl import dataset, determinism, paths
-from clinrl.artefacts import identity, read_manifest, seal, staged, write_json
+from clinrl import dataset, determinism, evaluate, paths
+from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.dataset import read_cases
 from clinrl.params import Params
-from clinrl.records import Message
+from clinrl.records import Message, Transcript
 from clinrl.rollout import encode, render, write_turn
 from clinrl.task import get_task
 
@@ -198,3 +200,30 @@ def prove(doll: Params) -> None:
 def files(folder: Path) -> dict[str, bytes]:
     """The bytes of each file in a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
+    """Let `name` answer the exam with a pattern of levels, repeated, in every mode; nothing is pattern for all right.
+
+    Writes graded answers and reports as `evaluate` does. What answers need not exist.
+    """
+    who = evaluate.examinee(doll, name)
+    cases = list(read_cases(paths.cases("x1"), who.task))
+    exam = identity(read_manifest(paths.cases("x1")))
+    model = identity(read_manifest(who.folder)) if who.folder.exists() else "a" * 64
+    levels = cycle(pattern or [who.task.label(case) for case in cases])
+    turns = [Message(role="assistant", content=f"ANSWER: ESI {next(levels)}") for _ in cases]
+    transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
+    graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
+    blank = {mode: evaluate.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
+    with staged(paths.graded(name)) as out:
+        for mode, lines in graded.items():
+            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
+            write_text(out / f"{mode}.jsonl", "".join(rows))
+        spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
+        inputs = {"exam": exam, "adapter": model}
+        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
+    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
+    before = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
+    with staged(paths.report(name)) as out:
+        evaluate.write_reports(out, who, model, cases, [], graded, after, before)

@@ -5,10 +5,7 @@ versions (registry, gate, release, lineage) can be tested in seconds.
 """
 
 import json
-import shutil
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 
 import numpy
@@ -16,14 +13,11 @@ from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
 import dolls
-from clinrl import dataset, evaluate, paths
-from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.dataset import read_cases
+from clinrl import dataset, paths
+from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.params import Params
-from clinrl.records import Message, Transcript
-from clinrl.task import get_task
 
-RIGHT = "gold"
+RIGHT: Sequence[int] = ()
 """An answer pattern: every case right."""
 PARENTS = {"v1": "esi-base", "v2": "v1", "v3": "esi-base"}
 GATES = {
@@ -37,7 +31,7 @@ GATES = {
 }
 
 
-def build(answers: dict[str, object]) -> Params:
+def build(answers: dict[str, Sequence[int]]) -> Params:
     """Build the project in the working directory, with each version's answers: a pattern of levels, or `RIGHT`."""
     YAML(typ="safe").dump(dolls.PARAMS | {"gates": GATES}, Path("params.yaml"))
     params = dolls.params(gates=GATES)
@@ -53,10 +47,10 @@ def build(answers: dict[str, object]) -> Params:
     with staged(paths.adapter("esi-base")) as out:
         base = identity(read_manifest(paths.base("esi")))
         seal(out, kind="adapter", name="esi-base", task="esi", task_version=1, spec={}, inputs={"base": base})
-    sit("esi-base", [1], params)
+    dolls.sit(params, "esi-base", [1])
     for name, pattern in answers.items():
         train(name)
-        sit(name, pattern, params)
+        dolls.sit(params, name, pattern)
     return params
 
 
@@ -77,32 +71,3 @@ def train(name: str, seed: int = 0) -> None:
         }
         spec = {"scale": "embedded", "parent": parent, "data": "d1", "seed": seed, "method": "sft"}
         seal(out, kind="adapter", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
-
-
-def sit(name: str, pattern: object, params: Params) -> None:
-    """Let a version answer the exam with a pattern of levels, repeated, or rightly, in every mode."""
-    who = evaluate.examinee(params, name)
-    task = get_task("esi")
-    cases = list(read_cases(paths.cases("x1"), task))
-    exam = identity(read_manifest(paths.cases("x1")))
-    levels: Sequence[int] = [task.label(case) for case in cases] if pattern == RIGHT else list(pattern)  # type: ignore[call-overload]
-    turns = [
-        Message(role="assistant", content=f"ANSWER: ESI {level}")
-        for level, _ in zip(cycle(levels), cases, strict=False)
-    ]
-    transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
-    graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in params.modes}
-    blank = {mode: evaluate.sitting_of(who, mode, params, exam, cases) for mode in params.modes}
-    adapter, base = identity(read_manifest(who.folder)), identity(read_manifest(paths.base("esi")))
-    with staged(paths.graded(name)) as out:
-        for mode, lines in graded.items():
-            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
-            write_text(out / f"{mode}.jsonl", "".join(rows))
-        spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
-        inputs = {"exam": exam, "adapter": adapter, "base": base}
-        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
-    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
-    parent = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
-    shutil.rmtree(paths.report(name), ignore_errors=True)
-    with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, who, adapter, cases, [], graded, after, parent)

@@ -7,16 +7,12 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import chdir
-from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 
 import dolls
-from clinrl import bases, dataset, evaluate, model_card, paths, train, worker
+from clinrl import bases, dataset, model_card, paths, train, worker
 from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.dataset import read_cases
 from clinrl.params import Params
-from clinrl.records import Message, Transcript
 
 STEPS = 3
 FOLDED = "v1-full"
@@ -40,13 +36,13 @@ def built() -> Path:
         write_json(paths.data_proof("x1"), named)
         docs = paths.data_docs("x1")
         write_text(docs / "index.html", "<html>x1</html>")
-        sit("esi-base", [3])
+        dolls.sit(params(), "esi-base", [3])
         adapter("v1", 1)
         adapter("v2", 2)
         fold()
-        sit("v1", [1, 2, 3])
-        sit("v2", [1, 2, 3, 4])
-        sit(FOLDED, [1, 2, 3])
+        dolls.sit(params(), "v1", [1, 2, 3])
+        dolls.sit(params(), "v2", [1, 2, 3, 4])
+        dolls.sit(params(), FOLDED, [1, 2, 3])
     return folder
 
 
@@ -85,29 +81,6 @@ def fold() -> None:
         spec = {"method": "fold", "versions": {"v1": 1.0}}
         inputs = {"base": identity(base), "v1": identity(version)}
         seal(out, kind="merged", name=FOLDED, task="esi", task_version=1, spec=spec, inputs=inputs)
-
-
-def sit(name: str, pattern: list[int]) -> None:
-    """Let a name answer the exam with a pattern of levels, repeated, in every mode; write answers and reports."""
-    doll = params()
-    who = evaluate.examinee(doll, name)
-    cases = list(read_cases(paths.cases("x1"), who.task))
-    exam, model = (identity(read_manifest(folder)) for folder in (paths.cases("x1"), who.folder))
-    turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level, _ in zip(cycle(pattern), cases)]
-    transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
-    graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
-    blank = {mode: evaluate.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
-    with staged(paths.graded(name)) as out:
-        for mode, lines in graded.items():
-            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
-            write_text(out / f"{mode}.jsonl", "".join(rows))
-        spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
-        inputs = {"exam": exam, "adapter": model}
-        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
-    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
-    before = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
-    with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, who, model, cases, [], graded, after, before)
 
 
 def change(path: Path) -> None:

@@ -6,6 +6,7 @@ from contextlib import chdir
 
 import pytest
 
+import dolls
 import examined
 from clinrl import ledger, lineage, paths, registry, release
 from clinrl.artefacts import write_json
@@ -70,7 +71,7 @@ def test_an_altered_weight_breaks_its_version_and_the_way_from_its_child(params)
 
 def test_a_parent_that_was_trained_anew_is_another_parent(params):
     examined.train("v1", seed=1)
-    examined.sit("v1", [2], params)
+    dolls.sit(params, "v1", [2])
     found = broken(params)
     assert set(found) == {("v2", "parent"), ("v1", "registry")}
     assert "v2 was made from another parent" in found["v2", "parent"]

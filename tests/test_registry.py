@@ -290,7 +290,7 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
 
 def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     first = register(project, "v2")
-    exhibits.sit("v2", [5])
+    dolls.sit(exhibits.params(), "v2", [5])
 
     second = register(project, "v2")
 

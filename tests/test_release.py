@@ -5,6 +5,7 @@ from contextlib import chdir
 
 import pytest
 
+import dolls
 import examined
 from clinrl import ledger, paths, registry, release
 from clinrl.artefacts import exclusive
@@ -126,7 +127,7 @@ def test_a_decision_is_about_one_adapter(params):
     with pytest.raises(GateError, match="another adapter than the v1"):
         release.promote(params, "v1", approver=ADA, decision=decision)
     examined.train("v2", seed=1)
-    examined.sit("v2", [2], params)
+    dolls.sit(params, "v2", [2])
     with pytest.raises(GateError, match="is not the v2 that is registered; run `clinrl register v2`"):
         release.decide(params, "v2")
 
@@ -134,7 +135,7 @@ def test_a_decision_is_about_one_adapter(params):
 def test_a_champion_that_was_trained_anew_is_not_what_it_is_compared_with(params):
     promoted(params, "v2")
     examined.train("v2", seed=1)
-    examined.sit("v2", [2], params)
+    dolls.sit(params, "v2", [2])
     with pytest.raises(ArtefactError, match="another adapter than the champion"):
         release.decide(params, "v1")
 

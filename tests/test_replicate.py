@@ -7,8 +7,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import chdir
-from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,9 @@ from ruamel.yaml import YAML
 
 import dolls
 from clinrl import dataset, evaluate, paths, replicate
-from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.dataset import read_cases
+from clinrl.artefacts import identity, read_manifest, write_json
 from clinrl.errors import ArtefactError, ParamsError, TrainingError
 from clinrl.params import load_params
-from clinrl.records import Message, Transcript
 from clinrl.statistics import paired, wilson
 
 PARAMS_FILE = Path(__file__).parents[1] / "params.yaml"
@@ -90,9 +86,9 @@ def examined(tmp_path_factory):
     with chdir(root):
         YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
         dataset.stage(dolls.params(), "x1")
-        sit("esi-base", [1])
-        sit("v1", [1, 2])
-        sit("v2", [1, 2, 3])
+        dolls.sit(dolls.params(), "esi-base", [1])
+        dolls.sit(dolls.params(), "v1", [1, 2])
+        dolls.sit(dolls.params(), "v2", [1, 2, 3])
     return root
 
 
@@ -104,33 +100,11 @@ def project(examined, tmp_path, monkeypatch):
     return dolls.params()
 
 
-def sit(name, pattern):
-    """Let `name` answer the exam with a pattern of levels, repeated, in every mode, in the current project."""
-    doll = dolls.params()
-    who = evaluate.examinee(doll, name)
-    cases = list(read_cases(paths.cases("x1"), who.task))
-    exam = identity(read_manifest(paths.cases("x1")))
-    turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level, _ in zip(cycle(pattern), cases)]
-    transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
-    graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
-    blank = {mode: evaluate.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
-    with staged(paths.graded(name)) as out:
-        for mode, lines in graded.items():
-            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
-            write_text(out / f"{mode}.jsonl", "".join(rows))
-        spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
-        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs={"exam": exam})
-    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
-    parent = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
-    with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, who, "a" * 64, cases, [], graded, after, parent)
-
-
 def test_finished_replicates_are_found_and_reported(project):
     folder = replicate.prepare(project, LINEAGE, 1, Path("params.yaml"))
     with chdir(folder):
-        sit("v1", [5])
-        sit("v2", [4, 3])
+        dolls.sit(dolls.params(), "v1", [5])
+        dolls.sit(dolls.params(), "v2", [4, 3])
 
     replicate.stage(project, "v2", seeds=2)
 

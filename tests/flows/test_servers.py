@@ -1,0 +1,161 @@
+"""Both servers for real: a scheduled retraining is triggered, approved by a person, and seen by a colleague."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from ruamel.yaml import YAML
+
+from clinrl import ledger, paths
+from clinrl.errors import Refused
+from clinrl.params import load_params
+from flows import child, servers
+
+ROOT = Path(__file__).parents[2]
+
+
+class Served(NamedTuple):
+    """Where `python -m flows.serve --servers` says that its servers are, and the process."""
+
+    prefect: str
+    mlflow: str
+    process: "subprocess.Popen[str]"
+
+
+def eventually(what: str, found: Callable[[], Any], within_s: float = 120) -> Any:
+    """What `found` returns once that is true."""
+    deadline = time.monotonic() + within_s
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"{what} never happened"
+        time.sleep(0.2)
+    return value
+
+
+def serve(*words: str) -> "subprocess.Popen[str]":
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
+    env |= {"PYTHONPATH": str(ROOT), "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+    return subprocess.Popen([sys.executable, "-m", "flows.serve", *words], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def members(group: int) -> list[str]:
+    """The processes of a session or of a group, by what they were started as."""
+    listed = subprocess.run(["ps", "-eo", "sess=,pgid=,stat=,args="], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 3) for line in listed.stdout.splitlines()]
+    return [row[3] for row in rows if str(group) in row[:2] and not row[2].startswith("Z")]
+
+
+@pytest.fixture
+def served(project: Path) -> Iterator[Served]:
+    with (project / "params.yaml").open() as stream:
+        content = YAML().load(stream)
+    content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
+    YAML().dump(content, project / "params.yaml")
+    ports = [servers.free_port() for _ in range(2)]
+    process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
+    assert process.stderr is not None
+    said = [process.stderr.readline() for _ in range(2)]
+    assert said == [f"Prefect  http://127.0.0.1:{ports[0]}\n", f"MLflow   http://127.0.0.1:{ports[1]}\n"]
+    yield Served(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", process)
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(served: Served) -> None:
+    from mlflow import MlflowClient
+    from prefect import get_client
+    from prefect.flow_runs import resume_flow_run
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: f"{served.prefect}/api"}), get_client(sync_client=True) as client:
+
+        def deployment() -> Any:
+            return next((found for found in client.read_deployments() if found.name == "esi"), None)
+
+        retraining = eventually("the deployment", deployment)
+        assert [(schedule.schedule.cron, schedule.active) for schedule in retraining.schedules] == [("0 3 * * 1", True)]
+        run = client.create_flow_run_from_deployment(retraining.id)
+
+        def state(name: str) -> bool:
+            now = client.read_flow_run(run.id).state
+            assert now is not None
+            assert not (now.is_final() and now.name != name), now
+            return now.name == name
+
+        eventually("the question", lambda: state("Paused"))
+        schema = eventually("the form", lambda: client.read_flow_run_input(run.id, "paused-1-schema"))
+        assert {"approve", "approver", "note"} <= set(str(schema).replace("'", '"').split('"'))
+        resume_flow_run(run.id, run_input={"approve": True, "approver": "Ada Lovelace", "note": "fine"})
+        eventually("the end", lambda: state("Completed"))
+        keys = {artifact.key for artifact in client.read_artifacts()}
+        assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
+    champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
+    assert (champion.tags["version"], champion.tags["approver"]) == ("v3", "Ada Lovelace")
+    assert [line.kind for line in ledger.read(paths.ledger())] == ["decision", "approval", "promotion"]
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(60) == 0
+    for url in (served.prefect, served.mlflow):
+        assert servers.is_free(int(url.rsplit(":", 1)[1]))
+
+
+@pytest.mark.slow
+def test_the_servers_end_with_whoever_started_them(project: Path) -> None:
+    ports = [servers.free_port() for _ in range(2)]
+    process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("Prefect")
+    taken = serve("--servers", "--prefect-port", str(ports[0]))
+    assert taken.communicate(timeout=60)[1].splitlines() == [
+        f"clinrl: port {ports[0]} is taken; choose another with --prefect-port, or stop what listens there"
+    ]
+    assert taken.returncode == 1
+    process.kill()
+    process.communicate()
+    eventually("their end", lambda: all(servers.is_free(port) for port in ports), within_s=30)
+
+
+def test_no_server_to_serve_is_said(project: Path) -> None:
+    process = serve()
+    assert process.communicate(timeout=60)[1].splitlines() == [
+        "clinrl: no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one"
+    ]
+    assert process.returncode == 1
+
+
+def test_a_server_that_does_not_start_is_said(project: Path) -> None:
+    server = child.start(["sh", "-c", "exit 3"])
+    with pytest.raises(Refused, match=r"the mlflow server ended with code 3; \.clinrl/servers/mlflow\.log says why"):
+        servers.wait("mlflow", server, f"http://127.0.0.1:{servers.free_port()}/health")
+
+
+@pytest.mark.usefixtures("prefect")
+def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.serve import deployments
+
+    monkeypatch.chdir(ROOT)
+    params = load_params()
+    written = YAML(typ="safe").load(ROOT / "prefect.yaml")["deployments"]
+    pooled = {
+        (entry["entrypoint"].replace("/", ".").replace(".py:", "."), entry["name"]): (
+            entry.get("parameters", {}),
+            [(schedule["cron"], schedule["timezone"]) for schedule in entry.get("schedules", [])],
+            entry.get("concurrency_limit"),
+        )
+        for entry in written
+    }
+    served = {
+        (deployment.entrypoint, deployment.name): (
+            deployment.parameters,
+            [(one.schedule.cron, one.schedule.timezone) for one in deployment.schedules or []],
+            deployment.concurrency_limit,
+        )
+        for deployment in deployments(params)
+    }
+    assert pooled == served
+    assert {name for _, name in served} == {*params.schedules, "by-hand"}
