@@ -75,7 +75,10 @@ def mlflow(port: int) -> "subprocess.Popen[str]":
     store.mkdir(exist_ok=True)
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
-        *("--backend-store-uri", f"sqlite:///{store}/mlflow.db", "--artifacts-destination", f"{store}/artifacts"),
+        # Clients on this machine read and write files by their own paths, so that a run is the same through the server
+        # and through the file.
+        *("--backend-store-uri", f"sqlite:///{store}/mlflow.db", "--no-serve-artifacts"),
+        *("--default-artifact-root", str((store / "artifacts").absolute())),
     ]
     return _start("mlflow", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
