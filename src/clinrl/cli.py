@@ -171,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
         "clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
         "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep",
     )
-    verify.add_argument("address", metavar="ADDRESS", help="a version, TASK-base, or base@TASK")
+    verify.add_argument("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK")
     verify.add_argument("--hash-seed", type=_natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild")
     verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")

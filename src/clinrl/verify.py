@@ -61,7 +61,7 @@ def stage(
 ) -> int:
     """Rebuild `address` from HEAD and print the verdict: 0 if every file is equal, 1 otherwise.
 
-    `address` is a version (`esi-v49`: its whole lineage and its exams), `<task>-base` (the base's exam) or
+    `address` is a version or a merge (`esi-v49`: its whole lineage and its exams), `<task>-base` (the base's exam) or
     `base@<task>` (the base itself). `hash_seed` sets PYTHONHASHSEED; `threads` sets OMP_NUM_THREADS and leaves the
     rebuild that many processors; neither may matter. `keep` leaves the worktree for inspection. The log of the rebuild
     goes to standard error. Raises Refused if there is nothing to compare or the rebuild fails.
@@ -209,6 +209,8 @@ def _target(address: str, tree: Path) -> str:
 
     params = load_params(tree / "params.yaml")
     targets = {version: f"evaluate@{version}" for version in params.versions}
+    targets |= {name: f"examine-fold@{name}" for name in params.merges.folds}
+    targets |= {name: f"examine-blend@{name}" for name in params.merges.blends}
     for task in params.bases:
         targets |= {f"{task}-base": f"baseline@{task}", f"base@{task}": f"base@{task}"}
     if address not in targets:
