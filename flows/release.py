@@ -27,6 +27,7 @@ from prefect.states import Completed, Running
 from clinrl.errors import GateError
 from clinrl.params import load_params
 from flows import pages, runs, servers, steps
+from flows.standing import is_champion, is_registered
 
 if TYPE_CHECKING:
     from clinrl.gate import Decision
@@ -55,7 +56,7 @@ def release(version: str, approver: str | None = None) -> State[None]:
 
 def carry_out(params: "Params", version: str, approver: str | None) -> State[None]:
     """Release a version; the state says how it ended. A version that is the champion already is only merged."""
-    if not steps.is_champion(params, version):
+    if not is_champion(params, version):
         decision = steps.decide(version)
         pages.show_decision(decision)
         if not decision.promote:
@@ -66,7 +67,7 @@ def carry_out(params: "Params", version: str, approver: str | None) -> State[Non
             return Completed(name=NOT_APPROVED, message=f"{version} was not approved: {reason}")
         steps.promote(version, name, decision)
     for merge in folds(params, version):
-        if steps.bring_up_to_date(merging(merge)) or not steps.is_registered(params, merge):
+        if steps.bring_up_to_date(merging(merge)) or not is_registered(params, merge):
             steps.register(merge)
             pages.show_exam(params, merge)
     return Completed(message=f"{version} is the champion of {params.versions[version].task}")
@@ -121,5 +122,5 @@ def _ask(decision: "Decision", within_s: int) -> Approval | None:
     except FlowPauseTimeout:
         # The server has given the run up; it goes on, to write down that nobody answered.
         with get_client(sync_client=True) as client:
-            client.set_flow_run_state(flow_run.get_id(), Running(), force=True)
+            client.set_flow_run_state(str(flow_run.get_id()), Running(), force=True)
         return None

@@ -1,6 +1,6 @@
 """One version: dataset, validate, probe, train, evaluate, register; its ancestors first, where they are missing.
 
-    python -m flows.reproduce esi-v49
+python -m flows.reproduce esi-v49
 """
 
 if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
@@ -17,6 +17,7 @@ from prefect.states import Completed
 
 from clinrl.params import load_params
 from flows import pages, runs, steps
+from flows.standing import is_registered
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -34,7 +35,7 @@ def reproduce(version: str) -> State[None]:
 def build(params: "Params", version: str) -> list[str]:
     """Bring the stages of one version up to date and register it. Returns the addresses of the stages that ran."""
     ran = steps.bring_up_to_date(order(params, version))
-    if ran or not steps.is_registered(params, version):
+    if ran or not is_registered(params, version):
         steps.register(version)
         pages.show_exam(params, version)
     return ran
@@ -48,9 +49,7 @@ def order(params: "Params", version: str) -> list[str]:
         f"base@{block.task}",
         f"dataset@{block.data}",
         f"validate@{block.data}",
-        *dict.fromkeys(
-            f"{stage}@{exam}" for exam in (base_exam, block.exam) for stage in ("dataset", "validate")
-        ),
+        *dict.fromkeys(f"{stage}@{exam}" for exam in (base_exam, block.exam) for stage in ("dataset", "validate")),
         f"baseline@{block.task}",
         f"probe@{version}",
         f"train@{version}",

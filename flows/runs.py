@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from prefect import get_client
+from prefect import State, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -87,7 +87,7 @@ def sweep(client: Any) -> list[UUID]:
         for tag in run.tags:
             if tag.startswith(_LEASE):
                 client.release_concurrency_slots_with_lease(UUID(tag.removeprefix(_LEASE)))
-        state = Crashed(message="Its process was killed.")
+        state: State[None] = Crashed(message="Its process was killed.")
         for task_run in client.read_task_runs(
             flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
             task_run_filter=TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=_OPEN))),

@@ -1,6 +1,6 @@
 """Serves the flows as deployments, retraining by the schedules of params.yaml, until it is stopped.
 
-    python -m flows.serve --servers
+python -m flows.serve --servers
 """
 
 import argparse
@@ -82,7 +82,7 @@ def run() -> None:
     sweep()
     runner = Runner(pause_on_shutdown=False)
     # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
-    runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)
+    runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)  # type: ignore[method-assign]
     for deployment in deployments(load_params()):
         runner.add_deployment(deployment)
     print("serving the flows; stop with Ctrl-C", file=sys.stderr)
@@ -96,8 +96,8 @@ def deployments(params: "Params") -> list[Any]:
 
     A retraining that is due while one runs, or waits for its answer, waits in turn.
     """
-    from prefect.flows import EntrypointType
     from prefect.schedules import Cron
+    from prefect.types.entrypoint import EntrypointType
 
     from flows.release import release
     from flows.reproduce import reproduce

@@ -14,16 +14,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from clinrl import paths
-from clinrl.artefacts import identity, read_manifest
-from clinrl.errors import ArtefactError, Busy, Refused, RegistryError
+from clinrl.errors import Busy, Refused, RegistryError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
 from flows import child, runs
 
 if TYPE_CHECKING:
     from clinrl.gate import Decision
-    from clinrl.params import Params
     from clinrl.registry import Entry
 
 LIGHT = {"dataset", "validate", "probe"}
@@ -36,7 +33,6 @@ BUSY_RETRIES = 8
 
 _LOCKED = ("Unable to acquire lock", "is busy, it is being blocked by")
 _EXITED = re.compile(r"exited with (-?\d+)$")
-_NOT_TWICE = {"cache_policy": NO_CACHE, "retry_jitter_factor": 0.5}
 
 
 class StageFailed(Refused):
@@ -63,8 +59,9 @@ def _registry_was_away(_task: Any, _run: Any, state: Any) -> bool:
     task_run_name="{stage}@{name}",
     retries=BUSY_RETRIES,
     retry_delay_seconds=2,
+    retry_jitter_factor=0.5,
     retry_condition_fn=_dvc_was_busy,  # and nothing else: continuing a training is the trainer's business
-    **_NOT_TWICE,
+    cache_policy=NO_CACHE,
 )
 def repro(stage: str, name: str) -> None:
     """Bring one stage up to date, not those before it, and pass its lines on to the run's log.
@@ -110,36 +107,13 @@ def bring_up_to_date(addresses: list[str]) -> list[str]:
     return addresses[first:]
 
 
-def is_registered(params: "Params", name: str) -> bool:
-    """Whether the version or full model that is on the disk is in the registry, with nothing left to be filled in."""
-    from clinrl import registry
-
-    folds = params.merges.folds
-    model = folds[name].task + registry.MERGED if name in folds else params.versions[name].task
-    try:
-        entry = registry.find(model, name)
-        if entry.digest != identity(read_manifest(paths.merged(name) if name in folds else paths.adapter(name))):
-            return False
-        with registry.asked() as client:  # a run that is not finished belongs to a registration that was killed
-            return bool(client.get_run(entry.run_id).info.status == "FINISHED")
-    except (ArtefactError, RegistryError):
-        return False
-
-
-def is_champion(params: "Params", version: str) -> bool:
-    """Whether the registered version of this name holds the champion's alias."""
-    from clinrl import registry
-
-    champion = registry.holder(params.versions[version].task, registry.CHAMPION)
-    return champion is not None and champion.digest == identity(read_manifest(paths.adapter(version)))
-
-
 @task(
     task_run_name="register {name}",
     retries=3,
     retry_delay_seconds=[1, 5, 20],
+    retry_jitter_factor=0.5,
     retry_condition_fn=_registry_was_away,
-    **_NOT_TWICE,
+    cache_policy=NO_CACHE,
 )
 def register(name: str) -> "Entry":
     """Put a version or a merge into the registry; the same one is never there twice."""
@@ -150,7 +124,7 @@ def register(name: str) -> "Entry":
     return entry
 
 
-@task(task_run_name="decide {name}", **_NOT_TWICE)
+@task(task_run_name="decide {name}", cache_policy=NO_CACHE)
 def decide(name: str) -> "Decision":
     """Hold a registered version against its gate, and write the decision down."""
     from clinrl import release
@@ -161,7 +135,7 @@ def decide(name: str) -> "Decision":
     return decision
 
 
-@task(task_run_name="promote {name}", **_NOT_TWICE)
+@task(task_run_name="promote {name}", cache_policy=NO_CACHE)
 def promote(name: str, approver: str, decision: "Decision") -> "Entry":
     """Make a version the champion, with the decision and the approver that it was given."""
     from clinrl import release
@@ -171,7 +145,7 @@ def promote(name: str, approver: str, decision: "Decision") -> "Entry":
     return entry
 
 
-@task(task_run_name="refuse {name}", **_NOT_TWICE)
+@task(task_run_name="refuse {name}", cache_policy=NO_CACHE)
 def refuse(name: str, decision: "Decision", reason: str) -> None:
     """Write down that a version was not approved."""
     from clinrl import release

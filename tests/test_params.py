@@ -20,7 +20,7 @@ from valid_params import LORA, VALID
 
 ROOT = Path(__file__).parents[1]
 
-REMOVED = object()
+REMOVED = type("Removed", (), {"__repr__": lambda _: "removed"})()
 
 
 def edited(path: str, value: object) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the flows are no installed package: they run in the project's root
 
-import dolls  # noqa: E402
 import scripted  # noqa: E402
+
+import dolls  # noqa: E402
 from clinrl import registry  # noqa: E402
 from clinrl.params import load_params  # noqa: E402
 from flows import servers  # noqa: E402
@@ -32,14 +33,18 @@ def sections() -> dict:
     found = {**dolls.PARAMS, **scripted.PARAMS}
     found["versions"] = {name: dolls.PARAMS["versions"][name] for name in ("v1", "v2")}
     exam = dolls.PARAMS["datasets"]["x1"]
-    return {**found, "datasets": {**found["datasets"], "x1": {**exam, "cases": 40}}}
+    return {**found, "datasets": {**found["datasets"], "x1": {**exam, "cases": 40, "seed": 9}}}
 
 
 def dvc(where: Path, *words: str) -> str:
     """Run DVC to its end and return what it printed. Fails if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [sys.executable, "-m", "dvc", *words], cwd=where, env=os.environ | {"PATH": path}, capture_output=True, text=True
+        [sys.executable, "-m", "dvc", *words],
+        cwd=where,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -5,7 +5,6 @@ writes a few numbers, and the exam is answered by the gold turns, with a mistake
 """
 
 import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,7 +16,6 @@ from safetensors.numpy import save_file
 
 from clinrl import baselines, dataset, evaluate, figures, model_card, paths, train
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.dataset import read_cases
 from clinrl.params import Params, load_params
 from clinrl.records import Message, Transcript
 from clinrl.task import get_task

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,6 @@ def params(project: Path) -> Params:
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_order_of_a_flow_is_an_order_of_the_graph(params: Params, version: str) -> None:
     from dvc.repo import Repo
-
     from flows.release import folds, merging
     from flows.reproduce import order
 
@@ -167,8 +167,9 @@ def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> 
 
 
 def test_nobody_to_ask_is_said_and_nothing_is_promoted(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows import servers
     from flows.release import release
+
+    from flows import servers
 
     monkeypatch.setenv(servers.PRIVATE, "1")
     error = ended(release, "v2").result(raise_on_failure=False)
@@ -217,7 +218,10 @@ def artifacts() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ({"approve": False, "approver": "Ada Lovelace", "note": "not this week"}, "Ada Lovelace said no. not this week"),
+        (
+            {"approve": False, "approver": "Ada Lovelace", "note": "not this week"},
+            "Ada Lovelace said no. not this week",
+        ),
         ({"approve": True, "approver": " "}, "the answer was yes, but without a name"),
         ({}, "somebody said no."),
     ],
@@ -243,13 +247,12 @@ def test_a_person_approves_on_the_page_of_the_run(project: Path) -> None:
 
 
 def test_silence_is_no_and_an_answer_after_it_is_refused(project: Path) -> None:
+    from flows.release import release
     from flows.retrain import retrain
     from prefect import get_client
     from prefect.client.schemas.objects import StateType
     from prefect.exceptions import NotPausedError
     from prefect.flow_runs import resume_flow_run
-
-    from flows.release import release
 
     edit(lambda content: content["schedules"]["esi"].update(answer_within_s=2))
     states: list[Any] = []
@@ -302,8 +305,10 @@ def test_two_retrainings_started_together_never_train_at_once(empty: Path, tmp_p
     processes = [command("flows.retrain", "esi", "--approver", name) for name in ("Ada Lovelace", "Grace Hopper")]
     said = [process.communicate(timeout=180)[1] for process in processes]
     assert 0 in [process.returncode for process in processes], said
-    spans = sorted((line["from"], line["to"]) for line in map(json.loads, Path("worked.jsonl").read_text().splitlines()))
-    assert all(before[1] <= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    spans = sorted(
+        (line["from"], line["to"]) for line in map(json.loads, Path("worked.jsonl").read_text().splitlines())
+    )
+    assert all(before[1] <= after[0] for before, after in pairwise(spans))
     assert champion() == "v2"
     assert [entry.name for entry in registry.entries("esi")] == ["v1", "v2"]
 
@@ -311,11 +316,11 @@ def test_two_retrainings_started_together_never_train_at_once(empty: Path, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Path, number: int) -> None:
+    from flows.retrain import retrain
     from prefect import get_client
     from prefect.client.schemas.objects import StateType
 
     from flows import runs
-    from flows.retrain import retrain
 
     Path("slow").write_text("30")
     process = command("flows.reproduce", "v1")
