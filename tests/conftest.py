@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import copy
+import signal
 from typing import Any
 
 import hypothesis
@@ -12,6 +13,11 @@ from valid_params import VALID
 determinism.pin()  # before any test module imports torch, which chooses its kernels then
 hypothesis.settings.register_profile("clinrl", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("clinrl")
+
+# A test run in the background ignores these, and would hand that on to the programs whose end is tested.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 @pytest.fixture
