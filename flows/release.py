@@ -22,6 +22,7 @@ from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Running
 
 from clinrl.errors import GateError
@@ -92,7 +93,7 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
 
     if approver is not None:
         return named(approver), ""
-    if os.environ.get(servers.PRIVATE):
+    if os.environ.get(servers.PRIVATE) or not PREFECT_API_URL.value():
         raise GateError(
             f"{decision.candidate} waits for an approval and nobody can be asked, since no Prefect server is "
             'configured; name the approver (--approver "NAME"), or start `make serve` and set PREFECT_API_URL'

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import httpx
 from prefect import State, get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.filters import (
@@ -27,10 +28,11 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.concurrency.context import ConcurrencyContext
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
 from prefect.flow_engine import run_flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed, Pending
 
 from clinrl.errors import Refused
@@ -53,11 +55,30 @@ def process_tag() -> str:
 def start(flow: Any, parameters: dict[str, Any]) -> Any:
     """Run a flow in this process and return its last state. From its first record on, the run says which process it is.
 
-    A tag by `prefect.tags` would be inherited by every task run, and cost each a slot of its own.
+    A tag by `prefect.tags` would be inherited by every task run, and cost each a slot of its own. Raises Refused as
+    `answered` does.
     """
-    with get_client(sync_client=True) as client:
-        run = client.create_flow_run(flow, parameters=parameters, tags=[process_tag()], state=Pending())
-    return run_flow(flow, flow_run=run, parameters=parameters, return_type="state")
+    with answered():
+        with get_client(sync_client=True) as client:
+            run = client.create_flow_run(flow, parameters=parameters, tags=[process_tag()], state=Pending())
+        return run_flow(flow, flow_run=run, parameters=parameters, return_type="state")
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Raise Refused, with one sentence, if the Prefect server does not answer in this block or refuses credentials."""
+    server = f"the Prefect server at {PREFECT_API_URL.value()}"
+    try:
+        yield
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code not in (401, 403):
+            raise
+        raise Refused(f"{server} refused the credentials; set PREFECT_API_AUTH_STRING") from error
+    except httpx.TransportError as error:
+        raise Refused(
+            f"{server} does not answer; start it, or unset PREFECT_API_URL to do without, and give the same command "
+            "again: it continues"
+        ) from error
 
 
 def begin() -> None:

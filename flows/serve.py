@@ -69,17 +69,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run() -> None:
-    """Poll the configured Prefect server for runs of the deployments, and run them in processes of their own."""
+    """Poll the configured Prefect server for runs of the deployments, and run them in processes of their own.
+
+    Exits as `main` does.
+    """
     from prefect import get_client
     from prefect.runner import Runner
 
     from flows import runs
 
     def sweep() -> None:
-        with get_client(sync_client=True) as client:
+        with runs.answered(), get_client(sync_client=True) as client:
             runs.sweep(client)
 
-    sweep()
+    try:
+        sweep()
+    except Refused as refused:
+        print(f"clinrl: {refused}", file=sys.stderr)
+        sys.exit(refused.exit_code)
     runner = Runner(pause_on_shutdown=False)
     # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
     runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)  # type: ignore[method-assign]

@@ -30,6 +30,8 @@ LAST_WORDS = 15
 CHATTER = ("Updating lock file", "Generating lock file", "Use `dvc push`", "To track the changes")
 """What DVC says after every stage."""
 BUSY_RETRIES = 8
+AWAY_S = [1.0, 5.0, 20.0]
+"""Seconds before each new attempt at a registry that did not answer, or at what another process held."""
 
 _LOCKED = ("Unable to acquire lock", "is busy, it is being blocked by")
 _EXITED = re.compile(r"exited with (-?\d+)$")
@@ -109,8 +111,8 @@ def bring_up_to_date(addresses: list[str]) -> list[str]:
 
 @task(
     task_run_name="register {name}",
-    retries=3,
-    retry_delay_seconds=[1, 5, 20],
+    retries=len(AWAY_S),
+    retry_delay_seconds=AWAY_S,
     retry_jitter_factor=0.5,
     retry_condition_fn=_registry_was_away,
     cache_policy=NO_CACHE,
@@ -124,7 +126,14 @@ def register(name: str) -> "Entry":
     return entry
 
 
-@task(task_run_name="decide {name}", cache_policy=NO_CACHE)
+@task(
+    task_run_name="decide {name}",
+    retries=len(AWAY_S),
+    retry_delay_seconds=AWAY_S,
+    retry_jitter_factor=0.5,
+    retry_condition_fn=_registry_was_away,
+    cache_policy=NO_CACHE,
+)
 def decide(name: str) -> "Decision":
     """Hold a registered version against its gate, and write the decision down."""
     from clinrl import release
@@ -135,7 +144,14 @@ def decide(name: str) -> "Decision":
     return decision
 
 
-@task(task_run_name="promote {name}", cache_policy=NO_CACHE)
+@task(
+    task_run_name="promote {name}",
+    retries=len(AWAY_S),
+    retry_delay_seconds=AWAY_S,
+    retry_jitter_factor=0.5,
+    retry_condition_fn=_registry_was_away,
+    cache_policy=NO_CACHE,
+)
 def promote(name: str, approver: str, decision: "Decision") -> "Entry":
     """Make a version the champion, with the decision and the approver that it was given."""
     from clinrl import release
@@ -145,7 +161,14 @@ def promote(name: str, approver: str, decision: "Decision") -> "Entry":
     return entry
 
 
-@task(task_run_name="refuse {name}", cache_policy=NO_CACHE)
+@task(
+    task_run_name="refuse {name}",
+    retries=len(AWAY_S),
+    retry_delay_seconds=AWAY_S,
+    retry_jitter_factor=0.5,
+    retry_condition_fn=_registry_was_away,
+    cache_policy=NO_CACHE,
+)
 def refuse(name: str, decision: "Decision", reason: str) -> None:
     """Write down that a version was not approved."""
     from clinrl import release

@@ -126,15 +126,19 @@ def test_a_killed_command_takes_what_it_started_along(tmp_path: Path) -> None:
     child.end(process)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_starter_that_is_killed(here: Path, number: int) -> None:
     program = f"from flows import child; child.run({dvc('endless')!r}, print)"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     starter = subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.DEVNULL)
-    stage = number_in(here / "pid")
-    starter.send_signal(number)
-    starter.wait(30)
-    eventually(lambda: not alive(stage))
+    try:
+        stage = number_in(here / "pid")
+        starter.send_signal(number)
+        starter.wait(30)
+        eventually(lambda: not alive(stage))
+    finally:
+        starter.kill()
+        starter.wait()
 
 
 def test_a_killed_dvc_ends_its_stage(here: Path) -> None:

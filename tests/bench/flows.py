@@ -1,0 +1,77 @@
+"""What Prefect adds: the demo series by a flow against `dvc repro` and `clinrl register`, and a retraining of nothing.
+
+Both build the series from its committed base in a project of their own, with no cache, so that every stage runs.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from clinrl import determinism, paths
+from clinrl.params import load_params
+
+ROOT = Path(__file__).parents[2]
+TIMES = 3
+DVC, CLINRL = ("-m", "dvc"), ("-m", "clinrl")
+
+
+def project(folder: Path) -> Path:
+    """The project as it is committed: base, graph and parameters, but no data set, no adapter and no report."""
+    folder.mkdir()
+    for name in ("dvc.yaml", "dvc.lock", "params.yaml"):
+        shutil.copyfile(ROOT / name, folder / name)
+    for task in load_params().bases:
+        for part in (paths.base(task), paths.adapter(f"{task}-base")):
+            shutil.copytree(ROOT / part, folder / part)
+    run(folder, *DVC, "init", "--no-scm", "--quiet")
+    return folder
+
+
+def run(folder: Path, *words: str) -> float:
+    """Run a command in a folder and return its wall time in seconds."""
+    private = ("PREFECT_", "MLFLOW_TRACKING_")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(private)}
+    env |= {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Print the rows."""
+    params = load_params()
+    last = list(params.versions)[-1]
+    task, lineage = params.versions[last].task, params.lineage(last)
+    with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder:
+        plain, flow = project(Path(folder) / "plain"), project(Path(folder) / "flow")
+        by_dvc = run(plain, *DVC, "repro", f"evaluate@{last}")
+        by_dvc += sum(run(plain, *CLINRL, "register", name) for name in lineage)
+        by_flow = run(flow, "-m", "flows.reproduce", last)
+        run(flow, "-m", "flows.release", last, "--approver", "Bench")
+        nothing = statistics.median(run(flow, "-m", "flows.retrain", task) for _ in range(TIMES))
+    note = f"{len(lineage)} versions"
+    rows = [
+        {"what": "demo series, dvc repro and clinrl register", "value": round(by_dvc, 1), "unit": "s", "note": note},
+        {"what": "demo series, flows.reproduce", "value": round(by_flow, 1), "unit": "s", "note": note},
+        {
+            "what": "flow overhead",
+            "value": round(100 * (by_flow / by_dvc - 1), 1),
+            "unit": "%",
+            "note": f"{by_flow - by_dvc:.1f} s, with a server and a new database",
+        },
+        {"what": "retrain, nothing to do", "value": round(nothing, 1), "unit": "s", "note": "with a server of its own"},
+    ]
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    determinism.pin()
+    main()
