@@ -7,6 +7,7 @@ wrong; 3 training ended without an adapter; 75 another command is at work here; 
 import argparse
 import atexit
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
@@ -29,13 +30,14 @@ The same command continues a run that was interrupted or killed."""
 
 FLOWS = {
     "reproduce": (
-        "VERSION",
-        "Builds what is stale of VERSION and its ancestors, from data to reports, and registers them.",
-        "python -m flows.reproduce esi-v49",
+        "NAME",
+        "Builds what is stale of NAME, a version or a merge, and of its ancestors, and registers them.",
+        "python -m flows.reproduce esi-v49\n  python -m flows.reproduce esi-v46-v49",
     ),
     "release": (
-        "VERSION",
-        "Decides whether the registered VERSION may become champion, has it approved, promotes, merges and registers.",
+        "NAME",
+        "Decides whether NAME, a registered version or merge, may become champion, has that approved and promotes it; "
+        "then makes a version's full models, which become champions by the same approval if they pass the gate.",
         'python -m flows.release esi-v49 --approver "Ada Lovelace"',
     ),
     "retrain": (
@@ -52,12 +54,13 @@ def parser(name: str) -> argparse.ArgumentParser:
     argument, description, examples = FLOWS[name]
     top = argparse.ArgumentParser(
         prog=f"python -m flows.{name}",
-        description=description,
+        description=textwrap.fill(description, 100),
         epilog=EPILOG.format(examples=f"  {examples}"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    top.add_argument(argument.lower(), metavar=argument, help=f"a {argument.lower()} of params.yaml")
+    what = "a task" if argument == "TASK" else "a version or a merge"
+    top.add_argument(argument.lower(), metavar=argument, help=f"{what} of params.yaml")
     if name != "reproduce":
         top.add_argument("--approver", metavar="NAME", help="the person who approves the release, given beforehand")
     return top
@@ -81,8 +84,8 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
 def check(arguments: dict[str, Any]) -> None:
     """Refuse what params.yaml does not have, and an approver without a name, before anything is started."""
     params = load_params()
-    if "version" in arguments:
-        known("params.yaml", arguments["version"], params.versions, "a version")
+    if "name" in arguments:
+        params.parts(arguments["name"])
     if "task" in arguments:
         known("params.yaml", arguments["task"], params.bases, "a task with a base")
     if arguments.get("approver") is not None:

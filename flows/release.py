@@ -1,8 +1,9 @@
-"""A release: decide, approve, promote, merge, register what was merged.
+"""A release: decide, approve, promote, merge, and release what was merged.
 
     python -m flows.release esi-v49 --approver "Ada Lovelace"
 
-A person approves, by name: with `--approver`, or on the page of the paused run. Silence is no.
+A person approves, by name: with `--approver`, or on the page of the paused run. Silence is no. The approval of a
+version holds for its full models too: each becomes their champion if its own exam passes the gate.
 """
 
 if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
@@ -28,7 +29,8 @@ from prefect.states import Completed, Running
 from clinrl.errors import GateError
 from clinrl.params import load_params
 from flows import pages, runs, servers, steps
-from flows.standing import is_champion, is_registered
+from flows.reproduce import build
+from flows.standing import approver_of, is_champion, settled
 
 if TYPE_CHECKING:
     from clinrl.gate import Decision
@@ -48,35 +50,39 @@ class Approval(RunInput):
     note: str = ""
 
 
-@flow(flow_run_name="release-{version}")
-def release(version: str, approver: str | None = None) -> State[None]:
-    """Decide on a registered version, ask for approval unless `approver` gives it, promote it and merge it."""
+@flow(flow_run_name="release-{name}")
+def release(name: str, approver: str | None = None) -> State[None]:
+    """Decide on a registered version or merge, ask for approval unless `approver` gives it, promote it and merge it."""
     runs.begin()
-    return carry_out(load_params(), version, approver)
+    return carry_out(load_params(), name, approver)
 
 
-def carry_out(params: "Params", version: str, approver: str | None) -> State[None]:
-    """Release a version; the state says how it ended. A version that is the champion already is only merged."""
-    if not is_champion(params, version):
-        decision = steps.decide(version)
+def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
+    """Release a version or a merge; the state says how it ended. One that is champion already is only merged."""
+    if not is_champion(params, name):
+        decision = steps.decide(name)
         pages.show_decision(decision)
         if not decision.promote:
-            return Completed(name=REFUSED, message=f"{version} may not be promoted: {' '.join(decision.reasons)}")
-        name, reason = answer(params, decision, approver)
-        if name is None:
-            steps.refuse(version, decision, reason)
-            return Completed(name=NOT_APPROVED, message=f"{version} was not approved: {reason}")
-        steps.promote(version, name, decision)
-    for merge in folds(params, version):
-        if steps.bring_up_to_date(merging(merge)) or not is_registered(params, merge):
-            steps.register(merge)
-            pages.show_exam(params, merge)
-    return Completed(message=f"{version} is the champion of {params.versions[version].task}")
+            return Completed(name=REFUSED, message=f"{name} may not be promoted: {' '.join(decision.reasons)}")
+        who, reason = answer(params, decision, approver)
+        if who is None:
+            steps.refuse(name, decision, reason)
+            return Completed(name=NOT_APPROVED, message=f"{name} was not approved: {reason}")
+        steps.promote(name, who, decision)
+    standings = [settled(params, name)]
+    standings += [full_model(params, fold, approver_of(params, name)) for fold in folds(params, name)]
+    return Completed(message="; ".join(filter(None, standings)))
 
 
-def merging(fold: str) -> list[str]:
-    """The stages of a fold in the order in which they run. Its version must have been examined."""
-    return [f"fold@{fold}", f"examine-fold@{fold}"]
+def full_model(params: "Params", fold: str, approver: str) -> str | None:
+    """Make, examine and register the full model of a champion, and promote it if its own exam passes the gate."""
+    build(params, fold)
+    if settled(params, fold) is None:
+        decision = steps.decide(fold)
+        pages.show_decision(decision)
+        if decision.promote:
+            steps.promote(fold, approver, decision)
+    return settled(params, fold)
 
 
 def folds(params: "Params", version: str) -> list[str]:
@@ -115,8 +121,8 @@ def _ask(decision: "Decision", within_s: int) -> Approval | None:
     """Pause the run until a person answers on its page; None if nobody does in time."""
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
     question = Approval.with_initial_data(
-        description=f"{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of {decision.task}? "
-        "A yes needs your name."
+        description=f"{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of {decision.model}, "
+        "with its full models if they pass the gate too? A yes needs your name."
     )
     try:
         return pause_flow_run(wait_for_input=question, timeout=within_s, poll_interval=min(POLL_S, within_s))

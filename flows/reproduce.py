@@ -1,5 +1,7 @@
 """One version: dataset, validate, probe, train, evaluate, register; its ancestors first, where they are missing.
 
+Or one merge, after the versions that it is made of.
+
 python -m flows.reproduce esi-v49
 """
 
@@ -23,27 +25,31 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 
-@flow(flow_run_name="reproduce-{version}")
-def reproduce(version: str) -> State[None]:
-    """Bring a version up to date, from its data to its reports, and register it; its ancestors before it."""
+@flow(flow_run_name="reproduce-{name}")
+def reproduce(name: str) -> State[None]:
+    """Bring a version or a merge up to date, from data to reports, and register it; what it is made from before it."""
     runs.begin()
     params = load_params()
-    ran = [address for name in params.lineage(version) for address in build(params, name)]
-    return Completed(message=f"{version} is built and registered; {len(ran)} stages ran")
+    names = dict.fromkeys(before for version in params.parts(name) for before in params.lineage(version)) | {name: None}
+    ran = [address for before in names for address in build(params, before)]
+    return Completed(message=f"{name} is built and registered; {len(ran)} stages ran")
 
 
-def build(params: "Params", version: str) -> list[str]:
-    """Bring the stages of one version up to date and register it. Returns the addresses of the stages that ran."""
-    ran = steps.bring_up_to_date(order(params, version))
-    if ran or not is_registered(params, version):
-        steps.register(version)
-        pages.show_exam(params, version)
+def build(params: "Params", name: str) -> list[str]:
+    """Bring the stages of one name up to date and register it. Returns the addresses of the stages that ran."""
+    ran = steps.bring_up_to_date(order(params, name))
+    if ran or not is_registered(params, name):
+        steps.register(name)
+        pages.show_exam(params, name)
     return ran
 
 
-def order(params: "Params", version: str) -> list[str]:
-    """The stages of one version in the order in which they run. Its parent must be there, the base is brought along."""
-    block = params.versions[version]
+def order(params: "Params", name: str) -> list[str]:
+    """The stages of a version or a merge in the order in which they run. The parent, or the parts, must be there."""
+    if name not in params.versions:
+        made = "fold" if name in params.merges.folds else "blend"
+        return [f"{made}@{name}", f"examine-{made}@{name}"]
+    block = params.versions[name]
     base_exam = params.bases[block.task].exam
     return [
         f"base@{block.task}",
@@ -51,7 +57,7 @@ def order(params: "Params", version: str) -> list[str]:
         f"validate@{block.data}",
         *dict.fromkeys(f"{stage}@{exam}" for exam in (base_exam, block.exam) for stage in ("dataset", "validate")),
         f"baseline@{block.task}",
-        f"probe@{version}",
-        f"train@{version}",
-        f"evaluate@{version}",
+        f"probe@{name}",
+        f"train@{name}",
+        f"evaluate@{name}",
     ]

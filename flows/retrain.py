@@ -20,7 +20,7 @@ from clinrl.errors import ParamsError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
 from flows import runs
-from flows.release import carry_out, folds, merging
+from flows.release import carry_out, folds
 from flows.reproduce import build, order
 from flows.standing import is_champion, is_registered, settled
 
@@ -66,7 +66,7 @@ def unfinished(params: "Params", versions: list[str]) -> list[str]:
     newest = versions[-1]
     merges = folds(params, newest)
     addresses = [address for version in versions for address in order(params, version)]
-    merged = [address for name in merges for address in merging(name)]
+    merged = [address for name in merges for address in order(params, name)]
     states = dvc_states({*addresses, *merged})
     left = [address for address in dict.fromkeys(addresses) if states[address] != "up to date"]
     left = left or [f"register {name}" for name in versions if not is_registered(params, name)]
@@ -74,4 +74,5 @@ def unfinished(params: "Params", versions: list[str]) -> list[str]:
     if left or not is_champion(params, newest):
         return left
     left = [address for address in merged if states[address] != "up to date"]
-    return left or [f"register {name}" for name in merges if not is_registered(params, name)]
+    left = left or [f"register {name}" for name in merges if not is_registered(params, name)]
+    return left or [f"release {name}" for name in merges if not settled(params, name)]

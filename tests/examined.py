@@ -20,6 +20,12 @@ from clinrl.params import Params
 RIGHT: Sequence[int] = ()
 """An answer pattern: every case right."""
 PARENTS = {"v1": "esi-base", "v2": "v1", "v3": "esi-base"}
+MERGES = {
+    "folds": {"v2-full": {"task": "esi", "version": "v2", "exam": "x1"}},
+    "blends": {
+        "v1-v2": {"task": "esi", "first": "v1", "second": "v2", "method": "cat", "weights": [0.5, 0.5], "exam": "x1"}
+    },
+}
 GATES = {
     "esi": {
         "least_cases": 10,
@@ -32,9 +38,9 @@ GATES = {
 
 
 def build(answers: dict[str, Sequence[int]]) -> Params:
-    """Build the project in the working directory, with each version's answers: a pattern of levels, or `RIGHT`."""
-    YAML(typ="safe").dump(dolls.PARAMS | {"gates": GATES}, Path("params.yaml"))
-    params = dolls.params(gates=GATES)
+    """Build the project in the working directory, with the answers of each version and merge: a pattern, or `RIGHT`."""
+    YAML(typ="safe").dump(dolls.PARAMS | {"gates": GATES, "merges": MERGES}, Path("params.yaml"))
+    params = dolls.params(gates=GATES, merges=MERGES)
     for name in ("d1", "x1"):
         dataset.stage(params, name)
     for data in ("d1", "x1"):
@@ -49,9 +55,26 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
         seal(out, kind="adapter", name="esi-base", task="esi", task_version=1, spec={}, inputs={"base": base})
     dolls.sit(params, "esi-base", [1])
     for name, pattern in answers.items():
-        train(name)
+        if name in params.versions:
+            train(name)
+        else:
+            merge(params, name)
         dolls.sit(params, name, pattern)
     return params
+
+
+def merge(params: Params, name: str) -> None:
+    """Put weights where merging would put a full model or an adapter, with the manifest that it would write."""
+    full = name in params.merges.folds
+    with staged(paths.merged(name)) as out:
+        weights = {"w": numpy.ones(2, dtype="float32")}
+        save_file(weights, out / ("model.safetensors" if full else "adapter_model.safetensors"))
+        write_json(out / ("config.json" if full else "adapter_config.json"), {"r": 4})
+        write_text(out / "README.md", f"---\nlibrary_name: transformers\n---\n\n# {name}\n")
+        inputs = {part: identity(read_manifest(paths.adapter(part))) for part in params.parts(name)}
+        inputs["base"] = identity(read_manifest(paths.base("esi")))
+        spec = {"scale": "embedded", "method": "fold" if full else "cat"}
+        seal(out, kind="merged", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
 
 
 def train(name: str, seed: int = 0) -> None:

@@ -6,9 +6,11 @@ from contextlib import chdir
 
 import pytest
 
+import dolls
 import examined
 from clinrl import registry
 from clinrl.cli import main
+from clinrl.params import load_params
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,22 @@ def test_a_refused_version_says_why_and_ends_with_1(run):
     assert said.startswith("clinrl: dangerous (")
     code, _, said = run("promote", "v3", "--approver", "Ada Lovelace")
     assert (code, said.startswith("clinrl: v3 may not be promoted: dangerous")) == (1, True)
+
+
+def test_a_rollback_says_that_the_full_model_is_still_champion(run):
+    params = load_params()
+    examined.train("v2")
+    dolls.sit(params, "v2", examined.RIGHT)
+    examined.merge(params, "v2-full")
+    dolls.sit(params, "v2-full", examined.RIGHT)
+    for name in ("v2", "v2-full"):
+        run("register", name)
+    for name in ("v1", "v2", "v2-full"):
+        assert run("promote", name, "--approver", "Ada Lovelace")[0] == 0
+    code, (row,), said = run("rollback", "esi", "--approver", "Ada Lovelace")
+    assert (code, row["version"]) == (0, "v1")
+    assert said.startswith("clinrl: v2-full, the full model of v2, is still the champion of esi-merged; ")
+    assert run("rollback", "esi", "--approver", "Ada Lovelace")[2] == ""
 
 
 def test_lineage_names_the_broken_link_and_ends_with_1(run):

@@ -43,7 +43,7 @@ def both(name, answers, other=None, **changes):
 
 def judge(rules, candidate, champion=None):
     digests = ("a" * 64, "b" * 64 if champion else None)
-    return decide(TASK, rules, "embedded", candidate, champion, digests=digests)
+    return decide(TASK, rules, "embedded", candidate, champion, model="esi", digests=digests)
 
 
 def wrong(count, to=5, level=1):
@@ -77,7 +77,7 @@ def test_the_limit_is_that_of_the_active_scale():
     rules = gate(dangerous=Limit(max={"embedded": 0.0, "full": 0.5}))
     candidate = both("v2", wrong(1))
     assert not judge(rules, candidate).promote
-    assert decide(TASK, rules, "full", candidate, None, digests=("a" * 64, None)).promote
+    assert decide(TASK, rules, "full", candidate, None, model="esi", digests=("a" * 64, None)).promote
 
 
 def test_safety_is_looked_at_first():

@@ -19,10 +19,11 @@ LINKS = ["files", "parent", "base", "data", "exam", "registry"]
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("lineage")
     with chdir(root):
-        params = examined.build({"v1": [2], "v2": examined.RIGHT})
-        for name in ("v1", "v2"):
+        params = examined.build({"v1": [2], "v2": examined.RIGHT, "v2-full": examined.RIGHT, "v1-v2": [2]})
+        for name in ("v1", "v2", "v2-full"):
             registry.register(params, name)
             release.promote(params, name, approver="Ada Lovelace", decision=release.decide(params, name))
+        registry.register(params, "v1-v2")
     return root, params
 
 
@@ -49,6 +50,32 @@ def test_a_released_lineage_holds_from_the_approver_to_the_base(params):
     assert "passed the gate: cases (all modes) 10 for min 10, dangerous (think) 0 for max 0.35" in said["v2", "gate"]
     assert said["v2", "approver"].startswith("was approved by Ada Lovelace at ")
     assert all(len(link.digest) == 64 for link in links)
+
+
+def test_a_full_model_leads_to_its_version_and_on_to_the_base(params):
+    links = lineage.walk(params, "v2-full")
+    own = ["files", "parent", "base", "exam", "registry"]
+    assert [(link.version, link.link) for link in links] == [
+        *(("v2-full", link) for link in own), *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS),
+        ("v2-full", "gate"), ("v2-full", "approver"),
+    ]  # fmt: skip
+    assert {link.state for link in links} == {"holds"}
+    assert [link.says for link in links[1:2]] == ["is made of v2"]
+
+
+def test_a_blend_leads_to_both_its_versions(params):
+    links = [(link.version, link.link, link.state) for link in lineage.walk(params, "v1-v2")]
+    assert links[1:3] == [("v1-v2", "parent", "holds")] * 2
+    assert [version for version, link, _ in links if link == "files"] == ["v1-v2", "v1", "v2"]
+    assert links[-1] == ("v1-v2", "gate", "open")
+
+
+def test_a_version_that_was_trained_anew_is_not_what_was_merged(params):
+    examined.train("v2", seed=1)
+    dolls.sit(params, "v2", examined.RIGHT)
+    found = broken(params, "v2-full")
+    assert set(found) == {("v2-full", "parent"), ("v2", "registry")}
+    assert "v2-full was made from another v2" in found["v2-full", "parent"]
 
 
 def test_what_nobody_decided_is_open_and_not_broken(params):
@@ -111,7 +138,7 @@ def test_an_edited_audit_file_is_named(params):
 def test_a_promotion_on_a_refused_decision_is_named(params):
     entry = registry.find("esi", "v2")
     body = {
-        "task": "esi",
+        "model": "esi",
         "version": "v2",
         "number": 2,
         "digest": entry.digest,

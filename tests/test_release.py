@@ -16,11 +16,15 @@ ADA = "Ada Lovelace"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """v1 is as good as it gets, v2 one of those who call everything urgent, v3 dangerous; all registered."""
+    """v1 is as good as it gets, v2 one of those who call everything urgent, v3 dangerous; all registered.
+
+    The full model of v2 answers as v2 does, and the blend of v1 and v2 as v1.
+    """
     root = tmp_path_factory.mktemp("released")
     with chdir(root):
-        params = examined.build({"v1": examined.RIGHT, "v2": [2], "v3": [5]})
-        for name in ("v1", "v2", "v3"):
+        answers = {"v1": examined.RIGHT, "v2": [2], "v3": [5], "v2-full": [2], "v1-v2": examined.RIGHT}
+        params = examined.build(answers)
+        for name in answers:
             registry.register(params, name)
     return root, params
 
@@ -114,6 +118,29 @@ def test_silence_is_no(params, approver):
     assert kinds() == ["decision"]
 
 
+def test_full_models_have_a_champion_of_their_own(params):
+    promoted(params, "v1")
+    decision = release.decide(params, "v2-full")
+    assert (decision.model, decision.champion, decision.promote) == ("esi-merged", None, True)
+
+    entry = release.promote(params, "v2-full", approver=ADA, decision=decision)
+
+    assert (entry.model, entry.aliases, champion()) == ("esi-merged", ("champion",), "v1")
+    with pytest.raises(GateError, match="esi-merged has no previous to roll back"):
+        release.rollback("esi-merged", approver=ADA)
+    release.promote(params, "v1", approver=ADA, decision=release.decide(params, "v1"))
+    assert kinds() == ["decision", "approval", "promotion"] * 2 + ["decision"]  # v1 against itself, already champion
+
+
+def test_a_blend_that_is_an_adapter_competes_with_the_versions(params):
+    promoted(params, "v2")
+    decision = release.decide(params, "v1-v2")
+    assert (decision.model, decision.champion, decision.promote) == ("esi", "v2", True)
+    release.promote(params, "v1-v2", approver=ADA, decision=decision)
+    assert champion() == "v1-v2"
+    assert release.rollback("esi", approver=ADA).name == "v2"
+
+
 def test_a_decision_is_void_once_the_champion_is_another(params):
     decision = release.decide(params, "v1")
     promoted(params, "v2")
@@ -128,7 +155,7 @@ def test_a_decision_is_about_one_adapter(params):
         release.promote(params, "v1", approver=ADA, decision=decision)
     examined.train("v2", seed=1)
     dolls.sit(params, "v2", [2])
-    with pytest.raises(GateError, match="is not the v2 that is registered; run `clinrl register v2`"):
+    with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
         release.decide(params, "v2")
 
 

@@ -279,6 +279,11 @@ class Blend(Section):
     seed: Seed = 0
     """dare: of the entries that are dropped, 0 to 2^32 - 1."""
 
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the method gives an adapter; the others give a full model."""
+        return self.method in ("cat", "svd")
+
     @model_validator(mode="after")
     def _needs(self) -> "Blend":
         if self.first == self.second:

@@ -91,12 +91,12 @@ STAGES = {
 
 ARGUMENTS = {
     "register": "NAME",
-    "decide": "VERSION",
-    "promote": "VERSION",
-    "rollback": "TASK",
+    "decide": "NAME",
+    "promote": "NAME",
+    "rollback": "MODEL",
     "versions": "MODEL",
     "lookup": "MODEL",
-    "lineage": "VERSION",
+    "lineage": "NAME",
 }
 """What the commands of the registry take; `clinrl.desk` has a function for each."""
 
@@ -198,31 +198,35 @@ def _add_registry_commands(command: Callable[[str, str, str, str], argparse.Argu
         "decide",
         "hold a version's exam against its task's gate and the champion",
         _wrapped(
-            "Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes nothing. Exit "
-            "code 0: may be promoted; 1: not."
+            "Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes nothing. Adapters "
+            "are compared with the champion of the adapters, full models with that of the full models. Exit code 0: "
+            "may be promoted; 1: not."
         ),
-        "clinrl decide esi-v49\nclinrl decide esi-v49 --json",
+        "clinrl decide esi-v49\nclinrl decide esi-v49-full --json",
     )
-    decide.add_argument("name", metavar="VERSION", help="a registered version of params.yaml")
+    decide.add_argument("name", metavar="NAME", help="a registered version or merge of params.yaml")
     decide.add_argument("--json", action="store_true", help="the decision as one JSON object")
     promote = command(
         "promote",
-        "make a version the champion of its task",
+        "make a version or a merge the champion",
         _wrapped(
-            "Decides, and if every limit of the gate holds moves the alias champion to VERSION and previous to the "
+            "Decides, and if every limit of the gate holds moves the alias champion to NAME and previous to the "
             "champion before. The decision and the approver's name go to the audit file and to the version's tags."
         ),
-        'clinrl promote esi-v49 --approver "Ada Lovelace"',
+        'clinrl promote esi-v49 --approver "Ada Lovelace"\nclinrl promote esi-v49-full --approver "Ada Lovelace"',
     )
-    promote.add_argument("name", metavar="VERSION", help="a registered version of params.yaml")
+    promote.add_argument("name", metavar="NAME", help="a registered version or merge of params.yaml")
     promote.add_argument("--approver", required=True, metavar="NAME", help="the person who approves it")
     rollback = command(
         "rollback",
         "bring the previous champion back",
-        _wrapped("Swaps the aliases champion and previous of a task; the same command undoes it."),
-        'clinrl rollback esi --approver "Ada Lovelace"',
+        _wrapped(
+            "Swaps the aliases champion and previous of MODEL; the same command undoes it. Adapters and full models "
+            "are rolled back one by one."
+        ),
+        'clinrl rollback esi --approver "Ada Lovelace"\nclinrl rollback esi-merged --approver "Ada Lovelace"',
     )
-    rollback.add_argument("name", metavar="TASK", help="a task of params.yaml")
+    rollback.add_argument("name", metavar="MODEL", help="a registered model: a task, or TASK-merged")
     rollback.add_argument("--approver", required=True, metavar="NAME", help="the person who decides it")
     versions = command(
         "versions",
@@ -245,12 +249,12 @@ def _add_registry_commands(command: Callable[[str, str, str, str], argparse.Argu
         "lineage",
         "check where a version comes from, link by link",
         _wrapped(
-            "Files, parents, base, data, exam, registry, gate and approver of VERSION and its ancestors, from "
+            "Files, parents, base, data, exam, registry, gate and approver of NAME and what it was made from, from "
             "manifests, the registry's tags and the audit file. Exit code 0: no link is broken; 1: one is."
         ),
-        "clinrl lineage esi-v49\nclinrl lineage esi-v49 --json",
+        "clinrl lineage esi-v49\nclinrl lineage esi-v49-full --json",
     )
-    lineage.add_argument("name", metavar="VERSION", help="a version of params.yaml")
+    lineage.add_argument("name", metavar="NAME", help="a version or a merge of params.yaml")
     lineage.add_argument("--json", action="store_true", help="one JSON list of objects")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import lineage as lineages
 from clinrl import registry, release
+from clinrl.recording import MERGED
 from clinrl.tables import show
 
 if TYPE_CHECKING:
@@ -53,8 +54,19 @@ def promote(params: "Params", arguments: Namespace) -> int:
 
 
 def rollback(params: "Params", arguments: Namespace) -> int:
-    """Bring the previous champion of a task back and print its row."""
+    """Bring the previous champion of a registered model back and print its row.
+
+    Says so on stderr if the full model of the version that lost its place is still a champion.
+    """
     show(COLUMNS, [_row(release.rollback(arguments.name, approver=arguments.approver))], as_json=False)
+    gone = registry.holder(arguments.name, release.PREVIOUS)
+    full = registry.holder(arguments.name + MERGED, registry.CHAMPION)
+    if gone and full and full.tags["parent_digest"] == gone.digest:
+        print(
+            f"clinrl: {full.name}, the full model of {gone.name}, is still the champion of {full.model}; "
+            f"`clinrl rollback {full.model}` is for that",
+            file=sys.stderr,
+        )
     return 0
 
 

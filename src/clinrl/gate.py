@@ -37,6 +37,8 @@ class Finding(Strict):
 class Decision(Strict):
     """May the candidate take the champion's place? Bound to both adapters and to the exam by their digests."""
 
+    model: str
+    """The registered model whose champion's place it is about."""
     task: str
     candidate: str
     candidate_digest: str
@@ -57,12 +59,13 @@ def decide(
     candidate: Mapping[str, Sitting],
     champion: Mapping[str, Sitting] | None,
     *,
+    model: str,
     digests: tuple[str, str | None],
 ) -> Decision:
     """Hold every limit of the gate against the candidate's answers, by mode, and against the champion's.
 
-    `digests` are the identities of the two models. Raises ArtefactError if the two sat different exams, or in
-    different modes, or if there is no answer at all.
+    `model` is the registered model that both are of, `digests` are their identities. Raises ArtefactError if the two
+    sat different exams, or in different modes, or if there is no answer at all.
     """
     first = next(iter(candidate.values()), None)
     if first is None:
@@ -78,6 +81,7 @@ def decide(
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"{champion[first.mode].name} stays comparable on the same cases" if champion else "there is no champion"
     return Decision(
+        model=model,
         task=task.name,
         candidate=first.name,
         candidate_digest=digests[0],

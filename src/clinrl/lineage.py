@@ -7,10 +7,12 @@ thing they must agree. Nothing is rebuilt and no model is loaded.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import artefacts, ledger, paths, registry
 from clinrl.errors import Refused, RegistryError
+from clinrl.evaluate import examinee
 from clinrl.records import Manifest, Strict
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ class Link(Strict):
 
     version: str
     link: str
-    """What is stated: files, parent, base, data, exam, registry, gate or approver."""
+    """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, registry, gate or
+    approver."""
     state: State
     digest: str
     """The digest that the link is about; empty where there is none."""
@@ -34,17 +37,19 @@ class Link(Strict):
 
 
 def walk(params: "Params", name: str) -> list[Link]:
-    """Every link of a version and its ancestors, the version first. Raises ParamsError for an unknown version.
+    """Every link of a version or a merge, then those of what it was made from. Raises ParamsError for an unknown name.
 
     A broken link is a `Link`, never an exception.
     """
-    links = [link for version in reversed(params.lineage(name)) for link in _version(params, version)]
+    before = dict.fromkeys(version for part in params.parts(name) for version in reversed(params.lineage(part)))
+    links = [link for made in dict.fromkeys([name, *before]) for link in _made(params, made)]
     return [*links, *_release(params, name)]
 
 
-def _version(params: "Params", name: str) -> Iterator[Link]:
-    block = params.versions[name]
-    folder = paths.adapter(name)
+def _made(params: "Params", name: str) -> Iterator[Link]:
+    """The links of one version, or of one merge, without those of its parents."""
+    who = examinee(params, name)
+    task, folder = who.task.name, who.folder
     manifest: Manifest | None = None
 
     def files() -> tuple[str, str]:
@@ -58,16 +63,22 @@ def _version(params: "Params", name: str) -> Iterator[Link]:
     if manifest is None:  # nothing else can be said of it
         return
     made = manifest
-    root = f"{block.task}-base"
-    parent, base = paths.adapter(block.parent), paths.base(block.task)
-    yield _link(name, "parent", lambda: _same(made, "parent", parent, f"starts from the weights of {block.parent}"))
-    if block.parent == root:
-        yield _link(name, "base", lambda: (_same(made, "base", base, "")[0], _base_says(block.task)))
+    base = paths.base(task)
+    if name in params.versions:
+        block = params.versions[name]
+        start = f"starts from the weights of {block.parent}"
+        yield _link(name, "parent", lambda: _same(made, "parent", paths.adapter(block.parent), start))
+        if block.parent == f"{task}-base":
+            yield _link(name, "base", lambda: (_same(made, "base", base, "")[0], _base_says(task)))
+        else:
+            yield _link(name, "base", lambda: _same(made, "base", base, f"was trained on {base}"))
+        yield _link(name, "data", lambda: _data(made, block.data, "train"))
     else:
-        yield _link(name, "base", lambda: _same(made, "base", base, f"was trained on {base}"))
-    yield _link(name, "data", lambda: _data(made, block.data, "train"))
-    yield _link(name, "exam", lambda: _exam(name, block.exam, artefacts.identity(made)))
-    yield _link(name, "registry", lambda: _registered(block.task, name, made))
+        for part in params.parts(name):
+            yield _link(name, "parent", partial(_same, made, part, paths.adapter(part), f"is made of {part}"))
+        yield _link(name, "base", lambda: _same(made, "base", base, f"is a model on {base}"))
+    yield _link(name, "exam", lambda: _exam(name, who.exam, artefacts.identity(made)))
+    yield _link(name, "registry", lambda: _registered(registry.model_of(params, name), name, made))
 
 
 def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
@@ -76,7 +87,7 @@ def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, s
     if named != found:
         raise Refused(
             f"{manifest.name} was made from another {what} ({named[:12]}) than {folder} now holds ({found[:12]}); "
-            f"run `dvc checkout`, or `dvc repro train@{manifest.name}` for a new one"
+            "run `dvc checkout`, or `dvc repro` for a new one"
         )
     return found, says
 
@@ -104,24 +115,26 @@ def _exam(name: str, exam: str, adapter: str) -> tuple[str, str]:
     graded = artefacts.verified(paths.graded(name))
     found = artefacts.identity(artefacts.read_manifest(paths.cases(exam)))
     if graded.inputs["adapter"] != adapter:
-        raise Refused(f"{paths.graded(name)} was answered by another adapter; run `dvc repro evaluate@{name}`")
+        raise Refused(f"{paths.graded(name)} was answered by another model; run `dvc repro` to examine {name}")
     if graded.inputs["exam"] != found:
-        raise Refused(f"{paths.graded(name)} answers another exam than {exam} now is; run `dvc repro evaluate@{name}`")
+        raise Refused(
+            f"{paths.graded(name)} answers another exam than {exam} now is; run `dvc repro` to examine {name}"
+        )
     pool = artefacts.read_manifest(paths.cases(exam)).spec["use"]
     if pool != "exam":
         raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
     return found, f"sat {exam}, drawn from the exam pool, with these very weights"
 
 
-def _registered(task: str, name: str, manifest: Manifest) -> tuple[str, str]:
+def _registered(model: str, name: str, manifest: Manifest) -> tuple[str, str]:
     digest = artefacts.identity(manifest)
-    entry = registry.find(task, name)
+    entry = registry.find(model, name)
     if entry.digest != digest:
         raise Refused(
-            f"the {name} in the registry is another adapter ({entry.digest[:12]}); run `clinrl register {name}`"
+            f"the {name} in the registry is another model ({entry.digest[:12]}); run `clinrl register {name}`"
         )
-    for tag, what in (("parent_digest", "parent"), ("base_digest", "base"), ("data_digest", "data")):
-        if entry.tags.get(tag) != manifest.inputs[what]:
+    for tag, expected in registry.origin(manifest).items():
+        if entry.tags.get(tag) != expected:
             raise Refused(f"the registry's tag {tag} of {name} is not what its manifest says; register it again")
     names = f", {', '.join(entry.aliases)}" if entry.aliases else ""
     return digest, f"is version {entry.number} of the registered model {entry.model}{names}"
@@ -129,10 +142,10 @@ def _registered(task: str, name: str, manifest: Manifest) -> tuple[str, str]:
 
 def _release(params: "Params", name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
-    task = params.versions[name].task
+    model = registry.model_of(params, name)
     try:
         lines = ledger.read(paths.ledger())
-        digest = artefacts.identity(artefacts.read_manifest(paths.adapter(name)))
+        digest = artefacts.identity(artefacts.read_manifest(examinee(params, name).folder))
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
         return
@@ -140,18 +153,18 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
     if not decisions:
         yield Link(version=name, link="gate", state="open", digest="", says="was never decided upon")
         return
-    yield _link(name, "gate", lambda: _decided(task, name, decisions))
+    yield _link(name, "gate", lambda: _decided(model, name, decisions))
     promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
     if not promotions:
         yield Link(version=name, link="approver", state="open", digest="", says="was never promoted")
         return
-    yield _link(name, "approver", lambda: _approved(task, name, promotions[-1], decisions))
+    yield _link(name, "approver", lambda: _approved(model, name, promotions[-1], decisions))
 
 
-def _decided(task: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
+def _decided(model: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
     body = decisions[-1].body
     digest = artefacts.digest(body)
-    entry = registry.find(task, name)
+    entry = registry.find(model, name)
     known = {artefacts.digest(line.body) for line in decisions}
     if entry.tags.get("decision") not in known:
         raise Refused(f"the registry's tag decision of {name} is none of the audit file's; run `clinrl decide {name}`")
@@ -163,12 +176,12 @@ def _decided(task: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[s
     return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {numbers}"
 
 
-def _approved(task: str, name: str, promotion: ledger.Entry, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
+def _approved(model: str, name: str, promotion: ledger.Entry, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
     body = promotion.body
     passed = {artefacts.digest(line.body) for line in decisions if line.body["promote"]}
     if body["decision"] not in passed:
         raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
-    tagged = registry.find(task, name).tags.get("approver")
+    tagged = registry.find(model, name).tags.get("approver")
     if tagged != body["approver"]:
         raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit file {body['approver']!r}")
     return promotion.digest, f"was approved by {body['approver']} at {promotion.at}"

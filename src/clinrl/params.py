@@ -209,6 +209,14 @@ class Params(Section):
             chain[version] = None
         return tuple(reversed(chain))
 
+    def parts(self, name: str) -> tuple[str, ...]:
+        """The versions that a merge is made of; of a version, itself. Raises ParamsError for an unknown name."""
+        folds, blends = self.merges.folds, self.merges.blends
+        known("params.yaml", name, [*self.versions, *folds, *blends], "a version or a merge")
+        if name in folds:
+            return (folds[name].version,)
+        return (blends[name].first, blends[name].second) if name in blends else (name,)
+
     def reward(self, version: str) -> BaseModel:
         """The task's Reward that a version trains on. Raises ParamsError for an unknown version, or one without."""
         known("params.yaml", version, self.versions, "a version")

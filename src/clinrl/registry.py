@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.artefacts import exclusive, identity
+from clinrl.artefacts import exclusive
 from clinrl.errors import RegistryError
 from clinrl.evaluate import examinee
-from clinrl.recording import DIGEST, Recorded, fill, logged_model, recorded
-from clinrl.records import Strict
+from clinrl.recording import DIGEST, MERGED, Recorded, fill, logged_model, recorded
+from clinrl.records import Manifest, Strict
 from clinrl.section import NAME, did_you_mean, shown
 from clinrl.tracking import (
     Clash,
@@ -78,6 +78,15 @@ def register(params: "Params", name: str) -> Entry:
             with suppress(Clash):
                 return _registered(made)
         return _registered(made)
+
+
+def model_of(params: "Params", name: str) -> str:
+    """The registered model of a version or a merge: that of its task's adapters, or that of its full models.
+
+    Raises ParamsError for a name that params.yaml does not have.
+    """
+    task, blend = examinee(params, name).task.name, params.merges.blends.get(name)
+    return task if name in params.versions or (blend and blend.is_adapter) else task + MERGED
 
 
 def _registered(made: Recorded) -> Entry:
@@ -207,25 +216,25 @@ def _create_model(client: "MlflowClient", made: Recorded) -> None:
 
 def _tags(made: Recorded) -> dict[str, str]:
     """What a model version says of its origin."""
-    inputs = made.manifest.inputs
-    parents = (
-        {made.who.parent: inputs["parent"]}
-        if "parent" in inputs
-        else {name: value for name, value in inputs.items() if name != "base"}
-    )
-    tags = {
+    merged = [part for part in made.manifest.inputs if part != "base"]
+    return {
         "version": made.who.name,
-        "parent": ", ".join(str(name) for name in parents),
+        "parent": str(made.who.parent) if "parent" in made.manifest.inputs else ", ".join(merged),
         DIGEST: made.digest,
-        "parent_digest": ", ".join(parents.values()),
-        "base_digest": identity(made.base),
+        **origin(made.manifest),
         "exam_digest": next(iter(made.reports.values())).exam_digest,
         "git_revision": _revision(),
         "dvc_stage": made.dvc_stage,
         "task_version": str(made.manifest.task_version),
         "scale": made.scale,
     }
-    return tags | ({"data_digest": inputs["data"]} if "data" in inputs else {})
+
+
+def origin(manifest: Manifest) -> dict[str, str]:
+    """Tags that a manifest accounts for: the digests of base, of data if any, and of the parent or the merged parts."""
+    inputs = dict(manifest.inputs)
+    tags = {f"{what}_digest": inputs.pop(what) for what in ("base", "data") if what in inputs}
+    return tags | {"parent_digest": ", ".join(inputs.values())}
 
 
 def _revision() -> str:

@@ -195,6 +195,6 @@ def test_ten_kills_of_a_retraining_change_nothing(tmp_path: Path, capsys: pytest
     for project in (disturbed, undisturbed):
         assert command(project).wait() == 0, (project / "log").read_text()
     assert outcome(disturbed) == outcome(undisturbed)
-    assert outcome(disturbed)["promoted"] == ["v2"]
+    assert outcome(disturbed)["promoted"] == ["v2", "v2-full"]
     assert states(disturbed) <= {"FINISHED", "COMPLETED", "CRASHED"}
     assert states(undisturbed) == {"FINISHED", "COMPLETED"}

@@ -47,12 +47,15 @@ def test_help_has_examples_and_loads_nothing_heavy(name: str) -> None:
     assert not {"prefect", "mlflow", "torch", "pandas", "numpy"} & loaded
 
 
+ALLOWED = "allowed: v1, v1-v2, v2, v2-full"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        (("reproduce", "v22"), 2, "params.yaml: 'v22' is not a version; did you mean v2? allowed: v1, v2"),
-        (("reproduce", "../v2"), 2, "params.yaml: '../v2' is not a version; allowed: v1, v2"),
-        (("release", "v2;ls"), 2, "params.yaml: 'v2;ls' is not a version; allowed: v1, v2"),
+        (("reproduce", "v22"), 2, f"params.yaml: 'v22' is not a version or a merge; did you mean v2? {ALLOWED}"),
+        (("reproduce", "../v2"), 2, f"params.yaml: '../v2' is not a version or a merge; {ALLOWED}"),
+        (("release", "v2;ls"), 2, f"params.yaml: 'v2;ls' is not a version or a merge; {ALLOWED}"),
         (("retrain", "imaging"), 2, "params.yaml: 'imaging' is not a task with a base; allowed: esi"),
         (
             ("release", "v2", "--approver", " "), 1,
@@ -78,7 +81,7 @@ def test_a_release_without_a_server_and_without_a_name_is_refused(project: Path)
 def test_a_flow_needs_no_server(project: Path) -> None:
     done = flow("release", "v2", "--approver", "Ada Lovelace")
     assert done.returncode == 0
-    assert done.stderr.splitlines()[-1] == "clinrl: v2 is the champion of esi"
+    assert done.stderr.splitlines()[-1] == "clinrl: v2 is the champion of esi; v2-full is the champion of esi-merged"
     again = flow("retrain", "esi")
     assert again.returncode == 0
     assert again.stderr.splitlines()[-1].startswith("clinrl: nothing to do: ")

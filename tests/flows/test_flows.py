@@ -68,7 +68,7 @@ def params(project: Path) -> Params:
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_the_order_of_a_flow_is_an_order_of_the_graph(params: Params, version: str) -> None:
     from dvc.repo import Repo
-    from flows.release import folds, merging
+    from flows.release import folds
     from flows.reproduce import order
 
     with Repo(".") as repo:
@@ -76,7 +76,10 @@ def test_the_order_of_a_flow_is_an_order_of_the_graph(params: Params, version: s
         stages = {stage.addressing: stage for stage in graph}
         done = {f"evaluate@{name}" for name in params.lineage(version)[:-1]}
         for name in params.lineage(version):
-            lines = [*order(params, name), *(address for fold in folds(params, name) for address in merging(fold))]
+            lines = [
+                *order(params, name),
+                *(address for fold in folds(params, name) for address in order(params, fold)),
+            ]
             done.difference_update(lines)
             for address in lines:
                 needed = {before.addressing for before in graph.successors(stages[address])}
@@ -114,16 +117,18 @@ def test_a_version_is_built_registered_and_shown(project: Path) -> None:
 def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(project: Path) -> None:
     from flows.retrain import retrain
 
-    assert ended(retrain, "esi", "Ada Lovelace").message == "v2 is the champion of esi"
+    said = "v2 is the champion of esi; v2-full is the champion of esi-merged"
+    assert ended(retrain, "esi", "Ada Lovelace").message == said
     assert champion() == "v2"
-    assert [entry.name for entry in registry.entries("esi-merged")] == ["v2-full"]
-    assert kinds() == ["decision", "approval", "promotion"]
+    (full,) = registry.entries("esi-merged")
+    assert (full.name, full.aliases, full.tags["approver"]) == ("v2-full", ("champion",), "Ada Lovelace")
+    assert kinds() == ["decision", "approval", "promotion"] * 2
     assert "may be promoted" in artifacts()["decision-v2"].data
     before = worked()
     state = ended(retrain, "esi")
     assert (state.name, state.is_completed()) == ("Nothing to do", True)
     assert "v2 is the champion" in state.message
-    assert (worked(), kinds()) == (before, ["decision", "approval", "promotion"])
+    assert (worked(), kinds()) == (before, ["decision", "approval", "promotion"] * 2)
 
 
 def test_a_stage_that_fails_ends_the_flow_with_its_own_words(project: Path) -> None:
@@ -150,6 +155,32 @@ def test_a_refused_version_is_registered_and_the_champion_stays(project: Path) -
     assert "may **not** be promoted" in artifacts()["decision-v2"].data
     again = ended(retrain, "esi", "Ada Lovelace")
     assert (again.name, "refused by its gate" in again.message) == ("Nothing to do", True)
+
+
+def test_a_full_model_that_its_gate_refuses_stays_what_it_was(project: Path) -> None:
+    from flows.release import release
+    from flows.retrain import retrain
+
+    promoted("v2")
+    edit(lambda content: content["gates"]["esi"].update(least_cases=41))
+    state = ended(release, "v2")
+    assert state.message == "v2 is the champion of esi; v2-full was refused by its gate"
+    assert (champion(), registry.holder("esi-merged", "champion")) == ("v2", None)
+    assert "asks for 41 or more" in artifacts()["decision-v2-full"].data
+    again = ended(retrain, "esi")
+    assert (again.name, again.message.endswith("v2 is the champion of esi")) == ("Nothing to do", True)
+
+
+def test_a_merge_is_built_registered_and_released_by_its_name(project: Path) -> None:
+    from flows.release import release
+    from flows.reproduce import reproduce
+
+    promoted("v2")
+    assert ended(reproduce, "v2-full").message == "v2-full is built and registered; 0 stages ran"
+    assert registry.find("esi-merged", "candidate").name == "v2-full"
+    assert ended(release, "v2-full", "Ada Lovelace").message == "v2-full is the champion of esi-merged"
+    edit(lambda content: content["merges"]["folds"].update(again={**content["merges"]["folds"]["v2-full"]}))
+    assert ended(reproduce, "again").message == "again is built and registered; 2 stages ran"
 
 
 def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> None:
@@ -241,7 +272,7 @@ def test_a_person_approves_on_the_page_of_the_run(project: Path) -> None:
     from flows.release import release
 
     thread = answering(approve=True, approver="Ada Lovelace")
-    assert ended(release, "v2").message == "v2 is the champion of esi"
+    assert ended(release, "v2").message == "v2 is the champion of esi; v2-full is the champion of esi-merged"
     thread.join()
     assert registry.find("esi", "champion").tags["approver"] == "Ada Lovelace"
 
