@@ -71,14 +71,17 @@ def prefect(port: int, *, ui: bool = True) -> "subprocess.Popen[str]":
 
 def mlflow(port: int) -> "subprocess.Popen[str]":
     """Start an MLflow server on a port of loopback, over the project's own store."""
-    store = Path("mlruns")
-    store.mkdir(exist_ok=True)
+    from clinrl import tracking
+
+    store = tracking.STORE.absolute()
+    store.parent.mkdir(exist_ok=True)
+    tracking.follow(store)
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
         # Clients on this machine read and write files by their own paths, so that a run is the same through the server
         # and through the file.
-        *("--backend-store-uri", f"sqlite:///{store}/mlflow.db", "--no-serve-artifacts"),
-        *("--default-artifact-root", str((store / "artifacts").absolute())),
+        *("--backend-store-uri", f"{tracking.SQLITE}{store}", "--no-serve-artifacts"),
+        *("--default-artifact-root", str(store.parent / tracking.BESIDE)),
     ]
     return _start("mlflow", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 

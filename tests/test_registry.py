@@ -250,6 +250,33 @@ def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, tmp_path_f
     assert not (elsewhere / "mlruns").exists()
 
 
+def test_a_store_that_was_moved_with_its_artefacts_is_whole_at_its_new_place(project, tmp_path_factory, monkeypatch):
+    first = register(project, "v1")
+    registry.point("esi", "champion", first)
+    old, new = Path.cwd(), tmp_path_factory.mktemp("moved") / "here"
+    shutil.move(old, new)
+    monkeypatch.chdir(new)
+
+    entry = find("esi", "champion")
+
+    assert (entry.digest, entry.number) == (first.digest, 1)
+    assert folder_of(entry).is_relative_to(new)
+    assert (folder_of(entry) / "adapter/adapter_model.safetensors").exists()
+    assert "README.md" in artefacts_of(entry)
+    assert register(project, "v1").number == 1
+    assert register(project, "v2").number == 2
+    assert not old.exists()
+
+
+def test_a_copied_store_is_one_of_its_own(project, tmp_path_factory, monkeypatch):
+    first = register(project, "v1")
+    copy = tmp_path_factory.mktemp("copied") / "here"
+    shutil.copytree(Path.cwd(), copy)
+    with chdir(copy):
+        assert folder_of(find("esi", "v1")).is_relative_to(copy)
+    assert not folder_of(first).is_relative_to(copy)
+
+
 def test_what_live_metrics_missed_is_filled_in_once(project):
     manifest = read_manifest(paths.adapter("v1"))
     with asked() as client:

@@ -8,9 +8,10 @@ import fcntl
 import logging
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
 SQLITE = "sqlite:///"
 STORE = Path("mlruns/mlflow.db")
 """Where names are kept if MLFLOW_TRACKING_URI does not say otherwise; artefacts lie beside it."""
+BESIDE = "artifacts"
+"""The folder beside a SQLite store that holds its artefacts."""
+ADDRESSES = (
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Tables and columns of MLflow's that hold absolute addresses of artefacts, besides those of the experiments."""
+PATIENCE_S = 5
+"""Seconds that a locked SQLite store is waited for."""
 KEY = "clinrl.key"
 """Run tag: everything that determined the training, as one digest. A training that continues finds its run by it."""
 PATIENCE = {
@@ -98,7 +110,10 @@ def _client(uri: str) -> "MlflowClient":
     # They announce what they are about to do, and print a traceback beside the error that they raise.
     for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
         logging.getLogger(talker).setLevel(logging.CRITICAL)
-    with _opened(file_of(uri)):
+    file = file_of(uri)
+    with _opened(file):
+        if file is not None:
+            follow(file)
         return MlflowClient(uri)
 
 
@@ -112,6 +127,36 @@ def _opened(file: Path | None) -> Iterator[None]:
     with file.with_name(f"{file.name}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def follow(file: Path) -> None:
+    """Let a store that was moved or copied, with the artefacts beside it, point to where they are now.
+
+    MLflow keeps absolute addresses. Those of artefacts elsewhere, as on a server or in a bucket, stay; so do all, as
+    long as no artefacts lie beside the file.
+    """
+    if not file.exists():
+        return
+    try:
+        with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as database, database:
+            known = database.execute("SELECT name, artifact_location FROM experiments").fetchall()
+            for name, location in known:
+                here = _artefacts(f"{SQLITE}{file}", name)
+                if location == here or not _is_beside(name, location) or not (file.parent / BESIDE / name).exists():
+                    continue
+                for table, column in ADDRESSES:
+                    database.execute(
+                        f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
+                        (here, len(location) + 1, len(location) + 1, f"{location}/"),
+                    )
+                database.execute("UPDATE experiments SET artifact_location = ? WHERE name = ?", (here, name))
+    except sqlite3.Error:  # no store of MLflow's, or locked: MLflow says it better
+        return
+
+
+def _is_beside(task: str, location: str) -> bool:
+    """Whether a location is one that `_artefacts` gives to a task, in whatever project."""
+    return location.startswith("file:") and location.endswith(f"/{BESIDE}/{task}")
 
 
 def _sentence(uri: str, error: Exception) -> str:
@@ -194,7 +239,7 @@ def _experiment(client: "MlflowClient", task: str) -> str:
 def _artefacts(uri: str, task: str) -> str | None:
     """Where a task's artefacts lie: beside the SQLite file, or wherever a server keeps them (None)."""
     file = file_of(uri)
-    return None if file is None else (file.parent / "artifacts" / task).as_uri()
+    return None if file is None else (file.parent / BESIDE / task).as_uri()
 
 
 def flat(spec: Mapping[str, Any], at: str = "") -> dict[str, str]:
