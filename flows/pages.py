@@ -36,7 +36,11 @@ def show_exam(params: "Params", name: str) -> None:
 
 def show_decision(decision: "Decision") -> None:
     """Put a decision on the run's page."""
-    create_markdown_artifact(markdown=in_words(decision), key=f"decision-{decision.candidate}")
+    create_markdown_artifact(
+        markdown=in_words(decision),
+        key=f"decision-{decision.candidate}",
+        description=f"{decision.candidate} {'may' if decision.promote else 'may not'} be promoted",
+    )
 
 
 def comparison(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:

@@ -110,7 +110,8 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
     if said is None:
         return None, f"nobody answered within {timedelta(seconds=within_s)}"
     if not said.approve:
-        return None, " ".join(f"{said.approver or 'somebody'} said no. {said.note}".split())
+        note = " ".join(said.note.split())
+        return None, f"{said.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
     try:
         return named(said.approver), ""
     except GateError:

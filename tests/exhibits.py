@@ -34,8 +34,8 @@ def built() -> Path:
         dataset.stage(params(), "x1")
         named = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
         write_json(paths.data_proof("x1"), named)
-        docs = paths.data_docs("x1")
-        write_text(docs / "index.html", "<html>x1</html>")
+        for data in ("d1", "x1"):
+            write_text(paths.data_docs(data) / "index.html", f"<html>{data}</html>")
         dolls.sit(params(), "esi-base", [3])
         adapter("v1", 1)
         adapter("v2", 2)

@@ -163,8 +163,15 @@ def test_a_run_holds_reports_plots_card_and_data_docs(shown):
     assert {
         "reports/think.json", "reports/direct.json", "reports/report.md", "reports/confusion_think.png",
         "README.md", "reports/curves.png", "training/README.md", "training/history.jsonl", "training/manifest.json",
-        "proofs/v1.json", "proofs/d1.json", "proofs/x1.json", "data_docs/x1/index.html",
+        "proofs/v1.json", "proofs/d1.json", "proofs/x1.json", "data_docs/d1/index.html", "data_docs/x1/index.html",
     } <= files  # fmt: skip
+
+
+def test_a_clone_has_proofs_without_pages_and_registers_pages_all_the_same(project):
+    shutil.rmtree(paths.data_docs("d1"))
+    files = artefacts_of(register(project, "v1"))
+    assert {name.split("/")[1] for name in files if name.startswith("data_docs/")} == {"d1", "x1"}
+    assert any(name.startswith("data_docs/d1/validations/") for name in files)
 
 
 def test_what_is_registered_is_complete_and_checks_itself(shown):

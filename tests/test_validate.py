@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,20 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         dataset.stage(params(), "esi-d1")
         validate.stage(params(), "esi-d1")
     return place
+
+
+def test_pages_that_a_clone_lacks_are_written_without_touching_the_proof(sound, tmp_path, monkeypatch):
+    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    docs, proof = paths.data_docs("esi-d1"), PROOF.stat()
+    count = len(list(docs.rglob("*.html")))
+    shutil.rmtree(docs)
+
+    validate.pages(params(), "esi-d1")
+
+    assert (docs / validate.INDEX).exists()
+    assert len(list(docs.rglob("*.html"))) == count
+    assert PROOF.stat() == proof
 
 
 @pytest.fixture

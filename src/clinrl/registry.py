@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clinrl import paths, validate
 from clinrl.artefacts import exclusive
 from clinrl.errors import RegistryError
 from clinrl.evaluate import examinee
@@ -65,8 +66,9 @@ def register(params: "Params", name: str) -> Entry:
     reports, plots, card and Data Docs; its model version the adapter with its base (or the full model) and all that
     loading needs. It becomes the `candidate` unless it was refused or is the champion.
 
-    Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, Busy if the
-    same name is being registered, and RegistryError if MLflow did not do its part; the same call then completes it.
+    Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, DataError if
+    its data do not pass any more, Busy if the same name is being registered, and RegistryError if MLflow did not do
+    its part; the same call then completes it.
     """
     _check(name, "a version or a merge")
     who = examinee(params, name)
@@ -74,6 +76,9 @@ def register(params: "Params", name: str) -> Entry:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
         made = recorded(params, who)
+        for data in filter(None, (who.data, who.exam)):
+            if paths.cases(data).exists():  # an adapter restored from a cache may have come without
+                validate.pages(params, data)
         for _ in range(ATTEMPTS - 1):
             with suppress(Clash):
                 return _registered(made)

@@ -59,6 +59,8 @@ CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]"
 """What no narrative holds: control characters (line ends too) and invisible or direction-changing ones."""
 
 LONGEST_NARRATIVE_CHARACTERS = 8_000
+INDEX = "index.html"
+"""The first of the pages."""
 
 
 def stage(params: "Params", name: str) -> None:
@@ -69,15 +71,7 @@ def stage(params: "Params", name: str) -> None:
     Raises DataError, after writing `<name>.failed.json` in the proof's place, naming the file, the first bad row, its
     column and value and the broken rule; ArtefactError if there is no such data set.
     """
-    spec = params.datasets[name]
-    task = get_task(spec.task)
-    manifest = manifest_of(paths.cases(name), task)
-    rewards = [
-        params.reward(version)
-        for version, block in params.versions.items()
-        if block.data == name and params.profiles[block.profile].method == "grpo"
-    ]
-    distinct = {artefacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
+    subject = _subject(params, name)
     proof = paths.data_proof(name)
     failed = proof.with_suffix(".failed.json")
     with artefacts.exclusive(proof):
@@ -85,15 +79,41 @@ def stage(params: "Params", name: str) -> None:
         failed.unlink(missing_ok=True)
         shutil.rmtree(paths.data_docs(name), ignore_errors=True)
         try:
-            report, faults = examine(name, task, spec.use, list(distinct.values()), manifest)
+            report, faults = examine(*subject)
         except DataError as error:
             artefacts.write_json(failed, {"data": {"name": name}, "refused": str(error)})
             raise
         if faults:
-            message = f"{faults[0]}; {rebuild(paths.cases(name))}, and see {paths.data_docs(name) / 'index.html'}"
+            message = f"{faults[0]}; {rebuild(paths.cases(name))}, and see {paths.data_docs(name) / INDEX}"
             artefacts.write_json(failed, report | {"refused": message, "faults": faults})
             raise DataError(message)
         artefacts.write_json(proof, report)
+
+
+def pages(params: "Params", name: str) -> None:
+    """Write `paths.data_docs(name)` if it is missing, as in a clone: the proof is in git, its pages are not.
+
+    Raises DataError if the data set does not pass any more, and ArtefactError if it is altered.
+    """
+    with artefacts.exclusive(paths.data_proof(name)):
+        if (paths.data_docs(name) / INDEX).exists():
+            return
+        _, faults = examine(*_subject(params, name))
+        if faults:
+            raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
+
+
+def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
+    """What `examine` is asked about."""
+    spec = params.datasets[name]
+    task = get_task(spec.task)
+    rewards = [
+        params.reward(version)
+        for version, block in params.versions.items()
+        if block.data == name and params.profiles[block.profile].method == "grpo"
+    ]
+    distinct = {artefacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
+    return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)
 
 
 def examine(

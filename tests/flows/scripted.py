@@ -93,7 +93,8 @@ def base(params: Params, task: str) -> None:
 
 
 def prove(params: Params, data: str) -> None:
-    """The proof of a data set's validation."""
+    """The proof of a data set's validation, and its pages."""
+    write_text(paths.data_docs(data) / "index.html", f"<html>{data}</html>")
     write_json(paths.data_proof(data), {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}})
 
 

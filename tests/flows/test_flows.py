@@ -251,10 +251,10 @@ def artifacts() -> dict[str, Any]:
     [
         (
             {"approve": False, "approver": "Ada Lovelace", "note": "not this week"},
-            "Ada Lovelace said no. not this week",
+            "Ada Lovelace said no: not this week",
         ),
         ({"approve": True, "approver": " "}, "the answer was yes, but without a name"),
-        ({}, "somebody said no."),
+        ({}, "somebody said no"),
     ],
 )
 def test_a_no_and_a_yes_without_a_name_change_nothing(project: Path, said: dict[str, Any], why: str) -> None:
