@@ -26,6 +26,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Running
 
+from clinrl import release as releases
 from clinrl.errors import GateError
 from clinrl.params import load_params
 from flows import pages, runs, servers, steps
@@ -66,9 +67,11 @@ def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
             return Completed(name=REFUSED, message=f"{name} may not be promoted: {' '.join(decision.reasons)}")
         who, reason = answer(params, decision, approver)
         if who is None:
-            steps.refuse(name, decision, reason)
+            steps.refuse(decision, reason)
             return Completed(name=NOT_APPROVED, message=f"{name} was not approved: {reason}")
         steps.promote(name, who, decision)
+    else:
+        releases.settle(params, name)
     standings = [settled(params, name)]
     standings += [full_model(params, fold, approver_of(params, name)) for fold in folds(params, name)]
     return Completed(message="; ".join(filter(None, standings)))
@@ -77,7 +80,9 @@ def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
 def full_model(params: "Params", fold: str, approver: str) -> str | None:
     """Make, examine and register the full model of a champion, and promote it if its own exam passes the gate."""
     build(params, fold)
-    if settled(params, fold) is None:
+    if is_champion(params, fold):
+        releases.settle(params, fold)
+    elif settled(params, fold) is None:
         decision = steps.decide(fold)
         pages.show_decision(decision)
         if decision.promote:
@@ -95,10 +100,8 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
 
     Raises GateError if `approver` is no name, or if nobody is named and nobody can be asked.
     """
-    from clinrl.release import named
-
     if approver is not None:
-        return named(approver), ""
+        return releases.named(approver), ""
     if os.environ.get(servers.PRIVATE) or not PREFECT_API_URL.value():
         raise GateError(
             f"{decision.candidate} waits for an approval and nobody can be asked, since no Prefect server is "
@@ -113,7 +116,7 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
         note = " ".join(said.note.split())
         return None, f"{said.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
     try:
-        return named(said.approver), ""
+        return releases.named(said.approver), ""
     except GateError:
         return None, "the answer was yes, but without a name"
 

@@ -35,7 +35,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed, Pending
 
-from clinrl.errors import Refused
+from clinrl.errors import Refused, masked
 
 TRAINING = "clinrl-training"
 """The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two."""
@@ -67,7 +67,7 @@ def start(flow: Any, parameters: dict[str, Any]) -> Any:
 @contextmanager
 def answered() -> Iterator[None]:
     """Raise Refused, with one sentence, if the Prefect server does not answer in this block or refuses credentials."""
-    server = f"the Prefect server at {PREFECT_API_URL.value()}"
+    server = f"the Prefect server at {masked(str(PREFECT_API_URL.value()))}"
     try:
         yield
     except PrefectHTTPStatusError as error:

@@ -75,13 +75,14 @@ def mlflow(port: int) -> "subprocess.Popen[str]":
 
     store = tracking.STORE.absolute()
     store.parent.mkdir(exist_ok=True)
-    tracking.follow(store)
+    with tracking.opened(store):
+        tracking.follow(store)
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
         # Clients on this machine read and write files by their own paths, so that a run is the same through the server
         # and through the file.
         *("--backend-store-uri", f"{tracking.SQLITE}{store}", "--no-serve-artifacts"),
-        *("--default-artifact-root", str(store.parent / tracking.BESIDE)),
+        *("--default-artifact-root", (store.parent / tracking.BESIDE).as_uri()),
     ]
     return _start("mlflow", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 

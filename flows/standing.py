@@ -17,9 +17,10 @@ def is_registered(params: "Params", name: str) -> bool:
     from clinrl.tracking import asked
 
     try:
-        entry = registry.find(registry.model_of(params, name), name)
-        report = load_report(name, next(iter(params.modes)))
-        if (entry.digest, entry.tags.get("exam_digest")) != (_digest(params, name), report.exam_digest):
+        mine = _digest(params, name)
+        entry = registry.find(registry.model_of(params, name), name, digest=mine)
+        reports = {mode: load_report(name, mode) for mode in params.modes}
+        if (entry.digest, entry.tags.get(registry.EXAMINED)) != (mine, registry.examined(reports)):
             return False
         with asked() as client:  # a run that is not finished belongs to a registration that was killed
             return bool(client.get_run(entry.run_id).info.status == "FINISHED")
@@ -39,8 +40,9 @@ def approver_of(params: "Params", name: str) -> str:
     """Who approved a champion. Raises RegistryError if nobody is named, which no promotion of ours leaves behind."""
     from clinrl import registry
 
-    who = registry.find(registry.model_of(params, name), name).tags.get("approver")
-    if who is None:
+    champion = registry.holder(registry.model_of(params, name), registry.CHAMPION)
+    who = champion and champion.tags.get("approver")
+    if not who:
         raise RegistryError(f"{name} is champion without an approver; `clinrl lineage {name}` says what is broken")
     return who
 
@@ -54,7 +56,7 @@ def settled(params: "Params", name: str) -> str | None:
     from clinrl import registry
 
     model = registry.model_of(params, name)
-    mine, champion = registry.find(model, name).digest, registry.holder(model, registry.CHAMPION)
+    mine, champion = _digest(params, name), registry.holder(model, registry.CHAMPION)
     if champion is not None and champion.digest == mine:
         return f"{name} is the champion of {model}"
     lines = ledger.read(paths.ledger())

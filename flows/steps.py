@@ -161,17 +161,10 @@ def promote(name: str, approver: str, decision: "Decision") -> "Entry":
     return entry
 
 
-@task(
-    task_run_name="refuse {name}",
-    retries=len(AWAY_S),
-    retry_delay_seconds=AWAY_S,
-    retry_jitter_factor=0.5,
-    retry_condition_fn=_registry_was_away,
-    cache_policy=NO_CACHE,
-)
-def refuse(name: str, decision: "Decision", reason: str) -> None:
-    """Write down that a version was not approved."""
+@task(task_run_name="refuse {decision.candidate}", cache_policy=NO_CACHE)
+def refuse(decision: "Decision", reason: str) -> None:
+    """Write down that a version or a merge was not approved."""
     from clinrl import release
 
-    release.refuse(load_params(), name, decision, reason)
-    get_run_logger().info("%s was not approved: %s", name, reason)
+    release.refuse(decision, reason)
+    get_run_logger().info("%s was not approved: %s", decision.candidate, reason)

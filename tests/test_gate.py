@@ -42,8 +42,9 @@ def both(name, answers, other=None, **changes):
 
 
 def judge(rules, candidate, champion=None):
-    digests = ("a" * 64, "b" * 64 if champion else None)
-    return decide(TASK, rules, "embedded", candidate, champion, model="esi", digests=digests)
+    rivals = {"the champion": champion} if champion else {}
+    held = (champion["think"].name, "b" * 64) if champion else (None, None)
+    return decide(TASK, rules, "embedded", candidate, rivals, model="esi", digest="a" * 64, champion=held)
 
 
 def wrong(count, to=5, level=1):
@@ -77,7 +78,7 @@ def test_the_limit_is_that_of_the_active_scale():
     rules = gate(dangerous=Limit(max={"embedded": 0.0, "full": 0.5}))
     candidate = both("v2", wrong(1))
     assert not judge(rules, candidate).promote
-    assert decide(TASK, rules, "full", candidate, None, model="esi", digests=("a" * 64, None)).promote
+    assert decide(TASK, rules, "full", candidate, {}, model="esi", digest="a" * 64, champion=(None, None)).promote
 
 
 def test_safety_is_looked_at_first():
@@ -162,7 +163,7 @@ def test_another_exam_or_another_decoding_decides_nothing(changes, says):
 
 
 def test_other_modes_decide_nothing():
-    with pytest.raises(ArtefactError, match="in think, direct and the champion in think"):
+    with pytest.raises(ArtefactError, match="in think, direct and v1 in think"):
         judge(gate(), both("v2", GOLDS), {"think": sitting("v1", GOLDS)})
     with pytest.raises(ArtefactError, match="nothing was answered"):
         judge(gate(), {})

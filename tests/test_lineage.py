@@ -149,6 +149,18 @@ def test_a_promotion_on_a_refused_decision_is_named(params):
     assert set(broken(params)) == {("v2", "approver")}
 
 
+def test_a_name_moved_by_hand_is_named(params):
+    registry.point("esi", "champion", registry.find("esi", "v1"))
+    assert "v2 is not the champion of esi in the registry" in broken(params)["v2", "approver"]
+    assert "v1 is the champion of esi in the registry" in broken(params, "v1")["v1", "approver"]
+
+
+def test_a_rollback_by_somebody_else_breaks_nothing(params):
+    release.rollback("esi", approver="Grace Hopper")
+    assert not broken(params, "v1")
+    assert not broken(params, "v2")
+
+
 def test_a_registry_that_is_not_there_breaks_its_links_only(params):
     shutil.rmtree("mlruns")
     assert set(broken(params)) == {("v1", "registry"), ("v2", "registry"), ("v2", "gate"), ("v2", "approver")}

@@ -16,6 +16,7 @@ import exhibits
 from clinrl import paths, recording, registry, served, tracking
 from clinrl.artefacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError
+from clinrl.evaluate import load_report
 from clinrl.registry import entries, find, holder, point, register, tag
 from clinrl.tracking import asked
 
@@ -110,6 +111,7 @@ def test_a_version_says_where_it_comes_from(shown):
         "base_digest": manifest.inputs["base"], "data_digest": manifest.inputs["data"],
         "exam_digest": report["exam_digest"], "git_revision": "unknown", "dvc_stage": "train@v2", "task_version": "1",
         "scale": "embedded",
+        "examined": registry.examined({mode: load_report("v2", mode) for mode in ("think", "direct")}),
     }  # fmt: skip
     assert manifest.inputs["parent"] == find("esi", "v1").digest
     assert [(known.number, known.name) for known in entries("esi")] == [(1, "v1"), (2, "v2")]
@@ -329,6 +331,7 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     second = register(project, "v2")
 
     report = exhibits.reports("v2")["think"]
+    assert second.tags.pop("examined") != first.tags.pop("examined")
     assert second == first
     assert run_of(second).data.metrics["think/exact"] == report["metrics"]["exact"]["value"]
     with asked() as client:

@@ -159,12 +159,30 @@ def test_a_decision_is_about_one_adapter(params):
         release.decide(params, "v2")
 
 
-def test_a_champion_that_was_trained_anew_is_not_what_it_is_compared_with(params):
+def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_were_kept(params):
     promoted(params, "v2")
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", [2])
-    with pytest.raises(ArtefactError, match="another adapter than the champion"):
+    dolls.sit(params, "v2", [5])
+    registry.register(params, "v2")
+    refused = release.decide(params, "v2")  # the new one, against the old
+    assert (refused.champion, refused.promote) == ("v2", False)
+    assert refused.candidate_digest != refused.champion_digest
+    assert release.decide(params, "v1").promote
+    shutil.rmtree(".clinrl/champions")
+    with pytest.raises(ArtefactError, match=r"another adapter than the champion v2; bring .* give what is new a name"):
         release.decide(params, "v1")
+
+
+def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
+    first = registry.find("esi", "v2")
+    shutil.copytree("data", "kept")
+    examined.train("v2", seed=1)
+    dolls.sit(params, "v2", [2])
+    assert registry.register(params, "v2").number == 5
+    shutil.rmtree("data")
+    shutil.move("kept", "data")
+    registry.register(params, "v2")
+    assert promoted(params, "v2").number == first.number
 
 
 def test_two_promotions_at_once_are_one(params):
@@ -183,6 +201,94 @@ def test_a_kill_after_the_alias_moved_is_made_good(params):
     release.promote(params, "v2", approver=ADA, decision=decision)
 
     assert kinds() == ["decision", "approval", "promotion"]
+
+
+def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(params):
+    promoted(params, "v2")
+    lines = paths.ledger().read_text().splitlines(keepends=True)
+    paths.ledger().write_text("".join(lines[:-1]))
+    registry.point("esi", "candidate", registry.find("esi", "v2"))
+
+    release.settle(params, "v2")
+
+    assert kinds() == ["decision", "approval", "promotion"]
+    assert registry.find("esi", "v2").aliases == ("champion",)
+    release.settle(params, "v2")
+    assert kinds() == ["decision", "approval", "promotion"]
+
+
+def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
+    decision = release.decide(params, "v2")
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "point", lambda *_: (_ for _ in ()).throw(RegistryError("away")))
+        for _ in range(2):
+            with pytest.raises(RegistryError):
+                release.promote(params, "v2", approver=ADA, decision=decision)
+    release.promote(params, "v2", approver=ADA, decision=decision)
+    assert kinds() == ["decision", "approval", "promotion"]
+
+
+def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
+    registry.point("esi", "champion", registry.find("esi", "v3"))
+    decision = release.judge(params, "v3", None).model_copy(update={"promote": True})
+    for attempt in (
+        lambda: release.promote(params, "v3", approver=ADA, decision=decision),
+        lambda: release.settle(params, "v3"),
+    ):
+        with pytest.raises(GateError, match="somebody moved the name by hand"):
+            attempt()
+    registry.point("esi", "champion", None)
+    promoted(params, "v2")
+    registry.point("esi", "previous", registry.find("esi", "v3"))
+    with pytest.raises(GateError, match="nobody ever approved it"):
+        release.rollback("esi", approver=ADA)
+    assert champion() == "v2"
+
+
+@pytest.mark.parametrize("moved", [1, 2])
+def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, monkeypatch, moved):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    point, calls = registry.point, []
+
+    def dying(*arguments):
+        calls.append(arguments)
+        if len(calls) > moved:
+            raise KeyboardInterrupt
+        point(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "point", dying)
+        patch.setattr(ledger, "append", lambda *_, **__: dying())
+        with pytest.raises(KeyboardInterrupt):
+            release.rollback("esi", approver=ADA)
+
+    assert release.rollback("esi", approver=ADA).name == "v2"
+
+    assert registry.find("esi", "v1").aliases == ("previous",)
+    assert kinds()[-1] == "rollback"
+    assert kinds().count("rollback") == 1
+
+
+def test_a_decision_that_comes_back_is_told_again(params):
+    first = release.decide(params, "v2")
+    promoted(params, "v1")
+    second = release.decide(params, "v2")
+    assert first.promote
+    assert second.champion == "v1"
+    registry.point("esi", "champion", None)
+    assert release.decide(params, "v2") == first
+    told = [line.body["champion"] for line in ledger.read(paths.ledger()) if line.body.get("candidate") == "v2"]
+    assert told == [None, "v1", None]
+
+
+def test_a_fold_must_keep_up_with_its_own_version(params):
+    dolls.sit(params, "v2-full", [4])
+    registry.register(params, "v2-full")
+    decision = release.decide(params, "v2-full")
+    assert decision.champion is None
+    assert not decision.promote
+    assert any("against v2 on the same cases" in reason for reason in decision.reasons)
 
 
 def test_what_cannot_be_decided_is_said(params):
@@ -205,6 +311,6 @@ def test_what_was_never_registered_is_not_decided_upon(params):
 
 def test_a_no_is_written_down(params):
     decision = release.decide(params, "v2")
-    release.refuse(params, "v2", decision, "no answer in time")
+    release.refuse(decision, "no answer in time")
     assert ledger.read(paths.ledger())[-1].body["reason"] == "no answer in time"
     assert champion() is None

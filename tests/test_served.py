@@ -170,6 +170,12 @@ def test_an_altered_file_is_named_and_nothing_is_loaded(copy, name):
     assert str(refused.value) == f"{path} was altered after it was registered; register v1 again: nothing was loaded"
 
 
+def test_a_file_that_was_put_in_is_named(copy):
+    (copy / "base" / "base.json").write_text("{}")
+    with pytest.raises(ArtefactError, match=r"base/base.json was added after it was registered"):
+        served.check(copy)
+
+
 def test_a_missing_file_is_named(copy):
     (copy / "adapter/adapter_config.json").unlink()
     with pytest.raises(ArtefactError, match=r"adapter/adapter_config.json is missing; register v1 again"):

@@ -61,7 +61,7 @@ def rollback(params: "Params", arguments: Namespace) -> int:
     show(COLUMNS, [_row(release.rollback(arguments.name, approver=arguments.approver))], as_json=False)
     gone = registry.holder(arguments.name, release.PREVIOUS)
     full = registry.holder(arguments.name + MERGED, registry.CHAMPION)
-    if gone and full and full.tags["parent_digest"] == gone.digest:
+    if gone and full and full.tags.get("parent_digest") == gone.digest:
         print(
             f"clinrl: {full.name}, the full model of {gone.name}, is still the champion of {full.model}; "
             f"`clinrl rollback {full.model}` is for that",

@@ -1,5 +1,12 @@
 """The refusals a user can cause. The message is the one sentence the user reads; the class decides the exit code."""
 
+import re
+
+
+def masked(text: str) -> str:
+    """Text without the credentials of the addresses in it."""
+    return re.sub(r"//[^/\s]*@", "//", text)
+
 
 class Refused(Exception):
     """Something was not done, and the message says what, why and what to do."""

@@ -249,12 +249,12 @@ def load_report(name: str, mode: str) -> EvalReport:
         raise ArtefactError(f"{path} does not exist: run `dvc repro evaluate@{name}`") from None
 
 
-def load_sitting(name: str, like: Sitting, cases: Sequence[Case]) -> Sitting:
-    """The answers of `name` to the exam, and in the mode, of another sitting, from the graded folder of `name`.
+def load_sitting(name: str, like: Sitting, cases: Sequence[Case], folder: Path | None = None) -> Sitting:
+    """The answers of `name` to the exam, and in the mode, of another sitting; from `folder`, or its graded one.
 
     Raises ArtefactError if the folder is missing or altered, or if it does not answer the same question as `like`.
     """
-    folder = paths.graded(name)
+    folder = folder or paths.graded(name)
     advice = f"run `dvc repro evaluate@{name}`"
     manifest = verified(folder)
     modes = manifest.spec["modes"]

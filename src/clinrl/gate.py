@@ -57,36 +57,38 @@ def decide(
     gate: Gate,
     scale: Scale,
     candidate: Mapping[str, Sitting],
-    champion: Mapping[str, Sitting] | None,
+    rivals: Mapping[str, Mapping[str, Sitting]],
     *,
     model: str,
-    digests: tuple[str, str | None],
+    digest: str,
+    champion: tuple[str, str] | tuple[None, None],
 ) -> Decision:
-    """Hold every limit of the gate against the candidate's answers, by mode, and against the champion's.
+    """Hold every limit of the gate against the candidate's answers, by mode, and against those of each rival.
 
-    `model` is the registered model that both are of, `digests` are their identities. Raises ArtefactError if the two
-    sat different exams, or in different modes, or if there is no answer at all.
+    `candidate` and each rival are sittings by mode; rivals are named as sentences name them ("the champion"). `model`
+    is the registered model, `digest` the candidate's identity, `champion` the name and identity of its champion.
+    Raises ArtefactError if a rival sat another exam, or in other modes, or if there is no answer at all.
     """
     first = next(iter(candidate.values()), None)
     if first is None:
         raise ArtefactError("nothing was answered, so nothing can be decided; evaluate the candidate first")
-    if champion is not None:
-        _check_comparable(candidate, champion)
+    for rival in rivals.values():
+        _check_comparable(candidate, rival)
     findings = [
         _enough(gate, first),
         *chain.from_iterable(
-            _findings(task, metric, gate.limits[metric], scale, candidate, champion) for metric in _safety_first(gate)
+            _findings(task, metric, gate.limits[metric], scale, candidate, rivals) for metric in _safety_first(gate)
         ),
     ]
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
-    against = f"{champion[first.mode].name} stays comparable on the same cases" if champion else "there is no champion"
+    against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
     return Decision(
         model=model,
         task=task.name,
         candidate=first.name,
-        candidate_digest=digests[0],
-        champion=champion[first.mode].name if champion else None,
-        champion_digest=digests[1],
+        candidate_digest=digest,
+        champion=champion[0],
+        champion_digest=champion[1],
         exam_digest=first.exam_digest,
         findings=tuple(findings),
         promote=not broken,
@@ -94,14 +96,15 @@ def decide(
     )
 
 
-def _check_comparable(candidate: Mapping[str, Sitting], champion: Mapping[str, Sitting]) -> None:
-    if candidate.keys() != champion.keys():
+def _check_comparable(candidate: Mapping[str, Sitting], rival: Mapping[str, Sitting]) -> None:
+    if candidate.keys() != rival.keys():
+        name = next((sitting.name for sitting in rival.values()), "the other")
         raise ArtefactError(
-            f"the candidate was examined in {', '.join(candidate)} and the champion in {', '.join(champion)}; "
+            f"the candidate was examined in {', '.join(candidate)} and {name} in {', '.join(rival)}; "
             "evaluate both in the same modes"
         )
     for mode, sitting in candidate.items():
-        comparable(sitting, champion[mode])
+        comparable(sitting, rival[mode])
 
 
 def _safety_first(gate: Gate) -> list[str]:
@@ -126,7 +129,7 @@ def _findings(
     limit: Limit,
     scale: Scale,
     candidate: Mapping[str, Sitting],
-    champion: Mapping[str, Sitting] | None,
+    rivals: Mapping[str, Mapping[str, Sitting]],
 ) -> Iterator[Finding]:
     """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
     for mode, value in _values(task, metric, candidate).items():
@@ -134,12 +137,11 @@ def _findings(
             yield _bound(metric, mode, value, "max", limit.max[scale])
         if limit.min is not None:
             yield _bound(metric, mode, value, "min", limit.min[scale])
-    if champion is None:
-        return
-    for sign, allowed in ((1, limit.may_rise), (-1, limit.may_fall)):
-        if allowed is not None:
-            for mode, change in _changes(task, metric, candidate, champion).items():
-                yield _relative(metric, mode, change, sign, allowed, paired_only=limit.paired)
+    for name, rival in rivals.items():
+        for sign, allowed in ((1, limit.may_rise), (-1, limit.may_fall)):
+            if allowed is not None:
+                for mode, change in _changes(task, metric, candidate, rival).items():
+                    yield _relative(metric, mode, change, sign, allowed, name, paired_only=limit.paired)
 
 
 def _values(task: Task, metric: str, sittings: Mapping[str, Sitting]) -> dict[str, Estimate | None]:
@@ -159,18 +161,17 @@ def _value(task: Task, metric: str, sitting: Sitting) -> Estimate | None:
 
 
 def _changes(
-    task: Task, metric: str, candidate: Mapping[str, Sitting], champion: Mapping[str, Sitting]
+    task: Task, metric: str, candidate: Mapping[str, Sitting], rival: Mapping[str, Sitting]
 ) -> dict[str, Estimate | None]:
-    """Candidate minus champion on the same cases, by mode. A statistic or an agreement has no interval of its own."""
+    """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
     kind = task.metrics.get(metric)
     if isinstance(kind, Share) or metric == "no_parse":
-        return {mode: _paired_change(kind, metric, candidate[mode], champion[mode]) for mode in candidate}
-    mine, theirs = _values(task, metric, candidate), _values(task, metric, champion)
+        return {mode: _paired_change(kind, metric, candidate[mode], rival[mode]) for mode in candidate}
+    mine, theirs = _values(task, metric, candidate), _values(task, metric, rival)
     changes: dict[str, Estimate | None] = {}
     for mode, a in mine.items():
         b = theirs[mode]
-        both = a is not None and b is not None
-        changes[mode] = _point(a.value - b.value, a.n) if a is not None and b is not None and both else None
+        changes[mode] = _point(a.value - b.value, a.n) if a is not None and b is not None else None
     return changes
 
 
@@ -210,11 +211,11 @@ def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", 
 
 
 def _relative(
-    metric: str, mode: str, change: Estimate | None, sign: int, allowed: float, *, paired_only: bool
+    metric: str, mode: str, change: Estimate | None, sign: int, allowed: float, rival: str, *, paired_only: bool
 ) -> Finding:
     """A limit on a change for the worse. With `paired_only` the change counts if its whole interval is beyond it."""
     verb = "rise" if sign > 0 else "fall"
-    limit = f"may_{verb} {allowed:g}" + (", paired" if paired_only else "")
+    limit = f"may_{verb} {allowed:g}{', paired' if paired_only else ''}, against {rival}"
     if change is None:
         passed, said = False, f"the change of {metric} ({mode}) could not be measured; it may {verb} by {allowed:g}"
     else:
@@ -224,7 +225,7 @@ def _relative(
         beyond = ", with its whole interval" if paired_only else ""
         said = (
             f"{metric} ({mode}) changes by {change.value:+.4g}{interval if change.low < change.high else ''} against "
-            f"the champion on the same cases; it may {verb} by at most {allowed:g}{beyond}"
+            f"{rival} on the same cases; it may {verb} by at most {allowed:g}{beyond}"
         )
     return Finding(
         metric=metric,

@@ -1,8 +1,8 @@
 """The audit file: every decision, approval, promotion and rollback, one JSON line each, chained by hash.
 
 Append-only: each line names the digest of the one before it, so a line that was changed, dropped or put in between
-breaks the chain at a place that `read` names. It is kept in git beside the reports; Prefect's and MLflow's databases
-are conveniences, this is the record.
+breaks the chain at a place that `read` names. That its end was cut off, only git can tell, where it is kept beside the
+reports. Prefect's and MLflow's databases are conveniences, this is the record.
 """
 
 import fcntl

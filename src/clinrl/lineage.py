@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from clinrl import artefacts, ledger, paths, registry
-from clinrl.errors import Refused, RegistryError
+from clinrl import artefacts, ledger, paths, registry, release
+from clinrl.errors import Refused
 from clinrl.evaluate import examinee
 from clinrl.records import Manifest, Strict
 
@@ -128,7 +128,7 @@ def _exam(name: str, exam: str, adapter: str) -> tuple[str, str]:
 
 def _registered(model: str, name: str, manifest: Manifest) -> tuple[str, str]:
     digest = artefacts.identity(manifest)
-    entry = registry.find(model, name)
+    entry = registry.find(model, name, digest=digest)
     if entry.digest != digest:
         raise Refused(
             f"the {name} in the registry is another model ({entry.digest[:12]}); run `clinrl register {name}`"
@@ -156,18 +156,18 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
     yield _link(name, "gate", lambda: _decided(model, name, decisions))
     promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
     if not promotions:
-        yield Link(version=name, link="approver", state="open", digest="", says="was never promoted")
+        yield _link(name, "approver", lambda: _never_promoted(model, name, digest, lines), "open")
         return
-    yield _link(name, "approver", lambda: _approved(model, name, promotions[-1], decisions))
+    yield _link(name, "approver", lambda: _approved(model, name, promotions[-1], decisions, lines))
 
 
 def _decided(model: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
-    body = decisions[-1].body
-    digest = artefacts.digest(body)
-    entry = registry.find(model, name)
-    known = {artefacts.digest(line.body) for line in decisions}
-    if entry.tags.get("decision") not in known:
+    entry = registry.find(model, name, digest=decisions[-1].body["candidate_digest"])
+    known = {artefacts.digest(line.body): line.body for line in decisions}
+    digest = entry.tags.get("decision", "")
+    if digest not in known:
         raise Refused(f"the registry's tag decision of {name} is none of the audit file's; run `clinrl decide {name}`")
+    body = known[digest]
     numbers = ", ".join(
         f"{finding['metric']} ({finding['mode']}) {finding['observed']:.4g} for {finding['limit']}"
         for finding in body["findings"]
@@ -176,23 +176,44 @@ def _decided(model: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[
     return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {numbers}"
 
 
-def _approved(model: str, name: str, promotion: ledger.Entry, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
+def _never_promoted(model: str, name: str, digest: str, lines: Sequence[ledger.Entry]) -> tuple[str, str]:
+    _check_champion(model, name, digest, lines)
+    return "", "was never promoted"
+
+
+def _check_champion(model: str, name: str, digest: str, lines: Sequence[ledger.Entry]) -> "registry.Entry":
+    """The registered version, which must be champion exactly if the audit file says so. Raises Refused."""
+    entry = registry.find(model, name, digest=digest)
+    is_named, is_told = registry.CHAMPION in entry.aliases, release.champion_told(model, lines) == digest
+    if is_named != is_told:
+        raise Refused(
+            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.ledger()} "
+            "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"
+        )
+    return entry
+
+
+def _approved(
+    model: str,
+    name: str,
+    promotion: ledger.Entry,
+    decisions: Sequence[ledger.Entry],
+    lines: Sequence[ledger.Entry],
+) -> tuple[str, str]:
     body = promotion.body
     passed = {artefacts.digest(line.body) for line in decisions if line.body["promote"]}
     if body["decision"] not in passed:
         raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
-    tagged = registry.find(model, name).tags.get("approver")
+    tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")
     if tagged != body["approver"]:
         raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit file {body['approver']!r}")
     return promotion.digest, f"was approved by {body['approver']} at {promotion.at}"
 
 
-def _link(version: str, link: str, check: Callable[[], tuple[str, str]]) -> Link:
+def _link(version: str, link: str, check: Callable[[], tuple[str, str]], state: State = "holds") -> Link:
     try:
         digest, says = check()
-    except RegistryError as error:
-        return Link(version=version, link=link, state="broken", digest="", says=str(error))
     except (Refused, KeyError, ValueError) as error:
         says = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
         return Link(version=version, link=link, state="broken", digest="", says=says)
-    return Link(version=version, link=link, state="holds", digest=digest, says=says)
+    return Link(version=version, link=link, state=state, digest=digest, says=says)

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from clinrl import determinism
-from clinrl.errors import RegistryError
-from clinrl.tracking import Point, asked, known_points, log_params, log_points, points, run_of
+from clinrl.errors import RegistryError, masked
+from clinrl.tracking import Point, asked, known_points, log_params, log_points, points, run_of, writing
 from clinrl.train import LIVE, SPEC, manifest_fields
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 def _join(client: "MlflowClient", key: str, spec: dict[str, Any]) -> "Run":
     """The run of this training, which an earlier attempt may have begun, as a running one."""
-    run = run_of(client, spec["task"], key, spec["version"])
+    with writing(client):
+        run = run_of(client, spec["task"], key, spec["version"])
     if run.info.status != "RUNNING":
         client.update_run(run.info.run_id, status="RUNNING")
     recipe = manifest_fields(spec)["spec"]
@@ -129,7 +130,7 @@ def _tell(why: str) -> None:
 
 
 def _tell_in_a_sentence(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
-    _tell(f"{kind.__name__}: {error}")
+    _tell(masked(f"{kind.__name__}: {error}"))
 
 
 if __name__ == "__main__":

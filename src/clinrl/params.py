@@ -39,7 +39,7 @@ from clinrl.section import (
 )
 from clinrl.task import get_task, task_names
 
-RESERVED = ("data", "probe", "seeds")
+RESERVED = ("candidate", "champion", "data", "previous", "probe", "seeds")
 """Folders of data/reports that are not about one version."""
 
 

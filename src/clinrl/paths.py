@@ -63,6 +63,11 @@ def merged(name: str) -> Path:
     return Path("data/merged") / name
 
 
+def champions_answers(digest: str) -> Path:
+    """The graded answers of a champion, by the identity of its adapter, for comparison with whoever comes next."""
+    return Path(".clinrl/champions") / digest[:32]
+
+
 def ledger() -> Path:
     """The audit file of decisions, approvals, promotions and rollbacks."""
     return Path("data/reports/decisions.jsonl")

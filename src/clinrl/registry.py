@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths, validate
-from clinrl.artefacts import exclusive
+from clinrl.artefacts import digest, exclusive
 from clinrl.errors import RegistryError
 from clinrl.evaluate import examinee
 from clinrl.recording import DIGEST, MERGED, Recorded, fill, logged_model, recorded
@@ -27,6 +27,7 @@ from clinrl.tracking import (
     run_key,
     run_of,
     store,
+    writing,
 )
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
     from clinrl.params import Params
+    from clinrl.report import EvalReport
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 GATE, REFUSED = "gate", "refused"
+EXAMINED = "examined"
 RENEWED = ("exam_digest",)
 """Version tags that a second examination changes; the others say how the version was made and stay."""
 ATTEMPTS = 3
@@ -96,7 +99,7 @@ def model_of(params: "Params", name: str) -> str:
 
 def _registered(made: Recorded) -> Entry:
     """Complete what MLflow holds of a name, from wherever it stands."""
-    with asked() as client:
+    with asked() as client, writing(client):
         run = run_of(client, made.who.task.name, run_key(made.manifest), made.who.name)
         fill(client, run, made)
         version = _version(client, run, logged_model(client, run, made), made)
@@ -106,8 +109,17 @@ def _registered(made: Recorded) -> Entry:
         entry = _entry(version, aliases)
         if entry.tags.get(GATE) != REFUSED and not {CHAMPION, CANDIDATE} & set(entry.aliases):
             client.set_registered_model_alias(made.model, CANDIDATE, str(entry.number))
-            entry = _entry(version, aliases | {CANDIDATE: str(entry.number)})
-    return entry
+            aliases |= {CANDIDATE: str(entry.number)}
+        # Last: whoever reads it may take it that nothing of this examination is missing.
+        if entry.tags.get(EXAMINED) != examined(made.reports):
+            client.set_model_version_tag(made.model, version.version, EXAMINED, examined(made.reports))
+            version = client.get_model_version(made.model, version.version)
+    return _entry(version, aliases)
+
+
+def examined(reports: Mapping[str, "EvalReport"]) -> str:
+    """One digest of the reports of every mode: the version tag EXAMINED, once all of them are in the run."""
+    return digest({mode: report.model_dump(mode="json") for mode, report in reports.items()})
 
 
 def entries(model: str) -> list[Entry]:
@@ -120,10 +132,11 @@ def entries(model: str) -> list[Entry]:
         return [_entry(version, aliases) for version in _versions(client, f"name='{model}'")]
 
 
-def find(model: str, which: str) -> Entry:
-    """The version that an alias, a name of params.yaml (the newest that has it) or a number stands for.
+def find(model: str, which: str, *, digest: str | None = None) -> Entry:
+    """The version that an alias, a name of params.yaml or a number stands for.
 
-    Raises RegistryError saying what there is instead.
+    A name that was trained more than once stands for the version with this digest, or else for its newest. Raises
+    RegistryError saying what there is instead.
     """
     if not which.isdecimal():
         _check(which, "an alias, a version or a number")
@@ -132,7 +145,7 @@ def find(model: str, which: str) -> Entry:
     known = entries(model)
     fitting = [entry for entry in known if which in (entry.name, str(entry.number))]
     if fitting:
-        return fitting[-1]
+        return next((entry for entry in fitting if entry.digest == digest), fitting[-1])
     if not known:
         raise RegistryError(f"no model {model} is registered in {place(store())}; run `clinrl register` first")
     allowed = {word for entry in known for word in (*entry.aliases, entry.name, str(entry.number))}
@@ -271,11 +284,10 @@ def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:
     """The finished versions that fit, oldest first. Those that nobody registered from here do not count."""
     found: list[ModelVersion] = []
     token: str | None = None
-    while not found or token:
+    while True:
         page = client.search_model_versions(where, max_results=1000, page_token=token)
         found += page
-        token = page.token
-        if not token:
+        if not (token := page.token):
             break
     return sorted((version for version in found if _counts(version)), key=lambda version: int(version.version))
 

@@ -8,8 +8,8 @@ approver nothing moves.
 """
 
 import re
+import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluate import examinee, load_sitting, sitting_of
 from clinrl.gate import Decision
 from clinrl.probe import proven
-from clinrl.records import Case
 from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
 
@@ -34,19 +33,24 @@ APPROVER = re.compile(r"[^\x00-\x1f\x7f]{2,80}")
 def decide(params: "Params", name: str) -> Decision:
     """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
 
-    The same question has one line in the audit file, however often it is asked. Raises GateError if the task has no
-    gate, RegistryError if the version was never registered, and ArtefactError if it and the champion did not sit the
-    same exam in the same modes.
+    The same question asked again adds no line to the audit file. Raises GateError if the task has no gate,
+    RegistryError if the version was never registered, and ArtefactError if it and the champion did not sit the same
+    exam in the same modes.
     """
     model = registry.model_of(params, name)
-    entry = registry.find(model, name)
+    entry = registry.find(model, name, digest=_answered_by(paths.graded(name)))
     decision = judge(params, name, registry.holder(model, CHAMPION))
     if entry.digest != decision.candidate_digest:
         raise GateError(
             f"the answers of {name} are not those of the {name} that is registered; run `clinrl register {name}` first"
         )
     body = decision.model_dump(mode="json")
-    ledger.append(paths.ledger(), "decision", body, unless=lambda lines: any(line.body == body for line in lines))
+
+    def is_told(lines: Sequence[ledger.Entry]) -> bool:
+        told = [line.body for line in lines if line.kind == "decision"]
+        return next((b for b in reversed(told) if b["candidate_digest"] == entry.digest), None) == body
+
+    ledger.append(paths.ledger(), "decision", body, unless=is_told)
     registry.tag(entry, {"gate": "passed" if decision.promote else "refused", "decision": artefacts.digest(body)})
     if not decision.promote and CANDIDATE in entry.aliases:
         registry.point(model, CANDIDATE, None)
@@ -54,23 +58,35 @@ def decide(params: "Params", name: str) -> Decision:
 
 
 def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
-    """The decision on a version or a merge, from graded answers. Writes nothing; raises as `decide` does."""
+    """The decision on a version or a merge, from graded answers. Writes nothing; raises as `decide` does.
+
+    A full model is held against its version too, since that is what was approved.
+    """
     who = examinee(params, name)
     if who.task.name not in params.gates:
         raise GateError(f"params.yaml has no gate for {who.task.name}, and without one nothing is released; add one")
     cases = list(read_cases(paths.cases(who.exam), who.task))
     exam = proven(who.exam, who.task)
     blank = {mode: sitting_of(who, mode, params, exam, cases) for mode in params.modes}
-    mine = {mode: load_sitting(name, like, cases) for mode, like in blank.items()}
-    theirs = {mode: _champions(champion, like, cases) for mode, like in blank.items()} if champion else None
+
+    def sittings(other: str, folder: Path) -> dict[str, Sitting]:
+        return {mode: load_sitting(other, like, cases, folder) for mode, like in blank.items()}
+
+    rivals = {}
+    if champion is not None:
+        rivals["the champion"] = sittings(champion.name, _champions_answers(champion))
+    if name in params.merges.folds:
+        version = params.merges.folds[name].version
+        rivals[version] = sittings(version, paths.graded(version))
     return gate.decide(
         who.task,
         params.gates[who.task.name],
         params.scale,
-        mine,
-        theirs,
+        sittings(name, paths.graded(name)),
+        rivals,
         model=registry.model_of(params, name),
-        digests=(_answered_by(name), champion.digest if champion else None),
+        digest=_answered_by(paths.graded(name)),
+        champion=(champion.name, champion.digest) if champion else (None, None),
     )
 
 
@@ -78,61 +94,101 @@ def promote(params: "Params", name: str, *, approver: str, decision: Decision) -
     """Make a version or a merge the champion of its registered model, and the champion before it `previous`.
 
     Promoting the champion again changes nothing. Raises GateError if the decision is negative, is about another
-    adapter, or was made against another champion than there now is, or if `approver` is no name; Busy if another
-    promotion is under way. The champion is then what it was.
+    adapter, or was made against another champion than there now is, if `approver` is no name, or if the audit file
+    does not know how the champion became what it is; Busy if another promotion is under way. The champion is then
+    what it was.
     """
     model = registry.model_of(params, name)
     who = named(approver)
     with artefacts.exclusive(_lock(model)):
-        entry = registry.find(model, name)
+        entry = registry.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
             raise GateError(f"{name} may not be promoted: {decision.reasons[0]}")
         if (decision.candidate, decision.candidate_digest) != (name, entry.digest):
             raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
         before = registry.holder(model, CHAMPION)
         if before is not None and before.digest == entry.digest:
-            _record("promotion", entry, decision, who)  # a kill may have come before the line was written
-            return entry
+            return _completed(before)
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
             raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
-        _record("approval", entry, decision, who)
         digest = artefacts.digest(decision.model_dump(mode="json"))
+        body = {"model": model, **_name(entry), "decision": digest, "approver": who}
+        ledger.append(paths.ledger(), "approval", body, unless=lambda lines: _last_about(model, lines) == body)
         registry.tag(entry, {"approver": who, "decision": digest, "gate": "passed"})
+        _keep_answers(name, entry.digest)
         if before is not None:
             registry.point(model, PREVIOUS, before)
         registry.point(model, CHAMPION, entry)
-        if (candidate := registry.holder(model, CANDIDATE)) is not None and candidate.digest == entry.digest:
-            registry.point(model, CANDIDATE, None)
-        _record("promotion", entry, decision, who)
-        return registry.find(model, name)
+        return _completed(entry)
 
 
-def refuse(params: "Params", name: str, decision: Decision, reason: str) -> None:
+def settle(params: "Params", name: str) -> None:
+    """Complete the promotion of a champion, if a kill came between its new name and the audit file.
+
+    Raises GateError if nobody approved of this champion: then somebody moved the name by hand.
+    """
+    model = registry.model_of(params, name)
+    with artefacts.exclusive(_lock(model)):
+        if (champion := registry.holder(model, CHAMPION)) is not None and champion.name == name:
+            _completed(champion)
+
+
+def _completed(entry: Entry) -> Entry:
+    """The champion, after what a kill may have left out: its line in the audit file, and that it is no candidate."""
+    model, lines = entry.model, ledger.read(paths.ledger())
+    if champion_told(model, lines) != entry.digest:
+        approvals = [line.body for line in lines if line.kind == "approval"]
+        mine = [body for body in approvals if (body["model"], body["digest"]) == (model, entry.digest)]
+        if not mine:
+            raise GateError(
+                f"{entry.name} is the champion of {model}, but {paths.ledger()} knows of no approval: somebody moved "
+                "the name by hand; move it back in MLflow, or give it to nobody, and promote with `clinrl promote`"
+            )
+        ledger.append(
+            paths.ledger(), "promotion", mine[-1], unless=lambda now: champion_told(model, now) == entry.digest
+        )
+    if (candidate := registry.holder(model, CANDIDATE)) is not None and candidate.digest == entry.digest:
+        registry.point(model, CANDIDATE, None)
+    return registry.holder(model, CHAMPION) or entry
+
+
+def refuse(decision: Decision, reason: str) -> None:
     """Write down that a version or a merge was not approved: a no, or no answer in time. The champion stays."""
     digest = artefacts.digest(decision.model_dump(mode="json"))
-    body = {"model": decision.model, "version": name, "decision": digest, "reason": reason}
+    body = {"model": decision.model, "version": decision.candidate, "decision": digest, "reason": reason}
     ledger.append(paths.ledger(), "refusal", body)
 
 
 def rollback(model: str, *, approver: str) -> Entry:
     """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
 
-    Raises GateError if there is no previous champion or `approver` is no name, and Busy as `promote` does.
+    The same call completes one that was killed half way. Raises GateError if there is no previous champion, if the
+    audit file does not know that it ever was one, or if `approver` is no name; Busy as `promote` does.
     """
     who = named(approver)
     with artefacts.exclusive(_lock(model)):
         now, before = registry.holder(model, CHAMPION), registry.holder(model, PREVIOUS)
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
+        lines = ledger.read(paths.ledger())
+        told = champion_told(model, lines)
+        if told not in (None, now.digest):  # the names moved, wholly or in part, and the audit file was not told
+            former = next((entry for entry in registry.entries(model) if entry.digest == told), None)
+            if former is None:
+                raise GateError(
+                    f"{model} has lost the version that was champion by {paths.ledger()}; register it again"
+                )
+            now, before = former, now
         if now.digest == before.digest:
             raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
+        if before.digest not in _champions_told(model, lines):
+            raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
         registry.point(model, CHAMPION, before)
         registry.point(model, PREVIOUS, now)
-        registry.tag(before, {"approver": who})
         body = {"model": model, "from": _name(now), "to": _name(before), "approver": who}
         ledger.append(paths.ledger(), "rollback", body)
-        return registry.find(model, before.name)
+        return registry.holder(model, CHAMPION) or before
 
 
 def named(approver: str) -> str:
@@ -143,43 +199,55 @@ def named(approver: str) -> str:
     return name
 
 
-def _record(kind: ledger.Kind, entry: Entry, decision: Decision, approver: str) -> None:
-    """Write an approval or a promotion; a promotion that the audit file tells of already is not told again."""
-    digest = artefacts.digest(decision.model_dump(mode="json"))
-    body: dict[str, Any] = {"model": decision.model, **_name(entry), "decision": digest, "approver": approver}
-
-    def told(lines: Sequence[ledger.Entry]) -> bool:
-        return kind == "promotion" and _holder_told(decision.model, lines) == entry.digest
-
-    ledger.append(paths.ledger(), kind, body, unless=told)
+def champion_told(model: str, lines: Sequence[ledger.Entry]) -> str | None:
+    """Whose digest the champion has by the audit file: the last promotion, or where a rollback went to."""
+    return next(reversed(_champions_told(model, lines)), None)
 
 
-def _holder_told(model: str, lines: Sequence[ledger.Entry]) -> str | None:
-    """Whose adapter the champion is by the audit file: the last promotion, or where a rollback went to."""
-    for line in reversed(lines):
-        if line.body.get("model") == model and line.kind in ("promotion", "rollback"):
-            held = line.body if line.kind == "promotion" else line.body["to"]
-            return str(held["digest"])
-    return None
+def _champions_told(model: str, lines: Sequence[ledger.Entry]) -> list[str]:
+    """The digests of all that were champion by the audit file, oldest first."""
+    held = [
+        line.body if line.kind == "promotion" else line.body["to"]
+        for line in lines
+        if line.kind in ("promotion", "rollback") and line.body.get("model") == model
+    ]
+    return [str(body["digest"]) for body in held]
+
+
+def _last_about(model: str, lines: Sequence[ledger.Entry]) -> dict[str, Any] | None:
+    """The last line that moved, or was to move, the champion's name of a model."""
+    kinds = ("approval", "promotion", "rollback")
+    return next((line.body for line in reversed(lines) if line.kind in kinds and line.body["model"] == model), None)
 
 
 def _name(entry: Entry) -> dict[str, Any]:
     return {"version": entry.name, "number": entry.number, "digest": entry.digest}
 
 
-def _champions(champion: Entry, like: Sitting, cases: Sequence[Case]) -> Sitting:
-    """The champion's answers, which must be those of the adapter that holds the name. Raises ArtefactError if not."""
-    if _answered_by(champion.name) != champion.digest:
-        raise ArtefactError(
-            f"{paths.graded(champion.name)} was answered by another adapter than the champion; run "
-            f"`dvc repro evaluate@{champion.name}` with the champion's own parameters"
-        )
-    return replace(load_sitting(champion.name, like, cases), name=champion.name)
+def _champions_answers(champion: Entry) -> Path:
+    """The folder of the champion's answers: the graded ones, or those kept when it was promoted.
+
+    Raises ArtefactError if its name stands for another adapter by now and nothing was kept here.
+    """
+    for folder in (paths.graded(champion.name), paths.champions_answers(champion.digest)):
+        if folder.exists() and _answered_by(folder) == champion.digest:
+            return folder
+    raise ArtefactError(
+        f"{paths.graded(champion.name)} was answered by another adapter than the champion {champion.name}; bring the "
+        f"champion's parameters back, run `dvc repro evaluate@{champion.name}`, and give what is new a name of its own"
+    )
 
 
-def _answered_by(name: str) -> str:
-    """Identity of the model whose answers are kept under a name."""
-    return artefacts.read_manifest(paths.graded(name)).inputs["adapter"]
+def _keep_answers(name: str, digest: str) -> None:
+    """Keep a champion's answers, since its name may come to stand for another adapter: new data, or a new base."""
+    if not paths.champions_answers(digest).exists():
+        with artefacts.staged(paths.champions_answers(digest)) as out:
+            shutil.copytree(paths.graded(name), out, dirs_exist_ok=True)
+
+
+def _answered_by(folder: Path) -> str:
+    """Identity of the model whose graded answers a folder holds."""
+    return artefacts.read_manifest(folder).inputs["adapter"]
 
 
 def _lock(model: str) -> Path:

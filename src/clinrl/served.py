@@ -146,7 +146,8 @@ def signature(task: Task, served: Served) -> Any:
 def check(folder: Path) -> Served:
     """What a registered folder holds, once every file of its weights has the digest it was registered with.
 
-    Raises ArtefactError naming the file that was altered or is missing.
+    Finds damage and files put in by hand; who rewrites weights, manifests and record together is found by the digest
+    in the registry alone. Raises ArtefactError naming the file that was altered, was added or is missing.
     """
     path = folder / RECORD
     try:
@@ -163,6 +164,10 @@ def check(folder: Path) -> Served:
         except ArtefactError as error:
             fault = str(error).partition(";")[0].replace("after it was built", "after it was registered")
             raise ArtefactError(f"{fault}; {again}") from None
+        for file in sorted((folder / part).rglob("*")):
+            name = str(file.relative_to(folder / part))
+            if file.is_file() and name not in (MANIFEST, *manifest.files):
+                raise ArtefactError(f"{file} was added after it was registered; {again}")
         if identity(manifest) != digest:
             raise ArtefactError(f"{folder / part / MANIFEST} was altered after it was registered; {again}")
     return served

@@ -11,7 +11,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from clinrl import paths
 from clinrl.artefacts import canonical_json, digest
-from clinrl.errors import RegistryError
+from clinrl.errors import RegistryError, masked
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
 from clinrl.section import shown
@@ -34,12 +34,13 @@ STORE = Path("mlruns/mlflow.db")
 BESIDE = "artifacts"
 """The folder beside a SQLite store that holds its artefacts."""
 ADDRESSES = (
+    ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
     ("logged_models", "artifact_location"),
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
 )
-"""Tables and columns of MLflow's that hold absolute addresses of artefacts, besides those of the experiments."""
+"""Tables and columns of MLflow's that hold absolute addresses of artefacts."""
 PATIENCE_S = 5
 """Seconds that a locked SQLite store is waited for."""
 KEY = "clinrl.key"
@@ -111,20 +112,30 @@ def _client(uri: str) -> "MlflowClient":
     for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     file = file_of(uri)
-    with _opened(file):
+    with opened(file):
         if file is not None:
             follow(file)
         return MlflowClient(uri)
 
 
-@contextmanager
-def _opened(file: Path | None) -> Iterator[None]:
+def opened(file: Path | None) -> AbstractContextManager[None]:
     """Open a SQLite store alone: who opens a new one makes its tables, and who came second would find half of them."""
+    return _alone(file, "lock")
+
+
+def writing(client: "MlflowClient") -> AbstractContextManager[None]:
+    """Add to a SQLite store alone. MLflow looks before it adds, so that two at once would add the same thing twice."""
+    return _alone(file_of(client.tracking_uri), "writing")
+
+
+@contextmanager
+def _alone(file: Path | None, what: str) -> Iterator[None]:
+    """Wait until no other process does `what` with a SQLite store; never waits for a server's."""
     if file is None:
         yield
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_name(f"{file.name}.lock").open("a") as lock:
+    with file.with_name(f"{file.name}.{what}").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -139,29 +150,25 @@ def follow(file: Path) -> None:
         return
     try:
         with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as database, database:
-            known = database.execute("SELECT name, artifact_location FROM experiments").fetchall()
-            for name, location in known:
-                here = _artefacts(f"{SQLITE}{file}", name)
-                if location == here or not _is_beside(name, location) or not (file.parent / BESIDE / name).exists():
+            here = (file.parent / BESIDE).as_uri()
+            for (location,) in database.execute("SELECT artifact_location FROM experiments").fetchall():
+                there, _, folder = location.rpartition("/")  # a task's name, or the number that a server gave
+                is_ours = there.startswith("file:") and there.endswith(f"/{BESIDE}")
+                if not is_ours or there == here or not (file.parent / BESIDE / folder).is_dir():
                     continue
                 for table, column in ADDRESSES:
                     database.execute(
-                        f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE substr({column}, 1, ?) = ?",
-                        (here, len(location) + 1, len(location) + 1, f"{location}/"),
+                        f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} = ? "
+                        f"OR substr({column}, 1, ?) = ?",
+                        (here, len(there) + 1, location, len(location) + 1, f"{location}/"),
                     )
-                database.execute("UPDATE experiments SET artifact_location = ? WHERE name = ?", (here, name))
     except sqlite3.Error:  # no store of MLflow's, or locked: MLflow says it better
         return
 
 
-def _is_beside(task: str, location: str) -> bool:
-    """Whether a location is one that `_artefacts` gives to a task, in whatever project."""
-    return location.startswith("file:") and location.endswith(f"/{BESIDE}/{task}")
-
-
 def _sentence(uri: str, error: Exception) -> str:
     """What MLflow said, as one sentence without passwords."""
-    text = re.sub(r"//[^/@\s]+@", "//", " ".join(str(error).split()))
+    text = masked(" ".join(str(error).split()))
     code = getattr(error, "error_code", "")
     if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"):
         return (
@@ -196,9 +203,10 @@ def run_key(manifest: Manifest) -> str:
 
 
 def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
-    """The run with a key, created if there is none. Two machines that create it at once end with one.
+    """The run with a key, created if there is none; call it while `writing`.
 
-    Raises RegistryError if the experiment of the task was deleted, or is out of reach without its server.
+    On a server, two machines that create it at once end with one, unless their clocks disagree. Raises RegistryError
+    if the experiment of the task was deleted, or is out of reach without its server.
     """
     experiment = _experiment(client, task)
     found = _runs(client, experiment, key)
