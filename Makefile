@@ -12,8 +12,8 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
-demo: $(READY) ## train and examine the whole series on this machine's CPU, then print its table
-	@$(RUN) dvc repro
+demo: $(READY) ## train and examine the series up to its newest version on this machine's CPU, then print its table
+	@$(RUN) dvc repro evaluate@esi-v49
 	@$(BIN)/python -m clinrl.series
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them

@@ -64,7 +64,7 @@ PARAMS = {
             "reward": {"kind": "asymmetric", "unreadable": -2.0},
             "trainer": {
                 scale: {"lr": 1.0e-3, "steps": steps, "prompts": 2, "group": 4, "temperature": 1.0, "beta": 0.05,
-                        "max_completion": 24, "checkpoint_every": 2}
+                        "max_completion": 24, "checkpoint_every": 2, "on_alarm": "warn"}
                 for scale, steps in {"embedded": 8, "full": 2}.items()
             },
         },

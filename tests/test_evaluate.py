@@ -321,6 +321,7 @@ def test_a_doll_sits_the_exam_from_base_to_report(doll):
     assert set(manifest.inputs) == {"adapter", "base", "exam"}
     assert set(first[1]) == {
         "think.json", "direct.json", "summary.json", "report.md", "curves.png", "history.csv", "confusion_think.png",
+            "alarms.json",
         "confusion_direct.png", "predictions_think.csv", "predictions_direct.csv", "between_modes.json",
     }  # fmt: skip
     report = evaluate.load_report("v1", "think")

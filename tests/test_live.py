@@ -41,7 +41,7 @@ def scratch(project, name):
     """The folder in which a version would be trained, as `train.stage` leaves it to the worker."""
     spec, _ = train.resolve(project, name)
     folder = paths.checkpoints(name, digest(spec))
-    write_json(folder / train.SPEC, {**spec, "checkpoint_every": 5})
+    write_json(folder / train.SPEC, {**spec, "checkpoint_every": 5, "on_alarm": "stop"})
     return folder
 
 

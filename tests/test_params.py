@@ -117,16 +117,17 @@ def test_lora_targets_may_be_named_in_any_order():
 
 def test_no_versions_is_a_valid_start():
     mapping = edited("versions", {})
-    del mapping["merges"]
+    for section in ("merges", "mining"):
+        del mapping[section]
     assert Params.model_validate(mapping).versions == {}
 
 
-def test_merges_gates_and_schedules_may_be_absent():
+def test_merges_mining_gates_and_schedules_may_be_absent():
     mapping = copy.deepcopy(VALID)
-    for key in ("merges", "gates", "schedules"):
+    for key in ("merges", "mining", "gates", "schedules"):
         del mapping[key]
     params = Params.model_validate(mapping)
-    assert (params.merges.folds, params.merges.blends, params.gates, params.schedules) == ({}, {}, {}, {})
+    assert (params.merges.folds, params.merges.blends, params.mining, params.gates, params.schedules) == ({},) * 5
 
 
 def test_a_folder_that_exists_is_a_base(tmp_path):
@@ -178,6 +179,9 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("merges/blends/v2-v3/method", "slerp", ("merges.blends.v2-v3.method is 'slerp'", "'cat', 'svd'")),
     ("merges/blends/v2-v3/method", "cat", ("merges.blends.v2-v3.density is 0.5, but cat drops nothing",)),
     ("merges/blends/v2-v3/density", 0.0, ("merges.blends.v2-v3.density is 0.0",)),
+    ("mining/v9", {"task": "esi", "data": "esi-m1"}, ("mining: 'v9' is not a version", "v1, v2, v3")),
+    ("mining/v2/data", "esi-x1", ("mining.v2.data: 'esi-x1' is not mine data of esi but exam data of esi", "esi-m1")),
+    ("mining/v2/task", "ekg", ("mining.v2.task: 'ekg' is not the task of the version",)),
     ("merges/blends/v2-v3/weights", [1.0], ("merges.blends.v2-v3.weights",)),
     # gates and schedules
     ("gates/ekg", VALID["gates"]["esi"], ("gates: 'ekg' is not a task with a base", "allowed: esi")),
@@ -387,7 +391,8 @@ def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     """The paths of all mappings whose keys are fixed; those of names, labels and rules are free."""
     if not isinstance(mapping, dict):
         return []
-    names = {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",), ("gates",), ("schedules",)}
+    names = {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",), ("mining",)}
+    names |= {("gates",), ("schedules",)}
     free = path in names or path[-1:] in {
         ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",),
     }  # fmt: skip
@@ -409,7 +414,7 @@ def test_an_unknown_key_anywhere_is_refused_and_named(place, key, value, tmp_pat
     for part in place:
         section = section[part]
     known = {
-        *section, "omit", "reward", "micro_batch", "checkpoint_every", "vllm", "why", "stream",
+        *section, "omit", "reward", "micro_batch", "checkpoint_every", "on_alarm", "held_out", "waiver", "vllm", "why", "stream",
         "modifiers", "floor", "kind", "valve", "unreadable", "folds", "blends", "seed", "density", "max", "min",
         "may_rise", "may_fall", "paired",
     }  # fmt: skip

@@ -76,15 +76,15 @@ LAYERS = (
     {"tasks"},
     {"blocks", "ledger"},
     {"params"},
-    {"baselines", "checkpoints", "dataset", "deltas", "model_card", "report", "rollout", "shards", "stream"},
-    {"figures", "gate", "pretrain", "probe", "prose"},
+    {"baselines", "dataset", "deltas", "health", "model_card", "report", "rollout", "shards", "stream"},
+    {"checkpoints", "figures", "gate", "pretrain", "probe", "prose"},
     {"bases", "validate"},
     {"snapshot"},
     {"equivalence"},
     {"merge", "trainers", "train"},
     {"evaluate", "plan", "verify", "worker"},
     {"tracking"},
-    {"live", "replicate", "series", "served"},
+    {"live", "mine", "replicate", "series", "served"},
     {"recording"},
     {"registry"},
     {"release"},
@@ -146,7 +146,16 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"{group}@{name}" for group in ("probe", "train", "evaluate") for name in params.versions}
     expected |= {f"{group}@{name}" for group in ("fold", "examine-fold") for name in params.merges.folds}
     expected |= {f"{group}@{name}" for group in ("blend", "examine-blend") for name in params.merges.blends}
+    expected |= {f"mine@{name}" for name in params.mining}
     assert expected == set(stages)
+
+
+def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> None:
+    exams = {f"data/cases/{name}" for name, spec in params.datasets.items() if spec.use == "exam"}
+    for name, mining in params.mining.items():
+        deps = {dep.def_path for dep in stages[f"mine@{name}"].deps}
+        assert {f"data/adapters/{name}", f"data/cases/{mining.data}"} <= deps
+        assert not deps & exams
 
 
 def test_a_warm_start_is_an_edge(params: Params, stages: dict[str, Any]) -> None:

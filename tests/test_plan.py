@@ -56,7 +56,8 @@ def dvc(*arguments: str) -> None:
 @pytest.fixture
 def params(valid, tmp_path, monkeypatch) -> Params:
     """Two versions, the child named first, in an empty folder without DVC."""
-    del valid["merges"]
+    for section in ("merges", "mining"):
+        del valid[section]
     valid["versions"] = {name: valid["versions"][name] for name in ("v2", "v1")}
     valid["versions"]["v2"]["why"] = "two\n\tlines"
     with (tmp_path / "params.yaml").open("w", encoding="utf-8") as stream:

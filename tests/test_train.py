@@ -287,6 +287,44 @@ def test_a_step_without_a_gradient_is_not_an_alarm(tmp_path, capsys):
     assert "v step 1/8" in capsys.readouterr().err
 
 
+def clipped(watcher: checkpoints.Watch, steps: int) -> None:
+    """Log steps in which most completions ran out of tokens."""
+    watcher.moved = lambda: True
+    for step in range(1, steps + 1):
+        logs = {"loss": 0.1, "grad_norm": 0.5, "learning_rate": 1e-3, "clipped/think": 0.9}
+        watcher.on_log(None, SimpleNamespace(global_step=step), None, logs=logs)
+
+
+def test_an_alarm_stops_a_run_and_says_what_helps_and_where_it_was_still_good(tmp_path, capsys):
+    watcher = watch(tmp_path)
+    watcher.saved = 2
+    with pytest.raises(TrainingError) as stopped:
+        clipped(watcher, 8)
+    assert str(stopped.value) == (
+        "stopped at step 3 of 8 (clipped): 90% of the completions in mode think ran out of tokens over 3 steps. What "
+        "usually helps: raise trainer.max_completion, or train this mode with a shorter form of answer. The checkpoint "
+        "of step 2 is the last good one"
+    )
+
+
+def test_a_waiver_lets_a_run_go_on_and_is_said(tmp_path, capsys):
+    clipped(checkpoints.Watch(tmp_path, version="v", steps=8, waiver="kept to show clipping"), 8)
+    said = [line for line in capsys.readouterr().err.splitlines() if " stop " in line]
+    assert said == [
+        "clinrl: v stop at step 3 (clipped): 90% of the completions in mode think ran out of tokens over 3 steps, "
+        "waived: kept to show clipping"
+    ]
+
+
+def test_a_continued_run_is_not_warned_of_what_it_was_warned_of(tmp_path, capsys):
+    watcher = watch(tmp_path)
+    before = [{"loss": 0.1, "step": step, "clipped/think": 0.3} for step in range(1, 5)]
+    watcher.on_train_begin(None, SimpleNamespace(global_step=4, log_history=before), None)
+    logs = {"loss": 0.1, "grad_norm": 0.5, "learning_rate": 1e-3, "clipped/think": 0.3}
+    watcher.on_log(None, SimpleNamespace(global_step=5), None, logs=logs)
+    assert "(clipped)" not in capsys.readouterr().err
+
+
 def test_want_of_disk_space_is_told_from_other_failures(tmp_path):
     assert checkpoints.disk_is_full(OSError(28, "No space left on device"), tmp_path)
     assert checkpoints.disk_is_full(RuntimeError("I/O error: No space left on device (os error 28)"), tmp_path)
@@ -303,11 +341,16 @@ def scorer(project):
     def call(turns: list[str], reward: object = None, score: object = None) -> tuple[list[float], dict[str, float]]:
         logged: dict[str, float] = {}
         stub = SimpleNamespace(
-            Case=task.Case, terms=task.terms, labels=task.labels, parse=task.parse, score=score or task.score
+            Case=task.Case,
+            terms=task.terms,
+            labels=task.labels,
+            label=task.label,
+            parse=task.parse,
+            score=score or task.score,
         )
         function = trainers.reward_function(
             stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
-            ends=end_tokens(model, tokenizer),
+            ends=end_tokens(model, tokenizer), group=2,
         )  # fmt: skip
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),
@@ -329,6 +372,8 @@ def test_the_reward_sees_the_text_with_its_think_tags(scorer):
     assert logged["clipped/think"] == 0.0
     assert logged["clipped/direct"] == 0.5
     assert logged["reward/think"] == (totals[0] + totals[2]) / 2
+    assert logged[f"gold/{case.key.level}"] == 1.0
+    assert (logged["groups/all_right"], logged["groups/all_wrong"]) == (0.5, 0.0)  # groups of two
 
 
 def test_a_broken_reward_raises(scorer):

@@ -53,6 +53,7 @@ VALID: dict[str, Any] = {
         "v2": {"task": "esi", "parent": "v1", "data": "esi-d1", "exam": "esi-x1", "profile": "grpo", "seed": 46},
         "v3": {"task": "esi", "parent": "v2", "data": "esi-d1", "exam": "esi-x1", "profile": "grpo", "seed": 47},
     },
+    "mining": {"v2": {"task": "esi", "data": "esi-m1"}},
     "merges": {
         "folds": {"v3-full": {"task": "esi", "version": "v3", "exam": "esi-x1"}},
         "blends": {

@@ -155,6 +155,8 @@ class Trainer(Section):
     """Sequences that are in memory at once; divides the sequences of a step. Null: all of them."""
     checkpoint_every: Count = 5
     """Optimiser steps between two checkpoints: what a killed run can lose."""
+    on_alarm: Literal["stop", "warn"] = "stop"
+    """stop: an alarm of that level ends the training. warn: it is said, and the training goes on."""
 
     def _divides(self, sequences: int, what: str) -> None:
         if self.micro_batch and sequences % self.micro_batch:
@@ -173,6 +175,15 @@ class SftTrainer(Trainer):
         return self
 
 
+class HeldOut(Section):
+    """What a run in progress is asked, on cases that it does not train on."""
+
+    cases: Count
+    """Cases of the mine pool, each answered greedily once in every mode of the recipe."""
+    every: Count
+    """Optimiser steps between two looks; the first is before the first step."""
+
+
 class GrpoTrainer(Trainer):
     """GRPO at one scale. A step samples prompts x group completions."""
 
@@ -188,6 +199,8 @@ class GrpoTrainer(Trainer):
     """Tokens of a completion, 8 or more."""
     vllm: bool = False
     """Sample with vLLM."""
+    held_out: HeldOut | None = None
+    """Held-out looks while training runs; null: none."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":
@@ -204,6 +217,9 @@ class Profile(Section):
     """Shape of the adapter."""
     stream: Stream = Stream()
     """How rows are drawn."""
+    waiver: str = ""
+    """Why a recipe that the probe refuses, or that an alarm would stop, is trained all the same; what it trains is
+    never released. Empty: it is not trained."""
 
 
 class SftProfile(Profile):
@@ -300,6 +316,15 @@ class Merges(Section):
     """Name to fold."""
     blends: dict[Name, Blend] = Field(default_factory=dict)
     """Name to blend."""
+
+
+class Mining(Section):
+    """Error mining of one version."""
+
+    task: str
+    """The task of the version."""
+    data: str
+    """A data set whose use is mine."""
 
 
 class Limit(Section):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from clinrl import health
 from clinrl.artefacts import canonical_json, sha256_file, write_json
 from clinrl.errors import TrainingError
 
@@ -57,13 +58,14 @@ def _is_whole(checkpoint: Path) -> bool:
 
 def history(log: list[dict[str, Any]]) -> str:
     """The logged steps as JSON lines, one a step, without any value that a clock decides. NaN becomes null."""
-    lines = []
-    for entry in log:
-        if "loss" in entry:  # the other entries sum the run up
-            kept = {key: value for key, value in entry.items() if key not in _CLOCK}
-            finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in kept.items()}
-            lines.append(canonical_json(finite) + "\n")
-    return "".join(lines)
+    steps = [entry for entry in log if "loss" in entry]  # the other entries sum the run up
+    return "".join(canonical_json(finite(entry)) + "\n" for entry in steps)
+
+
+def finite(entry: dict[str, Any]) -> dict[str, Any]:
+    """A logged step as the history has it: nothing that a clock decides, and None for what is no finite number."""
+    kept = {key: value for key, value in entry.items() if key not in _CLOCK}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in kept.items()}
 
 
 class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
@@ -73,10 +75,13 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     step whose gradient was not zero, since a step of groups with equal rewards moves nothing.
     """
 
-    def __init__(self, folder: Path, *, version: str, steps: int) -> None:
+    def __init__(self, folder: Path, *, version: str, steps: int, heeds: bool = True, waiver: str = "") -> None:
         self.folder = folder
         self.version = version
         self.steps = steps
+        self.heeds = heeds
+        self.waiver = waiver
+        self.monitor = health.Monitor()
         self.moved: Callable[[], bool] = lambda: False
         self.has_moved = False
         self.stop_requested = False
@@ -95,6 +100,9 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.step = self.saved = state.global_step
         self.has_moved = state.global_step > 0
         self.began = time.monotonic()
+        for entry in state.log_history:  # of the run that this one continues
+            if "loss" in entry:
+                self.monitor.add(finite(entry))
         self.status("running", state.global_step)
         self.line.start(state.global_step)
 
@@ -141,6 +149,19 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         with (self.folder / LIVE).open("a", encoding="utf-8") as stream:
             stream.write(history([{**logs, "step": step}]))
         self.line.show(step, logs)
+        self._heed(self.monitor.add(finite({**logs, "step": step})))
+
+    def _heed(self, alarms: list[health.Alarm]) -> None:
+        """Say what the monitor raised. A stop raises TrainingError, unless `on_alarm` or a waiver lets it go on."""
+        for alarm in alarms:
+            if alarm.level == "stop" and self.heeds and not self.waiver:
+                raise TrainingError(
+                    f"stopped at step {alarm.step} of {self.steps} ({alarm.name}): {alarm.says}. What usually helps: "
+                    f"{alarm.helps}. The checkpoint of step {self.saved} is the last good one"
+                )
+            waived = f", waived: {self.waiver}" if alarm.level == "stop" and self.waiver else ""
+            text = f"clinrl: {self.version} {alarm.level} at step {alarm.step} ({alarm.name}): {alarm.says}{waived}"
+            print(text, file=sys.stderr, flush=True)
 
     def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any) -> None:
         seal_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")

@@ -78,6 +78,15 @@ STAGES = {
         "Writes the graded transcripts to data/graded/VERSION and the reports to data/reports/VERSION.",
         "clinrl evaluate esi-v46\nclinrl evaluate esi-base\nclinrl evaluate esi-v49-full",
     ),
+    "mine": _Stage(
+        "mine",
+        "VERSION",
+        "find out where a version errs, and what that would cost",
+        "Lets VERSION answer its mine data (`mining` in params.yaml), which is neither training data nor an exam, in "
+        "every mode. Groups the wrong answers by deciding rule, boundary, age, trigger and error, ranked by clinical "
+        "cost. Writes data/reports/mine/VERSION.json, .md and .png.",
+        "clinrl mine esi-v49",
+    ),
     "merge": _Stage(
         "merge",
         "MERGE",
@@ -97,8 +106,9 @@ ARGUMENTS = {
     "versions": "MODEL",
     "lookup": "MODEL",
     "lineage": "NAME",
+    "alarms": "VERSION",
 }
-"""What the commands of the registry take; `clinrl.desk` has a function for each."""
+"""What the commands that answer questions take; `clinrl.desk` has a function for each."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -256,6 +266,18 @@ def _add_registry_commands(command: Callable[[str, str, str, str], argparse.Argu
     )
     lineage.add_argument("name", metavar="NAME", help="a version or a merge of params.yaml")
     lineage.add_argument("--json", action="store_true", help="one JSON list of objects")
+    alarms = command(
+        "alarms",
+        "say what was wrong with a version's training",
+        _wrapped(
+            "Reads the history of VERSION with the code that watches a training while it runs: clipped and unreadable "
+            "turns, shares of answers, groups without a signal, entropy, distance from the parent, held-out cases. "
+            "Exit code 0: nothing, or warnings; 1: an alarm that stops a training."
+        ),
+        "clinrl alarms esi-v46\nclinrl alarms esi-v46 --json",
+    )
+    alarms.add_argument("name", metavar="VERSION", help="a trained version of params.yaml")
+    alarms.add_argument("--json", action="store_true", help="one JSON list of objects")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

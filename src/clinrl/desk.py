@@ -5,8 +5,9 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from clinrl import health, paths, registry, release
 from clinrl import lineage as lineages
-from clinrl import registry, release
+from clinrl.evaluate import HISTORY
 from clinrl.recording import MERGED
 from clinrl.tables import show
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
 FINDINGS = ("metric", "mode", "limit", "observed", "verdict")
+ALARMS = ("step", "level", "name", "about", "observed", "limit", "says")
 LINKS = ("version", "link", "state", "digest", "says")
 
 
@@ -84,6 +86,15 @@ def lookup(params: "Params", arguments: Namespace) -> int:
     else:
         show(COLUMNS, [_row(entry)], as_json=False)
     return 0
+
+
+def alarms(params: "Params", arguments: Namespace) -> int:
+    """Print the alarms of a version's training, from its history. 1 if one of them is a stop."""
+    found = health.alarms(health.read(paths.adapter(arguments.name) / HISTORY))
+    show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=arguments.json)
+    for alarm in found:
+        print(f"clinrl: {alarm.name} {alarm.about}: what usually helps: {alarm.helps}", file=sys.stderr)
+    return 1 if any(alarm.level == "stop" for alarm in found) else 0
 
 
 def lineage(params: "Params", arguments: Namespace) -> int:

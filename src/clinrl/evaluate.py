@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from clinrl import baselines, figures, paths, prose
+from clinrl import baselines, figures, health, paths, prose
 from clinrl.artefacts import (
     canonical_json,
     exclusive,
@@ -44,6 +44,7 @@ SEED = 1
 HISTORY = "history.jsonl"
 SUMMARY = "summary.json"
 BETWEEN_MODES = "between_modes.json"
+ALARMS = "alarms.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,9 +210,11 @@ def write_reports(
     agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, metrics)
     write_json(out / SUMMARY, summary(reports, agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
-    write_text(out / "report.md", prose.page(reports, agreement, parent=who.parent))
     log = who.folder / HISTORY
-    if log.exists():
+    raised = health.alarms(health.read(log)) if log.exists() else None
+    write_text(out / "report.md", prose.page(reports, agreement, parent=who.parent, alarms=raised))
+    if raised is not None:
+        write_json(out / ALARMS, [alarm.model_dump(mode="json") for alarm in raised])
         history = figures.read_history(log)
         columns = figures.history_columns(history)
         _write_csv(out / "history.csv", columns, ([line.get(key, "") for key in columns] for line in history))

@@ -6,11 +6,12 @@ equal numbers give equal bytes.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import ArtefactError
+from clinrl.records import Estimate
 from clinrl.report import Confusion
 
 if TYPE_CHECKING:
@@ -41,10 +42,12 @@ PANELS: tuple[tuple[str, str, str], ...] = (
     ("Unreadable", "share of completions", r"parse_fail/(.+)"),
     ("Out of tokens", "share of completions", r"clipped/(.+)"),
     ("Entropy", "nats a token", r"(entropy)"),
+    ("Held-out cases", "share of exact answers", r"held_out/(exact)"),
+    ("Distance from the parent", "nats a token, held-out cases", r"held_out/(kl)"),
 )
 """Title, axis label and the log entries shown. The group is a line's label: a term, an answer or a mode; none: all."""
 TOTAL = "all"
-SHARES = ("Answers", "Unreadable", "Out of tokens")
+SHARES = ("Answers", "Unreadable", "Out of tokens", "Held-out cases")
 """Panels whose axis is a share, from 0 to 1."""
 
 History = list[dict[str, float]]
@@ -98,6 +101,29 @@ def confusion(counts: Confusion, title: str, path: Path) -> None:
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_aspect("equal")
+        _save(figure, path)
+
+
+def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: Path) -> None:
+    """Write a bar chart as a PNG: a bar for each group, with what its errors cost for every 100 answers of all.
+
+    A row is the group's name, that cost, the mean cost of one of its answers, whose interval scales to the bar's, and
+    its count of cases. The first row is on top.
+    """
+    with _styled():
+        figure = _figure(7.5, 0.9 + 0.32 * max(1, len(rows)))
+        axes = figure.add_subplot()
+        for place, (_, total, mean, _n) in enumerate(rows):
+            axes.barh(place, total, color="tab:blue", height=0.65)
+            if mean.value:
+                low, high = (total * edge / mean.value for edge in (mean.low, mean.high))
+                axes.plot([low, high], [place, place], color="0.15", linewidth=1.1)
+        axes.set_yticks(range(len(rows)), [f"{name} (n = {n})" for name, _, _, n in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_xlabel("clinical cost for every 100 answers, with 95% interval")
+        axes.grid(visible=False, axis="y")
+        axes.set_title(title, pad=10)
         _save(figure, path)
 
 

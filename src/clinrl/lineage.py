@@ -27,8 +27,8 @@ class Link(Strict):
 
     version: str
     link: str
-    """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, registry, gate or
-    approver."""
+    """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, mining, registry,
+    gate or approver."""
     state: State
     digest: str
     """The digest that the link is about; empty where there is none."""
@@ -78,6 +78,8 @@ def _made(params: "Params", name: str) -> Iterator[Link]:
             yield _link(name, "parent", partial(_same, made, part, paths.adapter(part), f"is made of {part}"))
         yield _link(name, "base", lambda: _same(made, "base", base, f"is a model on {base}"))
     yield _link(name, "exam", lambda: _exam(name, who.exam, artefacts.identity(made)))
+    if name in params.mining:
+        yield _mining(name, params.mining[name].data, artefacts.identity(made))
     yield _link(name, "registry", lambda: _registered(registry.model_of(params, name), name, made))
 
 
@@ -124,6 +126,27 @@ def _exam(name: str, exam: str, adapter: str) -> tuple[str, str]:
     if pool != "exam":
         raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
     return found, f"sat {exam}, drawn from the exam pool, with these very weights"
+
+
+def _mining(name: str, data: str, adapter: str) -> Link:
+    """That a version's errors were mined on cases of the mine pool, and on no exam."""
+    report = paths.mine_report(name)
+    if not report.exists():
+        return Link(version=name, link="mining", state="open", digest="", says="has no mined errors yet")
+
+    def check() -> tuple[str, str]:
+        said = json.loads(report.read_text(encoding="utf-8"))
+        found = artefacts.read_manifest(paths.cases(data))
+        again = f"run `dvc repro mine@{name}`"
+        if said["adapter_digest"] != adapter:
+            raise Refused(f"{report} is about another adapter than {name} now is; {again}")
+        if (said["data"], said["data_digest"]) != (data, artefacts.identity(found)):
+            raise Refused(f"{report} is about other cases than {data} now holds; {again}")
+        if (said["pool"], found.spec["use"]) != ("mine", "mine"):
+            raise Refused(f"{data} is drawn from the {found.spec['use']} pool; errors are mined on the mine pool alone")
+        return said["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
+
+    return _link(name, "mining", check)
 
 
 def _registered(model: str, name: str, manifest: Manifest) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import determinism
 from clinrl.errors import RegistryError, masked
 from clinrl.tracking import Point, asked, known_points, log_params, log_points, points, run_of, writing
-from clinrl.train import LIVE, SPEC, manifest_fields
+from clinrl.train import HANDLING, LIVE, SPEC, manifest_fields
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -110,8 +110,7 @@ def _join(client: "MlflowClient", key: str, spec: dict[str, Any]) -> "Run":
         run = run_of(client, spec["task"], key, spec["version"])
     if run.info.status != "RUNNING":
         client.update_run(run.info.run_id, status="RUNNING")
-    recipe = manifest_fields(spec)["spec"]
-    del recipe["checkpoint_every"]  # how often a run is saved is no part of what is trained
+    recipe = {key: value for key, value in manifest_fields(spec)["spec"].items() if key not in HANDLING}
     log_params(client, run, recipe)
     return run
 

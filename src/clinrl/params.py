@@ -22,6 +22,7 @@ from clinrl.blocks import (
     GrpoTrainer,
     HubBase,
     Merges,
+    Mining,
     Mode,
     Schedule,
     SftProfile,
@@ -39,7 +40,7 @@ from clinrl.section import (
 )
 from clinrl.task import get_task, task_names
 
-RESERVED = ("candidate", "champion", "data", "previous", "probe", "seeds")
+RESERVED = ("candidate", "champion", "data", "mine", "previous", "probe", "seeds")
 """Folders of data/reports that are not about one version."""
 
 
@@ -60,6 +61,8 @@ class Params(Section):
     """Name to version."""
     merges: Merges = Merges()
     """Folds and blends by name."""
+    mining: dict[Name, Mining] = Field(default_factory=dict)
+    """Version to the data on which its errors are mined."""
     gates: dict[str, Gate] = Field(default_factory=dict)
     """Task to its release gate; a task without one releases nothing."""
     schedules: dict[str, Schedule] = Field(default_factory=dict)
@@ -85,6 +88,10 @@ class Params(Section):
             self._check_merge(f"merges.folds.{name}", name, fold, {"version": fold.version})
         for name, blend in self.merges.blends.items():
             self._check_merge(f"merges.blends.{name}", name, blend, {"first": blend.first, "second": blend.second})
+        for name, mining in self.mining.items():
+            known("mining", name, self.versions, "a version")
+            known(f"mining.{name}.task", mining.task, [self.versions[name].task], "the task of the version")
+            self._check_use(f"mining.{name}.data", mining.data, "mine", mining.task)
         for task, gate in self.gates.items():
             self._check_gate(f"gates.{task}", task, gate)
         for task, schedule in self.schedules.items():

@@ -48,6 +48,16 @@ def report(version: str) -> Path:
     return Path("data/reports") / version
 
 
+def mined(version: str) -> Path:
+    """A version's graded answers to its mine data: one JSONL a mode."""
+    return Path("data/mined") / version
+
+
+def mine_report(version: str) -> Path:
+    """Where a version errs; the page and the plot lie beside it."""
+    return Path("data/reports/mine") / f"{version}.json"
+
+
 def seeds_report(version: str) -> Path:
     """The replication of a version's lineage over several seeds."""
     return Path("data/reports/seeds") / f"{version}.json"

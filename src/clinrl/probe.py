@@ -8,6 +8,7 @@ version if one of them earns as much as a mediocre reader. It loads no model and
 import json
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -40,7 +41,8 @@ def stage(params: Params, version: str) -> None:
     """Probe `version` and write `paths.probe_proof(version)`, or `<version>.failed.json` beside it and raise.
 
     For SFT it reports the stream and how often each declared omission falsifies a label. For GRPO it scores every
-    policy of the task, and the gold turns, on every row of the stream. Raises ProbeError if a lazy policy earns at
+    policy of the task, and the gold turns, on every row of the stream. A recipe with a waiver gets a proof that says
+    what is wrong with it. Raises ProbeError if a lazy policy earns at
     least what the mediocre one does, if an unreadable answer is not strictly the worst outcome, or if the gold answer
     is not the only best one; ArtefactError if the data set has no proof, or one for other data.
     """
@@ -75,7 +77,10 @@ def stage(params: Params, version: str) -> None:
             fault = judge(report["policies"], report["outcomes"])
         if isinstance(profile, SftProfile):
             report["omissions"] = audit_omissions(rows, task, profile.omit, block.seed)
-        if fault:
+        if fault and profile.waiver:
+            report |= {"refused": fault, "waiver": profile.waiver}
+            print(f"clinrl: {version} would learn the wrong thing: {fault}; waived: {profile.waiver}", file=sys.stderr)
+        elif fault:
             artefacts.write_json(failed, report | {"refused": fault})
             raise ProbeError(f"{version} would learn the wrong thing: {fault}; see {failed}")
         artefacts.write_json(proof, report)

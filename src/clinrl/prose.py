@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clinrl.baselines import BAG_OF_WORDS
+from clinrl.health import Alarm
 from clinrl.records import Estimate
 from clinrl.report import COMPARED, HEADLINE, NOTE, ROW_METRICS, UNREADABLE, EvalReport
 from clinrl.statistics import Paired
@@ -17,8 +18,17 @@ STATISTICS = ("kappa",)
 """Headline metrics that are no shares, hence not in per cent."""
 
 
-def page(reports: Sequence[EvalReport], agreement: Mapping[str, Any], *, parent: str | None) -> str:
-    """The Markdown page on one version's reports, one a mode, and on the agreement between its modes."""
+def page(
+    reports: Sequence[EvalReport],
+    agreement: Mapping[str, Any],
+    *,
+    parent: str | None,
+    alarms: Sequence[Alarm] | None = None,
+) -> str:
+    """The Markdown page on one version's reports, one a mode, on the agreement between its modes, and on its training.
+
+    `alarms` are those of the training; None for what was not trained.
+    """
     first = reports[0]
     parts = [
         f"# {first.name} on {first.exam}",
@@ -33,7 +43,17 @@ def page(reports: Sequence[EvalReport], agreement: Mapping[str, Any], *, parent:
         parts += [f"![Confusion matrix](confusion_{report.mode}.png)"]
     if agreement:
         parts += ["## Between modes", between(agreement)]
+    if alarms is not None:
+        parts += ["## Training", health(alarms), "![Training curves](curves.png)"]
     return "\n\n".join(parts) + "\n"
+
+
+def health(alarms: Sequence[Alarm]) -> str:
+    """The alarms of a training as a table, or that there was none."""
+    if not alarms:
+        return "The training raised no alarm."
+    body = [(alarm.step, alarm.level, alarm.name, alarm.says, alarm.helps) for alarm in alarms]
+    return _table(("step", "level", "alarm", "what was seen", "what usually helps"), body)
 
 
 def headline(report: EvalReport) -> str:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from clinrl import model_card, paths, served
-from clinrl.artefacts import MANIFEST, canonical_json, digest, identity, sha256_file, verified
+from clinrl.artefacts import MANIFEST, canonical_json, digest, identity, read_manifest, sha256_file, verified
 from clinrl.errors import ArtefactError
-from clinrl.evaluate import BETWEEN_MODES, HISTORY, Examinee, load_report
+from clinrl.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee, load_report
 from clinrl.figures import read_history
+from clinrl.health import Alarm
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
 from clinrl.tracking import Point, exam_metrics, file_of, known_points, log_params, log_points, points
@@ -51,6 +52,10 @@ class Recorded:
     scale: str
     dvc_stage: str
     why: str
+    waiver: str
+    """Why it was trained although the probe or an alarm was against it; empty if nothing was."""
+    alarms: str
+    """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
 
     @property
     def digest(self) -> str:
@@ -88,7 +93,24 @@ def recorded(params: "Params", who: Examinee) -> Recorded:
         scale=manifest.spec.get("scale", params.scale),
         dvc_stage=f"{group}@{who.name}",
         why=params.versions[who.name].why if who.name in params.versions else "",
+        waiver=waiver(params, who.name),
+        alarms=_alarms(who.name),
     )
+
+
+def _alarms(name: str) -> str:
+    path = paths.report(name) / ALARMS
+    if not path.exists():
+        return ""
+    raised = [Alarm.model_validate(alarm) for alarm in json.loads(path.read_text(encoding="utf-8"))]
+    words = [" ".join(filter(None, (alarm.level, alarm.name, alarm.about))) for alarm in raised]
+    return "; ".join(f"{word} at {alarm.step}" for word, alarm in zip(words, raised, strict=True)) or "none"
+
+
+def waiver(params: "Params", name: str) -> str:
+    """The waivers of a version, or of the versions that a merge is made of, from their manifests; empty without any."""
+    manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
+    return "; ".join(filter(None, (manifest.spec.get("waiver", "") for manifest in manifests)))
 
 
 def _sound(folder: Path) -> Manifest:

@@ -67,7 +67,7 @@ def register(params: "Params", name: str) -> Entry:
 
     Its run gets the recipe, every metric of every mode with its interval, the training history by step, the data sets,
     reports, plots, card and Data Docs; its model version the adapter with its base (or the full model) and all that
-    loading needs. It becomes the `candidate` unless it was refused or is the champion.
+    loading needs. It becomes the `candidate` unless it was refused, is the champion, or was trained on a waiver.
 
     Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, DataError if
     its data do not pass any more, Busy if the same name is being registered, and RegistryError if MLflow did not do
@@ -107,7 +107,8 @@ def _registered(made: Recorded) -> Entry:
             client.set_terminated(run.info.run_id, "FINISHED")
         aliases = _aliases(client, made.model) or {}
         entry = _entry(version, aliases)
-        if entry.tags.get(GATE) != REFUSED and not {CHAMPION, CANDIDATE} & set(entry.aliases):
+        may_run = entry.tags.get(GATE) != REFUSED and not made.waiver
+        if may_run and not {CHAMPION, CANDIDATE} & set(entry.aliases):
             client.set_registered_model_alias(made.model, CANDIDATE, str(entry.number))
             aliases |= {CANDIDATE: str(entry.number)}
         # Last: whoever reads it may take it that nothing of this examination is missing.
@@ -245,7 +246,7 @@ def _tags(made: Recorded) -> dict[str, str]:
         "dvc_stage": made.dvc_stage,
         "task_version": str(made.manifest.task_version),
         "scale": made.scale,
-    }
+    } | {key: value for key, value in {"waiver": made.waiver, "alarms": made.alarms}.items() if value}
 
 
 def origin(manifest: Manifest) -> dict[str, str]:

@@ -19,6 +19,7 @@ from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluate import examinee, load_sitting, sitting_of
 from clinrl.gate import Decision
 from clinrl.probe import proven
+from clinrl.recording import waiver
 from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
 
@@ -65,6 +66,8 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     who = examinee(params, name)
     if who.task.name not in params.gates:
         raise GateError(f"params.yaml has no gate for {who.task.name}, and without one nothing is released; add one")
+    if reason := waiver(params, name):
+        raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
     cases = list(read_cases(paths.cases(who.exam), who.task))
     exam = proven(who.exam, who.task)
     blank = {mode: sitting_of(who, mode, params, exam, cases) for mode in params.modes}

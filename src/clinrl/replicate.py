@@ -22,6 +22,7 @@ from clinrl.evaluate import BETWEEN_MODES, examinee, load_report, load_sitting, 
 from clinrl.params import load_params
 from clinrl.report import COMPARED, NOTE, compare
 from clinrl.task import get_task
+from clinrl.train import HANDLING
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -89,10 +90,10 @@ def _folder(params: "Params", lineage: Sequence[str], k: int) -> Path:
 
 
 def _recipe(params: "Params", profile: str) -> list[dict[str, Any]]:
-    """What a recipe says of the adapter at the active scale; how often it is saved on the way is not part of it."""
+    """What a recipe says of the adapter at the active scale; how a run is handled on the way is not part of it."""
     return [
         params.profiles[profile].model_dump(mode="json", exclude={"trainer"}),
-        params.trainer(profile).model_dump(mode="json", exclude={"checkpoint_every"}),
+        params.trainer(profile).model_dump(mode="json", exclude=HANDLING),
     ]
 
 

@@ -61,6 +61,9 @@ class Task(Protocol):
     """Names of the class mixes that `cases` can draw."""
     metrics: Mapping[str, Share | Statistic]
     slices: Mapping[str, Callable[[AnyCase], str]]
+    """What cases are grouped by: `rule`, the id of the rule that decided the gold label, and others."""
+    triggers: Mapping[str, Callable[[AnyCase], bool]]
+    """Findings that a reader may miss, as the text shows them, by the name of their rule."""
     expectations: Sequence[Expect]
     terms: tuple[str, ...]
     """Names of all reward terms, as they appear in scores, logs and reports."""
@@ -94,6 +97,9 @@ class Task(Protocol):
 
     def score(self, case: AnyCase, transcript: Transcript, reward: Any) -> Score:
         """The reward. Pure. Raises only on a malformed case, never on model text."""
+
+    def cost(self, gold: Any, answer: Any | Unreadable) -> float:
+        """What an answer would cost a patient, 0 for the gold label and above 0 for any other, unreadable included."""
 
     def policies(self) -> Mapping[str, Callable[[AnyCase, Random], Transcript]]:
         """Lazy policies by name (constants, random, hedging, empty, truncated, prior-matched), and "mediocre".

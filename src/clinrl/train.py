@@ -45,6 +45,8 @@ ROWS = "rows.jsonl"
 STATUS = "status.json"
 LIVE = "live.jsonl"
 ADAPTER = "adapter"
+HANDLING = {"checkpoint_every", "on_alarm"}
+"""Settings of a trainer that change how a run is handled and nothing in what it makes."""
 
 DISK_FULL = 5
 """The worker's exit code when nothing more can be written, its status neither."""
@@ -68,7 +70,7 @@ def stage(params: "Params", version: str) -> None:
         spec, rows = resolve(params, version)
         folder = paths.checkpoints(version, digest(spec))
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
-        write_json(folder / SPEC, {**spec, "checkpoint_every": _trainer(params, version).checkpoint_every})
+        write_json(folder / SPEC, spec | _trainer(params, version).model_dump(include=HANDLING))
         if not _completed(folder, spec["trainer"]["steps"]):
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
@@ -127,11 +129,13 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
         "omit": omit,
         "reward": reward,
         "modes": {mode: {"thinking": params.modes[mode].thinking} for mode in profile.modes},
-        "trainer": _trainer(params, version).model_dump(mode="json", exclude={"checkpoint_every"}),
+        "trainer": _trainer(params, version).model_dump(mode="json", exclude=HANDLING),
         "rows": digest(rows),
         "environment": determinism.record(),
         "inputs": inputs,
     }
+    if profile.waiver:
+        spec["waiver"] = profile.waiver
     # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
     return json.loads(canonical_json(spec)), rows
 

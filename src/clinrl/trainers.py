@@ -20,10 +20,25 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from clinrl.errors import DataError, TrainingError
 from clinrl.records import Case, Transcript, Unreadable
-from clinrl.rollout import Prompt, check_room, decode, encode, end_tokens, read_turn, render, window, write_turn
+from clinrl.rollout import (
+    Completion,
+    Prompt,
+    TransformersSampler,
+    batches,
+    check_room,
+    decode,
+    encode,
+    end_tokens,
+    read_turn,
+    render,
+    window,
+    write_turn,
+)
 from clinrl.task import Task
 
 WEIGHTS = "adapter_model.safetensors"
+HELD_OUT_SEED = 271828
+"""Of the held-out cases of every run: they are the same for all versions."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +168,9 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     `_generate_and_score_completions` that rows are served in the order of the stream.
     """
 
+    held_out: "HeldOut | None" = None
+    """Asked before the first step and every so many steps after it."""
+
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
 
@@ -170,6 +188,9 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"{sorted(set(planned))[:4]}... are planned: TRL's sampler does not keep the order"
             )
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.held_out is not None and self.state.global_step % self.held_out.every == 0:
+            for name, value in self.held_out.look(self.accelerator.unwrap_model(self.model)).items():
+                self._metrics["train"][f"held_out/{name}"].append(value)
         return scored
 
 
@@ -209,18 +230,86 @@ def grpo_trainer(
         thinking={mode: switch["thinking"] for mode, switch in spec["modes"].items()},
         tokenizer=tokenizer,
         ends=end_tokens(model, tokenizer),
+        group=trainer["group"],
     )
     return Grpo(model=model, args=settings, reward_funcs=[score], train_dataset=dataset, processing_class=tokenizer)
 
 
+class HeldOut:
+    """Cases of the mine pool that a policy answers while it trains: how often it is right, and how far it has moved.
+
+    `exact` is the share of greedy answers that are the gold label. `kl` estimates the divergence from the parent in
+    nats a token: the mean of r - 1 - log r over tokens that the parent sampled, r being the ratio of the policy's
+    probability to the parent's (Schulman's low-variance estimator). Built before training, with the parent's weights.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any]) -> None:
+        settings = spec["trainer"]["held_out"]
+        self.every: int = settings["every"]
+        self.task, self.tokenizer = task, tokenizer
+        self.cases = list(task.cases(settings["cases"], HELD_OUT_SEED, pool="mine", mix=task.mixes[-1]))
+        self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
+        self.budget: int = spec["trainer"]["max_completion"]
+        self.texts = [
+            (prompt, completion.text + (tokenizer.eos_token if completion.stop == "answered" else ""))
+            for thinking in self.thinking.values()
+            for prompt, completion in zip(self._prompts(thinking), self._sample(model, thinking, 1.0), strict=True)
+        ]
+        self.before = self._log_probabilities(model)
+
+    def look(self, model: Any) -> dict[str, float]:
+        """What the policy does now, by metric."""
+        right = [
+            self.task.parse(read_turn(completion.text, thinking)) == self.task.label(case)
+            for thinking in self.thinking.values()
+            for case, completion in zip(self.cases, self._sample(model, thinking, 0.0), strict=True)
+        ]
+        change = self._log_probabilities(model) - self.before
+        return {"exact": sum(right) / len(right), "kl": float((change.exp() - 1 - change).mean())}
+
+    def _prompts(self, thinking: bool) -> list[str]:
+        return [render(self.tokenizer, self.task.prompt(case.facts), thinking) for case in self.cases]
+
+    def _sample(self, model: Any, thinking: bool, temperature: float) -> list[Completion]:
+        prompts = [Prompt(case.id, self.task.prompt(case.facts)) for case in self.cases]
+        sampler = TransformersSampler(model, self.tokenizer)
+        return sampler.sample(
+            prompts, thinking=thinking, temperature=temperature, budget=self.budget, seed=HELD_OUT_SEED
+        )
+
+    def _log_probabilities(self, model: Any) -> torch.Tensor:
+        """Of every token that the parent wrote, in one row."""
+        prompts, written = (encode(self.tokenizer, list(texts)) for texts in zip(*self.texts, strict=True))
+        found = []
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode():
+                for batch in batches([len(p) + len(w) for p, w in zip(prompts, written, strict=True)], 0, 8192):
+                    rows = [torch.tensor(prompts[i] + written[i], device=model.device) for i in batch]
+                    ids = torch.nn.utils.rnn.pad_sequence(
+                        rows, batch_first=True, padding_value=self.tokenizer.pad_token_id
+                    )
+                    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+                    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+                    picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+                    for place, i in enumerate(batch):
+                        first = len(prompts[i]) - 1
+                        found.append(picked[place, first : first + len(written[i])].cpu())
+        finally:
+            model.train(was_training)
+        return torch.cat(found)
+
+
 def reward_function(
-    task: Task, reward: Any, *, thinking: Mapping[str, bool], tokenizer: Any, ends: frozenset[int]
+    task: Task, reward: Any, *, thinking: Mapping[str, bool], tokenizer: Any, ends: frozenset[int], group: int
 ) -> Callable[..., list[float]]:
     """The task's score as TRL calls it: once for all completions of a step.
 
     Each completion is decoded from its token ids, so that the reward sees the very text the model wrote, and carries
-    its case with it. Logs the mean of every term, and per mode the mean total and the shares of unreadable and clipped
-    turns. Whatever the score raises ends the training.
+    its case with it. Logs the mean of every term, the shares of each answer and of each gold label, of groups of
+    `group` completions that were all right or all wrong, and per mode the mean total and the shares of unreadable and
+    clipped turns. Whatever the score raises ends the training.
     """
 
     def task_reward(
@@ -233,8 +322,9 @@ def reward_function(
     ) -> list[float]:
         known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
         means: dict[str, list[float]] = {f"terms/{term}": [] for term in task.terms}
-        means |= {f"answer/{label}": [] for label in task.labels}
+        means |= {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
         totals: list[float] = []
+        right: list[bool] = []
         for ids, text, name in zip(completion_ids, case, mode, strict=True):
             completion = decode(tokenizer, ids, ends)
             turn = read_turn(completion.text, thinking[name])
@@ -247,12 +337,18 @@ def reward_function(
             answer = task.parse(turn)
             for term in task.terms:
                 means[f"terms/{term}"].append(score.terms.get(term, 0.0))
+            gold = task.label(known[text])
             for label in task.labels:
                 means[f"answer/{label}"].append(float(answer == label))
+                means[f"gold/{label}"].append(float(gold == label))
+            right.append(answer == gold)
             means.setdefault(f"reward/{name}", []).append(score.total)
             means.setdefault(f"parse_fail/{name}", []).append(float(isinstance(answer, Unreadable)))
             means.setdefault(f"clipped/{name}", []).append(float(completion.stop == "max_tokens"))
             totals.append(score.total)
+        groups = [right[i : i + group] for i in range(0, len(right), group)]
+        means["groups/all_right"] = [float(all(some)) for some in groups]
+        means["groups/all_wrong"] = [float(not any(some)) for some in groups]
         for name, values in means.items():
             log_metric(name, sum(values) / len(values))
         return totals

@@ -46,7 +46,8 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
     from clinrl.train import DISK_FULL
 
     steps = spec["trainer"]["steps"]
-    watch = Watch(folder, version=spec["version"], steps=steps)
+    heeds = spec["on_alarm"] == "stop"
+    watch = Watch(folder, version=spec["version"], steps=steps, heeds=heeds, waiver=spec.get("waiver", ""))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: watch.request_stop())
     checkpoints = folder / "trainer"
@@ -102,6 +103,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     watch.moved = lambda: any(
         not torch.equal(tensor, start[name]) for name, tensor in trainers.adapter_state(model).items()
     )
+    if spec["trainer"].get("held_out"):
+        trainer.held_out = trainers.HeldOut(model, tokenizer, task, spec)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     if checkpoint is not None and spec["method"] == "sft":

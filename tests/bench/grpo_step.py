@@ -42,7 +42,8 @@ def project(folder: Path) -> str:
     }
     tree["profiles"][VERSION] = recipe
     tree["versions"] = {VERSION: {**tree["versions"][last], "parent": f"{block.task}-base", "profile": VERSION}}
-    del tree["merges"]  # of versions that this project does not have
+    for section in ("merges", "mining"):  # of versions that this project does not have
+        del tree[section]
     YAML(typ="safe").dump(tree, folder / "params.yaml")
     for source in (paths.base(block.task), paths.adapter(f"{block.task}-base")):
         shutil.copytree(source, folder / source)

@@ -39,6 +39,7 @@ SECTIONS: dict[str, Any] = {
             }
         },
     },
+    "mining": {},
     "gates": {"esi": {"least_cases": 20, "limits": {"dangerous": {"max": {"embedded": 0.5, "full": 0.5}}}}},
     "schedules": {"esi": {"cron": "0 3 * * 1", "answer_within_s": 60}},
 }  # fmt: skip

@@ -37,6 +37,7 @@ PARAMS: dict[str, Any] = {
             }
         },
     },
+    "mining": {},
     "gates": {
         "esi": {
             "least_cases": 20,

@@ -269,6 +269,25 @@ def test_another_answer_inside_the_thinking_changes_nothing(name: str) -> None:
 
 
 @tasks
+def test_only_the_gold_label_costs_nothing(name: str) -> None:
+    task = get_task(name)
+    for gold in task.labels:
+        costs = {answer: task.cost(gold, answer) for answer in task.labels}
+        assert costs.pop(gold) == 0
+        assert min(costs.values()) > 0
+        assert task.cost(gold, Unreadable(reason="nothing said")) >= max(costs.values())
+
+
+@tasks
+def test_triggers_are_read_in_the_text_alone(name: str) -> None:
+    task = get_task(name)
+    assert set(task.triggers) <= set(task.rules)
+    for rule, shows in task.triggers.items():
+        verdicts = {shows(case) for case in sample(name)}
+        assert verdicts == {True, False}, rule
+
+
+@tasks
 def test_policies_answer_and_the_mediocre_one_is_among_them(name: str) -> None:
     task = get_task(name)
     policies = task.policies()

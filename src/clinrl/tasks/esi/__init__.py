@@ -7,7 +7,7 @@ from typing import Any
 
 from clinrl.records import Message, Score, Stop, Transcript, Unreadable
 from clinrl.task import Expect
-from clinrl.tasks.esi import answer, metrics, rewards
+from clinrl.tasks.esi import answer, metrics, rewards, triggers
 from clinrl.tasks.esi.cases import MIXES, EsiCase, case_id, cases, pool_of
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.rules import RULE_IDS, decide
@@ -82,6 +82,13 @@ class Esi:
             "boundary": lambda case: case.key.boundary or "none",
         }
     )
+    triggers: Mapping[str, Callable[[EsiCase], bool]] = MappingProxyType(
+        {
+            "done_intervention": lambda case: triggers.done_intervention(case.facts.narrative),
+            "open_injury": lambda case: triggers.open_injury(case.facts.narrative),
+            "severe_pain": lambda case: triggers.severe_pain(case.facts.narrative),
+        }
+    )
     expectations = (
         _expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^esi-[0-9a-f]{16}$"),
         _expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVELS)),
@@ -125,6 +132,14 @@ class Esi:
     def score(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         """The reward of a transcript's last turn."""
         return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript.messages[-1]), reward)
+
+    def cost(self, gold: int, answer: int | Unreadable) -> float:
+        """How far an answer's value in the asymmetric matrix lies below the exact level's, without the safety valve.
+
+        0 to 2.25: under-triage costs at least what over-triage of the same distance does. An unreadable answer leaves
+        the patient untriaged and costs as much as the worst level. The matrix is our reconstruction (`rewards`).
+        """
+        return rewards.cost(gold, answer)
 
     def omittable(self, case: EsiCase) -> tuple[str, ...]:
         """The rule whose omission changes this case's label, if there is one: where a reader's gap shows."""

@@ -41,6 +41,10 @@ Ours make under-triage cost at least as much as over-triage of the same distance
 false ESI 1, and make answering 1 rather than 2 pay from a belief of 0.60 and 2 rather than 3 from 0.42.
 """
 
+MISSED_LIFESAVING: Final = 1.75
+"""Cost of gold 1 answered 2, the cell that the safety valve takes out of the matrix: what gold 2 answered 3 costs, the
+next under-triage by one level."""
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Bonus = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
@@ -154,6 +158,15 @@ def level_value(reward: Reward, gold: int, answer: int) -> float:
     if reward.kind == "naive":
         return EXACT if answer == gold else 0.0
     return reward.valve if (gold, answer) == (1, 2) else ASYMMETRIC[gold][answer - 1]
+
+
+def cost(gold: int, answer: int | Unreadable) -> float:
+    """What an answer loses against the exact level under `ASYMMETRIC`, a missed ESI 1 called 2 counting in full."""
+    values = ASYMMETRIC[gold]
+    worst = EXACT - min(values)
+    if isinstance(answer, Unreadable):
+        return worst
+    return MISSED_LIFESAVING if (gold, answer) == (1, 2) else EXACT - values[answer - 1]
 
 
 def _readable_score(
