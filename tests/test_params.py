@@ -414,7 +414,8 @@ def test_an_unknown_key_anywhere_is_refused_and_named(place, key, value, tmp_pat
     for part in place:
         section = section[part]
     known = {
-        *section, "omit", "reward", "micro_batch", "checkpoint_every", "on_alarm", "held_out", "waiver", "vllm", "why", "stream",
+        *section, "omit", "reward", "micro_batch", "checkpoint_every", "on_alarm", "held_out", "waiver", "vllm", "why",
+        "stream",
         "modifiers", "floor", "kind", "valve", "unreadable", "folds", "blends", "seed", "density", "max", "min",
         "may_rise", "may_fall", "paired",
     }  # fmt: skip

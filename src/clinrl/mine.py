@@ -294,7 +294,7 @@ def _table(groups: Sequence[Group]) -> str:
     head = [by, "cases", "worth", "mean cost", *(f"wrong, {mode}" for mode in modes), "answered instead"]
     body = [
         [
-            group.value,
+            group.value.replace("|", "\\|"),
             str(group.n),
             f"{group.total:.2f}",
             f"{group.cost.value:.3f} [{group.cost.low:.3f}, {group.cost.high:.3f}]",
