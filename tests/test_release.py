@@ -270,6 +270,18 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
     assert kinds().count("rollback") == 1
 
 
+def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(params):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    lines = paths.ledger().read_text().splitlines(keepends=True)
+    paths.ledger().write_text("".join(lines[:-1]))
+
+    assert release.rollback("esi", approver=ADA).name == "v2"
+
+    assert kinds()[-2:] == ["promotion", "rollback"]
+    assert champion() == "v2"
+
+
 def test_a_decision_that_comes_back_is_told_again(params):
     first = release.decide(params, "v2")
     promoted(params, "v1")

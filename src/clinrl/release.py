@@ -175,6 +175,9 @@ def rollback(model: str, *, approver: str) -> Entry:
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
         lines = ledger.read(paths.ledger())
+        if (_last_about(model, lines) or {}).get("digest") == now.digest:  # a promotion, perhaps cut short at its end
+            now = _completed(now)
+            lines = ledger.read(paths.ledger())
         told = champion_told(model, lines)
         if told not in (None, now.digest):  # the names moved, wholly or in part, and the audit file was not told
             former = next((entry for entry in registry.entries(model) if entry.digest == told), None)
