@@ -15,7 +15,7 @@ from uuid import UUID
 
 import httpx
 from prefect import State, get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate, GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
@@ -116,7 +116,17 @@ def sweep(client: Any) -> list[UUID]:
             client.set_task_run_state(task_run.id, state, force=True)
         client.set_flow_run_state(run.id, state, force=True)
         swept.append(run.id)
+    if swept:
+        _free_slots(client, client.read_flow_runs(flow_run_filter=unfinished))
     return swept
+
+
+def _free_slots(client: Any, alive: list[Any]) -> None:
+    """Free slots that no living run says it holds: a run may be killed before it could write down its lease."""
+    held = sum(any(tag.startswith(_LEASE) for tag in run.tags) for run in alive)
+    with suppress(ObjectNotFound):  # before the first run
+        if client.read_global_concurrency_limit_by_name(TRAINING).active_slots > held:
+            client.update_global_concurrency_limit(TRAINING, GlobalConcurrencyLimitUpdate(active_slots=held))
 
 
 @contextmanager
