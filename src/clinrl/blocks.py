@@ -119,6 +119,8 @@ class DatasetSpec(Section):
     """Number of distinct cases."""
     seed: Seed
     """Seed of the draw, 0 to 2^32 - 1."""
+    emphasis: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """Rule to how many times as often it decides a case as the mix has it, above 0; rules not named: once."""
 
 
 class Lora(Section):

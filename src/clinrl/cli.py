@@ -107,6 +107,7 @@ ARGUMENTS = {
     "lookup": "MODEL",
     "lineage": "NAME",
     "alarms": "VERSION",
+    "draft": "TASK",
 }
 """What the commands that answer questions take; `clinrl.desk` has a function for each."""
 
@@ -187,6 +188,22 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
     verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     _add_registry_commands(command)
+    draft = command(
+        "draft",
+        "write the next version into params.yaml, from the champion's errors",
+        _wrapped(
+            "Reads the mining report of the champion of TASK and adds a data set, a recipe and a version to "
+            "params.yaml, whose comments and order stay: modifiers for the rules that are surely missed, more cases "
+            "that they decide, and the settings of a refinement. What was tried from this champion before is not tried "
+            "again. Nothing is trained; read the draft, change it if you like, then run `dvc repro`."
+        ),
+        "clinrl draft esi\nclinrl draft esi --from esi-v46 --name esi-v47\nclinrl draft esi --lever data --json",
+    )
+    draft.add_argument("name", metavar="TASK", help="a task of params.yaml")
+    draft.add_argument("--from", dest="parent", metavar="VERSION", help="the version to start from; default: champion")
+    draft.add_argument("--name", dest="called", metavar="NAME", help="the version's name; default: the next number")
+    draft.add_argument("--lever", metavar="LEVER", help="modifiers, data, lower-rate or higher-rate; default: the next")
+    draft.add_argument("--json", action="store_true", help="the draft as one JSON object")
     return top
 
 

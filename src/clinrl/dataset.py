@@ -47,7 +47,8 @@ def stage(params: "Params", name: str) -> None:
     with artefacts.exclusive(target), artefacts.staged(target) as folder:
         written = 0
         with (folder / paths.CASES_FILE).open("w", encoding="utf-8") as stream, progress(name, spec.cases) as advance:
-            for case in task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix):
+            drawn = task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis)
+            for case in drawn:
                 stream.write(artefacts.canonical_json(case.model_dump(mode="json")) + "\n")
                 written += 1
                 advance()
@@ -62,7 +63,7 @@ def stage(params: "Params", name: str) -> None:
             name=name,
             task=task.name,
             task_version=task.version,
-            spec=spec.model_dump(mode="json"),
+            spec=spec.model_dump(mode="json", exclude_defaults=True),  # a new option rebuilds nothing that lacks it
             inputs={},
         )
 

@@ -5,6 +5,7 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from clinrl import draft as drafts
 from clinrl import health, paths, registry, release
 from clinrl import lineage as lineages
 from clinrl.evaluate import HISTORY
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
 FINDINGS = ("metric", "mode", "limit", "observed", "verdict")
 ALARMS = ("step", "level", "name", "about", "observed", "limit", "says")
+DRAFT = ("version", "parent", "lever", "rule", "cases", "worth", "mean cost")
 LINKS = ("version", "link", "state", "digest", "says")
 
 
@@ -95,6 +97,33 @@ def alarms(params: "Params", arguments: Namespace) -> int:
     for alarm in found:
         print(f"clinrl: {alarm.name} {alarm.about}: what usually helps: {alarm.helps}", file=sys.stderr)
     return 1 if any(alarm.level == "stop" for alarm in found) else 0
+
+
+def draft(params: "Params", arguments: Namespace) -> int:
+    """Draft the next version of a task into params.yaml and print what it is; what to do next goes to stderr."""
+    made = drafts.stage(params, arguments.name, parent=arguments.parent, name=arguments.called, lever=arguments.lever)
+    if arguments.json:
+        print(json.dumps(made.model_dump(mode="json"), indent=2, ensure_ascii=False))
+    else:
+        rows: list[dict[str, Any]] = [
+            {
+                "version": made.name,
+                "parent": made.parent,
+                "lever": made.lever,
+                "rule": target.rule,
+                "cases": target.n,
+                "worth": f"{target.worth:.2f}",
+                "mean cost": f"{target.cost.value:.3f} [{target.cost.low:.3f}, {target.cost.high:.3f}]",
+            }
+            for target in made.targets
+        ]
+        show(DRAFT, rows, as_json=False)
+    print(
+        f"clinrl: {made.name} is in params.yaml, to be read and changed; `clinrl plan {made.name}` says what it would "
+        f"train, `dvc repro evaluate@{made.name}` trains and examines it",
+        file=sys.stderr,
+    )
+    return 0
 
 
 def lineage(params: "Params", arguments: Namespace) -> int:

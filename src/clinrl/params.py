@@ -40,7 +40,7 @@ from clinrl.section import (
 )
 from clinrl.task import get_task, task_names
 
-RESERVED = ("candidate", "champion", "data", "mine", "previous", "probe", "seeds")
+RESERVED = ("candidate", "champion", "data", "drafts", "mine", "previous", "probe", "seeds")
 """Folders of data/reports that are not about one version."""
 
 
@@ -76,6 +76,8 @@ class Params(Section):
         for name, dataset in self.datasets.items():
             known(f"datasets.{name}.task", dataset.task, task_names(), "a task")
             known(f"datasets.{name}.mix", dataset.mix, get_task(dataset.task).mixes, f"a mix of {dataset.task}")
+            for rule in dataset.emphasis:
+                known(f"datasets.{name}.emphasis", rule, get_task(dataset.task).rules, f"a rule of {dataset.task}")
         for name, profile in self.profiles.items():
             for mode in profile.modes:
                 known(f"profiles.{name}.modes", mode, self.modes, "a mode")

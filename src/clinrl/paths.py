@@ -58,6 +58,11 @@ def mine_report(version: str) -> Path:
     return Path("data/reports/mine") / f"{version}.json"
 
 
+def draft(version: str) -> Path:
+    """From what a version was drafted, and what became of it."""
+    return Path("data/reports/drafts") / f"{version}.json"
+
+
 def seeds_report(version: str) -> Path:
     """The replication of a version's lineage over several seeds."""
     return Path("data/reports/seeds") / f"{version}.json"

@@ -7,6 +7,7 @@ holds only for the adapter, and against the champion, that its decision was abou
 approver nothing moves.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Sequence
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from clinrl import artefacts, gate, ledger, paths, registry
 from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
-from clinrl.evaluate import examinee, load_sitting, sitting_of
+from clinrl.evaluate import Examinee, examinee, load_sitting, sitting_of
 from clinrl.gate import Decision
 from clinrl.probe import proven
 from clinrl.recording import waiver
+from clinrl.records import Case, Estimate
 from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
+from clinrl.statistics import DIGITS, bootstrap
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -63,14 +66,12 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
 
     A full model is held against its version too, since that is what was approved.
     """
-    who = examinee(params, name)
-    if who.task.name not in params.gates:
-        raise GateError(f"params.yaml has no gate for {who.task.name}, and without one nothing is released; add one")
+    task = examinee(params, name).task.name
+    if task not in params.gates:
+        raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := waiver(params, name):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
-    cases = list(read_cases(paths.cases(who.exam), who.task))
-    exam = proven(who.exam, who.task)
-    blank = {mode: sitting_of(who, mode, params, exam, cases) for mode in params.modes}
+    who, cases, blank = _exam(params, name)
 
     def sittings(other: str, folder: Path) -> dict[str, Sitting]:
         return {mode: load_sitting(other, like, cases, folder) for mode, like in blank.items()}
@@ -91,6 +92,37 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         digest=_answered_by(paths.graded(name)),
         champion=(champion.name, champion.digest) if champion else (None, None),
     )
+
+
+def gain(params: "Params", name: str) -> Estimate | None:
+    """By how much the mean clinical cost of an answer to the exam is below the champion's; None without a champion.
+
+    Both answered the same cases; a case's answers in all modes are averaged, and cases are drawn with replacement for
+    the interval. Raises as `decide` does.
+    """
+    champion = registry.holder(registry.model_of(params, name), CHAMPION)
+    if champion is None:
+        return None
+    who, cases, blank = _exam(params, name)
+    mine, theirs = (
+        [load_sitting(other, like, cases, folder) for like in blank.values()]
+        for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(champion)))
+    )
+
+    def cost(sittings: Sequence[Sitting], i: int) -> float:
+        gold = who.task.label(cases[i])
+        return math.fsum(who.task.cost(gold, sitting.answers[i]) for sitting in sittings) / len(sittings)
+
+    saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(cases))]
+    return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)
+
+
+def _exam(params: "Params", name: str) -> tuple[Examinee, list[Case], dict[str, Sitting]]:
+    """Who sits which cases, and the blank sitting of each mode."""
+    who = examinee(params, name)
+    cases = list(read_cases(paths.cases(who.exam), who.task))
+    exam = proven(who.exam, who.task)
+    return who, cases, {mode: sitting_of(who, mode, params, exam, cases) for mode in params.modes}
 
 
 def promote(params: "Params", name: str, *, approver: str, decision: Decision) -> Entry:

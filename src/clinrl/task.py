@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from pydantic import BaseModel
@@ -68,8 +69,13 @@ class Task(Protocol):
     terms: tuple[str, ...]
     """Names of all reward terms, as they appear in scores, logs and reports."""
 
-    def cases(self, n: int, seed: int, *, pool: Pool, mix: str) -> Iterator[AnyCase]:
-        """`n` distinct cases of one pool, lazily, the same for the same arguments in any process."""
+    def cases(
+        self, n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
+    ) -> Iterator[AnyCase]:
+        """`n` distinct cases of one pool, lazily, the same for the same arguments in any process.
+
+        `emphasis`: rule to how many times as often it decides a case as it does in the mix.
+        """
 
     def pool_of(self, group: str) -> Pool:
         """The pool of a template, by the hash of its name alone."""
@@ -97,6 +103,13 @@ class Task(Protocol):
 
     def score(self, case: AnyCase, transcript: Transcript, reward: Any) -> Score:
         """The reward. Pure. Raises only on a malformed case, never on model text."""
+
+    def refine(self, reward: Any, rules: Sequence[str]) -> Any:
+        """The reward with a term more for each of these missed rules that it can have one for.
+
+        What it pays otherwise, and that silence is the worst outcome, stays as it is or becomes so. The same reward if
+        none of the rules has a term, or each has it already.
+        """
 
     def cost(self, gold: Any, answer: Any | Unreadable) -> float:
         """What an answer would cost a patient, 0 for the gold label and above 0 for any other, unreadable included."""

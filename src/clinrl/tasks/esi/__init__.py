@@ -1,6 +1,6 @@
 """The ESI task: a triage narrative in, one of five urgency levels out."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -132,6 +132,10 @@ class Esi:
     def score(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         """The reward of a transcript's last turn."""
         return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript.messages[-1]), reward)
+
+    def refine(self, reward: rewards.Reward, rules: Sequence[str]) -> rewards.Reward:
+        """The reward with the modifiers of these rules, of half a level's worth each, where it has none yet."""
+        return rewards.refined(reward, rules)
 
     def cost(self, gold: int, answer: int | Unreadable) -> float:
         """How far an answer's value in the asymmetric matrix lies below the exact level's, without the safety valve.

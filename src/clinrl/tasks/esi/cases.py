@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
+from types import MappingProxyType
 
 from pydantic import Field
 
@@ -127,23 +128,27 @@ def case_id(facts: EsiFacts, key: EsiKey) -> str:
     return "esi-" + hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def cases(n: int, seed: int, *, pool: Pool, mix: str) -> Iterator[EsiCase]:
+def cases(
+    n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[EsiCase]:
     """`n` distinct cases of a pool. Ambiguous cases occur in the base and training pools only, flagged.
+
+    `emphasis` multiplies how often a rule decides, within its level and hence for the level too.
 
     Memory: one 8-byte entry a case would grow with n, so distinctness rests on the draw: vital signs, age and wording
     give a template more than a billion texts, and validation refuses the data set that repeats one all the same.
     """
     rng = Random(f"esi-cases/{pool}/{mix}/{seed}")
-    levels, weights = zip(*MIXES[mix].items(), strict=True)
+    cells = {level: {cell: w * emphasis.get(cell, 1.0) for cell, w in CELLS[level].items()} for level in CELLS}
+    weights = [share * (sum(cells[level].values()) / sum(CELLS[level].values())) for level, share in MIXES[mix].items()]
     for _ in range(n):
-        level = rng.choices(levels, weights)[0]
-        while (case := _draw(rng, level, pool)) is None:
+        level = rng.choices(tuple(MIXES[mix]), weights)[0]
+        while (case := _draw(rng, level, cells[level], pool)) is None:
             pass
         yield case
 
 
-def _draw(rng: Random, level: int, pool: Pool) -> EsiCase | None:
-    cells = CELLS[level]
+def _draw(rng: Random, level: int, cells: Mapping[str, float], pool: Pool) -> EsiCase | None:
     cell = rng.choices(tuple(cells), tuple(cells.values()))[0]
     complaint = rng.choice(_fitting(cell))
     opening, order = rng.randrange(len(OPENINGS)), rng.randrange(len(ORDERS))

@@ -5,7 +5,7 @@ Levels run from 1 (most urgent) to 5, so an answer above the gold level is under
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import product
 from types import MappingProxyType
@@ -123,6 +123,24 @@ RULE_AWARE_V49: Final = Reward(
     ),
 )
 """v49: the published -2.0 for no answer and -0.5 for missed severe pain; the other halves are read from its table."""
+
+
+def refined(reward: Reward, rules: Iterable[str]) -> Reward:
+    """The reward with the modifiers of these rules (`<rule>_hit`, `<rule>_miss`) at 0.5 and -0.5 where they are 0.
+
+    0.5 is what the published v49 card takes off for missed severe pain. Rules without a modifier change nothing. If
+    the floor of readable answers thereby falls below an unreadable one, that gets the default, which is below all.
+    """
+    half = {f"{rule}_{outcome}": value for rule in rules for outcome, value in (("hit", 0.5), ("miss", -0.5))}
+    held = reward.modifiers.model_dump()
+    added = {name: value for name, value in half.items() if held.get(name) == 0.0}
+    if not added:
+        return reward
+    found = reward.model_copy(update={"modifiers": Modifiers(**held | added)})
+    found = Reward.model_validate(found.model_dump())  # a copy keeps what was computed from the old numbers
+    if found.unreadable_is_worst:
+        return found
+    return Reward.model_validate(found.model_dump() | {"unreadable": Reward().unreadable})
 
 
 def outcomes() -> Iterator[tuple[int, int, bool, bool, bool]]:
