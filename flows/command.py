@@ -42,7 +42,9 @@ FLOWS = {
     ),
     "retrain": (
         "TASK",
-        "Builds what is stale of all versions of TASK, then releases the newest. Does nothing if nothing is stale.",
+        "Builds what is stale of all versions of TASK, then releases the newest. If nothing is stale, and the schedule "
+        "of TASK says `draft: true`, drafts the next version from the champion's errors, builds it, and releases it or "
+        "drops it if it brings nothing.",
         'python -m flows.retrain esi\n  python -m flows.retrain esi --approver "Ada Lovelace"',
     ),
 }

@@ -12,6 +12,7 @@ from clinrl.evaluate import ALARMS, load_report
 from clinrl.health import Alarm
 
 if TYPE_CHECKING:
+    from clinrl.draft import Draft
     from clinrl.gate import Decision
     from clinrl.params import Params
     from clinrl.report import EvalReport
@@ -49,6 +50,25 @@ def show_decision(decision: "Decision") -> None:
         markdown=in_words(decision),
         key=f"decision-{decision.candidate}",
         description=f"{decision.candidate} {'may' if decision.promote else 'may not'} be promoted",
+    )
+
+
+def show_draft(draft: "Draft") -> None:
+    """Put what a draft is about on the run's page."""
+    targets = [
+        {
+            "rule": target.rule,
+            "cases": str(target.n),
+            "cost for every 100 answers": f"{target.worth:.2f}",
+            "mean cost": f"{target.cost.value:.3f} [{target.cost.low:.3f}, {target.cost.high:.3f}]",
+        }
+        for target in draft.targets
+    ]
+    create_markdown_artifact(
+        markdown=f"## {draft.name}, drafted from {draft.parent}\n\nLever: {draft.lever}. Draft number "
+        f"{draft.drafts_on_exam} for the exam {draft.version['exam']}.\n\n{table(targets)}",
+        key=f"draft-{draft.name}",
+        description=f"{draft.name} is about what {draft.parent} misses",
     )
 
 

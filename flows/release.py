@@ -31,7 +31,7 @@ from clinrl.errors import GateError
 from clinrl.params import load_params
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
-from flows.standing import approver_of, is_champion, settled
+from flows.standing import approver_of, is_champion, settled, unchanged
 
 if TYPE_CHECKING:
     from clinrl.gate import Decision
@@ -69,6 +69,7 @@ def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
         if who is None:
             steps.refuse(decision, reason)
             return Completed(name=NOT_APPROVED, message=f"{name} was not approved: {reason}")
+        unchanged(params, name)
         steps.promote(name, who, decision)
     else:
         releases.settle(params, name)

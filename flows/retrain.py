@@ -1,6 +1,10 @@
-"""The scheduled run: build what is stale of a task's versions, then release the newest. Nothing stale, nothing done.
+"""The scheduled run: build what is stale of a task's versions and release the newest; if nothing is stale, draft one.
 
-python -m flows.retrain esi
+    python -m flows.retrain esi
+
+Where the task's schedule says `draft: true`, a run that finds everything built and settled mines the champion's errors
+and drafts the next version from them. A draft that does not gain on the champion is dropped, and its record kept, so
+that the next run tries something else.
 """
 
 if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
@@ -16,40 +20,85 @@ from prefect import State, flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
+from clinrl import draft as drafts
+from clinrl import release as releases
 from clinrl.errors import ParamsError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
-from flows import runs
+from flows import pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
 from flows.standing import is_champion, is_registered, settled
 
 if TYPE_CHECKING:
+    from clinrl.draft import Draft
     from clinrl.params import Params
 
-NOTHING_TO_DO, NOT_RELEASED = "Nothing to do", "Not released"
-"""How a retraining ends that releases nothing, since nothing changed, or nothing of the newest version."""
+NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
+"""How a retraining ends that releases nothing: since nothing changed, nothing of the newest version, or a draft was no
+better."""
 
 
 @flow(flow_run_name="retrain-{task}")
 def retrain(task: str, approver: str | None = None) -> State[None]:
-    """Build every version of a task that is stale or not registered, parents first, and release the newest."""
+    """Build every version of a task that is stale or not registered, and release the newest; else draft a new one."""
     runs.begin()
     params = load_params()
     versions = of_task(params, task)
     left = unfinished(params, versions)
-    if not left:
-        standing = settled(params, versions[-1])
-        message = f"nothing to do: every version of {task} is up to date and registered, and {standing}"
-        get_run_logger().info(message)
-        return Completed(name=NOTHING_TO_DO, message=message)
-    get_run_logger().info("to do: %s", ", ".join(left))
+    if not left and drafts.find(versions[-1]) is None:
+        message = f"every version of {task} is up to date and registered, and {settled(params, versions[-1])}"
+        get_run_logger().info("%s", message)
+        if task not in params.schedules or not params.schedules[task].draft:
+            return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}")
+        try:
+            pages.show_draft(drafted(params, task))
+        except drafts.NothingToDraft as nothing:
+            return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {nothing}")
+        params = load_params()
+        versions = of_task(params, task)
+    else:
+        get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
     for version in versions:
         build(params, version)
     newest = versions[-1]
+    if (draft := drafts.find(newest)) is not None:
+        return conclude(params, draft, approver)
     if (standing := settled(params, newest)) and not is_champion(params, newest):
         return Completed(name=NOT_RELEASED, message=f"everything is up to date and registered; {standing}")
     return carry_out(params, newest, approver)
+
+
+def drafted(params: "Params", task: str) -> "Draft":
+    """The next version of a task, in params.yaml, from what its champion gets wrong now."""
+    champion = drafts.champion(task)
+    if champion not in params.mining:
+        raise ParamsError(f"params.yaml mines no errors of the champion {champion}; add mining.{champion}")
+    data = params.mining[champion].data
+    steps.bring_up_to_date([f"dataset@{data}", f"validate@{data}", f"mine@{champion}"])
+    return steps.draft(task)
+
+
+def conclude(params: "Params", draft: "Draft", approver: str | None) -> State[None]:
+    """Release a draft that gains on the champion, and drop any other."""
+    name = draft.name
+    if not is_champion(params, name):
+        decision, gained = steps.decide(name), releases.gain(params, name)
+        why = ""
+        if not decision.promote:
+            why = f"its gate refused it: {decision.reasons[0]}"
+        elif gained is not None and gained.low <= 0:
+            why = (
+                f"no sure gain over {decision.champion}: an answer to the exam costs {gained.value:.4f} less "
+                f"[{gained.low:.4f}, {gained.high:.4f}], n = {gained.n}"
+            )
+        if why:
+            pages.show_decision(decision)
+            steps.drop(draft, why)
+            return Completed(name=DROPPED, message=f"{name} is dropped: {why}")
+    state = carry_out(params, name, approver)
+    drafts.conclude(draft, "promoted" if is_champion(params, name) else "refused", str(state.message))
+    return state
 
 
 def of_task(params: "Params", task: str) -> list[str]:

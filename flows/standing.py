@@ -1,14 +1,42 @@
 """How a version or a merge stands: whether the registry has it, whether it is champion, and whether that is settled."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clinrl import artefacts, ledger, paths
 from clinrl.artefacts import identity, read_manifest
-from clinrl.errors import ArtefactError, RegistryError
+from clinrl.errors import ArtefactError, ParamsError, RegistryError
 from clinrl.evaluate import examinee, load_report
+from clinrl.params import load_params
 
 if TYPE_CHECKING:
     from clinrl.params import Params
+
+
+def unchanged(params: "Params", name: str) -> None:
+    """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
+    now = load_params()
+    what: list[tuple[str, Any, Any]] = [("scale", params.scale, now.scale), ("modes", params.modes, now.modes)]
+    merges, merges_now = ({**held.merges.folds, **held.merges.blends} for held in (params, now))
+    what.append((f"merges: {name}", merges.get(name), merges_now.get(name)))
+    for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
+        spec, spec_now = params.versions[version], now.versions.get(version)
+        if spec_now is not None:  # `why` changes nothing
+            spec_now = spec_now.model_copy(update={"why": spec.why})
+        what += [
+            (f"versions.{version}", spec, spec_now),
+            (f"profiles.{spec.profile}", params.profiles[spec.profile], now.profiles.get(spec.profile)),
+            (f"gates.{spec.task}", params.gates.get(spec.task), now.gates.get(spec.task)),
+            *(
+                (f"datasets.{data}", params.datasets.get(data), now.datasets.get(data))
+                for data in (spec.data, spec.exam)
+            ),
+        ]
+    for key, before, after in what:
+        if before != after:
+            raise ParamsError(
+                f"params.yaml was edited while this ran: {key} is another now, so {name} is not released; "
+                "the same command starts with what it says now"
+            )
 
 
 def is_registered(params: "Params", name: str) -> bool:

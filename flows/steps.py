@@ -20,6 +20,7 @@ from clinrl.plan import dvc_states
 from flows import child, runs
 
 if TYPE_CHECKING:
+    from clinrl.draft import Draft
     from clinrl.gate import Decision
     from clinrl.registry import Entry
 
@@ -55,6 +56,16 @@ def _dvc_was_busy(_task: Any, _run: Any, state: Any) -> bool:
 
 def _registry_was_away(_task: Any, _run: Any, state: Any) -> bool:
     return isinstance(state.result(raise_on_failure=False), RegistryError | Busy)
+
+
+REGISTRY: dict[str, Any] = {
+    "retries": len(AWAY_S),
+    "retry_delay_seconds": AWAY_S,
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": _registry_was_away,
+    "cache_policy": NO_CACHE,
+}
+"""How a task that speaks to the registry is repeated."""
 
 
 @task(
@@ -109,14 +120,7 @@ def bring_up_to_date(addresses: list[str]) -> list[str]:
     return addresses[first:]
 
 
-@task(
-    task_run_name="register {name}",
-    retries=len(AWAY_S),
-    retry_delay_seconds=AWAY_S,
-    retry_jitter_factor=0.5,
-    retry_condition_fn=_registry_was_away,
-    cache_policy=NO_CACHE,
-)
+@task(task_run_name="register {name}", **REGISTRY)
 def register(name: str) -> "Entry":
     """Put a version or a merge into the registry; the same one is never there twice."""
     from clinrl import registry
@@ -126,14 +130,7 @@ def register(name: str) -> "Entry":
     return entry
 
 
-@task(
-    task_run_name="decide {name}",
-    retries=len(AWAY_S),
-    retry_delay_seconds=AWAY_S,
-    retry_jitter_factor=0.5,
-    retry_condition_fn=_registry_was_away,
-    cache_policy=NO_CACHE,
-)
+@task(task_run_name="decide {name}", **REGISTRY)
 def decide(name: str) -> "Decision":
     """Hold a registered version against its gate, and write the decision down."""
     from clinrl import release
@@ -144,14 +141,7 @@ def decide(name: str) -> "Decision":
     return decision
 
 
-@task(
-    task_run_name="promote {name}",
-    retries=len(AWAY_S),
-    retry_delay_seconds=AWAY_S,
-    retry_jitter_factor=0.5,
-    retry_condition_fn=_registry_was_away,
-    cache_policy=NO_CACHE,
-)
+@task(task_run_name="promote {name}", **REGISTRY)
 def promote(name: str, approver: str, decision: "Decision") -> "Entry":
     """Make a version the champion, with the decision and the approver that it was given."""
     from clinrl import release
@@ -168,3 +158,23 @@ def refuse(decision: "Decision", reason: str) -> None:
 
     release.refuse(decision, reason)
     get_run_logger().info("%s was not approved: %s", decision.candidate, reason)
+
+
+@task(task_run_name="draft {task_name}", cache_policy=NO_CACHE)
+def draft(task_name: str) -> "Draft":
+    """Write the next version of a task into params.yaml, from its champion's mined errors."""
+    from clinrl import draft as drafts
+
+    made = drafts.stage(load_params(), task_name)
+    rules = ", ".join(target.rule for target in made.targets)
+    get_run_logger().info("%s is drafted from %s for %s; lever: %s", made.name, made.parent, rules, made.lever)
+    return made
+
+
+@task(task_run_name="drop {made.name}", cache_policy=NO_CACHE)
+def drop(made: "Draft", says: str) -> None:
+    """Take a draft that brought nothing out of params.yaml; its record and its reports stay."""
+    from clinrl import draft as drafts
+
+    drafts.drop(made, says)
+    get_run_logger().info("%s is dropped: %s", made.name, says)

@@ -371,3 +371,5 @@ class Schedule(Section):
     """A name of the IANA time zone database."""
     answer_within_s: Count = 86400
     """Seconds after which an unanswered request for approval is a no."""
+    draft: bool = False
+    """Whether a retraining that finds nothing stale drafts the next version from the champion's mined errors."""

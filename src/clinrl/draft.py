@@ -28,13 +28,21 @@ from clinrl.task import get_task
 PARAMS = Path("params.yaml")
 MOST = 3
 """Rules that one draft is about: the costliest ones."""
-NUMBERED = re.compile(r"-v(\d+)")
+NUMBERED = re.compile(r"(?:^|-)v(\d+)")
 
 REFINEMENT_LR = {"embedded": 5.0e-4, "full": 2.0e-7}
 """The highest learning rate of a refinement, before a lever: that of the published v49 (full), and what our own v49
 learns with. A version that starts from a good one has little to gain and all to lose from large steps."""
 MORE_STEPS = 1.5
 """How many steps a draft takes for each of its parent's."""
+
+
+class NothingToDraft(Refused):
+    """There is no champion, nothing that it surely misses, or no lever that was not pulled."""
+
+
+Outcome = Literal["open", "promoted", "refused", "dropped"]
+"""dropped: it brought nothing, and is in params.yaml no more. refused: it may be better, but nobody approved it."""
 
 
 class Lever(NamedTuple):
@@ -87,9 +95,9 @@ class Draft(Strict):
     """None if the parent's data was imported, so that there are no other cases to draw."""
     profile: dict[str, Any]
     version: dict[str, Any]
-    outcome: Literal["open", "promoted", "dropped"] = "open"
+    outcome: Outcome = "open"
     says: str = ""
-    """Why it was dropped."""
+    """Why it ended so."""
 
 
 def stage(
@@ -99,8 +107,8 @@ def stage(
 
     `parent` is the champion unless another version is named; `lever` the first that was not pulled from it yet.
     Raises ParamsError for a name that does not fit or a params.yaml that was edited meanwhile, ArtefactError if the
-    parent is gone, was never mined, or its mining report is about another adapter or other cases, and Refused if it
-    misses no rule surely or every lever was pulled. params.yaml is then what it was.
+    parent is gone, was never mined, or its mining report is about another adapter or other cases, and NothingToDraft
+    if it misses no rule surely or every lever was pulled. params.yaml is then what it was.
     """
     with exclusive(PARAMS):
         text = PARAMS.read_text(encoding="utf-8")
@@ -121,11 +129,13 @@ def stage(
 def propose(
     params: Params, report: MineReport, before: Sequence[Draft], *, name: str | None = None, lever: str | None = None
 ) -> Draft:
-    """The next draft from a mining report. Pure. Raises Refused as `stage` does, ParamsError for a name in use."""
+    """The next draft from a mining report. Pure. Raises NothingToDraft as `stage` does; ParamsError for a used name."""
     parent = params.versions[report.name]
     targets = missed(report)
     if not targets:
-        raise Refused(f"no rule is surely missed by {report.name} on {report.data}, so there is nothing to draft for")
+        raise NothingToDraft(
+            f"no rule is surely missed by {report.name} on {report.data}, so there is nothing to draft for"
+        )
     pulled = {draft.lever for draft in before if draft.parent_digest == report.adapter_digest}
     recipe = _recipe(params, report.name)
     options = {}
@@ -137,7 +147,7 @@ def propose(
         known("lever", lever, options, f"a lever that changes anything for {report.name}")
     free = [name for name in options if name not in pulled and lever in (None, name)]
     if not free:
-        raise Refused(
+        raise NothingToDraft(
             f"every lever was pulled from {report.name} already ({', '.join(sorted(pulled))}); "
             "mine it on other data, or write the next version by hand"
         )
@@ -193,12 +203,12 @@ def missed(report: MineReport) -> list[Target]:
 
 
 def champion(task: str) -> str:
-    """The champion's name. Raises Refused if there is none, ArtefactError if it is not what is on the disk."""
+    """The champion's name. Raises NothingToDraft if there is none, ArtefactError if it is not what is on the disk."""
     from clinrl import registry
 
     held = registry.holder(task, registry.CHAMPION)
     if held is None:
-        raise Refused(f"{task} has no champion to draft from; release a version, or name one: --from VERSION")
+        raise NothingToDraft(f"{task} has no champion to draft from; release a version, or name one: --from VERSION")
     folder = paths.adapter(held.name)
     if not folder.exists() or identity(read_manifest(folder)) != held.digest:
         raise ArtefactError(
@@ -257,7 +267,7 @@ def drop(draft: Draft, says: str) -> Draft:
     return conclude(draft, "dropped", says)
 
 
-def conclude(draft: Draft, outcome: Literal["promoted", "dropped"], says: str) -> Draft:
+def conclude(draft: Draft, outcome: Outcome, says: str) -> Draft:
     """Write down what became of a draft."""
     done = draft.model_copy(update={"outcome": outcome, "says": says})
     write_json(paths.draft(draft.name), done.model_dump(mode="json"))

@@ -14,7 +14,7 @@ import numpy as np
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
-from clinrl import baselines, dataset, evaluate, figures, model_card, paths, train
+from clinrl import baselines, dataset, evaluate, figures, mine, model_card, paths, train
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.params import Params, load_params
 from clinrl.records import Message, Transcript
@@ -27,6 +27,8 @@ FAIL = Path("fail")
 """A file with the stage that fails."""
 MISTAKES = {"esi-base": 2, "v1": 5, "v2": 10}
 """Every so many cases are answered wrongly; never, for any other name."""
+NO_BETTER = Path("no-better")
+"""A file that makes every further version as bad as v2."""
 
 PARAMS: dict[str, Any] = {
     "merges": {
@@ -49,6 +51,8 @@ PARAMS: dict[str, Any] = {
     },
     "schedules": {"esi": {"cron": "0 3 * * 1", "answer_within_s": 60}},
 }  # fmt: skip
+MISSED = "severe_pain"
+"""The rule that every version misses when its errors are mined."""
 
 
 def write_project(folder: Path, sections: dict[str, Any]) -> None:
@@ -76,7 +80,7 @@ def run(params: Params, stage: str, name: str) -> None:
     """Do what a stage's command does."""
     {
         "base": base, "dataset": dataset.stage, "validate": prove, "probe": probe, "train": learn, "evaluate": sit,
-        "merge": merge,
+        "merge": merge, "mine": mined,
     }[stage](params, name)  # fmt: skip
 
 
@@ -144,6 +148,24 @@ def sit(params: Params, name: str) -> None:
     evaluate.stage(params, name)
 
 
+def mined(params: Params, name: str) -> None:
+    """The mine data, answered wrongly where one rule decides."""
+
+    def answers(params: Params, who: Any, cases: Any) -> dict[str, Any]:
+        said = [Transcript(messages=(_mined(who, case),), stop="answered") for case in cases]
+        return {mode: evaluate.grade(who.task, mode, cases, said, who.reward) for mode in params.modes}
+
+    mine.sit = answers
+    figures.groups = lambda _groups, _title, out: out.write_bytes(b"picture")
+    mine.stage(params, name)
+
+
+def _mined(who: Any, case: Any) -> Message:
+    if case.key.rule == MISSED:
+        return Message(role="assistant", content="ANSWER: ESI 4")
+    return who.task.gold(case, thinking=False)
+
+
 def merge(params: Params, name: str) -> None:
     """A full model of one tensor."""
     _take_time()
@@ -167,7 +189,7 @@ def merge(params: Params, name: str) -> None:
 
 def _answer(who: Any, case: Any, place: int, mode: str) -> Transcript:
     turn = who.task.gold(case, thinking=mode == "think")
-    every = MISTAKES.get(who.name)
+    every = MISTAKES.get(who.name, MISTAKES["v2"] if NO_BETTER.exists() else None)
     if every and place % every == 0:
         turn = Message(role="assistant", content="I do not know.", thinking=turn.thinking)
     return Transcript(messages=(turn,), stop="answered")

@@ -131,6 +131,88 @@ def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(pro
     assert (worked(), kinds()) == (before, ["decision", "approval", "promotion"] * 2)
 
 
+def with_drafts(content: Any) -> None:
+    """Mine data for v2, and a schedule that drafts."""
+    content["datasets"]["m1"] = {**content["datasets"]["x1"], "use": "mine", "mix": "reporting", "cases": 80}
+    content["mining"] = {"v2": {"task": "esi", "data": "m1"}}
+    content["schedules"]["esi"]["draft"] = True
+
+
+def test_a_retraining_with_nothing_to_do_drafts_builds_and_releases_the_next_version(project: Path) -> None:
+    from flows.retrain import retrain
+
+    promoted("v2")
+    ended(retrain, "esi", approver="Ada Lovelace")
+    edit(with_drafts)
+    before = Path("params.yaml").read_text()
+    state = ended(retrain, "esi", approver="Ada Lovelace")
+    assert state.message == "esi-v3 is the champion of esi"
+    made = load_params().versions["esi-v3"]
+    assert (made.parent, made.exam, made.profile) == ("v2", "x1", "esi-v3")
+    assert load_params().datasets[made.data].emphasis == {"severe_pain": 3.0}
+    assert load_params().reward("esi-v3").modifiers.severe_pain_miss == -0.5
+    assert champion() == "esi-v3"
+    record = json.loads(paths.draft("esi-v3").read_text())
+    assert (record["outcome"], record["lever"], record["drafts_on_exam"]) == ("promoted", "modifiers", 1)
+    assert [line for line in before.splitlines() if line not in Path("params.yaml").read_text().splitlines()] == []
+    assert {"draft-esi-v3", "comparison-esi-v3", "decision-esi-v3"} <= artifacts().keys()
+
+
+def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(project: Path) -> None:
+    from flows.retrain import retrain
+
+    promoted("v2")
+    ended(retrain, "esi", approver="Ada Lovelace")
+    edit(with_drafts)
+    Path("no-better").touch()
+    before, levers = Path("params.yaml").read_bytes(), []
+    for number in (3, 4, 5, 6):
+        state = ended(retrain, "esi", approver="Ada Lovelace")
+        assert (state.name, champion()) == ("Dropped", "v2")
+        assert f"esi-v{number} is dropped: no sure gain over v2" in state.message
+        assert Path("params.yaml").read_bytes() == before
+        record = json.loads(paths.draft(f"esi-v{number}").read_text())
+        assert record["outcome"] == "dropped"
+        assert record["drafts_on_exam"] == number - 2
+        assert paths.report(f"esi-v{number}").is_dir()
+        levers.append(record["lever"])
+    assert levers == ["modifiers", "data", "lower-rate", "higher-rate"]
+    state = ended(retrain, "esi", approver="Ada Lovelace")
+    assert (state.name, "every lever was pulled from v2" in state.message) == ("Nothing to do", True)
+
+
+def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path) -> None:
+    from flows.retrain import drafted, retrain
+    from prefect import flow
+
+    from clinrl import draft as drafts
+
+    promoted("v2")
+    ended(retrain, "esi", approver="Ada Lovelace")
+    edit(with_drafts)
+    begun = flow(lambda: drafted(load_params(), "esi"), name="cut-short")()
+    left = drafts.find("esi-v3")
+    assert left is not None
+    assert (begun.name, left.outcome) == ("esi-v3", "open")
+    assert ended(retrain, "esi", approver="Ada Lovelace").message == "esi-v3 is the champion of esi"
+
+
+def test_a_params_yaml_that_is_edited_meanwhile_stops_the_release(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows import release
+
+    def answer(*_: Any) -> tuple[str, str]:
+        edit(lambda content: content["versions"]["v2"].update(seed=99))
+        return "Ada Lovelace", ""
+
+    monkeypatch.setattr(release, "answer", answer)
+    state = ended(release.release, "v2")
+    assert state.is_failed()
+    assert "params.yaml was edited while this ran: versions.v2 is another now" in state.message
+    assert champion() is None
+
+
 def test_a_stage_that_fails_ends_the_flow_with_its_own_words(project: Path) -> None:
     from flows.reproduce import reproduce
 
