@@ -199,6 +199,9 @@ class GrpoTrainer(Trainer):
     """Weight of the KL penalty against the parent, 0 or more; 0 loads no reference."""
     max_completion: int = Field(ge=8)
     """Tokens of a completion, 8 or more."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """By what an advantage is divided: the deviation within its group, that of the step, or nothing, so that a small
+    difference of rewards teaches little (as in Dr. GRPO)."""
     vllm: bool = False
     """Sample with vLLM."""
     held_out: HeldOut | None = None

@@ -95,6 +95,8 @@ def _still(lines: Sequence[Line]) -> dict[str, float]:
     return {} if alike is None or alike == 1 else {"": float(all(line.get("grad_norm") == 0 for line in lines))}
 
 
+HIDES = "make that answer cost where it is wrong, or lower trainer.lr: it is where this policy hides"
+
 RULES = (
     Rule(
         name="clipped",
@@ -130,7 +132,7 @@ RULES = (
         stop=0.2,
         observe=_excess,
         says="{about} is answered {observed:.0%} of the time more often than it is right, over {window} steps",
-        helps="make that answer cost where it is wrong: it is where this policy hides",
+        helps=HIDES,
     ),
     Rule(
         name="no_signal",
@@ -186,8 +188,10 @@ ENTROPY_FALLS = (0.3, 0.1)
 """Warn and stop: entropy as a share of its baseline."""
 ENTROPY_RISES = (4.0, 10.0)
 """Warn and stop: entropy as a multiple of its baseline."""
-DIVERGES = (0.03, 0.08)
-"""Warn and stop: how far the held-out share of exact answers falls below its first value while the reward is up."""
+OVER_CALLED = (0.06, 0.15)
+"""Warn and stop: by how much a label is answered more often than it is right on held-out cases, and than at first."""
+DIVERGES = (0.05, 0.1)
+"""Warn and stop: how far the held-out share of exact answers falls below its best value while the reward is up."""
 
 
 class Monitor:
@@ -198,6 +202,8 @@ class Monitor:
         self._entropies: list[float] = []
         self._held_out: list[tuple[float, float]] = []
         """Exact share on held-out cases, and the mean reward around it."""
+        self._first_excess: Mapping[str, float] = {}
+        """Of each label, at the first look at held-out cases."""
         self._raised: set[tuple[str, str, str]] = set()
 
     def add(self, line: Line) -> list[Alarm]:
@@ -211,6 +217,7 @@ class Monitor:
                     found += self._judge(rule, about, observed, line)
         if "reward" in line:  # an imitation's entropy falls by design
             found += self._entropy(line)
+        found += self._over_called(line)
         found += self._divergence(line)
         new = []
         for alarm in sorted(found, key=lambda alarm: alarm.level != "stop"):
@@ -250,14 +257,25 @@ class Monitor:
                 yield _alarm("entropy", "", level, line, ratio, limit, text, helps)
                 return
 
+    def _over_called(self, line: Line) -> Iterable[Alarm]:
+        excess = _means("held_out/excess")([line])
+        self._first_excess = self._first_excess or excess
+        for about, value in excess.items():
+            observed = min(value, value - self._first_excess[about])
+            for level, limit in zip(("stop", "warn"), reversed(OVER_CALLED), strict=True):
+                if observed >= limit:
+                    says = f"{about} is answered {value:.0%} of the time more often than it is right, on held-out cases"
+                    yield _alarm("over_called", about, level, line, observed, limit, says, HIDES)
+                    break
+
     def _divergence(self, line: Line) -> Iterable[Alarm]:
         exact, reward = line.get("held_out/exact"), line.get("reward")
         if exact is None or reward is None:
             return
         rewards = [value for some in self._recent if (value := some.get("reward")) is not None]
         self._held_out.append((exact, fmean(rewards[-3:])))
-        first_exact, first_reward = self._held_out[0]
-        fallen = [first_exact - now for now, _ in self._held_out[-2:]]
+        best, first_reward = max(exact for exact, _ in self._held_out), self._held_out[0][1]
+        fallen = [best - now for now, _ in self._held_out[-2:]]
         if len(self._held_out) < 3 or self._held_out[-1][1] <= first_reward:
             return
         for level, limit in zip(("stop", "warn"), reversed(DIVERGES), strict=True):

@@ -220,6 +220,7 @@ def grpo_trainer(
         max_completion_length=trainer["max_completion"],
         temperature=trainer["temperature"],
         beta=trainer["beta"],
+        scale_rewards=trainer["scale_rewards"],
         use_vllm=trainer["vllm"],
         **common_settings(spec, output),
     )
@@ -238,7 +239,8 @@ def grpo_trainer(
 class HeldOut:
     """Cases of the mine pool that a policy answers while it trains: how often it is right, and how far it has moved.
 
-    `exact` is the share of greedy answers that are the gold label. `kl` estimates the divergence from the parent in
+    `exact` is the share of greedy answers that are the gold label; `excess/<label>` by how much the share of a label
+    among the answers exceeds that among the golds. `kl` estimates the divergence from the parent in
     nats a token: the mean of r - 1 - log r over tokens that the parent sampled, r being the ratio of the policy's
     probability to the parent's (Schulman's low-variance estimator). Built before training, with the parent's weights.
     """
@@ -259,13 +261,19 @@ class HeldOut:
 
     def look(self, model: Any) -> dict[str, float]:
         """What the policy does now, by metric."""
-        right = [
-            self.task.parse(read_turn(completion.text, thinking)) == self.task.label(case)
+        answers = [
+            self.task.parse(read_turn(completion.text, thinking))
             for thinking in self.thinking.values()
-            for case, completion in zip(self.cases, self._sample(model, thinking, 0.0), strict=True)
+            for completion in self._sample(model, thinking, 0.0)
         ]
+        golds = [self.task.label(case) for case in self.cases] * len(self.thinking)
+        exact = sum(answer == gold for answer, gold in zip(answers, golds, strict=True)) / len(golds)
+        excess = {
+            f"excess/{label}": (sum(answer == label for answer in answers) - golds.count(label)) / len(golds)
+            for label in self.task.labels
+        }
         change = self._log_probabilities(model) - self.before
-        return {"exact": sum(right) / len(right), "kl": float((change.exp() - 1 - change).mean())}
+        return excess | {"exact": exact, "kl": float((change.exp() - 1 - change).mean())}
 
     def _prompts(self, thinking: bool) -> list[str]:
         return [render(self.tokenizer, self.task.prompt(case.facts), thinking) for case in self.cases]

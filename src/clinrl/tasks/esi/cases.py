@@ -57,10 +57,11 @@ class EsiCase(Case):
 
 MIXES: Mapping[str, Mapping[int, float]] = {
     "natural": {1: 0.06, 2: 0.33, 3: 0.54, 4: 0.067, 5: 0.003},
+    "balanced": dict.fromkeys((1, 2, 3, 4, 5), 0.2),
     "reporting": {1: 0.39, 2: 0.31, 3: 0.14, 4: 0.11, 5: 0.06},
 }
 """Class shares by level: "natural" is close to an emergency department's (MIMIC-like, unverified), "reporting" to
-MIETIC-36's."""
+MIETIC-36's; "balanced" is what a classifier is often trained on, and what makes repeated cases of one level dominate."""
 
 POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
 """Percentage of templates in each pool."""
