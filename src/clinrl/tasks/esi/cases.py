@@ -61,7 +61,7 @@ MIXES: Mapping[str, Mapping[int, float]] = {
     "reporting": {1: 0.39, 2: 0.31, 3: 0.14, 4: 0.11, 5: 0.06},
 }
 """Class shares by level: "natural" is close to an emergency department's (MIMIC-like, unverified), "reporting" to
-MIETIC-36's; "balanced" is what a classifier is often trained on, and what makes repeated cases of one level dominate."""
+MIETIC-36's; in "balanced", repeated cases of one level soon dominate."""
 
 POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
 """Percentage of templates in each pool."""
