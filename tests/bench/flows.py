@@ -13,19 +13,31 @@ import tempfile
 import time
 from pathlib import Path
 
+from ruamel.yaml import YAML
+
 from clinrl import determinism, paths
 from clinrl.params import load_params
+from clinrl.section import read_yaml
 
 ROOT = Path(__file__).parents[2]
 TIMES = 3
+VERSIONS = 3
+"""Of the series that is built: the first lineage of this length."""
 DVC, CLINRL = ("-m", "dvc"), ("-m", "clinrl")
 
 
-def project(folder: Path) -> Path:
-    """The project as it is committed: base, graph and parameters, but no data set, no adapter and no report."""
+def project(folder: Path, lineage: tuple[str, ...]) -> Path:
+    """The project as it is committed, with one lineage: no data set, no adapter, no report, nothing to draft from."""
     folder.mkdir()
-    for name in ("dvc.yaml", "dvc.lock", "params.yaml"):
+    for name in ("dvc.yaml", "dvc.lock"):
         shutil.copyfile(ROOT / name, folder / name)
+    tree = read_yaml(ROOT / "params.yaml")
+    tree["versions"] = {name: tree["versions"][name] for name in lineage}
+    tree["schedules"] = {}
+    for section in ("merges", "mining"):
+        del tree[section]
+    with (folder / "params.yaml").open("w") as stream:
+        YAML(typ="safe").dump(tree, stream)
     for task in load_params().bases:
         for part in (paths.base(task), paths.adapter(f"{task}-base")):
             shutil.copytree(ROOT / part, folder / part)
@@ -48,10 +60,10 @@ def run(folder: Path, *words: str) -> float:
 def main() -> None:
     """Print the rows."""
     params = load_params()
-    last = list(params.versions)[-1]
+    last = next(name for name in params.versions if len(params.lineage(name)) == VERSIONS)
     task, lineage = params.versions[last].task, params.lineage(last)
     with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder:
-        plain, flow = project(Path(folder) / "plain"), project(Path(folder) / "flow")
+        plain, flow = (project(Path(folder) / kind, lineage) for kind in ("plain", "flow"))
         by_dvc = run(plain, *DVC, "repro", f"evaluate@{last}")
         by_dvc += sum(run(plain, *CLINRL, "register", name) for name in lineage)
         by_flow = run(flow, "-m", "flows.reproduce", last)
