@@ -43,6 +43,7 @@ PANELS: tuple[tuple[str, str, str], ...] = (
     ("Out of tokens", "share of completions", r"clipped/(.+)"),
     ("Entropy", "nats a token", r"(entropy)"),
     ("Held-out cases", "share of exact answers", r"held_out/(exact)"),
+    ("Over-called", "answered less right, share", r"held_out/excess/(.+)"),
     ("Distance from the parent", "nats a token, held-out cases", r"held_out/(kl)"),
 )
 """Title, axis label and the log entries shown. The group is a line's label: a term, an answer or a mode; none: all."""
@@ -182,7 +183,7 @@ def _colors(name: str, labels: list[str]) -> list[Any]:
     """Ordered answers get an ordered scale, modes the same colour in every panel, and what sums them up black."""
     import matplotlib
 
-    if name == "Answers":
+    if name in ("Answers", "Over-called"):
         return [matplotlib.colormaps["plasma"](0.9 * i / max(1, len(labels) - 1)) for i in range(len(labels))]
     parts = [label for label in labels if label != TOTAL]
     return ["0.15" if label == TOTAL else matplotlib.colormaps["tab10"](parts.index(label) % 10) for label in labels]
