@@ -49,7 +49,11 @@ FAILURES = {
     "no signal": ({"groups/all_wrong": lambda n: 0.8}, ("no_signal", "", "stop")),
     "converged": ({"groups/all_right": lambda n: 0.99}, ("converged", "", "warn")),
     "unmoved": ({"grad_norm": lambda n: 0.0}, ("unmoved", "", "stop")),
-    "far from the parent": ({"kl": lambda n: 0.02 * n}, ("kl", "", "stop")),
+    "far from the parent": ({"kl": lambda n: 0.02 * (n - 1)}, ("kl", "", "stop")),
+    "another reference": ({"kl": lambda n: 0.02}, ("first_kl", "", "stop")),
+    "over-called on held-out cases": (
+        {"held_out/excess/2": lambda n: 0.01 * n - 0.05}, ("over_called", "2", "stop"),
+    ),
     "entropy falls": ({"entropy": lambda n: 0.02 if n < 8 else 0.0005}, ("entropy", "", "stop")),
     "entropy rises": ({"entropy": lambda n: 0.02 * 1.3**n}, ("entropy", "", "stop")),
     "not a number": ({"loss": lambda n: None if n == 4 else 0.1}, ("not_finite", "loss", "stop")),

@@ -188,6 +188,8 @@ ENTROPY_FALLS = (0.3, 0.1)
 """Warn and stop: entropy as a share of its baseline."""
 ENTROPY_RISES = (4.0, 10.0)
 """Warn and stop: entropy as a multiple of its baseline."""
+FIRST_KL = (1.0e-4, 1.0e-2)
+"""Warn and stop: nats a token at the first step, where the policy still is its parent; TRL measures 0 there."""
 OVER_CALLED = (0.06, 0.15)
 """Warn and stop: by how much a label is answered more often than it is right on held-out cases, and than at first."""
 DIVERGES = (0.05, 0.1)
@@ -217,6 +219,7 @@ class Monitor:
                     found += self._judge(rule, about, observed, line)
         if "reward" in line:  # an imitation's entropy falls by design
             found += self._entropy(line)
+        found += _first_kl(line)
         found += self._over_called(line)
         found += self._divergence(line)
         new = []
@@ -284,6 +287,18 @@ class Monitor:
                 helps = "the reward pays for something else than right answers; compare its terms"
                 yield _alarm("diverged", "", level, line, min(fallen), limit, says, helps)
                 return
+
+
+def _first_kl(line: Line) -> Iterable[Alarm]:
+    kl = line.get("kl")
+    if line["step"] != 1 or kl is None:
+        return
+    for level, limit in zip(("stop", "warn"), reversed(FIRST_KL), strict=True):
+        if kl >= limit:
+            says = f"before anything was learned the policy is {kl:.2g} nats a token from its reference"
+            helps = "the reference is not the parent: look at how both adapters were loaded"
+            yield _alarm("first_kl", "", level, line, kl, limit, says, helps)
+            return
 
 
 def alarms(history: Iterable[Line]) -> list[Alarm]:
