@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TextIO, cast
 
 from clinrl.errors import DataError
 
@@ -51,12 +51,11 @@ class Table:
 
         Raises DataError for a quote that is not closed, or closed in the middle of a cell.
         """
-        with reading(self.path), opened(self.path) as raw:
-            raw.read(self._mark)
-            reader = csv.reader(io.TextIOWrapper(raw, self.encoding, newline=""), strict=True)
+        with reading(self.path), _text(self.path, self._mark, self.encoding) as stream:
+            reader = csv.reader(stream, strict=True)
             before = 0
             try:
-                next(reader)
+                next(reader, None)
                 before = reader.line_num
                 for cells in reader:
                     if cells:
@@ -74,10 +73,9 @@ def open_table(path: Path) -> Table:
     """
     with reading(path), opened(path) as raw:
         mark, encoding, lines = _scanned(path, raw)
-    with reading(path), opened(path) as raw:
-        raw.read(mark)
+    with reading(path), _text(path, mark, encoding) as stream:
         try:
-            header = next(csv.reader(io.TextIOWrapper(raw, encoding, newline=""), strict=True), [])
+            header = next(csv.reader(stream, strict=True), [])
         except csv.Error as error:
             raise DataError(f"{path} line 1: {error}; its first line must be a header") from None
     columns = ["_".join(cell.lower().split()) for cell in header]
@@ -111,6 +109,13 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error.strerror}); name a readable CSV file") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise DataError(f"{path} is not a whole gzip file; fetch it again") from None
+
+
+def _text(path: Path, mark: int, encoding: str) -> TextIO:
+    """The text after the byte-order mark, with line ends as they are."""
+    raw = opened(path)
+    raw.read(mark)
+    return io.TextIOWrapper(raw, encoding, newline="")
 
 
 def _scanned(path: Path, raw: BinaryIO) -> tuple[int, str, int]:

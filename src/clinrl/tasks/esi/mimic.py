@@ -69,12 +69,18 @@ def recognise(folder: Path) -> Source | None:
     return Source(
         kind=KIND,
         files={str(path.relative_to(folder)): path for path in found.values()},
-        used=frozenset(name for names in wanted.values() for name in names),
-        dropped=frozenset(name for table, names in wanted.items() for name in table.columns if name not in names),
+        used=frozenset(f"{_stem(table)}.{name}" for table, names in wanted.items() for name in names),
+        dropped=frozenset(
+            f"{_stem(table)}.{name}" for table, names in wanted.items() for name in table.columns if name not in names
+        ),
         uses=tuple(SHARES),
         lines=triage.lines,
         cases=lambda use, intake: _cases(triage, stays, patients, use, intake),
     )
+
+
+def _stem(table: Table) -> str:
+    return table.path.name.split(".")[0]
 
 
 def pool_of_subject(pseudonym: str) -> Pool:
