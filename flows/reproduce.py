@@ -53,9 +53,8 @@ def order(params: "Params", name: str) -> list[str]:
     base_exam = params.bases[block.task].exam
     return [
         f"base@{block.task}",
-        f"dataset@{block.data}",
-        f"validate@{block.data}",
-        *dict.fromkeys(f"{stage}@{exam}" for exam in (base_exam, block.exam) for stage in ("dataset", "validate")),
+        *params.data_stages(block.data),
+        *dict.fromkeys(stage for exam in (base_exam, block.exam) for stage in params.data_stages(exam)),
         f"baseline@{block.task}",
         f"probe@{name}",
         f"train@{name}",

@@ -75,7 +75,7 @@ def drafted(params: "Params", task: str) -> "Draft":
     if champion not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of the champion {champion}; add mining.{champion}")
     data = params.mining[champion].data
-    steps.bring_up_to_date([f"dataset@{data}", f"validate@{data}", f"mine@{champion}"])
+    steps.bring_up_to_date([*params.data_stages(data), f"mine@{champion}"])
     return steps.draft(task)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clinrl.gate import Decision
     from clinrl.registry import Entry
 
-LIGHT = {"dataset", "validate", "probe"}
+LIGHT = {"dataset", "import", "validate", "validate-import", "probe"}
 """Stages that neither train nor load a model: they may run beside a training."""
 LAST_WORDS = 15
 """Lines of a stage that are kept to say why it failed."""

@@ -162,7 +162,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("datasets", [1], ("datasets is [1]", "mapping")),
     ("profiles/sft", "x", ("profiles.sft is 'x'", "mapping")),
     ("bases/esi", 3, ("bases.esi is 3", "mapping")),
-    ("verions", {}, ("verions is not a key here", "did you mean versions?", "allowed: bases, datasets, gates, merges")),
+    ("verions", {}, ("verions is not a key here", "did you mean versions?", "allowed: bases, datasets, external")),
     ("datasets/esi-d1/sede", 7, ("datasets.esi-d1.sede is not a key here", "did you mean seed?")),
     ("datasets/esi-d1/seed", REMOVED, ("datasets.esi-d1.seed is missing", "0 to 2^32 - 1")),
     # merges

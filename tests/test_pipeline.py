@@ -72,11 +72,12 @@ CHILD = {"checkpoints", "trainers", "worker"}
 
 LAYERS = (
     {"errors", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "section", "statistics", "task"},
+    {"artefacts", "determinism", "section", "sources", "statistics", "task"},
+    {"imported"},
     {"tasks"},
     {"blocks", "ledger", "params_text"},
     {"params"},
-    {"baselines", "dataset", "deltas", "health", "model_card", "report", "rollout", "shards", "stream"},
+    {"baselines", "dataset", "deltas", "health", "model_card", "report", "rollout", "shards", "sightings", "stream"},
     {"checkpoints", "figures", "gate", "pretrain", "probe", "prose"},
     {"bases", "validate"},
     {"snapshot"},
@@ -84,7 +85,7 @@ LAYERS = (
     {"merge", "trainers", "train"},
     {"evaluate", "plan", "verify", "worker"},
     {"tracking"},
-    {"live", "mine", "replicate", "series", "served"},
+    {"external", "live", "mine", "replicate", "series", "served"},
     {"recording"},
     {"registry"},
     {"release", "draft"},
@@ -147,11 +148,13 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"{group}@{name}" for group in ("fold", "examine-fold") for name in params.merges.folds}
     expected |= {f"{group}@{name}" for group in ("blend", "examine-blend") for name in params.merges.blends}
     expected |= {f"mine@{name}" for name in params.mining}
+    expected |= {f"{group}@{name}" for group in ("import", "validate-import") for name in params.imports}
+    expected |= {f"external@{name}" for name in params.external}
     assert expected == set(stages)
 
 
 def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> None:
-    exams = {f"data/cases/{name}" for name, spec in params.datasets.items() if spec.use == "exam"}
+    exams = {f"data/cases/{name}" for name, spec in params.data_sets.items() if spec.use == "exam"}
     for name, mining in params.mining.items():
         deps = {dep.def_path for dep in stages[f"mine@{name}"].deps}
         assert {f"data/adapters/{name}", f"data/cases/{mining.data}"} <= deps

@@ -123,6 +123,19 @@ class DatasetSpec(Section):
     """Rule to how many times as often it decides a case as the mix has it, above 0; rules not named: once."""
 
 
+class ImportSpec(Section):
+    """A data set read from somebody's records, which stay where they are."""
+
+    task: str
+    """A folder of clinrl/tasks."""
+    task_version: Count
+    """The task's version that the data set was designed for; the dataset stage requires equality."""
+    use: Literal["train", "mine", "exam"]
+    """The pool whose patients it takes: training, error mining, or the exam."""
+    source: str = Field(min_length=1)
+    """Path of a file, or of a folder, that the task can read."""
+
+
 class Lora(Section):
     """The shape of an adapter. A version warm-starts from its parent's tensors, so a lineage has one shape."""
 
@@ -330,6 +343,15 @@ class Mining(Section):
     """The task of the version."""
     data: str
     """A data set whose use is mine."""
+
+
+class External(Section):
+    """An exam of one version on cases from elsewhere, beside published results."""
+
+    task: str
+    """The task of the version."""
+    data: str
+    """A data set whose use is exam."""
 
 
 class Limit(Section):

@@ -43,9 +43,10 @@ STAGES = {
     "dataset": _Stage(
         "dataset",
         "DATASET",
-        "draw the cases of a data set",
-        "Writes data/cases/DATASET: cases.jsonl and its manifest.",
-        "clinrl dataset esi-d1",
+        "draw the cases of a data set, or import them",
+        "Writes data/cases/DATASET: cases.jsonl and its manifest. An imported one (`imports` in params.yaml) also gets "
+        "refused.tsv, which says why each row was kept out, and import.json with the counts.",
+        "clinrl dataset esi-d1\nclinrl dataset mietic-36",
     ),
     "validate": _Stage(
         "validate",
@@ -86,6 +87,15 @@ STAGES = {
         "every mode. Groups the wrong answers by deciding rule, boundary, age, trigger and error, ranked by clinical "
         "cost. Writes data/reports/mine/VERSION.json, .md and .png.",
         "clinrl mine esi-v49",
+    ),
+    "external": _Stage(
+        "external",
+        "VERSION",
+        "let a version sit an exam from elsewhere, beside published results",
+        "Lets VERSION answer the data that `external` in params.yaml names, in every mode. Writes "
+        "data/reports/external/VERSION.json and .md: its figures with intervals, what lazy policies reach, and the "
+        "task's published rows.",
+        "clinrl external esi-v49",
     ),
     "merge": _Stage(
         "merge",
@@ -354,7 +364,7 @@ def _check_name(params: "Params", command: str, name: str) -> None:
     argument = STAGES[command].argument if command in STAGES else ARGUMENTS[command]
     names = {
         "TASK": [*params.bases],
-        "DATASET": [*params.datasets],
+        "DATASET": [*params.data_sets],
         "VERSION": [*params.versions],
         "MERGE": merges,
         "NAME": [*params.versions, *merges],

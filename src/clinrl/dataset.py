@@ -1,4 +1,4 @@
-"""Data sets: the cases of one pool as a JSONL file with a manifest, written and read one line at a time.
+"""Data sets: the cases of one pool, drawn or imported, as a JSONL file with a manifest, one line at a time.
 
 Memory does not grow with the number of cases, in either direction.
 """
@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import ValidationError
 
 from clinrl import artefacts, paths
+from clinrl.blocks import ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError
+from clinrl.imported import COLUMNS, Intake
 from clinrl.records import Case, Manifest
 from clinrl.task import Task, get_task
 
 if TYPE_CHECKING:
     from clinrl.params import Params
 
+TICK_ROWS = 1_000
+"""Imported rows between two moves of the progress bar."""
 LONGEST_LINE = 1 << 20
 """Characters. A line beyond it is refused unread, so that a file without line ends cannot fill the memory."""
 
@@ -33,17 +37,24 @@ class Advance(Protocol):
 def stage(params: "Params", name: str) -> None:
     """Write data set `name` to `paths.cases(name)`: `cases.jsonl`, one canonical JSON line a case, and the manifest.
 
-    Equal specifications give equal bytes. Raises ParamsError if the data set is for another version of its task than
-    the code at hand, DataError if the pool cannot yield so many distinct cases, Busy if another command writes it.
+    An imported one also gets `refused.tsv` (file, line, column and reason of each row that was kept out, without its
+    values) and `import.json` (counts). Equal specifications, and equal sources, give equal bytes. Raises ParamsError if
+    the data set is for another version of its task than the code at hand, DataError if the pool cannot yield so many
+    distinct cases or the source cannot be read, Busy if another command writes it.
     """
-    spec = params.datasets[name]
+    spec = params.data_set(name)
     task = get_task(spec.task)
     if spec.task_version != task.version:
+        group = "imports" if isinstance(spec, ImportSpec) else "datasets"
         raise ParamsError(
-            f"datasets.{name}.task_version is {spec.task_version}, but the task {task.name} is at {task.version}: "
+            f"{group}.{name}.task_version is {spec.task_version}, but the task {task.name} is at {task.version}: "
             f"set it to {task.version} (and expect every artefact that grew from the data set to be rebuilt)"
         )
     target = paths.cases(name)
+    if isinstance(spec, ImportSpec):
+        with artefacts.exclusive(target):
+            _import(spec, name, task)
+        return
     with artefacts.exclusive(target), artefacts.staged(target) as folder:
         written = 0
         with (folder / paths.CASES_FILE).open("w", encoding="utf-8") as stream, progress(name, spec.cases) as advance:
@@ -66,6 +77,50 @@ def stage(params: "Params", name: str) -> None:
             spec=spec.model_dump(mode="json", exclude_defaults=True),  # a new option rebuilds nothing that lacks it
             inputs={},
         )
+
+
+def _import(spec: ImportSpec, name: str, task: Task) -> None:
+    source = task.recognise(Path(spec.source))
+    if spec.use not in source.uses:
+        raise DataError(
+            f"imports.{name}.use is {spec.use}, but {spec.source} is {source.kind} data, which is for "
+            f"{' or '.join(source.uses)}; change the use"
+        )
+    with artefacts.staged(paths.cases(name)) as folder:
+        with (
+            (folder / paths.CASES_FILE).open("w", encoding="utf-8") as cases,
+            (folder / paths.REFUSED_FILE).open("w", encoding="utf-8") as refused,
+            progress(name, source.lines) as advance,
+        ):
+            refused.write("\t".join(COLUMNS) + "\n")
+            intake = Intake(refused)
+            for line in source.cases(spec.use, intake):
+                cases.write(line + "\n")
+                if intake.kept % TICK_ROWS == 0:
+                    advance(intake.read - intake.shown)
+                    intake.shown = intake.read
+        if not intake.kept:
+            raise DataError(
+                f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
+                f"{_most_often(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
+            )
+        artefacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
+        artefacts.seal(
+            folder,
+            kind="cases",
+            name=name,
+            task=task.name,
+            task_version=task.version,
+            spec=spec.model_dump(mode="json"),
+            inputs={file: artefacts.sha256_file(path) for file, path in sorted(source.files.items())},
+        )
+
+
+def _most_often(intake: Intake) -> str:
+    if not intake.refused:
+        return ""
+    (column, reason), _ = intake.refused.most_common(1)[0]
+    return f" (most often: column {column} {reason})"
 
 
 def read_cases(folder: Path, task: Task) -> Iterator[Case]:
@@ -91,7 +146,8 @@ def manifest_of(folder: Path, task: Task) -> Manifest:
     if manifest.task_version != task.version:
         raise ArtefactError(
             f"{folder} was built by version {manifest.task_version} of the task {task.name}, which is now at "
-            f"{task.version}: raise datasets.{folder.name}.task_version and {rebuild(folder)}"
+            f"{task.version}: raise {'imports' if is_import(folder) else 'datasets'}.{folder.name}.task_version and "
+            f"{rebuild(folder)}"
         )
     if not (folder / paths.CASES_FILE).is_file():
         raise ArtefactError(
@@ -101,7 +157,11 @@ def manifest_of(folder: Path, task: Task) -> Manifest:
 
 
 def read_rows(path: Path, task: Task) -> Iterator[Case]:
-    """The cases of a JSONL file, whatever its digest. Raises DataError naming file, row (from 1), column and value."""
+    """The cases of a JSONL file, whatever its digest. Raises DataError naming file, row (from 1), column and value.
+
+    The value is left out if the cases are imported: it may be somebody's.
+    """
+    withheld = is_import(path.parent)
     with path.open("rb") as stream:
         row = 0
         while line := stream.readline(LONGEST_LINE):
@@ -112,12 +172,17 @@ def read_rows(path: Path, task: Task) -> Iterator[Case]:
             try:
                 yield task.Case.model_validate_json(line)
             except ValidationError as error:
-                raise DataError(f"{path} row {row}, {_fault(error)}; {rebuild(path.parent)}") from None
+                raise DataError(f"{path} row {row}, {_fault(error, withheld)}; {rebuild(path.parent)}") from None
 
 
 def rebuild(folder: Path) -> str:
     """What to do about a bad data set, as the end of a sentence."""
-    return f"rebuild with `dvc repro dataset@{folder.name}`"
+    return f"rebuild with `dvc repro {'import' if is_import(folder) else 'dataset'}@{folder.name}`"
+
+
+def is_import(folder: Path) -> bool:
+    """Whether the data set in a folder was imported."""
+    return (folder / paths.IMPORT_FILE).exists()
 
 
 @contextmanager
@@ -145,10 +210,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
 
 
-def _fault(error: ValidationError) -> str:
+def _fault(error: ValidationError, withheld: bool) -> str:
     first = error.errors(include_url=False)[0]
     column = ".".join(str(part) for part in first["loc"]) or "(the whole line)"
-    return f"column {column}: {first['msg']}, got {shown(first['input'])}"
+    return f"column {column}: {first['msg']}" + ("" if withheld else f", got {shown(first['input'])}")
 
 
 def _first_bad_row(path: Path, task: Task) -> str:

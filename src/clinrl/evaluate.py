@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
-from clinrl import baselines, figures, health, paths, prose
+from clinrl import baselines, figures, health, imported, paths, prose
 from clinrl.artefacts import (
     canonical_json,
     exclusive,
@@ -80,29 +80,54 @@ def stage(params: "Params", name: str) -> None:
         inputs = {"exam": exam_digest, **_models(who)}
         blank = {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
         # Before the expensive part: a parent that sat another exam is found out now.
+        check_apart(params, name, who, cases)
         parent = who.parent
         before = {mode: load_sitting(parent, like, cases) for mode, like in blank.items()} if parent else {}
         graded = sit(params, who, cases)
-        with staged(paths.graded(name)) as out:
-            for mode, lines in graded.items():
-                rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
-                write_text(out / f"{mode}.jsonl", "".join(rows))
-            seal(
-                out,
-                kind="graded",
-                name=name,
-                task=who.task.name,
-                task_version=who.task.version,
-                spec={
-                    "modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()},
-                    "reward": who.reward.model_dump(mode="json"),
-                    "seed": SEED,
-                },
-                inputs=inputs,
-            )
+        spec = {"modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()}, "seed": SEED}
+        keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
         with staged(paths.report(name)) as out:
             after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
             write_reports(out, who, inputs["adapter"], cases, training, graded, after, before)
+
+
+def keep(
+    target: Path,
+    who: Examinee,
+    cases: Sequence[Case],
+    graded: Mapping[str, Sequence[Graded]],
+    *,
+    spec: Mapping[str, Any],
+    inputs: dict[str, str],
+) -> None:
+    """Write graded answers, by mode in the order of the cases, and seal them. Of imported cases no text is kept."""
+    with staged(target) as out:
+        for mode, lines in graded.items():
+            kept = (imported.withheld(who.task, case, line) for case, line in zip(cases, lines, strict=True))
+            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in kept)
+            write_text(out / f"{mode}.jsonl", "".join(rows))
+        seal(
+            out,
+            kind="graded",
+            name=who.name,
+            task=who.task.name,
+            task_version=who.task.version,
+            spec={**spec, "reward": who.reward.model_dump(mode="json")},
+            inputs=inputs,
+        )
+
+
+def check_apart(params: "Params", name: str, who: Examinee, cases: Sequence[Case]) -> None:
+    """Refuse imported cases that share a patient or a narrative with what a version or its ancestors trained on.
+
+    `cases` are those that `who` is about to answer. Raises DataError, and ArtefactError if training data is missing.
+    """
+    if not any(map(imported.is_imported, cases)) or name in {f"{task}-base" for task in params.bases}:
+        return
+    chain = [before for part in params.parts(name) for before in params.lineage(part)]
+    trained = dict.fromkeys(params.versions[version].data for version in chain)
+    training = ((data, read_cases(paths.cases(data), who.task)) for data in trained if data in params.imports)
+    imported.check_apart(training, who.exam, cases)
 
 
 def examinee(params: "Params", name: str) -> Examinee:
@@ -226,21 +251,22 @@ def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cas
 
     `exam_digest` is the exam's identity, `cases` are its cases in order. The decoding is that of the active scale.
     """
-    spec = params.modes[mode]
     return Sitting(
         name=who.name,
         task=who.task.name,
         task_version=who.task.version,
         mode=mode,
-        mode_spec={
-            "thinking": spec.thinking,
-            "temperature": spec.temperature,
-            "max_new_tokens": params.budget(mode),
-        },
+        mode_spec=decoding(params, mode),
         exam_digest=exam_digest,
         golds=[who.task.label(case) for case in cases],
         answers=(),
     )
+
+
+def decoding(params: "Params", mode: str) -> dict[str, Any]:
+    """How answers are decoded in a mode at the active scale, as reports hold it."""
+    spec = params.modes[mode]
+    return {"thinking": spec.thinking, "temperature": spec.temperature, "max_new_tokens": params.budget(mode)}
 
 
 def load_report(name: str, mode: str) -> EvalReport:

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import artefacts, ledger, paths, registry, release
+from clinrl.dataset import is_import, read_cases
 from clinrl.errors import Refused
-from clinrl.evaluate import examinee
+from clinrl.evaluate import Examinee, check_apart, examinee
 from clinrl.records import Manifest, Strict
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _made(params: "Params", name: str) -> Iterator[Link]:
         for part in params.parts(name):
             yield _link(name, "parent", partial(_same, made, part, paths.adapter(part), f"is made of {part}"))
         yield _link(name, "base", lambda: _same(made, "base", base, f"is a model on {base}"))
-    yield _link(name, "exam", lambda: _exam(name, who.exam, artefacts.identity(made)))
+    yield _link(name, "exam", lambda: _exam(params, who, artefacts.identity(made)))
     if name in params.mining:
         yield _mining(name, params.mining[name].data, artefacts.identity(made))
     yield _link(name, "registry", lambda: _registered(registry.model_of(params, name), name, made))
@@ -105,15 +106,17 @@ def _base_says(task: str) -> str:
 def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
     found, _ = _same(manifest, "data", paths.cases(data), "")
     proof = paths.data_proof(data)
+    stage = "validate-import" if is_import(paths.cases(data)) else "validate"
     if not proof.exists() or json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"] != found:
-        raise Refused(f"{proof} is not the proof of {data} as it is now; run `dvc repro validate@{data}`")
+        raise Refused(f"{proof} is not the proof of {data} as it is now; run `dvc repro {stage}@{data}`")
     pool = artefacts.read_manifest(paths.cases(data)).spec["use"]
     if pool != use:
         raise Refused(f"{data} is drawn from the {pool} pool, but {manifest.name} trained on it; it must be {use} data")
     return found, f"was trained on {data}, drawn from the {pool} pool and validated"
 
 
-def _exam(name: str, exam: str, adapter: str) -> tuple[str, str]:
+def _exam(params: "Params", who: Examinee, adapter: str) -> tuple[str, str]:
+    name, exam = who.name, who.exam
     graded = artefacts.verified(paths.graded(name))
     found = artefacts.identity(artefacts.read_manifest(paths.cases(exam)))
     if graded.inputs["adapter"] != adapter:
@@ -125,7 +128,10 @@ def _exam(name: str, exam: str, adapter: str) -> tuple[str, str]:
     pool = artefacts.read_manifest(paths.cases(exam)).spec["use"]
     if pool != "exam":
         raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
-    return found, f"sat {exam}, drawn from the exam pool, with these very weights"
+    if exam not in params.imports:
+        return found, f"sat {exam}, drawn from the exam pool, with these very weights"
+    check_apart(params, name, who, list(read_cases(paths.cases(exam), who.task)))
+    return found, f"sat {exam}, imported, with these very weights, and trained on none of its patients"
 
 
 def _mining(name: str, data: str, adapter: str) -> Link:

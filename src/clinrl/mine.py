@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from clinrl import figures, paths
-from clinrl.artefacts import canonical_json, exclusive, identity, seal, staged, verified, write_json, write_text
+from clinrl.artefacts import exclusive, identity, verified, write_json, write_text
 from clinrl.dataset import manifest_of, read_cases
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluate import Examinee, examinee, sit
+from clinrl.evaluate import Examinee, check_apart, decoding, examinee, keep, sit
+from clinrl.imported import is_imported
 from clinrl.probe import proven
+from clinrl.prose import percent
 from clinrl.records import Case, Estimate, Graded, Strict, Unreadable
-from clinrl.report import NOTE, column
+from clinrl.report import NOTE, column, note_of
 from clinrl.section import did_you_mean
 from clinrl.statistics import DIGITS, bootstrap, wilson
 from clinrl.task import Task
@@ -56,7 +58,7 @@ class Group(Strict):
 
 
 class Shown(Strict):
-    """One wrong answer in full."""
+    """One wrong answer in full; of an imported case, without narrative and text."""
 
     case_id: str
     mode: str
@@ -105,29 +107,12 @@ def stage(params: "Params", name: str) -> None:
     with exclusive(paths.mined(name)):
         digest = checked(data, who.task)
         cases = list(read_cases(paths.cases(data), who.task))
+        check_apart(params, name, who, cases)
         adapter = verified(who.folder)
         graded = sit(params, who, cases)
-        modes = {
-            mode: {
-                "thinking": spec.thinking,
-                "temperature": spec.temperature,
-                "max_new_tokens": params.budget(mode),
-            }
-            for mode, spec in params.modes.items()
-        }
-        with staged(paths.mined(name)) as out:
-            for mode, lines in graded.items():
-                rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
-                write_text(out / f"{mode}.jsonl", "".join(rows))
-            seal(
-                out,
-                kind="graded",
-                name=name,
-                task=who.task.name,
-                task_version=who.task.version,
-                spec={"modes": modes, "reward": who.reward.model_dump(mode="json")},
-                inputs={"adapter": identity(adapter), "base": adapter.inputs["base"], "data": digest},
-            )
+        modes = {mode: decoding(params, mode) for mode in params.modes}
+        inputs = {"adapter": identity(adapter), "base": adapter.inputs["base"], "data": digest}
+        keep(paths.mined(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)
         report = mined(who, cases, graded, modes=modes, adapter_digest=identity(adapter), data_digest=digest)
         target = paths.mine_report(name)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -179,6 +164,7 @@ def mined(
             for group in sorted(_groups(by, of, lines), key=lambda group: (-group.total, group.value))
         ),
         worst=tuple(line.shown() for line in wrong[:WORST]),
+        note=note_of(cases),
     )
 
 
@@ -209,6 +195,7 @@ class _Line:
         self.rule = task.slices["rule"](case)
 
     def shown(self) -> Shown:
+        withheld = is_imported(self.case)
         last = self.line.transcript.messages[-1]
         thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
         return Shown(
@@ -218,8 +205,8 @@ class _Line:
             answered=self.answered,
             rule=self.rule,
             cost=round(self.cost, DIGITS),
-            narrative=str(getattr(self.case.facts, "narrative", "")),
-            text=f"{thinking}{last.content}",
+            narrative="" if withheld else str(getattr(self.case.facts, "narrative", "")),
+            text="" if withheld else f"{thinking}{last.content}",
         )
 
 
@@ -271,7 +258,7 @@ def _cost(lines: Sequence[_Line]) -> Estimate:
 
 def page(report: MineReport) -> str:
     """The report as Markdown: what to repair first, and the worst answers in full."""
-    rates = "; ".join(f"{mode} {_percent(estimate)}" for mode, estimate in report.wrong.items())
+    rates = "; ".join(f"{mode} {percent(estimate)}" for mode, estimate in report.wrong.items())
     parts = [
         f"# Errors of {report.name} on {report.data}",
         f"{report.note} Not for clinical use. {report.n} cases of the {report.pool} pool, which is neither training "
@@ -298,7 +285,7 @@ def _table(groups: Sequence[Group]) -> str:
             str(group.n),
             f"{group.total:.2f}",
             f"{group.cost.value:.3f} [{group.cost.low:.3f}, {group.cost.high:.3f}]",
-            *(_percent(group.wrong[mode]) if mode in group.wrong else "" for mode in modes),
+            *(percent(group.wrong[mode]) if mode in group.wrong else "" for mode in modes),
             ", ".join(f"{answer} ({count})" for answer, count in group.answers.items()),
         ]
         for group in groups
@@ -307,12 +294,11 @@ def _table(groups: Sequence[Group]) -> str:
 
 
 def _answer(shown: Shown) -> str:
-    quoted = "\n".join(f"> {line}" if line else ">" for line in shown.narrative.splitlines())
-    return (
+    said = (
         f"**{shown.case_id}**, mode {shown.mode}: gold {shown.gold} by rule `{shown.rule}`, answered {shown.answered}, "
-        f"cost {shown.cost:g}.\n\n{quoted}\n\n```text\n{shown.text}\n```"
+        f"cost {shown.cost:g}."
     )
-
-
-def _percent(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    if not shown.narrative:
+        return f"{said} Narrative and answer are withheld: the case is imported."
+    quoted = "\n".join(f"> {line}" if line else ">" for line in shown.narrative.splitlines())
+    return f"{said}\n\n{quoted}\n\n```text\n{shown.text}\n```"

@@ -16,11 +16,13 @@ from clinrl.blocks import (
     Blend,
     DatasetSpec,
     EmbeddedBase,
+    External,
     Fold,
     Gate,
     GrpoProfile,
     GrpoTrainer,
     HubBase,
+    ImportSpec,
     Merges,
     Mining,
     Mode,
@@ -40,7 +42,7 @@ from clinrl.section import (
 )
 from clinrl.task import get_task, task_names
 
-RESERVED = ("candidate", "champion", "data", "drafts", "mine", "previous", "probe", "seeds")
+RESERVED = ("candidate", "champion", "data", "drafts", "external", "mine", "previous", "probe", "seeds")
 """Folders of data/reports that are not about one version."""
 
 
@@ -54,7 +56,7 @@ class Params(Section):
     modes: dict[Name, Mode]
     """Name to mode."""
     datasets: dict[Name, DatasetSpec]
-    """Name to data set."""
+    """Name to data set that is drawn here."""
     profiles: dict[Name, Annotated[SftProfile | GrpoProfile, Field(discriminator="method")]]
     """Name to recipe."""
     versions: dict[Name, VersionSpec]
@@ -63,6 +65,10 @@ class Params(Section):
     """Folds and blends by name."""
     mining: dict[Name, Mining] = Field(default_factory=dict)
     """Version to the data on which its errors are mined."""
+    imports: dict[Name, ImportSpec] = Field(default_factory=dict)
+    """Name to data set that is read from somebody's records."""
+    external: dict[Name, External] = Field(default_factory=dict)
+    """Version to the data of its external exam."""
     gates: dict[str, Gate] = Field(default_factory=dict)
     """Task to its release gate; a task without one releases nothing."""
     schedules: dict[str, Schedule] = Field(default_factory=dict)
@@ -78,6 +84,10 @@ class Params(Section):
             known(f"datasets.{name}.mix", dataset.mix, get_task(dataset.task).mixes, f"a mix of {dataset.task}")
             for rule in dataset.emphasis:
                 known(f"datasets.{name}.emphasis", rule, get_task(dataset.task).rules, f"a rule of {dataset.task}")
+        for name, source in self.imports.items():
+            known(f"imports.{name}.task", source.task, task_names(), "a task")
+            if name in self.datasets:
+                raise ParamsError(f"imports.{name} is the name of a data set too; an import needs one of its own")
         for name, profile in self.profiles.items():
             for mode in profile.modes:
                 known(f"profiles.{name}.modes", mode, self.modes, "a mode")
@@ -94,6 +104,10 @@ class Params(Section):
             known("mining", name, self.versions, "a version")
             known(f"mining.{name}.task", mining.task, [self.versions[name].task], "the task of the version")
             self._check_use(f"mining.{name}.data", mining.data, "mine", mining.task)
+        for name, external in self.external.items():
+            known("external", name, self.versions, "a version")
+            known(f"external.{name}.task", external.task, [self.versions[name].task], "the task of the version")
+            self._check_use(f"external.{name}.data", external.data, "exam", external.task)
         for task, gate in self.gates.items():
             self._check_gate(f"gates.{task}", task, gate)
         for task, schedule in self.schedules.items():
@@ -144,8 +158,8 @@ class Params(Section):
 
     def _check_use(self, at: str, dataset: str, use: str, task: str) -> None:
         """Refuse a data set of another task or another pool: an exam is never training data."""
-        fitting = [name for name, spec in self.datasets.items() if (spec.use, spec.task) == (use, task)]
-        spec = self.datasets.get(dataset)
+        fitting = [name for name, spec in self.data_sets.items() if (spec.use, spec.task) == (use, task)]
+        spec = self.data_sets.get(dataset)
         instead = f" but {spec.use} data of {spec.task}" if spec else ""
         known(at, dataset, fitting, f"{use} data of {task}{instead}")
 
@@ -191,6 +205,25 @@ class Params(Section):
                 f"{at}.trainer.full.vllm is true, but bases.{version.task}.full.quantize is {quantize!r} and vLLM must "
                 "serve the weights that are trained; allowed: quantize none, or vllm false"
             )
+
+    @property
+    def data_sets(self) -> dict[str, DatasetSpec | ImportSpec]:
+        """Every data set by name, drawn or imported."""
+        return {**self.datasets, **self.imports}
+
+    def data_set(self, name: str) -> DatasetSpec | ImportSpec:
+        """A data set, drawn or imported. Raises ParamsError for an unknown name."""
+        known("params.yaml", name, self.data_sets, "a data set")
+        return self.data_sets[name]
+
+    def data_stages(self, name: str) -> tuple[str, str]:
+        """The DVC addresses that make and validate a data set, in this order. Raises ParamsError for another name."""
+        self.data_set(name)
+        return (
+            (f"import@{name}", f"validate-import@{name}")
+            if name in self.imports
+            else (f"dataset@{name}", f"validate@{name}")
+        )
 
     def base(self, task: str) -> EmbeddedBase | HubBase:
         """The base of a task at the active scale. Raises ParamsError for a task without one."""

@@ -6,11 +6,18 @@ The project root is the working directory; every command starts there, as DVC do
 from pathlib import Path
 
 CASES_FILE = "cases.jsonl"
+REFUSED_FILE = "refused.tsv"
+IMPORT_FILE = "import.json"
 
 
 def cases(data: str) -> Path:
     """Folder of a data set: `cases.jsonl` and its manifest."""
     return Path("data/cases") / data
+
+
+def import_record(data: str) -> Path:
+    """What became of the rows of an import's source, in counts. Only an imported data set has one."""
+    return cases(data) / IMPORT_FILE
 
 
 def data_proof(data: str) -> Path:
@@ -61,6 +68,11 @@ def mine_report(version: str) -> Path:
 def draft(version: str) -> Path:
     """From what a version was drafted, and what became of it."""
     return Path("data/reports/drafts") / f"{version}.json"
+
+
+def external_report(version: str) -> Path:
+    """A version's external exam; the page lies beside it."""
+    return Path("data/reports/external") / f"{version}.json"
 
 
 def seeds_report(version: str) -> Path:

@@ -41,8 +41,8 @@ def _parents_first(params: "Params") -> Sequence[str]:
 
 def _addresses(params: "Params", version: str) -> dict[str, str]:
     """The DVC address of each stage that a version needs."""
-    data = params.versions[version].data
-    return {stage: f"{stage}@{data if stage in ('dataset', 'validate') else version}" for stage in STAGES}
+    made, validated = params.data_stages(params.versions[version].data)
+    return {stage: f"{stage}@{version}" for stage in STAGES} | {"dataset": made, "validate": validated}
 
 
 def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, Any]:

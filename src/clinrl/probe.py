@@ -16,7 +16,7 @@ from typing import Any
 
 from clinrl import artefacts, paths
 from clinrl.blocks import GrpoTrainer, SftProfile
-from clinrl.dataset import manifest_of, progress, read_cases
+from clinrl.dataset import is_import, manifest_of, progress, read_cases
 from clinrl.errors import ArtefactError, ProbeError
 from clinrl.params import Params
 from clinrl.records import Case, Message, Transcript
@@ -90,7 +90,7 @@ def proven(data: str, task: Task) -> str:
     """The identity of a data set if the proof of its validation names that very identity; otherwise ArtefactError."""
     identity = artefacts.identity(manifest_of(paths.cases(data), task))
     proof = paths.data_proof(data)
-    advice = f"run `dvc repro validate@{data}`"
+    advice = f"run `dvc repro {'validate-import' if is_import(paths.cases(data)) else 'validate'}@{data}`"
     try:
         named = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
     except FileNotFoundError:

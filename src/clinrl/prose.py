@@ -32,8 +32,8 @@ def page(
     first = reports[0]
     parts = [
         f"# {first.name} on {first.exam}",
-        f"{NOTE} Not for clinical use. Task {first.task}, version {first.task_version}; {first.n} exam cases, each "
-        f"answered once in every mode. Parent: {parent or 'none, this is the base'}. Brackets hold 95% intervals. "
+        f"{first.note} Not for clinical use. Task {first.task}, version {first.task_version}; {first.n} exam cases, "
+        f"each answered once in every mode. Parent: {parent or 'none, this is the base'}. Brackets hold 95% intervals. "
         f"The metrics are defined in `clinrl.tasks.{first.task}`.",
     ]
     for report in reports:
@@ -53,20 +53,20 @@ def health(alarms: Sequence[Alarm]) -> str:
     if not alarms:
         return "The training raised no alarm."
     body = [(alarm.step, alarm.level, alarm.name, alarm.says, alarm.helps) for alarm in alarms]
-    return _table(("step", "level", "alarm", "what was seen", "what usually helps"), body)
+    return table(("step", "level", "alarm", "what was seen", "what usually helps"), body)
 
 
 def headline(report: EvalReport) -> str:
     """A table of the headline metrics with their intervals and denominators."""
     found = [(name, report.metrics[name]) for name in HEADLINE if name in report.metrics]
-    return _table(("metric", "estimate", "n"), [(name, _shown(name, value), value.n) for name, value in found])
+    return table(("metric", "estimate", "n"), [(name, _shown(name, value), value.n) for name, value in found])
 
 
 def rows(report: EvalReport) -> str:
     """A table of everybody who sat this exam."""
     shown = [name for name in ROW_METRICS if name in report.rows[0].metrics]
-    body = [(row.name, report.n, *(_percent(row.metrics[name]) for name in shown)) for row in report.rows]
-    return _table(("who", "n", *shown), body)
+    body = [(row.name, report.n, *(percent(row.metrics[name]) for name in shown)) for row in report.rows]
+    return table(("who", "n", *shown), body)
 
 
 def tests(paired: Sequence[Paired]) -> str:
@@ -75,15 +75,15 @@ def tests(paired: Sequence[Paired]) -> str:
         (test.other, test.metric, test.b, test.c, test.difference.n, _points(test.difference), _p(test.p))
         for test in paired
     ]
-    return _table(("against", "metric", "only this (b)", "only other (c)", "n", "difference", "p"), body)
+    return table(("against", "metric", "only this (b)", "only other (c)", "n", "difference", "p"), body)
 
 
 def findings(report: EvalReport, parent: str | None) -> str:
     """One paragraph: what the answers were, and what the tests do and do not show."""
     sentences = [
-        f"In mode {report.mode}, {report.name} answers {_percent(report.metrics['exact'])} of the cases exactly, errs "
-        f"dangerously in {_percent(report.metrics['dangerous'])} and cannot be read in "
-        f"{_percent(report.metrics['no_parse'])}, which count as wrong."
+        f"In mode {report.mode}, {report.name} answers {percent(report.metrics['exact'])} of the cases exactly, errs "
+        f"dangerously in {percent(report.metrics['dangerous'])} and cannot be read in "
+        f"{percent(report.metrics['no_parse'])}, which count as wrong."
     ]
     for other in dict.fromkeys(test.other for test in report.paired):
         who = f"its parent {parent}" if other == parent else f"the {other}"
@@ -95,13 +95,18 @@ def findings(report: EvalReport, parent: str | None) -> str:
     share = report.predicted[most] / report.n
     kind = "outcome" if most == UNREADABLE else "answer"
     sentences.append(f"Its commonest {kind} is {most}, {100 * share:.1f}% of cases.")
+    holds = (
+        "All figures hold for synthetic cases only."
+        if report.note == NOTE
+        else "All figures hold for these imported cases only."
+    )
     if report.paired:
         sentences.append(
             f"The {len(report.paired)} p-values of this mode are not adjusted for each other, and a difference that is "
-            f"not shown may still exist. All figures hold for synthetic cases only."
+            f"not shown may still exist. {holds}"
         )
     else:
-        sentences.append("Nothing is tested here: the base has no parent. All figures hold for synthetic cases only.")
+        sentences.append(f"Nothing is tested here: the base has no parent. {holds}")
     return " ".join(sentences)
 
 
@@ -118,7 +123,7 @@ def between(agreement: Mapping[str, Any]) -> str:
     """The agreement of the modes and the paired tests between them."""
     pairs = agreement["between_modes"]
     lines = [
-        f"The same readable answer in every mode: {_percent(agreement['mode_agreement'])} of "
+        f"The same readable answer in every mode: {percent(agreement['mode_agreement'])} of "
         f"{agreement['mode_agreement'].n} cases."
     ]
     for pair, found in pairs.items():
@@ -128,7 +133,8 @@ def between(agreement: Mapping[str, Any]) -> str:
     return " ".join(lines) + "\n\n" + "\n\n".join(tests(list(found.values())) for found in pairs.values())
 
 
-def _table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+def table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
@@ -136,10 +142,11 @@ def _table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 def _shown(name: str, estimate: Estimate) -> str:
     if name in STATISTICS:
         return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-    return _percent(estimate)
+    return percent(estimate)
 
 
-def _percent(estimate: Estimate) -> str:
+def percent(estimate: Estimate) -> str:
+    """A share in per cent with its interval."""
     return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from clinrl import model_card, paths, served
 from clinrl.artefacts import MANIFEST, canonical_json, digest, identity, read_manifest, sha256_file, verified
+from clinrl.dataset import is_import
 from clinrl.errors import ArtefactError
 from clinrl.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee, load_report
 from clinrl.figures import read_history
@@ -192,7 +193,8 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         "reports": [paths.report(name)],
         "training": [made.who.folder / "README.md", made.who.folder / MANIFEST, made.who.folder / HISTORY],
         "proofs": [paths.probe_proof(name), *(paths.data_proof(data) for data in sets)],
-        **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets},
+        # The pages of an import hold no values, but they are about rows of somebody's records and stay here.
+        **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets if not is_import(paths.cases(data))},
     }
     sent = json.loads(run.data.tags.get(SENT, "{}"))
     current = dict(sent)

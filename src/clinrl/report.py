@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import Field
 
 from clinrl.errors import ArtefactError
+from clinrl.imported import is_imported
 from clinrl.records import Case, Estimate, Graded, Strict, Unreadable
 from clinrl.statistics import DIGITS, Paired, bootstrap, paired, wilson
 from clinrl.task import Share, Statistic, Task
@@ -26,6 +27,8 @@ HEADLINE = ("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", 
 """What the summary shows, where the task defines it."""
 UNREADABLE = "unreadable"
 NOTE = "Research only, synthetic data."
+IMPORTED_NOTE = "Research only, imported cases."
+"""The note of an exam on somebody's records."""
 
 Estimates = dict[str, Estimate]
 
@@ -182,7 +185,13 @@ def build(
         reward=_mean([line.score.total for line in graded]),
         rows=tuple(Row(name=who, metrics=_row(task, golds, theirs)) for who, theirs in rows.items()),
         paired=tuple(tests),
+        note=note_of(cases),
     )
+
+
+def note_of(cases: Sequence[Case]) -> str:
+    """What every page about these cases begins with."""
+    return IMPORTED_NOTE if any(map(is_imported, cases)) else NOTE
 
 
 def estimates(metrics: Mapping[str, Share | Statistic], golds: Sequence[Any], answers: Sequence[Any]) -> Estimates:

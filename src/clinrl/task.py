@@ -8,14 +8,18 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import BaseModel
 
 from clinrl.records import Case as AnyCase
 from clinrl.records import Message, Pool, Score, Transcript, Unreadable
+
+if TYPE_CHECKING:
+    from clinrl.imported import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,31 @@ class Expect:
     arguments: Mapping[str, Any]
     on: str = "rows"
     """"rows": checked on the table of cases (`Task.row`). "summary": checked on the one-row table of shares."""
+    of: str = "all"
+    """"all" data sets, "drawn" ones alone, or "imported" ones alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """What somebody published about a system on an exam of their own."""
+
+    name: str
+    hits: Mapping[str, int]
+    """Share of the task's metrics to the count of cases that it holds for."""
+    statistics: Mapping[str, float]
+    """Statistic of the task's metrics to its published value."""
+    source: str
+    """Where the numbers come from, and how they were read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Published results on one and the same exam."""
+
+    exam: str
+    labels: Mapping[Any, int]
+    """How many of its cases have each gold label."""
+    rows: Sequence[PublishedRow]
 
 
 class Task(Protocol):
@@ -66,6 +95,8 @@ class Task(Protocol):
     triggers: Mapping[str, Callable[[AnyCase], bool]]
     """Findings that a reader may miss, as the text shows them, by the name of their rule."""
     expectations: Sequence[Expect]
+    published: Published | None
+    """What others reached on an external exam."""
     terms: tuple[str, ...]
     """Names of all reward terms, as they appear in scores, logs and reports."""
 
@@ -77,8 +108,11 @@ class Task(Protocol):
         `emphasis`: rule to how many times as often it decides a case as it does in the mix.
         """
 
+    def recognise(self, path: Path) -> "Source":
+        """The records that lie at a path, to be imported. Raises DataError, saying what is expected, for others."""
+
     def pool_of(self, group: str) -> Pool:
-        """The pool of a template, by the hash of its name alone."""
+        """The pool of a template, by its name alone: its hash, or for an imported case what it names."""
 
     def case_id(self, facts: Any, key: Any) -> str:
         """The content hash that must be the case's id."""

@@ -6,26 +6,23 @@ names the very bytes it was given for; one that fails gets a report beside it an
 the number of cases.
 """
 
-import errno
-import hashlib
+import json
 import math
-import os
 import shutil
-import sqlite3
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from clinrl import artefacts, paths
-from clinrl.dataset import manifest_of, progress, read_rows, rebuild, shown
+from clinrl.dataset import is_import, manifest_of, progress, read_rows, rebuild, shown
 from clinrl.errors import DataError
+from clinrl.imported import CONTROL_CHARACTERS, IDENTIFIERS
 from clinrl.probe import Policy, gold_is_best, gold_turns, label_answers, total
 from clinrl.records import Case, Manifest, Pool
+from clinrl.sightings import first_sightings
 from clinrl.task import Expect, Task, get_task
 
 if TYPE_CHECKING:
@@ -44,19 +41,8 @@ COMPUTED: dict[str, str] = {
 }
 """The computed columns, each true of a sound row, and what is wrong where one is false."""
 
-IDENTIFIERS: dict[str, str] = {
-    "social security number": r"\b\d{3}-\d{2}-\d{4}\b",
-    "telephone number": r"(?<!\d)(?:\+?\d{1,2}[-. ]?)?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?!\d)",
-    "e-mail address": r"[\w.+-]+@[\w-]+\.\w+",
-    "medical record number": r"(?i)\b(?:mrn|medical record (?:number|no))\b[\s:#.]*\d+",
-    "full date": r"(?i)\b(?:(?:19|20)\d{2}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:19|20)?\d{2}"
-    r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d{1,2},? (?:19|20)\d{2})\b",
-    "web address": r"(?i)\b(?:https?://|www\.)\S",
-}
-"""A tripwire for real people's data: the identifiers of 45 CFR 164.514(b)(2) (HIPAA, Safe Harbor) that have a shape."""
-
-CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]"
-"""What no narrative holds: control characters (line ends too) and invisible or direction-changing ones."""
+NOT_OF_IMPORTS = frozenset({"label_reproduced"})
+"""Computed columns that say nothing of imported cases: their labels are people's, and no rule gives them again."""
 
 LONGEST_NARRATIVE_CHARACTERS = 8_000
 INDEX = "index.html"
@@ -64,9 +50,12 @@ INDEX = "index.html"
 
 
 def stage(params: "Params", name: str) -> None:
-    """Validate data set `name`; write `paths.data_proof(name)` and the pages in `paths.data_docs(name)`.
+    """Validate a data set, drawn or imported; write `paths.data_proof(name)` and the pages in `paths.data_docs(name)`.
 
     The proof says nothing of versions: that another one comes to train on the data set changes no byte of it.
+
+    The proof of an import also holds what became of the rows of its source, in counts. Of imported rows no value is
+    shown, neither in a refusal nor on a page.
 
     Raises DataError, after writing `<name>.failed.json` in the proof's place, naming the file, the first bad row, its
     column and value and the broken rule; ArtefactError if there is no such data set.
@@ -105,7 +94,7 @@ def pages(params: "Params", name: str) -> None:
 
 def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
     """What `examine` is asked about."""
-    spec = params.datasets[name]
+    spec = params.data_set(name)
     task = get_task(spec.task)
     rewards = [
         params.reward(version)
@@ -124,10 +113,12 @@ def examine(
     Faults are sentences, the one to show first. Raises DataError for a row that is not a case.
     """
     path = paths.cases(name) / paths.CASES_FILE
-    size = int(manifest.spec["cases"])
-    suites = {"rows": row_suite(task), "summary": summary_suite(task, size)}
-    tallies = {on: [Tally(expect) for expect in suite] for on, suite in suites.items()}
-    check = checker(name, suites)
+    imported = is_import(path.parent)
+    intake = _intake(name, manifest) if imported else {}
+    size = int(intake["kept"] if imported else manifest.spec["cases"])
+    suites = {"rows": row_suite(task, imported=imported), "summary": summary_suite(task, size, imported=imported)}
+    tallies = {on: [Tally(expect, withheld=imported) for expect in suite] for on, suite in suites.items()}
+    check = checker(name, suites, withheld=imported)
     answers = label_answers(task)
     totals: Counter[str] = Counter()
     with first_sightings() as is_first, progress(name, size) as advance:
@@ -163,13 +154,24 @@ def examine(
         "summary": summary,
         "expectations": expectations,
     }
-    return report, faults
+    return report | ({"import": intake} if imported else {}), faults
 
 
-def row_suite(task: Task) -> list[Expect]:
+def _intake(name: str, manifest: Manifest) -> dict[str, Any]:
+    """What an import wrote of its source. Raises DataError if it was altered, or if its counts do not add up."""
+    path = paths.import_record(name)
+    if artefacts.sha256_file(path) != manifest.files.get(path.name):
+        raise DataError(f"{path} was altered after it was written; {rebuild(path.parent)}")
+    intake: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if intake["read"] != intake["kept"] + intake["another_pool"] + intake["refused"]:
+        raise DataError(f"{path} loses rows: kept, another_pool and refused do not sum to read; {rebuild(path.parent)}")
+    return intake
+
+
+def row_suite(task: Task, *, imported: bool = False) -> list[Expect]:
     """What must hold of each row: the task's rules, a clean narrative without identifiers, computed columns true."""
     return [
-        *(expect for expect in task.expectations if expect.on == "rows"),
+        *_of(task, "rows", imported),
         Expect(
             type="ExpectColumnValueLengthsToBeBetween",
             arguments={"column": "narrative", "min_value": 1, "max_value": LONGEST_NARRATIVE_CHARACTERS},
@@ -184,14 +186,20 @@ def row_suite(task: Task) -> list[Expect]:
         *(
             Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": name, "value_set": [True]})
             for name in COMPUTED
+            if not (imported and name in NOT_OF_IMPORTS)
         ),
     ]
 
 
-def summary_suite(task: Task, size: int) -> list[Expect]:
-    """What must hold of the table of shares: the task's rules, and as many cases as were asked for."""
+def _of(task: Task, on: str, imported: bool) -> list[Expect]:
+    kinds = ("all", "imported" if imported else "drawn")
+    return [expect for expect in task.expectations if expect.on == on and expect.of in kinds]
+
+
+def summary_suite(task: Task, size: int, *, imported: bool = False) -> list[Expect]:
+    """What must hold of the table of shares: the task's rules, and as many cases as were asked for, or kept."""
     return [
-        *(expect for expect in task.expectations if expect.on == "summary"),
+        *_of(task, "summary", imported),
         Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": "cases", "value_set": [size]}, on="summary"),
     ]
 
@@ -238,34 +246,11 @@ def summarise(totals: Mapping[str, int], task: Task) -> dict[str, float]:
     return {"cases": cases, "duplicates": totals["duplicates"]} | shares
 
 
-@contextmanager
-def first_sightings() -> Iterator[Callable[[str, str], bool]]:
-    """Yields a function of kind and text, true the first time it gets them. Keeps digests on disk, not in memory."""
-    with (
-        tempfile.TemporaryDirectory(prefix="clinrl-") as folder,
-        closing(sqlite3.connect(Path(folder) / "seen.db", isolation_level=None)) as seen,
-    ):
-        seen.execute("PRAGMA journal_mode = OFF")
-        seen.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
-        seen.execute("BEGIN")
-
-        def is_first(kind: str, text: str) -> bool:
-            digest = hashlib.sha256(f"{kind}:{text}".encode()).digest()
-            try:
-                return seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                    raise
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder) from error
-
-        yield is_first
-
-
 class Tally:
-    """What one expectation found, added up over the chunks."""
+    """What one expectation found, added up over the chunks. `withheld`: no value of a row may be shown."""
 
-    def __init__(self, expect: Expect) -> None:
-        self.expect = expect
+    def __init__(self, expect: Expect, *, withheld: bool = False) -> None:
+        self.expect, self.withheld = expect, withheld and expect.on == "rows"
         self.success = True
         self.counts: Counter[str] = Counter()
         self.observed: Any = None
@@ -279,10 +264,12 @@ class Tally:
             {key: int(found[f"{key}_count"]) for key in ("element", "missing", "unexpected") if f"{key}_count" in found}
         )
         unexpected = found.get("partial_unexpected_list") or [None]
-        if self.observed is None:
+        if self.observed is None and not self.withheld:
             self.observed = found.get("observed_value", unexpected[0])
         if self.first is None and self.expect.on == "rows" and found.get("partial_unexpected_index_list"):
-            self.first = found["partial_unexpected_index_list"][0]
+            first = found["partial_unexpected_index_list"][0]
+            # Without values, the list has one entry that holds all rows of each index column.
+            self.first = {key: value[0] if isinstance(value, list) else value for key, value in first.items()}
 
     def first_row(self) -> float:
         """The number of the first bad row; infinite if the expectation names none."""
@@ -293,6 +280,8 @@ class Tally:
         arguments = dict(self.expect.arguments)
         names = [str(arguments.pop(key)) for key in ("column", "column_A", "column_B") if key in arguments]
         column = ", ".join(names)
+        if self.first is None and self.withheld:
+            return f"{path}, column {column}: values break {self._rule(arguments)}"
         if self.first is None:
             return f"{path}, {self.expect.on}, column {column}: {shown(self.observed)} breaks {self._rule(arguments)}"
         where = f"{path} row {self.first['row']} ({self.first['id']}), column {column}"
@@ -300,6 +289,8 @@ class Tally:
         more = f" ({many:,} of {self.counts['element']:,} rows)" if many > 1 else ""
         if column in COMPUTED:
             return f"{where}: {COMPUTED[column]}{more}"
+        if self.withheld:
+            return f"{where}: a value breaks {self._rule(arguments)}{more}"
         values = [self.first[name] for name in names]
         return f"{where}: {', '.join(map(shown, values))} breaks {self._rule(arguments)}{more}"
 
@@ -319,12 +310,13 @@ _KIND = {shape: kind for kind, shape in IDENTIFIERS.items()} | {CONTROL_CHARACTE
 
 
 def checker(
-    name: str, suites: Mapping[str, Sequence[Expect]]
+    name: str, suites: Mapping[str, Sequence[Expect]], *, withheld: bool = False
 ) -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]:
     """A function of suite and table (a list of rows) that runs the suite and adds a page to the data set's pages.
 
     It returns Great Expectations' result for each expectation, in the order of the suite, as plain values. It raises
     RuntimeError if an expectation could not be evaluated at all, which is a bug of the suite and no fault of the data.
+    Neither results nor pages hold a value of a row if they are `withheld`.
     """
     import great_expectations as gx
     import pandas as pd
@@ -361,7 +353,11 @@ def checker(
                 name=on,
                 validation_definitions=[context.validation_definitions.add(definition)],
                 actions=[gx.checkpoint.UpdateDataDocsAction(name="pages", site_names=["pages"])],
-                result_format={"result_format": "SUMMARY", "unexpected_index_column_names": index},
+                result_format={
+                    "result_format": "SUMMARY",
+                    "unexpected_index_column_names": index,
+                    **({"exclude_unexpected_values": True} if withheld else {}),
+                },
             )
         )
 

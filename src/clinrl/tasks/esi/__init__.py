@@ -9,8 +9,12 @@ from clinrl.records import Message, Score, Stop, Transcript, Unreadable
 from clinrl.task import Expect
 from clinrl.tasks.esi import answer, metrics, rewards, triggers
 from clinrl.tasks.esi.cases import MIXES, EsiCase, case_id, cases, pool_of
+from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
+from clinrl.tasks.esi.intake import recognise
+from clinrl.tasks.esi.measured import BOUNDS, LEAST_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
-from clinrl.tasks.esi.rules import RULE_IDS, decide
+from clinrl.tasks.esi.published import PUBLISHED
+from clinrl.tasks.esi.rules import RULE_IDS, Presentation, decide
 
 Policy = Callable[[EsiCase, Random], Transcript]
 
@@ -19,9 +23,14 @@ AGE_BANDS = (("under 1", 1), ("1-4", 5), ("5-11", 12), ("12-17", 18), ("18-64", 
 """Name and upper edge, excluded, in years."""
 
 
-def age_band(years: float) -> str:
-    """The age band of a report slice."""
-    return next(name for name, below in AGE_BANDS if years < below)
+def age_band(years: float | None) -> str:
+    """The age band of a report slice; "unknown" for None."""
+    return "unknown" if years is None else next(name for name, below in AGE_BANDS if years < below)
+
+
+def _patient(case: EsiCase) -> Presentation | ImportedKey:
+    """What was found out about the patient, under the same names for drawn and imported cases."""
+    return case.key if isinstance(case.key, ImportedKey) else case.key.presentation
 
 
 def _says(text: str, stop: Stop = "answered") -> Transcript:
@@ -58,8 +67,13 @@ POLICIES: Mapping[str, Policy] = {
 """Ways to answer without reading, and the mediocre reader."""
 
 
-def _expect(rule: str, column: str, on: str = "rows", **arguments: Any) -> Expect:
-    return Expect(type=rule, arguments={"column": column, **arguments}, on=on)
+def _expect(rule: str, column: str, on: str = "rows", of: str = "all", **arguments: Any) -> Expect:
+    return Expect(type=rule, arguments={"column": column, **arguments}, on=on, of=of)
+
+
+def _within(column: str, of: str = "all") -> Expect:
+    low, high = BOUNDS[column]
+    return _expect("ExpectColumnValuesToBeBetween", column, of=of, min_value=low, max_value=high)
 
 
 class Esi:
@@ -78,7 +92,7 @@ class Esi:
         {
             "rule": lambda case: case.key.rule,
             "level": lambda case: f"level_{case.key.level}",
-            "age": lambda case: age_band(case.key.presentation.age_years),
+            "age": lambda case: age_band(_patient(case).age_years),
             "boundary": lambda case: case.key.boundary or "none",
         }
     )
@@ -95,20 +109,31 @@ class Esi:
         _expect(
             "ExpectColumnValuesToBeInSet",
             "rule",
+            of="drawn",
             value_set=[*RULE_IDS, "resources_none", "resources_one", "resources_many"],
         ),
-        _expect("ExpectColumnValuesToBeBetween", "age_years", min_value=0, max_value=110),
-        _expect("ExpectColumnValuesToBeBetween", "hr_bpm", min_value=20, max_value=300),
-        _expect("ExpectColumnValuesToBeBetween", "rr_bpm", min_value=2, max_value=110),
-        _expect("ExpectColumnValuesToBeBetween", "spo2_pct", min_value=50, max_value=100),
-        _expect("ExpectColumnValuesToBeBetween", "sbp_mmhg", min_value=40, max_value=280),
-        _expect("ExpectColumnValuesToBeBetween", "temp_c", min_value=28, max_value=43),
-        _expect("ExpectColumnValuesToBeBetween", "pain", min_value=0, max_value=10),
-        _expect("ExpectColumnValuesToBeBetween", "pulse_pressure_mmhg", min_value=5),
-        _expect("ExpectColumnValueLengthsToBeBetween", "narrative", min_value=20, max_value=1200),
+        _expect("ExpectColumnValuesToBeInSet", "rule", of="imported", value_set=[RULE]),
+        _within("age_years"),
+        _within("hr_bpm"),
+        _within("rr_bpm"),
+        _within("spo2_pct"),
+        _within("sbp_mmhg"),
+        _within("dbp_mmhg", of="imported"),
+        _within("temp_c"),
+        _within("pain"),
+        _expect("ExpectColumnValuesToBeBetween", "pulse_pressure_mmhg", min_value=LEAST_PULSE_PRESSURE_MMHG),
+        _expect("ExpectColumnValueLengthsToBeBetween", "narrative", of="drawn", min_value=20, max_value=1200),
         _expect("ExpectColumnValuesToNotMatchRegex", "narrative", regex=r"[\x00-\x1f\x7f]"),
-        _expect("ExpectColumnValuesToNotMatchRegex", "narrative", regex=r"(?i)\bESI\b|\blevel [1-5]\b|\bANSWER\b"),
-        _expect("ExpectColumnValuesToBeBetween", "has_missing_vital", "summary", min_value=0.2, max_value=0.4),
+        _expect(
+            "ExpectColumnValuesToNotMatchRegex",
+            "narrative",
+            of="drawn",
+            regex=r"(?i)\bESI\b|\blevel [1-5]\b|\bANSWER\b",
+        ),
+        _expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="imported", regex=NAMES_A_LEVEL),
+        _expect(
+            "ExpectColumnValuesToBeBetween", "has_missing_vital", "summary", of="drawn", min_value=0.2, max_value=0.4
+        ),
     )
 
     cases = staticmethod(cases)
@@ -116,13 +141,17 @@ class Esi:
     case_id = staticmethod(case_id)
     prompt = staticmethod(prompt)
     gold = staticmethod(gold)
+    recognise = staticmethod(recognise)
+    published = PUBLISHED
 
     def label(self, case: EsiCase) -> int:
         """The gold level, 1 (most urgent) to 5."""
         return case.key.level
 
     def relabel(self, case: EsiCase) -> int:
-        """The level that the rules give the latent facts now."""
+        """The level that the rules give the latent facts now. An imported level is a person's and stays."""
+        if isinstance(case.key, ImportedKey):
+            return case.key.level
         return decide(case.key.presentation).level
 
     def parse(self, message: Message) -> int | Unreadable:
@@ -147,6 +176,8 @@ class Esi:
 
     def omittable(self, case: EsiCase) -> tuple[str, ...]:
         """The rule whose omission changes this case's label, if there is one: where a reader's gap shows."""
+        if isinstance(case.key, ImportedKey):
+            return ()
         rule = case.key.rule
         changed = decide(case.key.presentation, omit=frozenset({rule})).level != case.key.level
         return (rule,) if changed else ()
@@ -157,7 +188,7 @@ class Esi:
 
     def row(self, case: EsiCase) -> dict[str, Any]:
         """A flat row for the table of expectations. Vital signs are None when not measured."""
-        p = case.key.presentation
+        p = _patient(case)
         missing = None in (p.hr_bpm, p.rr_bpm, p.spo2_pct, p.sbp_mmhg, p.temp_c)
         return {
             "id": case.id,
@@ -178,7 +209,7 @@ class Esi:
             "has_done_intervention": case.key.rule == "done_intervention",
             "has_severe_pain": case.key.rule == "severe_pain",
             "has_open_injury": case.key.rule == "open_injury",
-            "has_child": p.age_years < 18,
+            "has_child": p.age_years is not None and p.age_years < 18,
             "has_ambiguity": case.key.ambiguous,
         }
 

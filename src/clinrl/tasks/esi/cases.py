@@ -10,11 +10,14 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
 from types import MappingProxyType
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from clinrl import imported
 from clinrl.artefacts import canonical_json
 from clinrl.records import Case, Pool, Strict
+from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.esi.narrative import OPENINGS, ORDERS, narrative
 from clinrl.tasks.esi.phrases import COMPLAINTS, CUES, FINDINGS, Complaint
 from clinrl.tasks.esi.rules import (
@@ -48,11 +51,18 @@ class EsiKey(Strict):
     ambiguous: bool
 
 
+def _key(value: Any) -> Any:
+    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
+    if not isinstance(value, Mapping):
+        return value
+    return (ImportedKey if "source" in value else EsiKey).model_validate(value)
+
+
 class EsiCase(Case):
-    """One synthetic triage vignette."""
+    """One triage vignette, drawn here or imported."""
 
     facts: EsiFacts
-    key: EsiKey
+    key: Annotated[EsiKey | ImportedKey, BeforeValidator(_key)]
 
 
 MIXES: Mapping[str, Mapping[int, float]] = {
@@ -111,7 +121,12 @@ EVERYBODY: tuple[str, ...] = (
 
 
 def pool_of(group: str) -> Pool:
-    """The pool of a template, by the hash of its name: the same for any seed, data set and machine."""
+    """The pool of a template, by the hash of its name: the same for any seed, data set and machine.
+
+    The group of an imported case names its pool.
+    """
+    if (named := imported.pool_of(group)) is not None:
+        return named
     draw = int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") % 100
     for pool, share in POOL_SHARE.items():
         if draw < share:
@@ -123,7 +138,7 @@ def pool_of(group: str) -> Pool:
 _pool_of_template = cache(pool_of)  # the number of templates is fixed, so the cache is bounded
 
 
-def case_id(facts: EsiFacts, key: EsiKey) -> str:
+def case_id(facts: EsiFacts, key: EsiKey | ImportedKey) -> str:
     """The content hash that is the case's id."""
     content = canonical_json([facts.model_dump(mode="json"), key.model_dump(mode="json")])
     return "esi-" + hashlib.sha256(content.encode()).hexdigest()[:16]

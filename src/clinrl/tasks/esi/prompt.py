@@ -4,7 +4,9 @@ The three blocks and their bullets are the published contract of the series; the
 """
 
 from clinrl.records import Message
+from clinrl.tasks.esi import imported
 from clinrl.tasks.esi.cases import EsiCase, EsiFacts
+from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.esi.phrases import FINDINGS
 from clinrl.tasks.esi.rules import DANGER_VITALS, RULES, Decision, Presentation, band, decide, hypotension_limit_mmhg
 
@@ -24,7 +26,9 @@ def prompt(facts: EsiFacts) -> list[Message]:
 
 
 def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
-    """The turn of a nurse who reads everything and knows every rule except `omit`."""
+    """The turn of a nurse who reads everything and knows every rule except `omit`, which means nothing to imports."""
+    if isinstance(case.key, ImportedKey):
+        return imported.gold(case.key, thinking=thinking)
     patient = case.key.presentation
     decision = decide(patient, omit=omit)
     return Message(

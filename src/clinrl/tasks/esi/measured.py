@@ -1,0 +1,139 @@
+"""Cells of triage records as values: what is certain is read, what is not is refused with a reason that quotes nothing.
+
+None means not measured. Every reader raises `Unclear`, naming the column.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+from clinrl.imported import Unclear
+
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "age_years": (0, 110),
+        "hr_bpm": (20, 300),
+        "rr_bpm": (2, 110),
+        "spo2_pct": (50, 100),
+        "sbp_mmhg": (40, 280),
+        "dbp_mmhg": (10, 180),
+        "temp_c": (28, 43),
+        "pain": (0, 10),
+    }
+)
+"""What a living patient's values lie within, ends included: the bounds of expectations and of imports."""
+
+LEAST_PULSE_PRESSURE_MMHG: Final = 5
+"""What the systolic pressure is above the diastolic, at least."""
+
+CELSIUS: Final = (25.0, 44.0)
+FAHRENHEIT: Final = (77.0, 111.2)
+"""Temperatures that can be told apart by their number alone: the same range in both units. In between is neither."""
+
+BLANK: Final = frozenset({"", "na", "n/a", "nan", "none", "null", "<na>"})
+"""Cells of something that nobody measured, in lower case."""
+
+NOT_ASSESSED: Final = frozenset(
+    {
+        "asleep", "crit", "critical", "intubated", "non-verbal", "nonverbal", "not assessed", "refused", "refuses",
+        "sedated", "sleeping", "u/a", "ua", "unable", "unable to answer", "unable to assess", "unable to obtain",
+        "unresponsive", "uta", "uto",
+    }
+)  # fmt: skip
+"""What nurses write where no pain score could be had, in lower case."""
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", re.ASCII)
+_PAIN = re.compile(
+    r"([0-9]{1,3}(?:\.[0-9]+)?)(?: ?(?:-|\u2013|to) ?([0-9]{1,3}(?:\.[0-9]+)?))?(?: ?(?:/|out of|of) ?10)?", re.ASCII
+)
+_ID = re.compile(r"([0-9]{1,18})(?:\.0+)?", re.ASCII)
+_CACHED = 1 << 16
+"""Texts that a reader remembers: a column has far fewer, and a strange file cannot fill the memory."""
+
+
+def number(text: str, column: str) -> float | None:
+    """A decimal number; None for a blank cell."""
+    text = text.strip()
+    if text.lower() in BLANK:
+        return None
+    if not _NUMBER.fullmatch(text) or len(text) > 20:
+        raise Unclear(column, "is not a number")
+    return float(text)
+
+
+def within(value: float, name: str, column: str) -> None:
+    """Refuse a value outside of `BOUNDS`."""
+    low, high = BOUNDS[name]
+    if not low <= value <= high:
+        raise Unclear(column, f"is outside {low:g} to {high:g}")
+
+
+@lru_cache(_CACHED)
+def vital(text: str, name: str, column: str) -> int | None:
+    """A vital sign as a whole number, halves upwards, within `BOUNDS`."""
+    value = number(text, column)
+    if value is None:
+        return None
+    whole = math.floor(value + 0.5)
+    within(value, name, column)
+    return whole
+
+
+@lru_cache(_CACHED)
+def temperature_c(text: str, column: str = "temperature") -> float | None:
+    """A temperature in °C with one decimal, from °C or °F, within `BOUNDS`."""
+    value = number(text, column)
+    if value is None:
+        return None
+    if FAHRENHEIT[0] <= value <= FAHRENHEIT[1]:
+        value = (value - 32) * 5 / 9
+    elif not CELSIUS[0] <= value <= CELSIUS[1]:
+        raise Unclear(column, "is neither a body temperature in °C nor one in °F")
+    celsius = round(value, 1)
+    within(celsius, "temp_c", column)
+    return celsius
+
+
+@lru_cache(_CACHED)
+def pain(text: str, column: str = "pain") -> int | None:
+    """A pain score, 0 to 10: of a range its upper end, of a broken number the whole one above; None if not assessed."""
+    said = " ".join(text.lower().split()).rstrip(".!")
+    if said in BLANK or said in NOT_ASSESSED:
+        return None
+    match = _PAIN.fullmatch(said)
+    if not match:
+        raise Unclear(column, "is neither a score nor a known word")
+    low, high = float(match[1]), float(match[2] or match[1])
+    if high > BOUNDS["pain"][1]:
+        raise Unclear(column, "is above 10")
+    if low > high:
+        raise Unclear(column, "is a range whose ends are the wrong way round")
+    return math.ceil(high)
+
+
+@lru_cache(_CACHED)
+def acuity(text: str, column: str = "acuity") -> int:
+    """A level, 1 to 5."""
+    value = number(text, column)
+    if value is None:
+        raise Unclear(column, "is missing")
+    if value not in (1, 2, 3, 4, 5):
+        raise Unclear(column, "is not one of 1 to 5")
+    return int(value)
+
+
+def identifier(text: str, column: str) -> str:
+    """The digits of an identifier, as different programs write it."""
+    match = _ID.fullmatch(text.strip())
+    if not match:
+        raise Unclear(column, "is missing" if text.strip().lower() in BLANK else "is not a whole number")
+    return match[1].lstrip("0") or "0"
+
+
+def pressures(sbp_mmhg: int | None, dbp_mmhg: int | None) -> None:
+    """Refuse a systolic pressure that is not `LEAST_PULSE_PRESSURE_MMHG` above the diastolic."""
+    if sbp_mmhg is not None and dbp_mmhg is not None and sbp_mmhg - dbp_mmhg < LEAST_PULSE_PRESSURE_MMHG:
+        raise Unclear("sbp", f"is not {LEAST_PULSE_PRESSURE_MMHG} above dbp")

@@ -1,0 +1,133 @@
+"""MIETIC as cases: practice narratives written from MIMIC records by a language model.
+
+The validation file carries levels that experts kept or threw out; it is an exam and nothing else. The main file asks
+one of three questions about each narrative, and the question alone tells the level. In both the narrative is the only
+source: the structured columns may contradict it on purpose, and most of the others tell what happened after triage.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from clinrl.imported import Intake, Source, Taken, Unclear, cleaned, normalised, percentile, pseudonym, sift
+from clinrl.records import Pool
+from clinrl.sources import Table
+from clinrl.tasks.esi import imported, measured
+
+VALIDATION: Final = "mietic-validation"
+INSTRUCTIONS: Final = "mietic"
+
+USED: Final = ("subject_id", "stay_id", "acuity", "tiragecase", "final_decision")
+TOLD: Final = (
+    "gender", "age", "arrival_transport", "temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain",
+    "chiefcomplaint",
+)  # fmt: skip
+"""Known at triage, but deliberately unlike the narrative in places: not read."""
+LEAKS: Final = (
+    "hadm_id", "intime", "outtime", "race", "disposition",
+    "invasive_ventilation", "invasive_ventilation_beyond_1h", "non_invasive_ventilation", "transfer2surgeryin1h",
+    "transfer_to_surgery_beyond_1h", "transfer_to_icu_in_1h", "transfer_to_icu_beyond_1h", "transfer_within_1h",
+    "transfer_beyond_1h", "expired_within_1h", "expired_beyond_1h", "tier1_med_usage_1h", "tier1_med_usage_beyond_1h",
+    "tier2_med_usage", "tier3_med_usage", "tier4_med_usage", "critical_procedure", "psychotropic_med_within_120min",
+    "transfusion_within_1h", "transfusion_beyond_1h", "red_cell_order_more_than_1", "intraosseous_line_placed",
+    "lab_event_count", "microbio_event_count", "exam_count", "intravenous_fluids", "intravenous", "intramuscular",
+    "nebulized_medications", "oral_medications", "consults_count", "procedure_count", "resources_used",
+    "expert_1_opinion", "expert_2_opinion", "expert_3_opinion",
+)  # fmt: skip
+"""What happened after triage and what reviewers said of it: never read."""
+
+ASKED: Final = ("instruction", "input", "output")
+
+SHARES: Final = {"train": 80, "mine": 20}
+"""Percentage of the main file's narratives in each pool, by their hash."""
+
+_QUESTIONS: Final = (
+    (1, re.compile(r"life[ -]?saving", re.IGNORECASE)),
+    (2, re.compile(r"\b(?:esi|level)[ -]?(?:level[ -]?)?2\b|high[ -]risk", re.IGNORECASE)),
+    (3, re.compile(r"\bresources?\b", re.IGNORECASE)),
+)
+
+
+def validation(table: Table) -> Source:
+    """The validation file as a source. Raises DataError if it lacks a column that is needed."""
+    table.indices(USED)
+    return Source(
+        kind=VALIDATION,
+        files={table.path.name: table.path},
+        used=frozenset(USED),
+        dropped=frozenset(table.columns) - set(USED),
+        uses=("exam",),
+        lines=table.lines,
+        cases=lambda use, intake: _validation(table, use, intake),
+    )
+
+
+def instructions(table: Table) -> Source:
+    """The main file as a source. Raises DataError if it lacks a column."""
+    table.indices(ASKED)
+    return Source(
+        kind=INSTRUCTIONS,
+        files={table.path.name: table.path},
+        used=frozenset(ASKED[:2]),
+        dropped=frozenset(table.columns) - set(ASKED[:2]),
+        uses=("train", "mine"),
+        lines=table.lines,
+        cases=lambda use, intake: _instructions(table, use, intake),
+    )
+
+
+def level_of(instruction: str) -> int:
+    """The level that a question is about: 1 or 2. Raises Unclear for the question about resources, and any other."""
+    levels = [level for level, question in _QUESTIONS if question.search(instruction)]
+    if levels == [3]:
+        raise Unclear("instruction", "asks about resources, so the level is 3, 4 or 5 and it is not said which")
+    if len(levels) != 1:
+        raise Unclear("instruction", "is none of the three known questions")
+    return levels[0]
+
+
+def _validation(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
+    subject_at, stay_at, acuity_at, text_at, decision_at = table.indices(USED)
+    seen: set[str] = set()
+
+    def take(cells: list[str]) -> Taken:
+        _check_width(cells, table)
+        decision = cells[decision_at].strip().upper()
+        if decision != "RETAIN":
+            known = decision == "REMOVE"
+            raise Unclear("final_decision", "is REMOVE" if known else "is neither RETAIN nor REMOVE")
+        stay_id = measured.identifier(cells[stay_at], "stay_id")
+        if stay_id in seen:
+            raise Unclear("stay_id", "an earlier row has the same one")
+        seen.add(stay_id)
+        level = measured.acuity(cells[acuity_at])
+        text = _text(cells[text_at], "tiragecase")
+        subject = pseudonym("subject", measured.identifier(cells[subject_at], "subject_id"))
+        return Taken("exam", subject, {"narrative": text}, imported.fields(VALIDATION, level))
+
+    yield from sift("esi", table.path.name, table.rows(), take, use, intake)
+
+
+def _instructions(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
+    question_at, text_at = table.indices(ASKED[:2])
+
+    def take(cells: list[str]) -> Taken:
+        _check_width(cells, table)
+        level = level_of(cells[question_at])
+        text = _text(cells[text_at], "input")
+        whose = pseudonym("narrative", normalised(text))
+        pool: Pool = "train" if percentile(whose) < SHARES["train"] else "mine"
+        return Taken(pool, whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level))
+
+    yield from sift("esi", table.path.name, table.rows(), take, use, intake)
+
+
+def _text(cell: str, column: str) -> str:
+    text = cleaned(cell)
+    imported.check("" if text.lower() in measured.BLANK else text, column)
+    return text
+
+
+def _check_width(cells: list[str], table: Table) -> None:
+    if len(cells) != len(table.columns):
+        raise Unclear("(the whole row)", "has another number of cells than the header")

@@ -1,0 +1,245 @@
+"""MIMIC-IV-ED as cases: one triage row, joined to its stay and its patient, rendered as a short note.
+
+Only what is known at the triage desk is told: age, sex, way of arrival, chief complaint, vital signs and pain. The
+level is the one that the triage nurse gave.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from clinrl.errors import DataError
+from clinrl.imported import Intake, Source, Taken, Unclear, cleaned, percentile, pseudonym, sift
+from clinrl.records import Pool
+from clinrl.sources import Table, locate, open_table
+from clinrl.tasks.esi import imported, measured
+from clinrl.tasks.esi.rules import Sex
+
+KIND: Final = "mimic-iv-ed"
+NAMES: Final = ("triage.csv", "edstays.csv", "patients.csv")
+
+TRIAGE: Final = (
+    "subject_id", "stay_id", "temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain", "acuity",
+    "chiefcomplaint",
+)  # fmt: skip
+STAYS: Final = ("subject_id", "stay_id", "intime", "gender", "arrival_transport")
+PATIENTS: Final = ("subject_id", "anchor_age", "anchor_year")
+
+LEAKS: Final = frozenset({"hadm_id", "outtime", "race", "disposition", "dod", "anchor_year_group"})
+"""What is known after triage, or may not decide it: never read. Of `intime` the year alone is, for the age."""
+
+SHARES: Final[Mapping[Pool, int]] = {"train": 65, "mine": 15, "exam": 20}
+"""Percentage of patients in each pool, by the hash of their subject_id."""
+
+SEXES: Final[Mapping[str, Sex]] = {"f": "female", "m": "male"}
+ARRIVALS: Final[Mapping[str, str]] = {
+    "walk in": "walks in with ",
+    "ambulance": "arrives by ambulance with ",
+    "helicopter": "arrives by helicopter with ",
+    "other": "arrives with ",
+    "unknown": "arrives with ",
+    "": "arrives with ",
+}
+
+
+class Stay(NamedTuple):
+    """What a row of edstays tells."""
+
+    subject: str
+    year: int
+    gender: str
+    arrival: str
+
+
+def recognise(folder: Path) -> Source | None:
+    """The source in a folder with the three files; None if it has none of them. Raises DataError if it has some."""
+    found = {name: path for name in NAMES if (path := locate(folder, name))}
+    if not found:
+        return None
+    if missing := [name for name in NAMES if name not in found]:
+        raise DataError(
+            f"{folder} holds {', '.join(sorted(found))} but not {', '.join(missing)}; put all three there, or into its "
+            "subfolders ed and hosp"
+        )
+    triage, stays, patients = (open_table(found[name]) for name in NAMES)
+    wanted = {triage: TRIAGE, stays: STAYS, patients: PATIENTS}
+    for table, names in wanted.items():
+        table.indices(names)
+    return Source(
+        kind=KIND,
+        files={str(path.relative_to(folder)): path for path in found.values()},
+        used=frozenset(f"{_stem(table)}.{name}" for table, names in wanted.items() for name in names),
+        dropped=frozenset(
+            f"{_stem(table)}.{name}" for table, names in wanted.items() for name in table.columns if name not in names
+        ),
+        uses=tuple(SHARES),
+        lines=triage.lines,
+        cases=lambda use, intake: _cases(triage, stays, patients, use, intake),
+    )
+
+
+def _stem(table: Table) -> str:
+    return table.path.name.split(".")[0]
+
+
+def pool_of_subject(pseudonym: str) -> Pool:
+    """The pool of a patient, for good."""
+    draw = percentile(pseudonym)
+    for pool, share in SHARES.items():
+        if draw < share:
+            return pool
+        draw -= share
+    raise AssertionError("pool shares do not sum to 100")
+
+
+def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
+    born, visits = _born(patients), _visits(stays)
+    seen: set[str] = set()
+    subject_at, stay_at, *rest = triage.indices(TRIAGE)
+    width = len(triage.columns)
+    complaints: dict[str, str] = {}
+
+    def take(cells: list[str]) -> Taken:
+        if len(cells) != width:
+            raise Unclear("(the whole row)", "has another number of cells than the header")
+        stay_id = measured.identifier(cells[stay_at], "stay_id")
+        if stay_id in seen:
+            raise Unclear("stay_id", "an earlier row has the same one")
+        seen.add(stay_id)
+        subject_id = measured.identifier(cells[subject_at], "subject_id")
+        stay = visits.get(stay_id, _ABSENT)
+        if stay is None:
+            raise Unclear("stay_id", "has several rows in edstays")
+        if stay is _ABSENT:
+            raise Unclear("stay_id", "has no row in edstays")
+        if stay.subject != subject_id:
+            raise Unclear("subject_id", "is not that of the stay in edstays")
+        return _taken([cells[at] for at in rest], stay, born, complaints)
+
+    yield from sift("esi", triage.path.name, triage.rows(), take, use, intake)
+
+
+def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complaints: dict[str, str]) -> Taken:
+    temperature, heartrate, resprate, o2sat, sbp, dbp, pain, acuity, complaint = cells
+    level = measured.acuity(acuity)
+    temp_c = measured.temperature_c(temperature)
+    hr_bpm = measured.vital(heartrate, "hr_bpm", "heartrate")
+    rr_bpm = measured.vital(resprate, "rr_bpm", "resprate")
+    spo2_pct = measured.vital(o2sat, "spo2_pct", "o2sat")
+    sbp_mmhg, dbp_mmhg = measured.vital(sbp, "sbp_mmhg", "sbp"), measured.vital(dbp, "dbp_mmhg", "dbp")
+    measured.pressures(sbp_mmhg, dbp_mmhg)
+    score = measured.pain(pain)
+    said = complaints.get(complaint)
+    if said is None:
+        said = cleaned(complaint).rstrip(" .,;")
+        if said.lower() in measured.BLANK:
+            said = ""
+        imported.check(said, "chiefcomplaint")
+        if len(complaints) < 1 << 17:
+            complaints[complaint] = said
+    sex = SEXES.get(stay.gender)
+    if sex is None:
+        raise Unclear("gender", "is neither F nor M")
+    arrival = ARRIVALS.get(stay.arrival)
+    if arrival is None:
+        raise Unclear("arrival_transport", "is no known way of arrival")
+    age = _age(stay, born)
+    key = imported.fields(
+        KIND, level, complaint=said, age_years=float(age), sex=sex, hr_bpm=hr_bpm, rr_bpm=rr_bpm, spo2_pct=spo2_pct,
+        sbp_mmhg=sbp_mmhg, dbp_mmhg=dbp_mmhg, temp_c=temp_c, pain=score,
+    )  # fmt: skip
+    who = _pseudonym(stay.subject)
+    return Taken(pool_of_subject(who), who, {"narrative": narrative(age, sex, arrival, said, key)}, key)
+
+
+_pseudonym = partial(pseudonym, "subject")
+
+
+def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[str, float | None]) -> str:
+    """The note on one patient: what is not measured is not mentioned."""
+    who = ("girl" if sex == "female" else "boy") if age < 18 else ("woman" if sex == "female" else "man")
+    hr, rr, spo2, temp = signs["hr_bpm"], signs["rr_bpm"], signs["spo2_pct"], signs["temp_c"]
+    sbp, dbp, pain = signs["sbp_mmhg"], signs["dbp_mmhg"], signs["pain"]
+    said = []
+    if hr is not None:
+        said.append(f"HR {hr}")
+    if sbp is not None:
+        said.append(f"BP {sbp}" if dbp is None else f"BP {sbp}/{dbp}")
+    elif dbp is not None:
+        said.append(f"diastolic pressure {dbp}")
+    if rr is not None:
+        said.append(f"RR {rr}")
+    if spo2 is not None:
+        said.append(f"SpO2 {spo2}%")
+    if temp is not None:
+        said.append(f"T {temp}")
+    text = f"{age}-year-old {who} {arrival}{complaint}."
+    if said:
+        text += f" {', '.join(said)}."
+    if pain is not None:
+        text += f" Pain {pain}/10." if pain else " Denies pain."
+    return text
+
+
+def _age(stay: Stay, born: Mapping[str, int | None]) -> int:
+    year = born.get(stay.subject, 0)
+    if year is None:
+        raise Unclear("subject_id", "has several rows in patients")
+    if year == 0:
+        raise Unclear("subject_id", "has no row in patients")
+    if year < 0 or not stay.year:
+        raise Unclear("anchor_age" if year < 0 else "intime", "gives no age")
+    age = stay.year - year
+    measured.within(age, "age_years", "anchor_age")
+    return age
+
+
+_ABSENT = Stay("", 0, "", "")
+
+
+def _visits(stays: Table) -> dict[str, Stay | None]:
+    """Stays by stay_id; None where there are several rows. Strings that repeat are kept once."""
+    subject_at, stay_at, intime_at, gender_at, arrival_at = stays.indices(STAYS)
+    kept: dict[str, str] = {}
+    found: dict[str, Stay | None] = {}
+    for _, cells in stays.rows():
+        if len(cells) != len(stays.columns):
+            continue  # its triage row is then refused for having no stay
+        try:
+            stay_id = measured.identifier(cells[stay_at], "stay_id")
+            subject = measured.identifier(cells[subject_at], "subject_id")
+        except Unclear:
+            continue
+        if stay_id in found:
+            found[stay_id] = None
+            continue
+        intime = cells[intime_at].strip()
+        year = int(intime[:4]) if intime[:4].isdecimal() and intime[4:5] in ("-", "/") else 0
+        gender, arrival = cells[gender_at].strip().lower(), " ".join(cells[arrival_at].lower().split())
+        arrival = "" if arrival in measured.BLANK else arrival
+        found[stay_id] = Stay(subject, year, kept.setdefault(gender, gender), kept.setdefault(arrival, arrival))
+    return found
+
+
+def _born(patients: Table) -> dict[str, int | None]:
+    """The year of age 0 by subject_id, in shifted years; None where there are several rows, -1 where it is unclear."""
+    subject_at, age_at, year_at = patients.indices(PATIENTS)
+    found: dict[str, int | None] = {}
+    for _, cells in patients.rows():
+        if len(cells) != len(patients.columns):
+            continue
+        try:
+            subject = measured.identifier(cells[subject_at], "subject_id")
+        except Unclear:
+            continue
+        if subject in found:
+            found[subject] = None
+            continue
+        try:
+            age, year = (measured.number(cells[at], "anchor_age") for at in (age_at, year_at))
+        except Unclear:
+            age = year = None
+        whole = age is not None and year is not None and age == int(age) and year == int(year) and year > age
+        found[subject] = int(year - age) if whole and year and age is not None else -1
+    return found

@@ -1,0 +1,389 @@
+"""Sources of triage records as cases: what is taken, what is refused, and what is never looked at."""
+
+import csv
+import gzip
+import io
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sown
+from clinrl import imported
+from clinrl.artefacts import canonical_json
+from clinrl.errors import DataError
+from clinrl.imported import Intake
+from clinrl.records import Message, Transcript
+from clinrl.task import get_task
+from clinrl.tasks.esi import mietic, mimic, synthetic
+from clinrl.tasks.esi.intake import recognise
+
+TASK = get_task("esi")
+USES = ("train", "mine", "exam")
+
+
+def taken(path: Path, use: str) -> tuple[list[str], dict, list[list[str]]]:
+    """Lines, counts and refused rows of an import."""
+    source, refused = recognise(path), io.StringIO()
+    intake = Intake(refused)
+    lines = list(source.cases(use, intake))
+    record = intake.record(source)
+    assert record["kept"] + record["another_pool"] + record["refused"] == record["read"]
+    assert record["kept"] == len(lines)
+    assert record["refused"] == sum(sum(reasons.values()) for reasons in record["refusals"].values())
+    rows = [line.split("\t") for line in refused.getvalue().splitlines()]
+    assert len(rows) == record["refused"]
+    return lines, record, rows
+
+
+def files(kind: str, folder: Path, rows: int = 300) -> Path:
+    """A synthetic source; for one file, the file."""
+    made = synthetic.MAKERS[kind](folder, rows, 1)
+    return folder if len(made) > 1 else made[0]
+
+
+def uses(kind: str) -> tuple[str, ...]:
+    return {"mietic-validation": ("exam",), "mietic": ("train", "mine")}.get(kind, USES)
+
+
+kinds = pytest.mark.parametrize("kind", synthetic.KINDS)
+
+
+@kinds
+def test_lines_are_what_the_records_dump(kind, tmp_path):
+    path = files(kind, tmp_path)
+    for use in uses(kind):
+        lines, record, _ = taken(path, use)
+        assert record["source"] == kind
+        assert lines
+        for line in lines:
+            case = TASK.Case.model_validate_json(line)
+            assert line == canonical_json(case.model_dump(mode="json"))
+            assert case.id == TASK.case_id(case.facts, case.key)
+            assert TASK.pool_of(case.group) == use
+
+
+@kinds
+def test_equal_sources_give_equal_bytes(kind, tmp_path):
+    one, other = (files(kind, tmp_path / name) for name in "ab")
+    for use in uses(kind):
+        assert taken(one, use) == taken(other, use)
+
+
+@kinds
+def test_the_task_works_on_imported_cases(kind, tmp_path):
+    path = files(kind, tmp_path)
+    columns = set(TASK.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
+    for line in taken(path, uses(kind)[0])[0]:
+        case = TASK.Case.model_validate_json(line)
+        assert TASK.relabel(case) == TASK.label(case)
+        assert TASK.omittable(case) == ()
+        assert set(TASK.row(case)) == columns
+        assert {name: of(case) for name, of in TASK.slices.items()}["rule"] == "imported"
+        for thinking in (True, False):
+            turn = TASK.gold(case, thinking=thinking)
+            assert bool(turn.thinking) == thinking
+            assert TASK.parse(turn) == TASK.label(case)
+            gold = TASK.score(case, Transcript(messages=(turn,), stop="answered"), TASK.Reward()).total
+            for level in {1, 2, 3, 4, 5} - {TASK.label(case)}:
+                other = Message(role="assistant", content=f"ANSWER: ESI {level}")
+                assert TASK.score(case, Transcript(messages=(other,), stop="answered"), TASK.Reward()).total < gold
+
+
+@kinds
+def test_what_came_after_triage_changes_nothing_and_appears_nowhere(kind, tmp_path):
+    one, other = (files(kind, tmp_path / name) for name in ("plain", "changed"))
+    for path in (tmp_path / "changed").rglob("*.csv"):
+        sown.rewrite(path, lambda row: {**row, **{name: sown.sow(row)[name] for name in row if leaks(name)}})
+    assert sown.LEAK in "".join(path.read_text() for path in (tmp_path / "changed").rglob("*.csv"))
+    for use in uses(kind):
+        before, after = taken(one, use), taken(other, use)
+        assert after == before
+        assert sown.LEAK not in "".join(after[0])
+
+
+def leaks(name: str) -> bool:
+    return name.lower().replace(" ", "_") in sown.AFTERWARDS
+
+
+@kinds
+def test_every_column_is_either_read_or_named_as_dropped(kind, tmp_path):
+    record = taken(files(kind, tmp_path), uses(kind)[0])[1]
+    assert not set(record["columns_used"]) & set(record["columns_dropped"])
+    dropped = {name.split(".")[-1] for name in record["columns_dropped"]}
+    known = {"mietic-validation": {*mietic.LEAKS, *mietic.TOLD}, "mietic": {"output"}}
+    assert dropped == known.get(kind, {*mimic.LEAKS, "gender"})
+
+
+def test_the_published_columns_are_57(tmp_path):
+    path = files("mietic-validation", tmp_path, 50)
+    assert len(recognise(path).used | recognise(path).dropped) == 57
+    assert path.read_bytes().startswith(imported_mark())
+
+
+def imported_mark() -> bytes:
+    return "ï»¿ubject_id".encode()
+
+
+# MIMIC-IV-ED
+
+
+def test_patients_never_cross_pools(tmp_path):
+    path = files("mimic-iv-ed", tmp_path, 1000)
+    people = {use: {json.loads(line)["group"].split("/")[-1] for line in taken(path, use)[0]} for use in USES}
+    texts = {use: {json.loads(line)["facts"]["narrative"] for line in taken(path, use)[0]} for use in USES}
+    assert all(people.values())
+    for kind in (people, texts):
+        assert sum(map(len, kind.values())) == len(set().union(*kind.values()))
+    shares = {use: len(found) / sum(map(len, people.values())) for use, found in people.items()}
+    assert all(abs(100 * shares[use] - mimic.SHARES[use]) < 8 for use in USES)
+
+
+def test_compressed_files_in_any_folder_are_the_same_source(tmp_path):
+    plain = files("mimic-iv-ed", tmp_path / "plain")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for path in plain.rglob("*.csv"):
+        (packed / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert taken(packed, "train")[0] == taken(plain, "train")[0]
+
+
+HEADS = {
+    "ed/triage.csv": "subject_id,stay_id,temperature,heartrate,resprate,o2sat,sbp,dbp,pain,acuity,chiefcomplaint",
+    "ed/edstays.csv": "subject_id,hadm_id,stay_id,intime,outtime,gender,race,arrival_transport,disposition",
+    "hosp/patients.csv": "subject_id,gender,anchor_age,anchor_year",
+}
+TRIAGE = {
+    "subject_id": "1", "stay_id": "9", "temperature": "98.6", "heartrate": "84.0", "resprate": "16", "o2sat": "97",
+    "sbp": "120", "dbp": "70", "pain": "8", "acuity": "2.0", "chiefcomplaint": "Chest pain, SOB",
+}  # fmt: skip
+STAY = {
+    "subject_id": "1", "hadm_id": "", "stay_id": "9", "intime": "2150-01-01 10:00:00", "outtime": "", "gender": "F",
+    "race": "x", "arrival_transport": "AMBULANCE", "disposition": "HOME",
+}  # fmt: skip
+PATIENT = {"subject_id": "1", "gender": "F", "anchor_age": "60", "anchor_year": "2148"}
+
+
+def mimic_files(folder: Path, triage, stays=(STAY,), patients=(PATIENT,)) -> Path:
+    for (name, head), rows in zip(HEADS.items(), (triage, stays, patients), strict=True):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as stream:
+            table = csv.writer(stream, lineterminator="\n")
+            table.writerow(head.split(","))
+            table.writerows([row[column] for column in head.split(",")] for row in rows)
+    return folder
+
+
+def everything(folder: Path):
+    """The cases of all pools, and what was refused."""
+    found = [taken(folder, use) for use in USES]
+    return [json.loads(line) for lines, _, _ in found for line in lines], found[0][2]
+
+
+def test_a_row_becomes_a_short_note(tmp_path):
+    (case,), refused = everything(mimic_files(tmp_path, [TRIAGE]))
+    assert not refused
+    assert case["facts"]["narrative"] == (
+        "62-year-old woman arrives by ambulance with Chest pain, SOB. HR 84, BP 120/70, RR 16, SpO2 97%, T 37.0. "
+        "Pain 8/10."
+    )
+    assert case["key"]["level"] == 2
+
+
+def test_what_is_not_measured_is_not_mentioned(tmp_path):
+    blank = dict.fromkeys(("temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain"), "")
+    (case,), _ = everything(mimic_files(tmp_path, [TRIAGE | blank]))
+    assert case["facts"]["narrative"] == "62-year-old woman arrives by ambulance with Chest pain, SOB."
+    (case,), _ = everything(mimic_files(tmp_path, [TRIAGE | blank | {"pain": "0", "dbp": "70"}]))
+    assert case["facts"]["narrative"].endswith("SOB. diastolic pressure 70. Denies pain.")
+
+
+@pytest.mark.parametrize(
+    ("change", "column", "reason"),
+    [
+        ({"acuity": ""}, "acuity", "is missing"),
+        ({"acuity": "1.5"}, "acuity", "is not one of 1 to 5"),
+        ({"pain": "13"}, "pain", "is above 10"),
+        ({"pain": "purple"}, "pain", "is neither a score nor a known word"),
+        ({"temperature": "60"}, "temperature", "is neither a body temperature in °C nor one in °F"),
+        ({"temperature": "986"}, "temperature", "is neither a body temperature in °C nor one in °F"),
+        ({"heartrate": "999"}, "heartrate", "is outside 20 to 300"),
+        ({"o2sat": "9"}, "o2sat", "is outside 50 to 100"),
+        ({"resprate": "x"}, "resprate", "is not a number"),
+        ({"sbp": "70", "dbp": "120"}, "sbp", "is not 5 above dbp"),
+        ({"sbp": "74", "dbp": "70"}, "sbp", "is not 5 above dbp"),
+        ({"chiefcomplaint": " "}, "chiefcomplaint", "is empty"),
+        ({"chiefcomplaint": "pain, call 555-123-4567"}, "chiefcomplaint", "holds what looks like a telephone number"),
+        ({"chiefcomplaint": "ESI 2"}, "chiefcomplaint", "names a level"),
+        ({"stay_id": "8"}, "stay_id", "has no row in edstays"),
+        ({"stay_id": "x"}, "stay_id", "is not a whole number"),
+        ({"subject_id": "2"}, "subject_id", "is not that of the stay in edstays"),
+    ],
+)
+def test_what_is_not_certain_is_refused_and_counted(tmp_path, change, column, reason):
+    cases, refused = everything(mimic_files(tmp_path, [TRIAGE | change]))
+    assert not cases
+    assert refused == [["triage.csv", "2", column, reason]]
+
+
+@pytest.mark.parametrize(
+    ("stays", "patients", "column", "reason"),
+    [
+        ((), (PATIENT,), "stay_id", "has no row in edstays"),
+        ((STAY, STAY), (PATIENT,), "stay_id", "has several rows in edstays"),
+        ((STAY,), (), "subject_id", "has no row in patients"),
+        ((STAY,), (PATIENT, PATIENT), "subject_id", "has several rows in patients"),
+        ((STAY | {"gender": "X"},), (PATIENT,), "gender", "is neither F nor M"),
+        ((STAY | {"arrival_transport": "SLEIGH"},), (PATIENT,), "arrival_transport", "is no known way of arrival"),
+        ((STAY | {"intime": "soon"},), (PATIENT,), "intime", "gives no age"),
+        ((STAY,), (PATIENT | {"anchor_age": "x"},), "anchor_age", "gives no age"),
+        ((STAY,), (PATIENT | {"anchor_age": "109"},), "anchor_age", "is outside 0 to 110"),
+        ((STAY | {"intime": "2050-01-01"},), (PATIENT,), "anchor_age", "is outside 0 to 110"),
+    ],
+)
+def test_a_join_that_is_not_certain_is_refused(tmp_path, stays, patients, column, reason):
+    cases, refused = everything(mimic_files(tmp_path, [TRIAGE], stays, patients))
+    assert not cases
+    assert refused == [["triage.csv", "2", column, reason]]
+
+
+def test_later_copies_are_refused(tmp_path):
+    stays = [STAY, STAY | {"stay_id": "10"}]
+    rows = [TRIAGE, TRIAGE, TRIAGE | {"stay_id": "10", "chiefcomplaint": "chest PAIN -- SOB"}]
+    cases, refused = everything(mimic_files(tmp_path, rows, stays))
+    assert len(cases) == 1
+    assert [row[1:] for row in refused] == [
+        ["3", "stay_id", "an earlier row has the same one"],
+        ["4", "(the whole row)", "an earlier row has the same narrative"],
+    ]
+
+
+def test_a_row_of_another_width_is_refused(tmp_path):
+    mimic_files(tmp_path, [TRIAGE])
+    with (tmp_path / "ed/triage.csv").open("a") as stream:
+        stream.write("1,2,3\n")
+    assert everything(tmp_path)[1] == [
+        ["triage.csv", "3", "(the whole row)", "has another number of cells than the header"]
+    ]
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.sampled_from(sorted(TRIAGE)), st.text(st.characters(exclude_categories=["Cs"]), max_size=9)))
+def test_any_cell_is_taken_or_refused(tmp_path_factory, change):
+    change = {name: cell.replace("\0", "") for name, cell in change.items()}
+    folder = tmp_path_factory.getbasetemp() / "any"
+    try:
+        cases, refused = everything(mimic_files(folder, [TRIAGE | change]))
+    except DataError:
+        return  # a bare carriage return, which csv does not quote
+    assert len(cases) + len(refused) == 1 or any("\r" in cell or "\n" in cell for cell in change.values())
+    for case in cases:
+        TASK.Case.model_validate(case)
+
+
+# MIETIC
+
+
+def test_only_retained_rows_are_taken_and_the_text_alone_is_told(tmp_path):
+    lines, record, refused = taken(files("mietic-validation", tmp_path, 50), "exam")
+    cases = [TASK.Case.model_validate_json(line) for line in lines]
+    assert Counter(map(TASK.label, cases)) == synthetic.RETAINED
+    assert record["refusals"] == {"final_decision": {"is REMOVE": 14}}
+    assert {tuple(row[2:]) for row in refused} == {("final_decision", "is REMOVE")}
+    assert not any(set(case.facts.narrative) & set("\r\n") for case in cases)
+    assert {(case.key.hr_bpm, case.key.age_years, case.key.pain) for case in cases} == {(None, None, None)}
+
+
+def test_the_levels_of_the_main_file_follow_from_the_question(tmp_path):
+    lines = [line for use in ("train", "mine") for line in taken(files("mietic", tmp_path), use)[0]]
+    assert {json.loads(line)["key"]["level"] for line in lines} == {1, 2}
+    refusals = taken(files("mietic", tmp_path), "train")[1]["refusals"]
+    assert list(refusals) == ["instruction"]
+    assert ["resources" in reason for reason in refusals["instruction"]] == [True]
+
+
+@pytest.mark.parametrize(
+    ("question", "level"),
+    [
+        ("Is a life-saving intervention required at once?", 1),
+        ("Does the patient need immediate lifesaving care?", 1),
+        ("Does the case meet ESI level 2 criteria?", 2),
+        ("ESI-2: is this a high-risk situation?", 2),
+    ],
+)
+def test_a_question_is_recognised(question, level):
+    assert mietic.level_of(question) == level
+
+
+@pytest.mark.parametrize(
+    "question", ["", "What is the level?", "How many resources?", "Life-saving, or level 2?", "ESI 23?"]
+)
+def test_any_other_question_is_refused(question):
+    with pytest.raises(imported.Unclear, match="instruction"):
+        mietic.level_of(question)
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        ({"tiragecase": " "}, "tiragecase"),
+        ({"acuity": "7"}, "acuity"),
+        ({"subject_id": "?"}, "subject_id"),
+        ({"Final Decision": "PERHAPS"}, "final_decision"),
+        ({"tiragecase": "x" * 4001}, "tiragecase"),
+        ({"tiragecase": "Seen on 2019-03-04."}, "tiragecase"),
+    ],
+)
+def test_a_bad_validation_row_is_refused(tmp_path, change, column):
+    path = files("mietic-validation", tmp_path, 50)
+    first = iter([True])
+    sown.rewrite(path, lambda row: row | change if next(first, False) else row)
+    lines, record, _ = taken(path, "exam")
+    assert len(lines) == 35
+    assert record["refusals"][column]
+
+
+# What a path may hold
+
+
+def test_anything_else_is_refused_with_what_is_expected(tmp_path):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    for path in (tmp_path, tmp_path / "other.csv", tmp_path / "none"):
+        with pytest.raises(DataError, match=r"triage\.csv, edstays\.csv and patients\.csv.*tiragecase.*instruction"):
+            recognise(path)
+
+
+def test_a_folder_with_some_of_the_files_is_told_which_are_missing(tmp_path):
+    shutil.rmtree(mimic_files(tmp_path, [TRIAGE]) / "hosp")
+    with pytest.raises(DataError, match=r"but not patients\.csv; put all three there"):
+        recognise(tmp_path)
+
+
+def test_a_missing_column_is_named(tmp_path):
+    path = mimic_files(tmp_path, [TRIAGE]) / "ed/triage.csv"
+    path.write_text(path.read_text().replace("o2sat", "saturation"))
+    with pytest.raises(DataError, match=r"triage\.csv lacks the column o2sat; give the file as it was published"):
+        recognise(tmp_path)
+
+
+# The shipped files
+
+
+@kinds
+def test_the_shipped_files_are_what_the_script_writes(kind, tmp_path):
+    shipped = Path(__file__).parents[2] / "data/sources/synthetic"
+    rows = {"mietic-validation": 50, "mietic": 120, "mimic-iv-ed": 300}[kind]
+    for path in synthetic.MAKERS[kind](tmp_path, rows, 1):
+        assert path.read_bytes() == (shipped / path.relative_to(tmp_path)).read_bytes()
+    assert sum(path.stat().st_size for path in shipped.rglob("*") if path.is_file()) < 200_000
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit):
+        synthetic.main(["--help"])
+    assert "python -m clinrl.tasks.esi.synthetic mimic-iv-ed /tmp/mimic --rows 2000" in capsys.readouterr().out

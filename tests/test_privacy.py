@@ -1,0 +1,155 @@
+"""Nothing of an imported row but counts leaves the folders that git ignores: looked for in every file and line."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import dolls
+import sown
+from clinrl import dataset, evaluate, external, mine, paths, probe, registry, tracking, train, validate
+from clinrl.errors import DataError
+from clinrl.params import Params
+
+ROOT = Path(__file__).parents[1]
+
+
+def project(folder: Path) -> Params:
+    """The doll with versions that train on MIMIC and MIETIC imports and are examined on MIETIC's validation file."""
+    source = json.loads(json.dumps(dolls.PARAMS), object_hook=dolls._integer_keys)
+    for profile in ("imitate", "reward"):
+        source["profiles"][profile]["trainer"]["embedded"]["steps"] = 2
+    source["bases"]["esi"]["exam"] = "mietic-36"
+    shared = {"task": "esi", "exam": "mietic-36"}
+    return Params.model_validate(
+        source
+        | {
+            "imports": sown.imports(folder),
+            "versions": {
+                "v1": {**shared, "parent": "esi-base", "data": "mimic-train", "profile": "imitate", "seed": 1},
+                "v2": {**shared, "parent": "v1", "data": "mietic-train", "profile": "reward", "seed": 2},
+            },
+            "mining": {"v2": {"task": "esi", "data": "mimic-mine"}},
+            "external": {"v2": {"task": "esi", "data": "mietic-36"}},
+        }
+    )
+
+
+def exposed(place: Path) -> list[Path]:
+    """Every file that git would take, and the whole MLflow store."""
+    command = ["git", "ls-files", "--others", "--cached", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=place, check=True, capture_output=True, text=True).stdout.splitlines()
+    store = [path for path in (place / "mlruns").rglob("*") if path.is_file()]
+    return [place / name for name in listed] + store
+
+
+def holding(files: list[Path]) -> list[tuple[str, str]]:
+    """The files in which a sown string is found, in their names too."""
+    return [
+        (str(path), canary)
+        for path in files
+        for canary in sown.CANARIES
+        if canary.encode() in path.read_bytes() or canary in str(path)
+    ]
+
+
+def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
+    place, source = tmp_path / "project", tmp_path / "source"
+    shutil.copytree(dolls.built(), place)
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    shutil.copy(ROOT / ".gitignore", place)
+    subprocess.run(["git", "init", "-q"], check=True)
+    Path("mlruns").mkdir(exist_ok=True)
+    params = project(sown.sources(source))
+    for name in params.imports:
+        dataset.stage(params, name)
+        validate.stage(params, name)
+    evaluate.stage(params, "esi-base")
+    for version in params.versions:
+        paths.probe_proof(version).unlink(missing_ok=True)
+        probe.stage(params, version)
+        train.stage(params, version)
+        evaluate.stage(params, version)
+    mine.stage(params, "v2")
+    external.stage(params, "v2")
+    for version in params.versions:
+        registry.register(params, version)
+
+    assert any(sown.TEXT in path.read_text() for path in Path("data/cases").glob("*/cases.jsonl"))
+    assert (place / tracking.STORE).exists()
+    files = exposed(place)
+    assert {"data/reports/external/v2.md", "data/reports/mine/v2.md", "data/reports/data/mietic-36.json"} <= {
+        str(path.relative_to(place)) for path in files
+    }
+    assert not holding(files)
+    kept = [*Path("data").rglob("*"), *Path(".clinrl").rglob("*")]
+    ignored = [path for path in kept if path.is_file() and path.name not in (paths.CASES_FILE,)]
+    assert not holding(ignored), "not even there, cases.jsonl apart"
+    said = capfd.readouterr()
+    assert not [canary for canary in sown.CANARIES if canary in said.out + said.err + caplog.text]
+    for folder in (paths.graded("v2"), paths.mined("v2")):
+        lines = (folder / "think.jsonl").read_text().splitlines()
+        turns = [json.loads(line)["transcript"]["messages"] for line in lines]
+        assert {(turn["thinking"], turn["content"].startswith(("ANSWER", "answer")) or not turn["content"])
+                for messages in turns for turn in messages} == {(None, True)}  # fmt: skip
+    page = paths.mine_report("v2").with_suffix(".md").read_text()
+    assert "Research only, imported cases." in page
+    assert "Narrative and answer are withheld" in page
+    assert "synthetic" not in (paths.report("v2") / "report.md").read_text()
+
+
+def spoil(name: str, change) -> None:
+    """Change each row of an import and seal the result, as somebody would who edits it by hand."""
+    from clinrl import artefacts
+    from clinrl.task import get_task
+
+    folder = paths.cases(name)
+    lines = []
+    for line in (folder / paths.CASES_FILE).read_text().splitlines():
+        content = json.loads(line)
+        change(content)
+        key, facts = content["key"], content["facts"]
+        try:
+            case = get_task("esi").Case.model_validate(content)
+            content["id"] = get_task("esi").case_id(case.facts, case.key)
+        except ValueError:
+            assert key is not facts
+        lines.append(artefacts.canonical_json(content) + "\n")
+    artefacts.write_text(folder / paths.CASES_FILE, "".join(lines))
+    fields = artefacts.read_manifest(folder).model_dump(exclude={"files"})
+    artefacts.seal(folder, **fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "column"),
+    [
+        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " MRN 12345678"), "narrative"),
+        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " a\u200bb"), "narrative"),
+        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " ESI 2"), "narrative"),
+        (lambda case: case["key"].update(hr_bpm=777), "hr_bpm"),
+        (lambda case: case["key"].update(complaint=5), "key.complaint"),
+        (lambda case: case["facts"].update(narrative=[sown.TEXT]), "facts.narrative"),
+    ],
+)
+def test_a_refusal_shows_no_value(tmp_path, monkeypatch, capfd, change, column):
+    monkeypatch.chdir(tmp_path)
+    params = project(sown.sources(tmp_path / "source"))
+    dataset.stage(params, "mimic-train")
+    spoil("mimic-train", change)
+    with pytest.raises(DataError) as error:
+        validate.stage(params, "mimic-train")
+    said = str(error.value)
+    assert f"column {column}" in said
+    assert "row " in said
+    assert "dvc repro import@mimic-train" in said
+    assert not paths.data_proof("mimic-train").exists()
+    shown = [path for path in [*Path("data/docs").rglob("*"), *Path("data/reports").rglob("*")] if path.is_file()]
+    assert shown
+    assert not holding(shown)
+    assert "777" not in said
+    assert not [path for path in shown if b"12345678" in path.read_bytes() or b">777" in path.read_bytes()]
+    output = capfd.readouterr()
+    assert not [canary for canary in sown.CANARIES if canary in said + output.out + output.err]
