@@ -40,6 +40,7 @@ def page(
         parts += [f"## Mode {report.mode}", headline(report), findings(report, parent), rows(report)]
         if report.paired:
             parts += ["Paired tests, exact McNemar, two-sided:", tests(report.paired)]
+        parts += ["What was right and what was answered:", answers(report)]
         parts += [f"![Confusion matrix](confusion_{report.mode}.png)"]
     if agreement:
         parts += ["## Between modes", between(agreement)]
@@ -67,6 +68,18 @@ def rows(report: EvalReport) -> str:
     shown = [name for name in ROW_METRICS if name in report.rows[0].metrics]
     body = [(row.name, report.n, *(percent(row.metrics[name]) for name in shown)) for row in report.rows]
     return table(("who", "n", *shown), body)
+
+
+def answers(report: EvalReport) -> str:
+    """A table of how often each label is right and how often it is answered: a policy that hides shows here."""
+    counts = report.confusion
+    right = {name: sum(row) for name, row in zip(counts.rows, counts.counts, strict=True)}
+    given = {name: sum(row[i] for row in counts.counts) for i, name in enumerate(counts.columns)}
+    body = [
+        (what, *(f"{100 * some.get(name, 0) / report.n:.1f}%" for name in counts.columns))
+        for what, some in (("right", right), ("answered", given))
+    ]
+    return table(("share of cases", *counts.columns), body)
 
 
 def tests(paired: Sequence[Paired]) -> str:
