@@ -130,6 +130,23 @@ def test_dropping_a_draft_leaves_its_record_and_nothing_else(project):
     assert (again.name, again.lever, again.drafts_on_exam) == ("esi-v4", "data", 2)
 
 
+def test_a_draft_that_was_cut_short_while_it_was_made_is_made_again(project):
+    before = Path("params.yaml").read_bytes()
+    draft.stage(project, "esi", parent="v2")
+    Path("params.yaml").write_bytes(before)
+    assert (draft.stage(load_params(), "esi", parent="v2").name, len(draft.records())) == ("esi-v3", 1)
+
+
+def test_a_draft_that_was_cut_short_while_it_was_dropped_is_dropped(project):
+    before = Path("params.yaml").read_bytes()
+    draft.stage(project, "esi", parent="v2")
+    write_json(paths.report("esi-v3") / "think.json", {})
+    Path("params.yaml").write_bytes(before)
+    assert (again := draft.stage(load_params(), "esi", parent="v2")).name == "esi-v4"
+    assert again.lever == "data"
+    assert [made.outcome for made in draft.records()] == ["dropped", "open"]
+
+
 def test_a_draft_that_something_builds_on_is_not_dropped(project):
     made = draft.stage(project, "esi", parent="v2")
     text = Path("params.yaml").read_text()

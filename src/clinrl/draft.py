@@ -117,6 +117,7 @@ def stage(
         start = parent or champion(task)
         known("params.yaml", start, [v for v, spec in params.versions.items() if spec.task == task], "a version")
         report = mined(params, start)
+        _complete(params)
         drafted = propose(params, report, records(), name=name, lever=lever)
         for section, entry in entries(drafted, params).items():
             text = params_text.insert(text, section, entry)
@@ -283,6 +284,19 @@ def records() -> list[Draft]:
         except ValidationError:
             raise ArtefactError(f"{path} is no record of a draft; restore it with `git checkout {path}`") from None
     return found
+
+
+def _complete(params: Params) -> None:
+    """Conclude what a kill left half done: a draft that is open in its record and not in params.yaml.
+
+    One that was examined was being dropped; one that was not was being made, and is as if it had never been.
+    """
+    for draft in records():
+        if draft.outcome == "open" and draft.name not in params.versions:
+            if paths.report(draft.name).exists():
+                conclude(draft, "dropped", "it was taken out of params.yaml")
+            else:
+                paths.draft(draft.name).unlink()
 
 
 def find(name: str) -> Draft | None:
