@@ -1,7 +1,6 @@
 """What a run's page in Prefect shows: the comparison table, the training curves, and the decision."""
 
 import base64
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 
 from clinrl import paths, prose
 from clinrl.evaluate import ALARMS, load_report
-from clinrl.health import Alarm
+from clinrl.health import stored
 
 if TYPE_CHECKING:
     from clinrl.draft import Draft
@@ -29,9 +28,8 @@ def show_exam(params: "Params", name: str) -> None:
         description=f"{name} on {reports[0].exam}, {reports[0].n} cases, beside its parent and simple policies. "
         f"In brackets: 95% interval. {reports[0].note}",
     )
-    alarms = paths.report(name) / ALARMS
-    if alarms.exists():
-        raised = [Alarm.model_validate(alarm) for alarm in json.loads(alarms.read_text(encoding="utf-8"))]
+    raised = stored(paths.report(name) / ALARMS)
+    if raised is not None:
         count = f"{len(raised)} alarms" if raised else "no alarm"
         create_markdown_artifact(
             markdown=prose.health(raised), key=f"health-{name}", description=f"The training of {name} raised {count}"

@@ -307,6 +307,13 @@ def alarms(history: Iterable[Line]) -> list[Alarm]:
     return [alarm for line in history for alarm in monitor.add(line)]
 
 
+def stored(path: Path) -> list[Alarm] | None:
+    """The alarms that a report holds; None if there is no such file, as for what was not trained."""
+    if not path.exists():
+        return None
+    return [Alarm.model_validate(alarm) for alarm in json.loads(path.read_text(encoding="utf-8"))]
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The lines of a written history, None for what was not finite. Raises ArtefactError naming a bad line."""
     if not path.exists():

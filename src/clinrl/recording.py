@@ -17,7 +17,7 @@ from clinrl.dataset import is_import
 from clinrl.errors import ArtefactError
 from clinrl.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee, load_report
 from clinrl.figures import read_history
-from clinrl.health import Alarm
+from clinrl.health import stored
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
 from clinrl.tracking import Point, exam_metrics, file_of, known_points, log_params, log_points, points
@@ -100,10 +100,9 @@ def recorded(params: "Params", who: Examinee) -> Recorded:
 
 
 def _alarms(name: str) -> str:
-    path = paths.report(name) / ALARMS
-    if not path.exists():
+    raised = stored(paths.report(name) / ALARMS)
+    if raised is None:
         return ""
-    raised = [Alarm.model_validate(alarm) for alarm in json.loads(path.read_text(encoding="utf-8"))]
     words = [" ".join(filter(None, (alarm.level, alarm.name, alarm.about))) for alarm in raised]
     return "; ".join(f"{word} at {alarm.step}" for word, alarm in zip(words, raised, strict=True)) or "none"
 
