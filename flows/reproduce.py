@@ -2,7 +2,7 @@
 
 Or one merge, after the versions that it is made of.
 
-python -m flows.reproduce esi-v49
+    python -m flows.reproduce esi-v49
 """
 
 if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
