@@ -49,7 +49,7 @@ def table(params: "Params") -> str:
             lines.append([name, version.parent, version.profile, *_results(name, modes)])
         if mine:
             lines.append(
-                [BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[-1]].data}", *_rival(mine[-1], modes)]
+                [BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", *_rival(mine[0], modes)]
             )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
