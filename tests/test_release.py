@@ -9,7 +9,9 @@ import dolls
 import examined
 from clinrl import ledger, paths, registry, release
 from clinrl.artefacts import exclusive
+from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError
+from clinrl.task import get_task
 
 ADA = "Ada Lovelace"
 
@@ -326,3 +328,16 @@ def test_a_no_is_written_down(params):
     release.refuse(decision, "no answer in time")
     assert ledger.read(paths.ledger())[-1].body["reason"] == "no answer in time"
     assert champion() is None
+
+
+def test_a_gain_is_what_the_champions_errors_cost_more(params):
+    assert release.gain(params, "v1") is None
+    promoted(params, "v2")
+    task = get_task("esi")
+    golds = [task.label(case) for case in read_cases(paths.cases("x1"), task)]
+    gained = release.gain(params, "v1")
+    assert gained.value == pytest.approx(sum(task.cost(gold, 2) for gold in golds) / len(golds), abs=1e-5)
+    assert (gained.n, gained.low > 0) == (len(golds), True)
+    same = release.gain(params, "v2")
+    assert (same.value, same.low, same.high) == (0, 0, 0)
+    assert release.gain(params, "v3").high < 0
