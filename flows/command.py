@@ -1,7 +1,7 @@
 """The command line of the flows: parse, settle the environment, start a private server if none is configured, run.
 
 Exit codes are those of `clinrl`: 0 done, or nothing to do; 1 refused or not approved; 2 the command or params.yaml is
-wrong; 3 training ended without an adapter; 75 another command is at work here; 130 interrupted.
+wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another command is at work here; 130 interrupted.
 """
 
 import argparse

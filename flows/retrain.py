@@ -21,8 +21,9 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from clinrl import draft as drafts
+from clinrl import paths
 from clinrl import release as releases
-from clinrl.errors import ParamsError
+from clinrl.errors import Alarmed, ParamsError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
 from flows import pages, runs, steps
@@ -59,10 +60,16 @@ def retrain(task: str, approver: str | None = None) -> State[None]:
         versions = of_task(params, task)
     else:
         get_run_logger().info("to do: %s", ", ".join(left) or f"conclude the draft {versions[-1]}")
-    for version in versions:
-        build(params, version)
     newest = versions[-1]
-    if (draft := drafts.find(newest)) is not None:
+    draft = drafts.find(newest)
+    for version in versions:
+        try:
+            build(params, version)
+        except steps.StageFailed as failed:
+            if draft is None or version != newest or not is_hopeless(failed, version):
+                raise
+            return dropped(draft, f"it cannot be trained: {failed}")
+    if draft is not None:
         return conclude(params, draft, approver)
     if (standing := settled(params, newest)) and not is_champion(params, newest):
         return Completed(name=NOT_RELEASED, message=f"everything is up to date and registered; {standing}")
@@ -94,11 +101,22 @@ def conclude(params: "Params", draft: "Draft", approver: str | None) -> State[No
             )
         if why:
             pages.show_decision(decision)
-            steps.drop(draft, why)
-            return Completed(name=DROPPED, message=f"{name} is dropped: {why}")
+            return dropped(draft, why)
     state = carry_out(params, name, approver)
     drafts.conclude(draft, "promoted" if is_champion(params, name) else "refused", str(state.message))
     return state
+
+
+def dropped(draft: "Draft", why: str) -> State[None]:
+    """Take a draft out of params.yaml, and the state of a run that ends so."""
+    steps.drop(draft, why)
+    return Completed(name=DROPPED, message=f"{draft.name} is dropped: {why}")
+
+
+def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
+    """Whether the same command would fail again: the probe refused the recipe, or an alarm ended the training."""
+    refused = paths.probe_proof(version).with_suffix(".failed.json").exists()
+    return failed.exit_code == Alarmed.exit_code or refused
 
 
 def of_task(params: "Params", task: str) -> list[str]:

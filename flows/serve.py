@@ -1,6 +1,6 @@
 """Serves the flows as deployments, retraining by the schedules of params.yaml, until it is stopped.
 
-    python -m flows.serve --servers
+python -m flows.serve --servers
 """
 
 import argparse

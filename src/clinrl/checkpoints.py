@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from clinrl import health
 from clinrl.artefacts import canonical_json, sha256_file, write_json
-from clinrl.errors import TrainingError
+from clinrl.errors import Alarmed, TrainingError
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -152,10 +152,10 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self._heed(self.monitor.add(finite({**logs, "step": step})))
 
     def _heed(self, alarms: list[health.Alarm]) -> None:
-        """Say what the monitor raised. A stop raises TrainingError, unless `on_alarm` or a waiver lets it go on."""
+        """Say what the monitor raised. A stop raises Alarmed, unless `on_alarm` or a waiver lets it go on."""
         for alarm in alarms:
             if alarm.level == "stop" and self.heeds and not self.waiver:
-                raise TrainingError(
+                raise Alarmed(
                     f"stopped at step {alarm.step} of {self.steps} ({alarm.name}): {alarm.says}. What usually helps: "
                     f"{alarm.helps}. The checkpoint of step {self.saved} is the last good one"
                 )

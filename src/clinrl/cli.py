@@ -2,7 +2,8 @@
 params.yaml, call, give an exit code.
 
 Exit codes: 0 done; 1 refused (data, proofs, artefacts, gates, the registry, a full disk); 2 the command or params.yaml
-is wrong; 3 training ended without an adapter; 75 another command is writing the same artefact; 130 interrupted.
+is wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another command is writing the same artefact;
+130 interrupted.
 Anything else is a bug and shows its traceback.
 """
 

@@ -38,6 +38,12 @@ class TrainingError(Refused):
     exit_code = 3
 
 
+class Alarmed(TrainingError):
+    """An alarm ended a training: the same command would end the same way."""
+
+    exit_code = 4
+
+
 class Busy(Refused):
     """Another command is writing the same artefact. Nothing was touched; try again when it is done."""
 

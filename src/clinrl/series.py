@@ -48,9 +48,7 @@ def table(params: "Params") -> str:
             version = params.versions[name]
             lines.append([name, version.parent, version.profile, *_results(name, modes)])
         if mine:
-            lines.append(
-                [BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", *_rival(mine[0], modes)]
-            )
+            lines.append([BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", *_rival(mine[0], modes)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

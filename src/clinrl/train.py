@@ -32,7 +32,7 @@ from clinrl.artefacts import (
     write_text,
 )
 from clinrl.dataset import read_cases
-from clinrl.errors import ArtefactError, TrainingError
+from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.probe import proven
 from clinrl.stream import omitted, training_stream
 from clinrl.task import get_task
@@ -62,8 +62,8 @@ def stage(params: "Params", version: str) -> None:
     """Train `version` and write `data/adapters/<version>`.
 
     Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, Busy if the
-    version is being trained already, and TrainingError if training ended without an adapter; where the same command
-    continues the run, the message says from which step.
+    version is being trained already, Alarmed if an alarm ended the training, and TrainingError if it ended without an
+    adapter for another reason; where the same command continues the run, the message says from which step.
     """
     target = paths.adapter(version)
     with exclusive(target):
@@ -205,7 +205,8 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     if status["state"] == "stopped":
         raise TrainingError(f"training of {version} was stopped; {resume}")
     if status["state"] == "failed":
-        raise TrainingError(f"training of {version} failed: {status['reason']}")
+        kind = Alarmed if code == Alarmed.exit_code else TrainingError
+        raise kind(f"training of {version} failed: {status['reason']}")
     if code == -signal.SIGKILL:
         why = "was killed (signal 9; if nobody did it, the machine ran out of memory: lower trainer.micro_batch)"
     elif code < 0:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SLOW = Path("slow")
 """A file with seconds: how long each training and each exam takes at least."""
 FAIL = Path("fail")
-"""A file with the stage that fails."""
+"""A file with the stage that fails, and its exit code if that is not 1."""
 MISTAKES = {"esi-base": 2, "v1": 5, "v2": 10}
 """Every so many cases are answered wrongly; never, for any other name."""
 NO_BETTER = Path("no-better")
@@ -40,6 +40,8 @@ PARAMS: dict[str, Any] = {
         },
     },
     "mining": {},
+    "imports": {},
+    "external": {},
     "gates": {
         "esi": {
             "least_cases": 20,
@@ -71,8 +73,10 @@ def groups(folder: Path) -> list[str]:
 
 def main(stage: str, name: str) -> None:
     """Run one stage in the working directory."""
-    if FAIL.exists() and FAIL.read_text().strip() == stage:
-        sys.exit(f"clinrl: {stage} of {name} fails today")
+    failing, *code = FAIL.read_text().split() if FAIL.exists() else [""]
+    if failing == stage:
+        print(f"clinrl: {stage} of {name} fails today", file=sys.stderr)
+        sys.exit(int(*code) or 1)
     run(load_params(), stage, name)
 
 

@@ -181,6 +181,24 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
     assert (state.name, "every lever was pulled from v2" in state.message) == ("Nothing to do", True)
 
 
+def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(project: Path) -> None:
+    from flows.retrain import retrain
+
+    promoted("v2")
+    ended(retrain, "esi", approver="Ada Lovelace")
+    edit(with_drafts)
+    Path("fail").write_text("train")
+    before = Path("params.yaml").read_bytes()
+    state = ended(retrain, "esi", approver="Ada Lovelace")
+    assert state.is_failed()
+    assert "esi-v3" in load_params().versions
+    Path("fail").write_text("train 4")
+    state = ended(retrain, "esi", approver="Ada Lovelace")
+    assert (state.name, champion()) == ("Dropped", "v2")
+    assert "esi-v3 is dropped: it cannot be trained: train@esi-v3 failed: train of esi-v3 fails today" in state.message
+    assert Path("params.yaml").read_bytes() == before
+
+
 def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path) -> None:
     from flows.retrain import drafted, retrain
     from prefect import flow
