@@ -18,7 +18,7 @@ import dolls
 from clinrl import bases, checkpoints, paths, train, trainers
 from clinrl.artefacts import verified, write_json
 from clinrl.dataset import read_cases
-from clinrl.errors import ArtefactError, TrainingError
+from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.rollout import encode, end_tokens
 from clinrl.task import get_task
 
@@ -298,13 +298,21 @@ def clipped(watcher: checkpoints.Watch, steps: int) -> None:
 def test_an_alarm_stops_a_run_and_says_what_helps_and_where_it_was_still_good(tmp_path, capsys):
     watcher = watch(tmp_path)
     watcher.saved = 2
-    with pytest.raises(TrainingError) as stopped:
+    with pytest.raises(Alarmed) as stopped:
         clipped(watcher, 8)
     assert str(stopped.value) == (
         "stopped at step 3 of 8 (clipped): 90% of the completions in mode think ran out of tokens over 3 steps. What "
         "usually helps: raise trainer.max_completion, or train this mode with a shorter form of answer. The checkpoint "
         "of step 2 is the last good one"
     )
+
+
+@pytest.mark.parametrize(("code", "kind"), [(Alarmed.exit_code, Alarmed), (TrainingError.exit_code, TrainingError)])
+def test_how_a_training_failed_is_told_by_its_exit_code(tmp_path, code, kind):
+    write_json(tmp_path / train.STATUS, {"state": "failed", "step": 2, "reason": "so it is"})
+    with pytest.raises(TrainingError, match="training of v failed: so it is") as failed:
+        train._judge(code, tmp_path, "v", 8)
+    assert type(failed.value) is kind
 
 
 def test_a_waiver_lets_a_run_go_on_and_is_said(tmp_path, capsys):
