@@ -284,6 +284,24 @@ def test_a_child_adds_its_own_stages_only(copy: Path, params: Params) -> None:
     assert changed(copy) == {"probe@esi-v999", "train@esi-v999", "evaluate@esi-v999"}
 
 
+def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: Path) -> None:
+    source = ROOT / "data/sources/synthetic/MIETIC-validate-samples.csv"
+
+    def change(content: Any) -> None:
+        content["imports"] = {"mietic-36": {"task": "esi", "task_version": 1, "use": "exam", "source": str(source)}}
+        content["external"] = {"esi-v49": {"task": "esi", "data": "mietic-36"}}
+
+    edit(copy / "params.yaml", change)
+    assert changed(copy) == {"import@mietic-36", "external@esi-v49"}
+    dvc(copy, "repro", "validate-import@mietic-36")
+    assert changed(copy) == {"external@esi-v49"}
+    record = json.loads((copy / "data/reports/data/mietic-36.json").read_text())
+    assert record["import"]["kept"] == 36
+    dvc(copy, "remote", "add", "--default", "there", str(copy / "remote"))
+    dvc(copy, "push", "validate-import@mietic-36", "import@mietic-36")
+    assert not [path for path in (copy / "remote").rglob("*") if path.is_file()]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
 def test_a_module_is_short_and_says_what_it_is_about(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

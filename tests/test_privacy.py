@@ -17,22 +17,19 @@ ROOT = Path(__file__).parents[1]
 
 
 def project(folder: Path) -> Params:
-    """The doll with versions that train on MIMIC and MIETIC imports and are examined on MIETIC's validation file."""
+    """The doll with a version that trains on a MIMIC import and is examined on MIETIC's validation file."""
     source = json.loads(json.dumps(dolls.PARAMS), object_hook=dolls._integer_keys)
-    for profile in ("imitate", "reward"):
-        source["profiles"][profile]["trainer"]["embedded"]["steps"] = 2
+    source["profiles"]["reward"]["trainer"]["embedded"]["steps"] = 2
+    source["profiles"]["reward"]["waiver"] = "Four rows are too few for the probe."
     source["bases"]["esi"]["exam"] = "mietic-36"
-    shared = {"task": "esi", "exam": "mietic-36"}
+    version = {"task": "esi", "parent": "esi-base", "data": "mimic-train", "exam": "mietic-36"}
     return Params.model_validate(
         source
         | {
             "imports": sown.imports(folder),
-            "versions": {
-                "v1": {**shared, "parent": "esi-base", "data": "mimic-train", "profile": "imitate", "seed": 1},
-                "v2": {**shared, "parent": "v1", "data": "mietic-train", "profile": "reward", "seed": 2},
-            },
-            "mining": {"v2": {"task": "esi", "data": "mimic-mine"}},
-            "external": {"v2": {"task": "esi", "data": "mietic-36"}},
+            "versions": {"v1": version | {"profile": "reward", "seed": 1}},
+            "mining": {"v1": {"task": "esi", "data": "mimic-mine"}},
+            "external": {"v1": {"task": "esi", "data": "mietic-36"}},
         }
     )
 
@@ -68,20 +65,14 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
         dataset.stage(params, name)
         validate.stage(params, name)
     evaluate.stage(params, "esi-base")
-    for version in params.versions:
-        paths.probe_proof(version).unlink(missing_ok=True)
-        probe.stage(params, version)
-        train.stage(params, version)
-        evaluate.stage(params, version)
-    mine.stage(params, "v2")
-    external.stage(params, "v2")
-    for version in params.versions:
-        registry.register(params, version)
+    for step in (probe, train, evaluate, mine, external):
+        step.stage(params, "v1")
+    registry.register(params, "v1")
 
     assert any(sown.TEXT in path.read_text() for path in Path("data/cases").glob("*/cases.jsonl"))
     assert (place / tracking.STORE).exists()
     files = exposed(place)
-    assert {"data/reports/external/v2.md", "data/reports/mine/v2.md", "data/reports/data/mietic-36.json"} <= {
+    assert {"data/reports/external/v1.md", "data/reports/mine/v1.md", "data/reports/data/mietic-36.json"} <= {
         str(path.relative_to(place)) for path in files
     }
     assert not holding(files)
@@ -90,15 +81,15 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     assert not holding(ignored), "not even there, cases.jsonl apart"
     said = capfd.readouterr()
     assert not [canary for canary in sown.CANARIES if canary in said.out + said.err + caplog.text]
-    for folder in (paths.graded("v2"), paths.mined("v2")):
+    for folder in (paths.graded("v1"), paths.mined("v1")):
         lines = (folder / "think.jsonl").read_text().splitlines()
         turns = [json.loads(line)["transcript"]["messages"] for line in lines]
         assert {(turn["thinking"], turn["content"].startswith(("ANSWER", "answer")) or not turn["content"])
                 for messages in turns for turn in messages} == {(None, True)}  # fmt: skip
-    page = paths.mine_report("v2").with_suffix(".md").read_text()
+    page = paths.mine_report("v1").with_suffix(".md").read_text()
     assert "Research only, imported cases." in page
     assert "Narrative and answer are withheld" in page
-    assert "synthetic" not in (paths.report("v2") / "report.md").read_text()
+    assert "synthetic" not in (paths.report("v1") / "report.md").read_text()
 
 
 def spoil(name: str, change) -> None:
@@ -126,10 +117,10 @@ def spoil(name: str, change) -> None:
 @pytest.mark.parametrize(
     ("change", "column"),
     [
-        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " MRN 12345678"), "narrative"),
+        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " MRN 9182736455"), "narrative"),
         (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " a\u200bb"), "narrative"),
         (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " ESI 2"), "narrative"),
-        (lambda case: case["key"].update(hr_bpm=777), "hr_bpm"),
+        (lambda case: case["key"].update(hr_bpm=3133799), "hr_bpm"),
         (lambda case: case["key"].update(complaint=5), "key.complaint"),
         (lambda case: case["facts"].update(narrative=[sown.TEXT]), "facts.narrative"),
     ],
@@ -149,7 +140,7 @@ def test_a_refusal_shows_no_value(tmp_path, monkeypatch, capfd, change, column):
     shown = [path for path in [*Path("data/docs").rglob("*"), *Path("data/reports").rglob("*")] if path.is_file()]
     assert shown
     assert not holding(shown)
-    assert "777" not in said
-    assert not [path for path in shown if b"12345678" in path.read_bytes() or b">777" in path.read_bytes()]
+    assert "3133799" not in said
+    assert not [path for path in shown if b"9182736455" in path.read_bytes() or b"3133799" in path.read_bytes()]
     output = capfd.readouterr()
     assert not [canary for canary in sown.CANARIES if canary in said + output.out + output.err]

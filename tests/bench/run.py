@@ -19,7 +19,7 @@ from clinrl.artefacts import write_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SCRIPTS = ("commands.py", "cases.py", "exam.py", "registry.py", "fold.py", "grpo_step.py", "flows.py")
+SCRIPTS = ("commands.py", "cases.py", "sources.py", "exam.py", "registry.py", "fold.py", "grpo_step.py", "flows.py")
 
 
 def main(names: list[str]) -> int:

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clinrl.artefacts import digest
+from clinrl.errors import DataError
 from clinrl.records import Case, Message, Pool, Stop, Transcript, Unreadable
 from clinrl.task import Share, Task, get_task, task_names
 
@@ -163,6 +164,14 @@ def test_a_prompt_is_a_system_and_a_user_turn(name: str) -> None:
     prompts = [task.prompt(case.facts) for case in sample(name)]
     assert all([message.role for message in prompt] == ["system", "user"] for prompt in prompts)
     assert len({prompt[0].content for prompt in prompts}) == 1, "the system turn must not depend on the case"
+
+
+@tasks
+def test_what_is_no_source_of_records_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    for path in (tmp_path, tmp_path / "other.csv", tmp_path / "absent"):
+        with pytest.raises(DataError, match="must be"):
+            get_task(name).recognise(path)
 
 
 # The gold turn
