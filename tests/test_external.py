@@ -71,7 +71,7 @@ def test_a_version_stands_beside_what_was_published(project, monkeypatch):
     v49 = mine["Qwen3.5-9B v49, both modes"].metrics["exact"]
     assert (round(v49.value, 3), v49.n) == (0.778, 36)
     assert v49.low < 0.65 < 0.85 < v49.high
-    assert "can be compared" in page()
+    assert "Only if they are the very same cases, which is not known here, can the rows be compared" in page()
     assert "Research only, imported cases." in page()
     assert "| v1, mode think | 36 | 100.0% [90.4, 100.0] |" in page()
     assert "0.948" in page()

@@ -162,8 +162,9 @@ def _verdict(task: Task, counts: Mapping[Any, int], *, same: bool) -> str:
     total = sum(task.published.labels.values())
     if same:
         return (
-            f"These {total} cases have the gold labels of the published exam ({theirs}), so the rows can be compared, "
-            "as far as these are the same cases; with so few, most differences lie within the intervals."
+            f"These {total} cases have as many of each gold label as the published exam ({theirs}). Only if they are "
+            "the very same cases, which is not known here, can the rows be compared; beside synthetic ones they mean "
+            "nothing. With so few, most differences lie within the intervals."
         )
     return (
         f"The published rows are not comparable with the others: they are about {total} cases with gold labels "
