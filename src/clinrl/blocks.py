@@ -134,6 +134,8 @@ class ImportSpec(Section):
     """The pool whose patients it takes: training, error mining, or the exam."""
     source: str = Field(min_length=1)
     """Path of a file, or of a folder, that the task can read."""
+    without: str = ""
+    """Path of other records whose patients and narratives are left out: those of an exam on the same patients."""
 
 
 class Lora(Section):

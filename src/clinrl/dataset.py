@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from clinrl import artefacts, paths
 from clinrl.blocks import ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError
-from clinrl.imported import COLUMNS, Intake
+from clinrl.imported import COLUMNS, Intake, whose
 from clinrl.records import Case, Manifest
 from clinrl.task import Task, get_task
 
@@ -86,6 +86,8 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
             f"imports.{name}.use is {spec.use}, but {spec.source} is {source.kind} data, which is for "
             f"{' or '.join(source.uses)}; change the use"
         )
+    apart = task.recognise(Path(spec.without)) if spec.without else None
+    files = {**source.files, **({f"without/{file}": path for file, path in apart.files.items()} if apart else {})}
     with artefacts.staged(paths.cases(name)) as folder:
         with (
             (folder / paths.CASES_FILE).open("w", encoding="utf-8") as cases,
@@ -93,7 +95,7 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
             progress(name, source.lines) as advance,
         ):
             refused.write("\t".join(COLUMNS) + "\n")
-            intake = Intake(refused)
+            intake = Intake(refused, without=whose(apart) if apart else frozenset())
             for line in source.cases(spec.use, intake):
                 cases.write(line + "\n")
                 if intake.kept % TICK_ROWS == 0:
@@ -111,8 +113,8 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
             name=name,
             task=task.name,
             task_version=task.version,
-            spec=spec.model_dump(mode="json"),
-            inputs={file: artefacts.sha256_file(path) for file, path in sorted(source.files.items())},
+            spec=spec.model_dump(mode="json", exclude_defaults=True),
+            inputs={file: artefacts.sha256_file(path) for file, path in sorted(files.items())},
         )
 
 

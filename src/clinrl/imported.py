@@ -7,6 +7,7 @@ hide them from somebody who has the source, so cases are handled like the source
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,6 +59,8 @@ class Intake:
     """What became of the rows of a source. Refused rows are listed as they come, without their values."""
 
     refused_to: TextIO
+    without: frozenset[str | bytes] = frozenset()
+    """Pseudonyms and fingerprints of narratives whose rows are refused: those of an exam (`whose`)."""
     read: int = 0
     kept: int = 0
     elsewhere: int = 0
@@ -132,6 +135,8 @@ def sift(
         try:
             taken = take(cells)
             text = fingerprint(taken.facts["narrative"])
+            if taken.pseudonym in intake.without or text in intake.without:
+                raise Unclear("(the whole row)", "its patient or narrative is among those that are left out")
             if text in seen:
                 raise Unclear("(the whole row)", "an earlier row has the same narrative")
         except Unclear as unclear:
@@ -143,6 +148,17 @@ def sift(
             continue
         intake.kept += 1
         yield case_line(task, group_of(use, taken.pseudonym), taken.facts, taken.key)
+
+
+def whose(source: Source) -> frozenset[str | bytes]:
+    """The pseudonyms of a source's patients and the fingerprints of its narratives, of whatever pool."""
+    found: set[str | bytes] = set()
+    for use in source.uses:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            for line in source.cases(use, Intake(nowhere)):
+                case = json.loads(line)
+                found |= {case["group"].partition(MARK)[2], fingerprint(case["facts"]["narrative"])}
+    return frozenset(found)
 
 
 def case_line(task: str, group: str, facts: Mapping[str, Any], key: Mapping[str, Any]) -> str:
@@ -224,7 +240,7 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
         if shared:
             raise DataError(
                 f"{paths.cases(name)} and the exam {exam} share patients or narratives ({shared:,} training rows); "
-                f"take those patients' rows out of the source of {name}, or examine on other data"
+                f"name the exam's source under imports.{name}.without, or examine on other data"
             )
 
 

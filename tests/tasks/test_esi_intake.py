@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dolls
 import sown
-from clinrl import imported
+from clinrl import artefacts, dataset, imported, paths
 from clinrl.artefacts import canonical_json
 from clinrl.errors import DataError
 from clinrl.imported import Intake
@@ -387,3 +388,33 @@ def test_help_has_examples(capsys):
     with pytest.raises(SystemExit):
         synthetic.main(["--help"])
     assert "python -m clinrl.tasks.esi.synthetic mimic-iv-ed /tmp/mimic --rows 2000" in capsys.readouterr().out
+
+
+def test_the_patients_of_an_exam_can_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "source"
+    files = [*synthetic.mimic_iv_ed(folder, 120, 1), *synthetic.mietic_validation(folder, 50, 1)]
+    triage = next(path for path in files if path.name == "triage.csv")
+    validation = next(path for path in files if path.name.startswith("MIETIC"))
+    with triage.open(encoding="utf-8", newline="") as stream:
+        people = iter(dict.fromkeys(row["subject_id"] for row in csv.DictReader(stream)))
+    sown.rewrite(validation, lambda row: row | {"subject_id": next(people, row["subject_id"])})
+
+    def train(**options):
+        entry = {"task": "esi", "task_version": 1, "use": "train", "source": str(folder), **options}
+        params = dolls.params(imports={"train": entry})
+        dataset.stage(params, "train")
+        cases = list(dataset.read_cases(paths.cases("train"), TASK))
+        return cases, json.loads((paths.cases("train") / paths.IMPORT_FILE).read_text())
+
+    exam = [TASK.Case.model_validate_json(line) for line in taken(validation, "exam")[0]]
+    before, plain = train()
+    with pytest.raises(DataError, match=r"share patients .* name the exam's source under imports\.train\.without"):
+        imported.check_apart([("train", before)], "mietic-36", exam)
+    after, counted = train(without=str(validation))
+    imported.check_apart([("train", after)], "mietic-36", exam)
+    left = counted["refusals"]["(the whole row)"]["its patient or narrative is among those that are left out"]
+    assert left > 0
+    assert counted["kept"] + counted["another_pool"] + counted["refused"] == counted["read"] == plain["read"]
+    assert {case.id for case in after} < {case.id for case in before}
+    assert "without/MIETIC-validate-samples.csv" in artefacts.read_manifest(paths.cases("train")).inputs
