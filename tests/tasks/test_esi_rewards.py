@@ -21,9 +21,12 @@ from clinrl.tasks.esi.rewards import (
     TERMS,
     Modifiers,
     Reward,
+    level_value,
     outcomes,
+    refined,
     score,
 )
+from clinrl.tasks.esi.rules import RULE_IDS
 
 UNREADABLE = Unreadable(reason="empty")
 ARMS = {"default": Reward(), "v45c": NAIVE_V45C, "v46": PUBLISHED_V46, "v49": RULE_AWARE_V49}
@@ -378,3 +381,15 @@ def test_a_malformed_case_is_refused(gold: int) -> None:
 def test_a_parsers_bug_is_refused() -> None:
     with pytest.raises(ValueError, match="1 to 5"):
         score(1, "Chest pain.", 6, Reward())
+
+
+@given(st.sampled_from([*ARMS.values(), Reward(unreadable=-1.5)]), st.lists(st.sampled_from(RULE_IDS), max_size=4))
+def test_a_refined_reward_pays_its_levels_as_before_and_silence_the_least(reward: Reward, rules: list[str]) -> None:
+    found = refined(reward, rules)
+    assert refined(found, rules) == found
+    for gold in LEVELS:
+        for answered in LEVELS:
+            assert level_value(found, gold, answered) == level_value(reward, gold, answered)
+    for rule in set(MODIFIERS).intersection(rules):
+        assert getattr(found.modifiers, f"{rule}_miss") < 0
+    assert found == reward or found.unreadable_is_worst
