@@ -132,19 +132,18 @@ def main() -> None:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("task", help="a task of params.yaml")
     top.add_argument("--seeds", type=int, default=5, help="runs of each version, its own included; default: 5")
-    top.add_argument("--versions", nargs="*", help="only these; nothing is written then")
+    top.add_argument("--versions", nargs="*", metavar="VERSION", help="default: all of the task")
     arguments = top.parse_args()
     params = load_params()
     versions = arguments.versions or [name for name, spec in params.versions.items() if spec.task == arguments.task]
-    jobs = [(version, k) for k in range(arguments.seeds) for version in versions]
+    jobs = [(version, k) for k in range(arguments.seeds) for version in versions]  # so that an early stop has them all
     with ThreadPoolExecutor(2) as pool:
         histories = list(pool.map(lambda job: train(params, *job), jobs))
     rows = [row(params, *job, history) for job, history in zip(jobs, histories, strict=True)]
     rows.sort(key=lambda row: (not row["kept_failure"], row["version"], row["seed"]))
     print(page(rows))
-    if not arguments.versions:
-        write_json(REPORT, rows)
-        write_text(REPORT.with_suffix(".md"), page(rows))
+    write_json(REPORT, rows)
+    write_text(REPORT.with_suffix(".md"), page(rows))
 
 
 if __name__ == "__main__":
