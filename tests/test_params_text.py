@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
@@ -24,6 +24,7 @@ def parsed(text):
     return YAML(typ="safe", pure=True).load(text)
 
 
+@settings(max_examples=25)  # each parses the whole of params.yaml four times
 @given(st.sampled_from(SECTIONS), NAMES.map("zz-{}".format), CONTENT)
 def test_what_is_put_in_is_read_back_last_and_what_is_taken_out_leaves_no_trace(section, name, content):
     text = params_text.insert(TEXT, section, params_text.entry(name, content))

@@ -226,7 +226,8 @@ def copy(tmp_path: Path) -> Path:
 
 
 def dvc(where: Path, *arguments: str) -> str:
-    env = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(where / "site")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the stages say `python`
+    env = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(where / "site"), "PATH": path}
     command = [sys.executable, "-m", "dvc", *arguments]
     return subprocess.run(command, cwd=where, check=True, capture_output=True, text=True, env=env).stdout
 

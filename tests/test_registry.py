@@ -112,7 +112,7 @@ def test_a_version_says_where_it_comes_from(shown):
         "exam_digest": report["exam_digest"], "git_revision": "unknown", "dvc_stage": "train@v2", "task_version": "1",
         "scale": "embedded",
         "examined": registry.examined({mode: load_report("v2", mode) for mode in ("think", "direct")}),
-        "alarms": "warn kl at 1; stop not_finite kl at 2",
+        "alarms": "stop first_kl at 1; warn kl at 1; stop not_finite kl at 2",
     }  # fmt: skip
     assert manifest.inputs["parent"] == find("esi", "v1").digest
     assert [(known.number, known.name) for known in entries("esi")] == [(1, "v1"), (2, "v2")]

@@ -158,6 +158,7 @@ def test_a_retraining_with_nothing_to_do_drafts_builds_and_releases_the_next_ver
     assert {"draft-esi-v3", "comparison-esi-v3", "decision-esi-v3"} <= artifacts().keys()
 
 
+@pytest.mark.slow
 def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(project: Path) -> None:
     from flows.retrain import retrain
 
@@ -181,6 +182,7 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
     assert (state.name, "every lever was pulled from v2" in state.message) == ("Nothing to do", True)
 
 
+@pytest.mark.slow
 def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(project: Path) -> None:
     from flows.retrain import retrain
 
@@ -199,6 +201,7 @@ def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(pro
     assert Path("params.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path) -> None:
     from flows.retrain import drafted, retrain
     from prefect import flow
