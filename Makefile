@@ -12,7 +12,7 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
-demo: $(READY) ## train and examine the series up to its newest version on this machine's CPU, then print its table
+demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
 	@$(RUN) dvc repro evaluate@esi-v49
 	@$(BIN)/python -m clinrl.series
 
