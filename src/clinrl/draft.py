@@ -138,26 +138,13 @@ def propose(
             f"no rule is surely missed by {report.name} on {report.data}, so there is nothing to draft for"
         )
     pulled = {draft.lever for draft in before if draft.parent_digest == report.adapter_digest}
-    recipe = _recipe(params, report.name)
-    options = {}
-    for option in LEVERS:
-        refined = _reward(params, recipe, report, targets) if option.modifiers else recipe.reward
-        if option.name != "modifiers" or refined != recipe.reward:
-            options[option.name] = (option, refined)
-    if lever is not None:
-        known("lever", lever, options, f"a lever that changes anything for {report.name}")
-    free = [name for name in options if name not in pulled and lever in (None, name)]
-    if not free:
-        raise NothingToDraft(
-            f"every lever was pulled from {report.name} already ({', '.join(sorted(pulled))}); "
-            "mine it on other data, or write the next version by hand"
-        )
-    option, reward = options[free[0]]
+    recipe, generated = _recipe(params, report.name), params.datasets.get(parent.data)
+    option = _next_lever(levers(recipe, report, targets, drawn=generated is not None), pulled, lever, report.name)
+    reward = _reward(recipe, report, targets) if option.modifiers else recipe.reward
     number = _next_number(params, before, report.task)
     name = name or f"{report.task}-v{number}"
     if name in params.versions or name in {draft.name for draft in before}:
         raise ParamsError(f"versions.{name} was drafted or trained already; a draft needs a name of its own")
-    generated = params.datasets.get(parent.data)
     dataset = None
     if generated is not None:
         emphasis = {target.rule: option.emphasis for target in targets}
@@ -192,6 +179,14 @@ def propose(
         profile=profile,
         version=version,
     )
+
+
+def levers(recipe: GrpoProfile, report: MineReport, targets: Collection[Target], *, drawn: bool) -> list[Lever]:
+    """The levers that change something: no modifiers where the reward has them, no other cases of imported data."""
+    useless = set() if drawn else {"data"}
+    if _reward(recipe, report, targets) == recipe.reward:
+        useless.add("modifiers")
+    return [lever for lever in LEVERS if lever.name not in useless]
 
 
 def missed(report: MineReport) -> list[Target]:
@@ -314,6 +309,18 @@ def checked(text: str) -> None:
         trial.unlink(missing_ok=True)
 
 
+def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | None, version: str) -> Lever:
+    if wanted is not None:
+        known("lever", wanted, [lever.name for lever in some], f"a lever that changes anything for {version}")
+    free = [lever for lever in some if lever.name not in pulled and wanted in (None, lever.name)]
+    if not free:
+        raise NothingToDraft(
+            f"every lever was pulled from {version} already ({', '.join(sorted(pulled))}); "
+            "mine it on other data, or write the next version by hand"
+        )
+    return free[0]
+
+
 def _recipe(params: Params, version: str) -> GrpoProfile:
     """The recipe that a draft refines: the version's own, or after an imitation the first of the task with a reward."""
     versions = params.versions
@@ -328,7 +335,7 @@ def _recipe(params: Params, version: str) -> GrpoProfile:
     raise Refused(f"{task} has no recipe with a reward yet, so there is nothing to refine; write the first by hand")
 
 
-def _reward(params: Params, recipe: GrpoProfile, report: MineReport, targets: Collection[Target]) -> dict[str, Any]:
+def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]) -> dict[str, Any]:
     """The recipe's reward with a term more for the missed rules, as params.yaml holds it."""
     task = get_task(report.task)
     reward = task.Reward.model_validate(recipe.reward)
