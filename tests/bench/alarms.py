@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -68,19 +69,9 @@ def warned(text: str, params: Params) -> str:
     tree = yaml.load(text)
     for profile in tree["profiles"].values():
         profile["trainer"][params.scale]["on_alarm"] = "warn"
-    lines: list[str] = []
-    yaml.dump(tree, _Lines(lines))
-    return "".join(lines)
-
-
-class _Lines:
-    """A stream for ruamel.yaml that keeps what is written."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def write(self, text: bytes | str) -> None:
-        self.lines.append(text.decode() if isinstance(text, bytes) else text)
+    stream = StringIO()
+    yaml.dump(tree, stream)
+    return stream.getvalue()
 
 
 def row(params: Params, version: str, k: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
