@@ -4,8 +4,9 @@ People write comments and align columns in params.yaml; a YAML library that writ
 the place of a block is looked up in the parsed file.
 """
 
+import json
+import re
 from collections.abc import Mapping
-from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -13,6 +14,9 @@ from ruamel.yaml.comments import CommentedMap
 
 from clinrl.errors import ParamsError
 
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_/-]*")
+WORDS = frozenset(word for base in ("null", "true", "false") for word in (base, base.capitalize(), base.upper()))
+"""Words that YAML does not take for text."""
 WIDTH = 132
 """Columns of the longest line that is written in braces; what is longer gets a line for each key."""
 
@@ -37,10 +41,8 @@ def insert(text: str, section: str, new: str) -> str:
     lines = text.splitlines(keepends=True)
     held = found[section]
     start = found.lc.key(section)[0]
-    if not held:  # `mining: {}`, maybe with a comment
-        head, colon, rest = lines[start].partition(":")
-        comment = rest[rest.index("#") :].rstrip("\n") if "#" in rest else ""
-        lines[start] = f"{head}{colon}{' ' * 17 * bool(comment)}{comment}\n{new}"
+    if not held:  # `mining: {}`, maybe with a comment, which stays in its column
+        lines[start] = lines[start].replace(" {}", "   ", 1).rstrip() + f"\n{new}"
         return "".join(lines)
     if held.fa.flow_style():
         raise ParamsError(f"{section} is written in braces; give each of its entries a line of its own, then try again")
@@ -60,7 +62,8 @@ def remove(text: str, section: str, name: str) -> str:
     end = _end(lines, start)
     if len(found[section]) == 1:
         head = found.lc.key(section)[0]
-        lines[head] = lines[head].replace(":", ": {}", 1)
+        key, _, rest = lines[head].partition(":")
+        lines[head] = f"{key}: {{}}{rest.removeprefix('   ')}"
     return "".join(lines[:start] + lines[end:])
 
 
@@ -85,11 +88,13 @@ def _parsed(text: str) -> CommentedMap:
 
 
 def _braces(value: Any) -> str:
-    """A value as YAML writes it on one line."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = True
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
-    yaml.width = 1 << 16
-    stream = StringIO()
-    yaml.dump({"_": value}, stream)
-    return stream.getvalue().strip().removeprefix("{_: ").removesuffix("}")
+    """A value in YAML on one line. JSON is YAML, and what a plain word may be is decided here, on the safe side:
+    ruamel.yaml leaves some words bare in braces that it cannot read again.
+    """
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_braces(key)}: {_braces(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_braces, value))}]"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value not in WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=not str(value).isprintable(), allow_nan=False)
