@@ -20,7 +20,7 @@ serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine
 	@$(RUN) python -m flows.serve --servers
 
 test: $(READY) ## run the test suite
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY) ## formatting, lint, types
 	@$(BIN)/ruff format --check .

@@ -158,6 +158,7 @@ def test_nothing_is_sent_where_mlflow_is_not_used(project, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(project, capfd):
     folder, lines = scratch(project, "v1"), exhibits.history(1)
     with train._live(folder) as tell:

@@ -71,6 +71,7 @@ def test_what_cannot_be_is_said_before_anything_starts(
     assert not Path(".clinrl/prefect").exists()
 
 
+@pytest.mark.slow
 def test_a_release_without_a_server_and_without_a_name_is_refused(project: Path) -> None:
     done = flow("release", "v2")
     assert done.returncode == 1

@@ -138,6 +138,7 @@ def with_drafts(content: Any) -> None:
     content["schedules"]["esi"]["draft"] = True
 
 
+@pytest.mark.slow
 def test_a_retraining_with_nothing_to_do_drafts_builds_and_releases_the_next_version(project: Path) -> None:
     from flows.retrain import retrain
 
@@ -274,6 +275,7 @@ def test_a_full_model_that_its_gate_refuses_stays_what_it_was(project: Path) -> 
     assert (again.name, again.message.endswith("v2 is the champion of esi")) == ("Nothing to do", True)
 
 
+@pytest.mark.slow
 def test_a_merge_is_built_registered_and_released_by_its_name(project: Path) -> None:
     from flows.release import release
     from flows.reproduce import reproduce
