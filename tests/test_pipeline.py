@@ -285,6 +285,7 @@ def test_a_child_adds_its_own_stages_only(copy: Path, params: Params) -> None:
     assert changed(copy) == {"probe@esi-v999", "train@esi-v999", "evaluate@esi-v999"}
 
 
+@pytest.mark.slow
 def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: Path) -> None:
     source = ROOT / "data/sources/synthetic/MIETIC-validate-samples.csv"
 

@@ -79,6 +79,7 @@ def test_a_release_without_a_server_and_without_a_name_is_refused(project: Path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_flow_needs_no_server(project: Path) -> None:
     done = flow("release", "v2", "--approver", "Ada Lovelace")
     assert done.returncode == 0
