@@ -171,10 +171,14 @@ def draft(task_name: str) -> "Draft":
     return made
 
 
-@task(task_run_name="drop {made.name}", cache_policy=NO_CACHE)
+@task(task_run_name="drop {made.name}", **REGISTRY)
 def drop(made: "Draft", says: str) -> None:
-    """Take a draft that brought nothing out of params.yaml; its record and its reports stay."""
+    """Take a draft that brought nothing out of params.yaml, and from its place as candidate; its reports stay."""
     from clinrl import draft as drafts
+    from clinrl import registry
 
+    held = registry.holder(made.task, registry.CANDIDATE)
+    if held is not None and held.name == made.name:
+        registry.point(made.task, registry.CANDIDATE, None)
     drafts.drop(made, says)
     get_run_logger().info("%s is dropped: %s", made.name, says)

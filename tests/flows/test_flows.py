@@ -177,6 +177,7 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
         assert record["outcome"] == "dropped"
         assert record["drafts_on_exam"] == number - 2
         assert paths.report(f"esi-v{number}").is_dir()
+        assert registry.holder("esi", "candidate") is None
         levers.append(record["lever"])
     assert levers == ["modifiers", "data", "lower-rate", "higher-rate"]
     state = ended(retrain, "esi", approver="Ada Lovelace")
