@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import ValidationError
 
 from clinrl import artefacts, paths
-from clinrl.blocks import ImportSpec
+from clinrl.blocks import DatasetSpec, ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.imported import COLUMNS, Intake, whose
 from clinrl.records import Case, Manifest
@@ -68,15 +68,19 @@ def stage(params: "Params", name: str) -> None:
                 f"datasets.{name}: the pool {spec.use} of {task.name} gave {written:,} distinct cases, "
                 f"not the {spec.cases:,} asked for; ask for fewer"
             )
-        artefacts.seal(
-            folder,
-            kind="cases",
-            name=name,
-            task=task.name,
-            task_version=task.version,
-            spec=spec.model_dump(mode="json", exclude_defaults=True),  # a new option rebuilds nothing that lacks it
-            inputs={},
-        )
+        _seal(folder, name, task, spec, inputs={})
+
+
+def _seal(folder: Path, name: str, task: Task, spec: DatasetSpec | ImportSpec, inputs: dict[str, str]) -> None:
+    artefacts.seal(
+        folder,
+        kind="cases",
+        name=name,
+        task=task.name,
+        task_version=task.version,
+        spec=spec.model_dump(mode="json", exclude_defaults=True),  # a new option rebuilds nothing that lacks it
+        inputs=inputs,
+    )
 
 
 def _import(spec: ImportSpec, name: str, task: Task) -> None:
@@ -107,15 +111,8 @@ def _import(spec: ImportSpec, name: str, task: Task) -> None:
                 f"{_most_often(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
             )
         artefacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
-        artefacts.seal(
-            folder,
-            kind="cases",
-            name=name,
-            task=task.name,
-            task_version=task.version,
-            spec=spec.model_dump(mode="json", exclude_defaults=True),
-            inputs={file: artefacts.sha256_file(path) for file, path in sorted(files.items())},
-        )
+        inputs = {file: artefacts.sha256_file(path) for file, path in sorted(files.items())}
+        _seal(folder, name, task, spec, inputs)
 
 
 def _most_often(intake: Intake) -> str:

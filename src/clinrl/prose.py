@@ -74,10 +74,9 @@ def answers(report: EvalReport) -> str:
     """A table of how often each label is right and how often it is answered: a policy that hides shows here."""
     counts = report.confusion
     right = {name: sum(row) for name, row in zip(counts.rows, counts.counts, strict=True)}
-    given = {name: sum(row[i] for row in counts.counts) for i, name in enumerate(counts.columns)}
     body = [
         (what, *(f"{100 * some.get(name, 0) / report.n:.1f}%" for name in counts.columns))
-        for what, some in (("right", right), ("answered", given))
+        for what, some in (("right", right), ("answered", report.predicted))
     ]
     return table(("share of cases", *counts.columns), body)
 
