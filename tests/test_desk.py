@@ -118,3 +118,17 @@ def test_an_unknown_name_costs_one_sentence_and_no_import(run):
 def test_a_promotion_without_a_name_is_a_usage_error(project):
     with pytest.raises(SystemExit, match="2"):
         main(["promote", "v1"])
+
+
+def test_two_that_sat_one_exam_are_tested_against_each_other(run):
+    code, rows, _ = run("compare", "v1", "v3")
+    assert code == 0
+    assert [(row["mode"], row["metric"]) for row in rows] == [
+        (mode, metric) for mode in ("direct", "think") for metric in ("exact", "dangerous")
+    ]
+    exact = rows[0]
+    assert (int(exact["v1"]) > 0, exact["v3"], float(exact["p"]) < 0.05) == (True, "0", True)
+    _, same, _ = run("compare", "v1", "v1")
+    assert {row["p"] for row in same} == {"1"}
+    code, _, err = run("compare", "v1", "../v3")
+    assert (code, "'../v3' is neither a version" in err) == (2, True)

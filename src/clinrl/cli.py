@@ -119,6 +119,7 @@ ARGUMENTS = {
     "lineage": "NAME",
     "alarms": "VERSION",
     "draft": "TASK",
+    "compare": "NAME",
 }
 """What the commands that answer questions take; `clinrl.desk` has a function for each."""
 
@@ -199,6 +200,18 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
     verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     _add_registry_commands(command)
+    compare = command(
+        "compare",
+        "test two that sat the same exam against each other",
+        _wrapped(
+            "Exact McNemar tests of every yes/no metric in every mode, on the graded answers of NAME and OTHER: cases "
+            "that count for one alone, the difference with its 95% interval, and p, not adjusted for their number."
+        ),
+        "clinrl compare esi-v50 esi-v49\nclinrl compare esi-v49-full esi-v49 --json",
+    )
+    compare.add_argument("name", metavar="NAME", help="a version or a merge of params.yaml")
+    compare.add_argument("other", metavar="OTHER", help="another, or TASK-base, that sat the same exam")
+    compare.add_argument("--json", action="store_true", help="one JSON list of objects")
     draft = command(
         "draft",
         "write the next version into params.yaml, from the champion's errors",

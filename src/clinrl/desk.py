@@ -6,9 +6,9 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from clinrl import draft as drafts
-from clinrl import health, paths, registry, release
+from clinrl import health, paths, registry, release, report
 from clinrl import lineage as lineages
-from clinrl.evaluate import HISTORY
+from clinrl.evaluate import HISTORY, examinee, load_sitting, unanswered
 from clinrl.recording import MERGED
 from clinrl.tables import show
 
@@ -97,6 +97,30 @@ def alarms(params: "Params", arguments: Namespace) -> int:
     for alarm in found:
         print(f"clinrl: {alarm.name} {alarm.about}: what usually helps: {alarm.helps}", file=sys.stderr)
     return 1 if any(alarm.level == "stop" for alarm in found) else 0
+
+
+def compare(params: "Params", arguments: Namespace) -> int:
+    """Print the paired tests between two that sat one exam, mode by mode."""
+    who, cases, blank = unanswered(params, arguments.name)
+    examinee(params, arguments.other)  # refuses a name that params.yaml does not have
+    rows = []
+    for mode, like in blank.items():
+        mine, theirs = (load_sitting(name, like, cases) for name in (arguments.name, arguments.other))
+        for test in report.compare(mine, theirs, who.task.metrics):
+            change = test.difference
+            rows.append(
+                {
+                    "mode": mode,
+                    "metric": test.metric,
+                    arguments.name: test.b,
+                    arguments.other: test.c,
+                    "n": change.n,
+                    "difference": f"{change.value:+.4f} [{change.low:+.4f}, {change.high:+.4f}]",
+                    "p": f"{test.p:.4g}",
+                }
+            )
+    show(tuple(rows[0]), rows, as_json=arguments.json)
+    return 0
 
 
 def draft(params: "Params", arguments: Namespace) -> int:

@@ -263,6 +263,17 @@ def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cas
     )
 
 
+def unanswered(params: "Params", name: str) -> tuple[Examinee, list[Case], dict[str, Sitting]]:
+    """Who `name` is, the cases of its exam, and the exam before it is answered, by mode: what answers are loaded into.
+
+    Raises ArtefactError if the exam is missing, altered or without its proof, ParamsError for an unknown name.
+    """
+    who = examinee(params, name)
+    cases = list(read_cases(paths.cases(who.exam), who.task))
+    exam_digest = proven(who.exam, who.task)
+    return who, cases, {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
+
+
 def decoding(params: "Params", mode: str) -> dict[str, Any]:
     """How answers are decoded in a mode at the active scale, as reports hold it."""
     spec = params.modes[mode]

@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import artefacts, gate, ledger, paths, registry
-from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
-from clinrl.evaluate import Examinee, examinee, load_sitting, sitting_of
+from clinrl.evaluate import examinee, load_sitting, unanswered
 from clinrl.gate import Decision
-from clinrl.probe import proven
 from clinrl.recording import waiver
-from clinrl.records import Case, Estimate
+from clinrl.records import Estimate
 from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
 from clinrl.statistics import DIGITS, bootstrap
@@ -71,7 +69,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := waiver(params, name):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
-    who, cases, blank = _exam(params, name)
+    who, cases, blank = unanswered(params, name)
 
     def sittings(other: str, folder: Path) -> dict[str, Sitting]:
         return {mode: load_sitting(other, like, cases, folder) for mode, like in blank.items()}
@@ -103,7 +101,7 @@ def gain(params: "Params", name: str) -> Estimate | None:
     champion = registry.holder(registry.model_of(params, name), CHAMPION)
     if champion is None:
         return None
-    who, cases, blank = _exam(params, name)
+    who, cases, blank = unanswered(params, name)
     mine, theirs = (
         [load_sitting(other, like, cases, folder) for like in blank.values()]
         for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(champion)))
@@ -115,14 +113,6 @@ def gain(params: "Params", name: str) -> Estimate | None:
 
     saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(cases))]
     return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)
-
-
-def _exam(params: "Params", name: str) -> tuple[Examinee, list[Case], dict[str, Sitting]]:
-    """Who sits which cases, and the blank sitting of each mode."""
-    who = examinee(params, name)
-    cases = list(read_cases(paths.cases(who.exam), who.task))
-    exam = proven(who.exam, who.task)
-    return who, cases, {mode: sitting_of(who, mode, params, exam, cases) for mode in params.modes}
 
 
 def promote(params: "Params", name: str, *, approver: str, decision: Decision) -> Entry:
