@@ -17,14 +17,10 @@ from clinrl.errors import ArtefactError
 from clinrl.imported import is_imported
 from clinrl.records import Case, Estimate, Graded, Strict, Unreadable
 from clinrl.statistics import DIGITS, Paired, bootstrap, paired, wilson
-from clinrl.task import Share, Statistic, Task
+from clinrl.task import Share, Statistic, Task, get_task
 
 COMPARED = ("exact", "dangerous")
 """Shares that every paired test and every slice is about. Each task defines them."""
-ROW_METRICS = ("exact", "adjacent", "dangerous")
-"""What a row of the comparison table shows, where the task defines it."""
-HEADLINE = ("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", "no_parse", "clipped")
-"""What the summary shows, where the task defines it."""
 UNREADABLE = "unreadable"
 NOTE = "Research only, synthetic data."
 IMPORTED_NOTE = "Research only, imported cases."
@@ -227,7 +223,9 @@ def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confu
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
     """Headline numbers by mode and the agreement of the modes: plain numbers, to be tabulated and diffed."""
     by_mode = {
-        report.mode: {name: report.metrics[name].value for name in HEADLINE if name in report.metrics}
+        report.mode: {
+            name: report.metrics[name].value for name in get_task(report.task).headline if name in report.metrics
+        }
         for report in reports
     }
     agreed = {"mode_agreement": agreement["mode_agreement"].value} if agreement else {}
@@ -252,7 +250,7 @@ def _paired(
 
 
 def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Estimates:
-    return estimates({name: task.metrics[name] for name in ROW_METRICS if name in task.metrics}, golds, answers)
+    return estimates({name: task.metrics[name] for name in task.row_metrics}, golds, answers)
 
 
 def _slice(
