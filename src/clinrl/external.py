@@ -20,7 +20,7 @@ from clinrl.evaluate import Examinee, check_apart, decoding, examinee, sit
 from clinrl.probe import proven
 from clinrl.prose import shown, table
 from clinrl.records import Case, Estimate, Graded, Strict
-from clinrl.report import EvalReport, build, estimates
+from clinrl.report import EvalReport, build, clusters_of, estimates
 from clinrl.section import did_you_mean
 from clinrl.statistics import wilson
 from clinrl.task import Published, PublishedRow, Task, get_task
@@ -121,7 +121,7 @@ def compared(
         for mode, report in reports.items()
     ]
     lazy = [
-        Line(name=row, n=len(cases), metrics=_chosen(estimates(task.metrics, golds, answers)))
+        Line(name=row, n=len(cases), metrics=_chosen(estimates(task.metrics, golds, answers, clusters_of(task, cases))))
         for row, answers in idle.items()
     ]
     return ExternalReport(
