@@ -1,0 +1,272 @@
+"""Synthetic imaging requests: latent facts first, then the rating by the rules, then words and evidence.
+
+A case grows from a variant: a condition with what is suspected, the kind of patient and the phase of the work-up. The
+variant's name gives its pool for good, so all procedures of a variant lie in one pool; five conditions lie in the exam
+alone. Conditions, ratings, reasons and studies are inventions; none is clinical guidance.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from random import Random
+from types import MappingProxyType
+
+from pydantic import Field
+
+from clinrl.artefacts import canonical_json
+from clinrl.records import Case, Pool, Strict
+from clinrl.tasks.imaging import evidence
+from clinrl.tasks.imaging.answer import LABELS
+from clinrl.tasks.imaging.evidence import Abstract, Study
+from clinrl.tasks.imaging.guideline import (
+    BY_ID,
+    CONDITIONS,
+    CONTRAST,
+    ELSEWHERE,
+    HELD_OUT,
+    MODALITIES,
+    RADIATION,
+    Condition,
+    Modality,
+)
+from clinrl.tasks.imaging.rules import CHILD_BELOW_YEARS, EGFR_LIMIT, RULE_IDS, Decision, Scenario, decide, deciding
+from clinrl.tasks.imaging.statements import Statement, of_decision, word
+
+
+class ImagingFacts(Strict):
+    """What the model may see."""
+
+    condition: str = Field(min_length=1, max_length=300)
+    variant: str = Field(min_length=1, max_length=2000)
+    procedure: str = Field(min_length=1, max_length=300)
+    evidence: tuple[Abstract, ...] = ()
+
+
+class ImagingKey(Strict):
+    """What only the scorer may see."""
+
+    scenario: Scenario
+    studies: tuple[Study, ...]
+    label: str
+    rating: int = Field(ge=1, le=9)
+    rule: str
+    """The first rule whose omission changes the label, or "yield"."""
+    reasoning: tuple[str, ...]
+    """Gold statements as sentences, in order; studies are cited as [n]."""
+
+
+class ImagingCase(Case):
+    """One request: is this procedure appropriate for this variant of this condition?"""
+
+    facts: ImagingFacts
+    key: ImagingKey
+
+
+NATURAL: Mapping[str, float] = dict(zip(LABELS, (0.642, 0.173, 0.185), strict=True))
+"""The published mix of labels, training and test together."""
+ELSEWHERE_MIX: Mapping[str, float] = dict(zip(LABELS, (0.676, 0.124, 0.201), strict=True))
+"""The published mix on held-out conditions."""
+MIXES: Mapping[str, Mapping[str, float]] = {
+    "natural": NATURAL,
+    "balanced": dict.fromkeys(LABELS, 1 / 3),
+    "reporting": NATURAL,
+}
+"""Class shares by label. In "reporting", the exam pool has held-out conditions too, with a mix of their own."""
+
+HELD_OUT_SHARE = 1 / 3
+"""Of the cases of an exam in the mix "reporting": 259 of 779 in the published study."""
+
+POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
+"""Percentage of variants in each pool."""
+
+AIMED_SHARE = 0.65
+"""Of the draws, those whose facts are aimed at one of the rules, so that rare rules are not rare here."""
+
+CHILDBEARING = (18, 42)
+"""Years between which a woman may be pregnant here, both ends included."""
+
+RED_FLAGS = ("weight loss", "fever", "numbness", "sudden onset", "night pain", "a history of cancer")
+
+
+def pool_of(group: str) -> Pool:
+    """The pool of a variant by the hash of its name; the exam for every variant of a held-out condition."""
+    if group.split("/")[0] in _HELD_OUT_IDS:
+        return "exam"
+    draw = int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") % 100
+    for pool, share in POOL_SHARE.items():
+        if draw < share:
+            return pool
+        draw -= share
+    raise AssertionError("pool shares do not sum to 100")
+
+
+_pool_of_variant = cache(pool_of)  # the number of variants is fixed, so the cache is bounded
+_HELD_OUT_IDS = frozenset(condition.id for condition in HELD_OUT)
+
+
+def is_held_out(case: ImagingCase) -> bool:
+    """Whether a case is of a condition that nothing but the exam has."""
+    return case.group.split("/")[0] in _HELD_OUT_IDS
+
+
+def case_id(facts: ImagingFacts, key: ImagingKey) -> str:
+    """The content hash that is the case's id."""
+    content = canonical_json([facts.model_dump(mode="json"), key.model_dump(mode="json")])
+    return "imaging-" + hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def cases(
+    n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[ImagingCase]:
+    """`n` distinct cases of a pool. `emphasis` multiplies how often a rule decides, within the label it leads to."""
+    rng = Random(f"imaging-cases/{pool}/{mix}/{seed}")
+    most = max([1.0, *emphasis.values()])
+    seen: set[str] = set()
+    while len(seen) < n:
+        apart = pool == "exam" and mix == "reporting" and rng.random() < HELD_OUT_SHARE
+        conditions, shares = (HELD_OUT, ELSEWHERE_MIX) if apart else (CONDITIONS, MIXES[mix])
+        label = rng.choices(tuple(shares), tuple(shares.values()))[0]
+        while True:
+            case = _draw(rng, conditions, pool)
+            if case is None or case.key.label != label or case.id in seen:
+                continue
+            if rng.random() * most <= emphasis.get(case.key.rule, 1.0):
+                break
+        seen.add(case.id)
+        yield case
+
+
+def _draw(rng: Random, conditions: tuple[Condition, ...], pool: Pool) -> ImagingCase | None:
+    scenario = _scenario(rng, rng.choice(conditions))
+    group = variant_of(scenario)
+    if _pool_of_variant(group) != pool:
+        return None
+    return case_of(rng, scenario, group)
+
+
+def case_of(rng: Random, scenario: Scenario, group: str) -> ImagingCase:
+    """The case of a request: its evidence, its rating and its words."""
+    found = evidence.studies(rng, scenario)
+    decision = decide(scenario)
+    facts = ImagingFacts(
+        condition=BY_ID[scenario.condition].says,
+        variant=_variant(rng, scenario),
+        procedure=procedure(scenario),
+        evidence=tuple(map(evidence.abstract, found)),
+    )
+    key = ImagingKey(
+        scenario=scenario,
+        studies=found,
+        label=decision.label,
+        rating=decision.rating,
+        rule=deciding(scenario),
+        reasoning=sentences(scenario, found, decision, facts.variant),
+    )
+    return ImagingCase(id=case_id(facts, key), group=group, facts=facts, key=key)
+
+
+def variant_of(s: Scenario) -> str:
+    """The name of a request's variant: everything but the exact age, the procedure and the evidence."""
+    band = "child" if s.age_years < CHILD_BELOW_YEARS else "adult" if s.age_years < 65 else "old"
+    kidneys = "weak" if s.egfr_ml_min is not None and s.egfr_ml_min < EGFR_LIMIT else "fine"
+    flags = "flagged" if s.red_flag else "plain"
+    carrying = "pregnant" if s.pregnant else "not"
+    return "/".join((s.condition, s.target, s.phase, s.done or "none", flags, s.sex, band, carrying, kidneys))
+
+
+def statements(s: Scenario, found: tuple[Study, ...], decision: Decision) -> tuple[Statement, ...]:
+    """What a reader with this decision says of a request and its evidence."""
+    stances = {study.number: evidence.stance(study, s, decision.shown) for study in found}
+    return of_decision(s, decision, stances)
+
+
+def sentences(s: Scenario, found: tuple[Study, ...], decision: Decision, seed: str) -> tuple[str, ...]:
+    """The same in words; the text of the variant chooses between wordings, so a request is always worded alike."""
+    rng = Random(f"wording/{seed}")
+    return tuple(word(statement, rng.randrange(3)) for statement in statements(s, found, decision))
+
+
+def procedure(s: Scenario) -> str:
+    """How a request names its procedure."""
+    contrast = "" if s.modality not in CONTRAST else " with contrast" if s.contrast else " without contrast"
+    return f"{s.modality} of the {s.region}{contrast}"
+
+
+def shown_with(case: ImagingCase, found: tuple[Study, ...]) -> ImagingCase:
+    """The same request with other evidence, and the reasons that then are gold. The label stays."""
+    s = case.key.scenario
+    facts = case.facts.model_copy(update={"evidence": tuple(map(evidence.abstract, found))})
+    reasoning = sentences(s, found, decide(s), case.facts.variant)
+    return case.model_copy(
+        update={"facts": facts, "key": case.key.model_copy(update={"studies": found, "reasoning": reasoning})}
+    )
+
+
+def _scenario(rng: Random, condition: Condition) -> Scenario:
+    """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
+    target = rng.choice(condition.targets)
+    aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
+    sex = condition.sex or ("woman" if aim == "pregnancy" else rng.choice(("woman", "man")))
+    modality = _modality(rng, condition, aim)
+    low, high = condition.ages
+    wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))
+    if max(low, wanted[0]) <= min(high, wanted[1]):
+        low, high = max(low, wanted[0]), min(high, wanted[1])
+    age = rng.randint(low, high)
+    may_carry = sex == "woman" and CHILDBEARING[0] <= age <= CHILDBEARING[1]
+    weak = aim == "kidneys" or rng.random() < 0.12
+    first = rng.random() < 0.5 if aim not in ("plain_first", "repeat") else aim == "plain_first"
+    earlier: Modality = modality if aim == "repeat" else rng.choice(("radiography", "ultrasound"))
+    contrast = modality in CONTRAST and rng.random() < 0.5
+    if aim in ("kidneys", "contrast_idle"):
+        contrast = True
+    elif aim == "contrast_lacking":
+        contrast = False
+    away = aim == "wrong_region" or rng.random() < 0.04
+    return Scenario(
+        condition=condition.id,
+        target=target,
+        age_years=age,
+        sex=sex,
+        pregnant=may_carry and (aim == "pregnancy" or rng.random() < 0.15),
+        egfr_ml_min=rng.randint(8, EGFR_LIMIT - 1) if weak else rng.choice((None, rng.randint(EGFR_LIMIT + 5, 115))),
+        red_flag=aim == "red_flag" or (aim != "plain_first" and rng.random() < 0.35),
+        phase="initial" if first else "next",
+        done=None if first else earlier,
+        modality=modality,
+        region=rng.choice([place for place in ELSEWHERE if place != condition.region]) if away else condition.region,
+        contrast=contrast,
+    )
+
+
+def _modality(rng: Random, condition: Condition, aim: str) -> Modality:
+    """A modality to which the rule that is aimed at can apply."""
+    fitting: Mapping[str, list[Modality]] = {
+        "local_yield": list(condition.local),
+        "plain_first": ["CT", "MRI", "bone scan", "PET/CT"],
+        "red_flag": ["CT", "MRI", "bone scan", "PET/CT"],
+        "pregnancy": [modality for modality in MODALITIES if RADIATION[modality] >= 2],
+        "child": ["CT", "PET/CT"],
+        "kidneys": ["CT", "MRI"],
+        "contrast_lacking": ["CT", "MRI"],
+        "contrast_idle": ["CT", "MRI"],
+    }
+    return rng.choice(fitting.get(aim) or list(MODALITIES))
+
+
+def _variant(rng: Random, s: Scenario) -> str:
+    """The variant in words: patient, suspicion, findings and phase, worded in one of several ways."""
+    who = f"{'pregnant ' if s.pregnant else ''}{s.sex}" if s.age_years >= 18 else _young(s)
+    patient = rng.choice((f"{who} of {s.age_years}", f"{who}, {s.age_years} years", f"{s.age_years}-year-old {who}"))
+    suspicion = rng.choice(("suspected: {}", "in question: {}", "{} is suspected")).format(s.target)
+    flags = f"red flag: {rng.choice(RED_FLAGS)}" if s.red_flag else rng.choice(("no red flags", "red flags: none"))
+    parts = [patient, suspicion, flags]
+    if s.egfr_ml_min is not None:
+        parts.append(f"eGFR {s.egfr_ml_min}")
+    phase = "initial imaging" if s.done is None else f"{s.done} was unclear, next imaging study"
+    body = ". ".join(part if part.startswith("eGFR") else part[0].upper() + part[1:] for part in (*parts, phase))
+    return f"Variant {rng.randint(1, 9)}: {body}."
+
+
+def _young(s: Scenario) -> str:
+    return ("pregnant " if s.pregnant else "") + ("girl" if s.sex == "woman" else "boy")

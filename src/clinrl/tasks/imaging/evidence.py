@@ -1,0 +1,117 @@
+"""Synthetic study abstracts: what they found, how they are worded, and other evidence for the same request.
+
+No study exists. How many a request has, and whether they bear on it, is drawn before and apart from the label, so that
+having evidence or none says nothing about the answer.
+"""
+
+from random import Random
+from typing import Final
+
+from pydantic import Field
+
+from clinrl.records import Strict
+from clinrl.tasks.imaging.guideline import BY_ID, CONDITIONS, MODALITIES, Condition, Modality, Target, Yield, true_yield
+from clinrl.tasks.imaging.rules import Scenario
+from clinrl.tasks.imaging.statements import Stance
+
+SEEN_PCT: Final[dict[Yield, tuple[int, int]]] = {"good": (82, 97), "fair": (42, 64), "poor": (6, 24)}
+"""Of a hundred patients who have the target, those in whom it is seen: the range of each yield, both ends included."""
+
+COUNTS: Final = (0, 1, 2, 3)
+COUNT_WEIGHTS: Final = (25, 30, 30, 15)
+"""How often a request has so many studies, in percent."""
+
+KINDS: Final = ("agrees", "elsewhere", "disagrees")
+KIND_WEIGHTS: Final = (60, 25, 15)
+"""Relevant, irrelevant and contradicting studies, in percent."""
+
+WORDINGS: Final = (
+    "{modality} in {patients} patients with {condition}. Results: {target} was seen in {seen}%.",
+    "We studied {patients} patients with {condition}. Results: {modality} found {target} in {seen}%.",
+    "Methods: {modality}, {patients} patients, {condition}. Results: sensitivity for {target} {seen}%.",
+)
+
+
+class Abstract(Strict):
+    """One numbered study, as the model may read it."""
+
+    number: int = Field(ge=1, le=99)
+    text: str = Field(min_length=1, max_length=6000)
+
+
+class Study(Strict):
+    """What one synthetic study asked and found."""
+
+    number: int = Field(ge=1, le=99)
+    condition: str
+    target: Target
+    modality: Modality
+    shown: Yield
+    seen_pct: int = Field(ge=0, le=100)
+    patients: int = Field(ge=20, le=900)
+    wording: int = Field(ge=0, lt=len(WORDINGS))
+
+
+def studies(rng: Random, s: Scenario) -> tuple[Study, ...]:
+    """Studies on a request, numbered from 1. Draws nothing that the label decides."""
+    count = rng.choices(COUNTS, COUNT_WEIGHTS)[0]
+    return tuple(_study(rng, s, number, rng.choices(KINDS, KIND_WEIGHTS)[0]) for number in range(1, count + 1))
+
+
+def stance(study: Study, s: Scenario, shown: Yield) -> Stance:
+    """What a study has to do with a request, to a reader who believes that the procedure shows so much."""
+    if (study.condition, study.modality) != (s.condition, s.modality):
+        return "elsewhere"
+    return "agrees" if study.shown == shown else "disagrees"
+
+
+def abstract(study: Study) -> Abstract:
+    """The words of a study."""
+    text = WORDINGS[study.wording].format(
+        modality=study.modality,
+        patients=study.patients,
+        condition=BY_ID[study.condition].says.lower(),
+        target=study.target,
+        seen=study.seen_pct,
+    )
+    return Abstract(number=study.number, text=text[0].upper() + text[1:])
+
+
+def swapped(found: tuple[Study, ...], s: Scenario, seed: str) -> tuple[Study, ...]:
+    """As many studies, all on other conditions: evidence that belongs to somebody else's request."""
+    rng = Random(f"swapped/{seed}")
+    return tuple(_study(rng, s, study.number, "elsewhere") for study in found)
+
+
+def contradicted(found: tuple[Study, ...], s: Scenario, truth: Yield, seed: str) -> tuple[Study, ...]:
+    """The same studies, but those that bear on the request find what is not so."""
+    rng = Random(f"contradicted/{seed}")
+    return tuple(
+        study if stance(study, s, truth) == "elsewhere" else _study(rng, s, study.number, "disagrees") for study in found
+    )
+
+
+def _study(rng: Random, s: Scenario, number: int, kind: str) -> Study:
+    condition, target, modality = BY_ID[s.condition], s.target, s.modality
+    if kind == "elsewhere":
+        condition = rng.choice([other for other in CONDITIONS if other.id != s.condition])
+        target, modality = rng.choice(condition.targets), rng.choice(MODALITIES)
+    shown = _shown(rng, condition, target, modality, wrong=kind == "disagrees")
+    return Study(
+        number=number,
+        condition=condition.id,
+        target=target,
+        modality=modality,
+        shown=shown,
+        seen_pct=rng.randint(*SEEN_PCT[shown]),
+        patients=rng.randint(20, 900),
+        wording=rng.randrange(len(WORDINGS)),
+    )
+
+
+def _shown(rng: Random, condition: Condition, target: Target, modality: Modality, *, wrong: bool) -> Yield:
+    truth = true_yield(condition, target, modality)
+    if not wrong:
+        return truth
+    others: list[Yield] = [other for other in SEEN_PCT if other != truth]
+    return rng.choice(others)

@@ -1,0 +1,39 @@
+"""The prompt and the output contract: a think block of short statements, then one label in an answer block.
+
+The contract and the fields of the request are the published ones; the wording is this project's own.
+"""
+
+from clinrl.records import Message
+from clinrl.tasks.imaging.cases import ImagingCase, ImagingFacts, sentences
+from clinrl.tasks.imaging.rules import decide
+
+SYSTEM = (
+    "You advise on imaging. Say whether the procedure is appropriate for exactly this variant of this condition. Think "
+    "in short sentences that stand alone, and cite a study by its number in brackets only where it bears on the "
+    "question. Then give one label: <answer>Usually Appropriate</answer>, <answer>May Be Appropriate</answer> or "
+    "<answer>Usually Not Appropriate</answer>."
+)
+
+
+def prompt(facts: ImagingFacts) -> list[Message]:
+    """System and user turn of one request. Without evidence the field is left out."""
+    lines = [
+        f"Clinical condition: {facts.condition}",
+        f"Variant: {facts.variant}",
+        f"Procedure: {facts.procedure}",
+    ]
+    if facts.evidence:
+        lines += ["Abstracts:", *(f"[{abstract.number}] {abstract.text}" for abstract in facts.evidence)]
+    return [Message(role="system", content=SYSTEM), Message(role="user", content="\n".join(lines))]
+
+
+def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
+    """The turn of a reader who knows every rule except `omit`."""
+    s, key = case.key.scenario, case.key
+    decision = decide(s, omit)
+    said = sentences(s, key.studies, decision, case.facts.variant) if omit else key.reasoning
+    return Message(
+        role="assistant",
+        content=f"<answer>{decision.label}</answer>",
+        thinking=" ".join(said) if thinking else None,
+    )

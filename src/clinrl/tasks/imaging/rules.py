@@ -1,0 +1,134 @@
+"""How a procedure is rated: the clinical authority of the task, as small pure functions over latent facts.
+
+A rating runs from 1 to 9, as appropriateness panels rate: 7 to 9 is Usually Appropriate, 4 to 6 May Be Appropriate, 1 to
+3 Usually Not Appropriate (that mapping and the three labels are the general scheme; every number behind a rating is
+this project's invention). It starts at what the procedure shows and moves by named rules. Not clinical guidance.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from pydantic import Field
+
+from clinrl.records import Strict
+from clinrl.tasks.imaging.answer import LABELS
+from clinrl.tasks.imaging.guideline import (
+    ADVANCED,
+    BY_ID,
+    CONTRAST,
+    ENHANCED,
+    RADIATION,
+    Condition,
+    Modality,
+    Target,
+    Yield,
+    true_yield,
+    usual_yield,
+)
+
+Phase = Literal["initial", "next"]
+
+START: Final[dict[Yield, int]] = {"good": 8, "fair": 5, "poor": 2}
+"""The rating of a procedure that no rule moves, by what it shows."""
+
+CHILD_BELOW_YEARS: Final = 16
+"""Younger patients are spared high radiation."""
+
+EGFR_LIMIT: Final = 30
+"""mL/min/1.73 m2. Below it contrast is avoided."""
+
+
+class Scenario(Strict):
+    """The latent facts of one request: a patient, a question and a procedure. Never shown to the model as such."""
+
+    condition: str
+    target: Target
+    """What is suspected."""
+    age_years: int = Field(ge=0, le=110)
+    sex: Literal["woman", "man"]
+    pregnant: bool = False
+    egfr_ml_min: int | None = Field(default=None, ge=5, le=140)
+    """Estimated filtration rate per 1.73 m2; None: not known, taken as normal."""
+    red_flag: bool = False
+    phase: Phase
+    done: Modality | None = None
+    """What was done before and did not answer; None in the initial phase."""
+    modality: Modality
+    region: str
+    """Of the procedure."""
+    contrast: bool = False
+
+
+class Decision(Strict):
+    """The rating, its label, and every rule that moved it, in the order of asking."""
+
+    rating: int = Field(ge=1, le=9)
+    label: str
+    shown: Yield
+    """What the procedure shows, as the reader believes it."""
+    applied: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Something that moves a rating."""
+
+    id: str
+    holds: Callable[[Scenario], bool]
+    moves: int
+    """Points of the rating, -9 to 9; a move of -9 ends at 1."""
+
+
+def condition_of(s: Scenario) -> Condition:
+    """The chapter of a request. Raises KeyError for one that the guideline lacks."""
+    return BY_ID[s.condition]
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(id="wrong_region", holds=lambda s: s.region != condition_of(s).region, moves=-9),
+    Rule(id="repeat", holds=lambda s: s.modality == s.done, moves=-5),
+    Rule(
+        id="plain_first",
+        holds=lambda s: s.phase == "initial" and not s.red_flag and s.modality in ADVANCED,
+        moves=-4,
+    ),
+    Rule(id="red_flag", holds=lambda s: s.red_flag and s.modality in ADVANCED, moves=2),
+    Rule(id="pregnancy", holds=lambda s: s.pregnant and RADIATION[s.modality] >= 2, moves=-5),
+    Rule(id="child", holds=lambda s: s.age_years < CHILD_BELOW_YEARS and RADIATION[s.modality] >= 3, moves=-3),
+    Rule(id="kidneys", holds=lambda s: s.contrast and s.egfr_ml_min is not None and s.egfr_ml_min < EGFR_LIMIT, moves=-5),
+    Rule(
+        id="contrast_lacking",
+        holds=lambda s: not s.contrast and s.modality in CONTRAST and s.target in ENHANCED,
+        moves=-2,
+    ),
+    Rule(id="contrast_idle", holds=lambda s: s.contrast and s.target not in ENHANCED, moves=-3),
+)  # fmt: skip
+"""In the order of asking. A wrong region ends the matter."""
+
+LOCAL_YIELD: Final = "local_yield"
+"""Knowing that a modality does in this condition what it does not usually do."""
+
+RULE_IDS: Final[tuple[str, ...]] = (LOCAL_YIELD, *(rule.id for rule in RULES))
+
+
+def label_of(rating: int) -> str:
+    """The label of a rating: 1 to 3, 4 to 6, 7 to 9."""
+    return LABELS[(rating - 1) // 3]
+
+
+def decide(s: Scenario, omit: frozenset[str] = frozenset()) -> Decision:
+    """The rating by a reader who knows every rule except `omit`. Pure."""
+    know = usual_yield if LOCAL_YIELD in omit else None
+    shown = know(s.target, s.modality) if know else true_yield(condition_of(s), s.target, s.modality)
+    applied = [rule for rule in RULES if rule.id not in omit and rule.holds(s)]
+    if applied and applied[0].id == "wrong_region":
+        applied = applied[:1]
+    rating = min(9, max(1, START[shown] + sum(rule.moves for rule in applied)))
+    return Decision(rating=rating, label=label_of(rating), shown=shown, applied=tuple(rule.id for rule in applied))
+
+
+def deciding(s: Scenario) -> str:
+    """The first rule whose omission changes the label, or "yield" if what the procedure shows decides alone."""
+    label = decide(s).label
+    return next((rule for rule in RULE_IDS if decide(s, frozenset({rule})).label != label), "yield")

@@ -1,0 +1,177 @@
+"""What a reader may say about a request, sentence by sentence, and how such sentences are read back.
+
+Gold reasoning is a list of statements that follow from the rules. Each can be worded in three ways; `read` knows all of
+them, so the share of gold statements that a text makes can be counted without a model, and no reward uses it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Final, Literal, NamedTuple
+
+from clinrl.tasks.imaging.guideline import ELSEWHERE, MODALITIES, TARGETS, Modality
+from clinrl.tasks.imaging.rules import Decision, Scenario
+
+
+class Statement(NamedTuple):
+    """One thing that is said: of which kind, and what about."""
+
+    kind: str
+    about: tuple[str, ...] = ()
+
+
+Stance = Literal["agrees", "disagrees", "elsewhere"]
+"""What a study has to do with a request: it found what is so, found otherwise, or asked another question."""
+
+CITES: Final = "cites"
+RATING: Final = "rating"
+
+WORDINGS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "shows_good": (
+        "{modality} shows {target} well here.",
+        "Here {target} is seen well on {modality}.",
+        "{modality} rarely misses {target} here.",
+    ),
+    "shows_fair": (
+        "{modality} shows {target} in part of the patients here.",
+        "Here {target} is seen on {modality} about half of the time.",
+        "{modality} misses {target} as often as not here.",
+    ),
+    "shows_poor": (
+        "{modality} shows {target} badly here.",
+        "Here {target} is seldom seen on {modality}.",
+        "{modality} mostly misses {target} here.",
+    ),
+    "wrong_region": (
+        "A study of the {region} does not cover the question.",
+        "The {region} is not where the question lies.",
+        "Images of the {region} miss the place that matters.",
+    ),
+    "repeat": (
+        "{modality} was done already and did not answer.",
+        "A second {modality} would repeat what gave no answer.",
+        "The earlier {modality} settled nothing, so another adds little.",
+    ),
+    "plain_first": (
+        "Without red flags a first look needs no {modality}.",
+        "There is no red flag, so {modality} can wait.",
+        "{modality} is too much for a first look without red flags.",
+    ),
+    "red_flag": (
+        "A red flag speaks for {modality} now.",
+        "With a red flag {modality} should not wait.",
+        "The red flag justifies {modality}.",
+    ),
+    "pregnancy": (
+        "She is pregnant and {modality} brings radiation.",
+        "Radiation from {modality} should be kept from a pregnancy.",
+        "The pregnancy speaks against the radiation of {modality}.",
+    ),
+    "child": (
+        "A child should be spared the radiation of {modality}.",
+        "{modality} is much radiation for a child.",
+        "At this age the radiation of {modality} weighs heavily.",
+    ),
+    "kidneys": (
+        "Contrast is unsafe with kidneys this weak.",
+        "The filtration rate is too low for contrast.",
+        "These kidneys should not be given contrast.",
+    ),
+    "contrast_lacking": (
+        "Without contrast {target} may be overlooked.",
+        "To see {target} fully, contrast is needed.",
+        "{target} calls for contrast, which is lacking.",
+    ),
+    "contrast_idle": (
+        "Contrast adds nothing for {target}.",
+        "For {target} no contrast is needed.",
+        "{target} is seen as well without contrast.",
+    ),
+    CITES: (
+        "Study [{number}] {stance}.",
+        "According to its figures, [{number}] {stance}.",
+        "Of the evidence, [{number}] {stance}.",
+    ),
+    RATING: (
+        "That makes {rating} of 9.",
+        "The rating is {rating} of 9.",
+        "On balance this is {rating} of 9.",
+    ),
+}
+"""Three wordings of every kind of statement."""
+
+STANCES: Final[Mapping[Stance, str]] = {
+    "agrees": "supports this",
+    "disagrees": "says otherwise",
+    "elsewhere": "asks another question",
+}
+
+SLOTS: Final[Mapping[str, Sequence[str]]] = {
+    "modality": MODALITIES,
+    "target": TARGETS,
+    "region": ELSEWHERE,
+    "number": tuple(map(str, range(1, 100))),
+    "stance": tuple(STANCES.values()),
+    "rating": tuple(map(str, range(1, 10))),
+}
+"""What may stand in each place of a wording."""
+
+
+def of_decision(s: Scenario, decision: Decision, stances: Mapping[int, Stance]) -> tuple[Statement, ...]:
+    """Everything that a reader with this decision says, in order: what is shown, rules, studies by number, rating.
+
+    A wrong region ends the matter: nothing is said of what the study would show, or of the evidence for it.
+    """
+    said = []
+    if "wrong_region" not in decision.applied:
+        said.append(Statement(f"shows_{decision.shown}", (s.modality, s.target)))
+    said += [Statement(rule, tuple(_value(s, slot) for slot in slots(rule))) for rule in decision.applied]
+    if "wrong_region" not in decision.applied:
+        said += [Statement(CITES, (str(number), STANCES[stance])) for number, stance in sorted(stances.items())]
+    return (*said, Statement(RATING, (str(decision.rating),)))
+
+
+def word(statement: Statement, wording: int) -> str:
+    """A statement as a sentence, in one of its three wordings (0 to 2)."""
+    named = dict(zip(slots(statement.kind), statement.about, strict=True))
+    text = WORDINGS[statement.kind][wording].format(**named)
+    return text[0].upper() + text[1:]
+
+
+def read(sentence: str) -> Statement | None:
+    """The statement that a sentence makes, whatever its letter case and spacing; None for any other sentence."""
+    text = " ".join(sentence.split()).lower()
+    for kind, patterns in _patterns().items():
+        for pattern in patterns:
+            if match := pattern.fullmatch(text):
+                found = match.groupdict()
+                return Statement(kind, tuple(_SPELT[found[slot]] for slot in slots(kind)))
+    return None
+
+
+@cache
+def slots(kind: str) -> tuple[str, ...]:
+    """What a kind of statement is about: the names of its places, in the order of `SLOTS`."""
+    used = {name for name in SLOTS if f"{{{name}}}" in WORDINGS[kind][0]}
+    return tuple(name for name in SLOTS if name in used)
+
+
+_SPELT: Final = {value.lower(): value for values in SLOTS.values() for value in values}
+"""How a value that was read in lower case is spelt."""
+
+
+@cache
+def _patterns() -> Mapping[str, tuple[re.Pattern[str], ...]]:
+    def pattern(wording: str) -> re.Pattern[str]:
+        text = re.escape(wording.lower())
+        for name, values in SLOTS.items():
+            longest_first = sorted(map(str.lower, values), key=len, reverse=True)
+            text = text.replace(rf"\{{{name}\}}", f"(?P<{name}>{'|'.join(map(re.escape, longest_first))})")
+        return re.compile(text)
+
+    return {kind: tuple(map(pattern, wordings)) for kind, wordings in WORDINGS.items()}
+
+
+def _value(s: Scenario, slot: str) -> str:
+    modality: Modality = s.modality
+    return {"modality": modality, "target": s.target, "region": s.region}[slot]
