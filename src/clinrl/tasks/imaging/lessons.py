@@ -29,7 +29,7 @@ PADDING: Final = (
 """Sentences that fit every case and say nothing about any."""
 
 DRAWS: Final = 12
-"""Candidates that are made for one lesson; the one nearest to the score that is wanted is kept."""
+"""Candidates that are made for one lesson; the one is kept whose mean score was given least often so far."""
 
 
 def identical(a: str, b: str) -> bool:
@@ -81,19 +81,24 @@ def lessons(
     if len(usable) < 2:
         raise ValueError(f"lessons need two cases with reasoning, to mix; got {len(usable)}")
     rng = Random(f"imaging-lessons/{judge}/{seed}")
+    given = Counter[int]()
     for _ in range(n):
-        wanted = rng.randint(0, TOP)
         case = rng.choice(usable)
         known = [abstract.number for abstract in case.facts.evidence]
         made = [_candidate(rng, case, usable, known, falsify, paraphrase) for _ in range(DRAWS)]
         scored = [(said, rule_scores(case.key.reasoning, said, known, same)) for said in made]
-        said, scores = min(scored, key=lambda pair: abs(sum(pair[1]) / len(pair[1]) - wanted))
+        said, scores = min(scored, key=lambda pair: given[_mean(pair[1])])
+        given[_mean(scores)] += 1
         yield prompt(judge, " ".join(case.key.reasoning), " ".join(said), guarded=True), reply(scores)
 
 
 def spread(pairs: Iterable[tuple[str, str]]) -> Counter[int]:
     """How many lessons have which mean score, rounded."""
-    return Counter(round(sum(json.loads(right).values()) / 3) for _, right in pairs)
+    return Counter(_mean(list(json.loads(right).values())) for _, right in pairs)
+
+
+def _mean(scores: Sequence[int]) -> int:
+    return round(sum(scores) / len(scores))
 
 
 def _candidate(
