@@ -109,7 +109,7 @@ class Agreement(Strict):
     """Mean absolute error of always giving the median of the right scores: the best that a constant can do."""
     constant_within_one: float
     shuffled_pearson: float | None
-    """Of this judge's scores, given to the wrong texts: what is left is chance."""
+    """Of this judge's scores, dealt out among the texts by chance."""
     shuffled_error: float
     shuffled_within_one: float
 
@@ -117,8 +117,7 @@ class Agreement(Strict):
 def agreement(pairs: Sequence[tuple[float, float | None]]) -> Agreement:
     """How well scores agree: pairs of the right score and the judge's, None for no verdict.
 
-    Shuffled baselines are of one rotation by half the list, so that they follow from the pairs alone. Raises
-    ValueError for no pairs.
+    The shuffle is a fixed one, so that the baselines follow from the pairs alone. Raises ValueError for no pairs.
     """
     import numpy
 
@@ -127,7 +126,7 @@ def agreement(pairs: Sequence[tuple[float, float | None]]) -> Agreement:
     right = numpy.array([a for a, _ in pairs], dtype=float)
     judged = numpy.array([b or 0.0 for _, b in pairs], dtype=float)
     constant = numpy.full(len(pairs), numpy.median(right))
-    shuffled = numpy.roll(judged, max(1, len(pairs) // 2))
+    shuffled = numpy.random.default_rng(0).permutation(judged)
     return Agreement(
         n=len(pairs),
         silent=sum(b is None for _, b in pairs) / len(pairs),
