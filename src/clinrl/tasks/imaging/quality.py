@@ -1,0 +1,103 @@
+"""How good a reasoning is, measured by what no reward uses: the statements that the generator knows to be so.
+
+The studies that a text cites are counted apart from its other statements, so that readers with and without evidence
+can be compared.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, Literal
+
+from clinrl.records import Transcript
+from clinrl.task import Ask, Heard, Quality
+from clinrl.tasks.imaging import judging
+from clinrl.tasks.imaging.cases import ImagingCase, cases
+from clinrl.tasks.imaging.sentences import citations, split
+from clinrl.tasks.imaging.statements import CITES, Statement, read
+
+SECOND: Final[Literal["second_judge"]] = "second_judge"
+
+
+def said(transcript: Transcript) -> list[Statement | None] | None:
+    """What the think block says, sentence by sentence, None for a sentence that states nothing; None without a block."""
+    thinking = transcript.messages[-1].thinking
+    return None if thinking is None else [read(sentence) for sentence in split(thinking)]
+
+
+def known(case: ImagingCase) -> set[Statement]:
+    """The gold statements of a case."""
+    return {statement for sentence in case.key.reasoning if (statement := read(sentence)) is not None}
+
+
+def statement_recall(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+    """Share of the gold statements, citations apart, that the think block makes, 0 to 1. None without a block."""
+    found = said(transcript)
+    gold = {statement for statement in known(case) if statement.kind != CITES}
+    return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
+
+
+def statement_precision(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+    """Share of the sentences, citations apart, that are gold statements, 0 to 1, each once. None without a block."""
+    found = said(transcript)
+    if found is None:
+        return None
+    plain = [statement for statement in found if statement is None or statement.kind != CITES]
+    return len(known(case).intersection(plain)) / len(plain) if plain else 0.0
+
+
+def contradiction(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+    """1 if a statement is false of the request, else 0: gold holds every statement that is so. None without a block."""
+    found = said(transcript)
+    if found is None:
+        return None
+    return float(any(some is not None and some not in known(case) for some in found))
+
+
+def citation_validity(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+    """Share of the cited numbers that are those of a study in the prompt, 0 to 1. None where nothing is cited."""
+    thinking = transcript.messages[-1].thinking
+    cited = citations(thinking or "")
+    shown = {abstract.number for abstract in case.facts.evidence}
+    return sum(number in shown for number in cited) / len(cited) if cited else None
+
+
+def citation_truth(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+    """Share of the studies in the prompt of which it is said rightly what they find. None without studies or block."""
+    gold = {statement for statement in known(case) if statement.kind == CITES}
+    found = said(transcript)
+    return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
+
+
+def second_opinion(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+    """What a judge that no reward asks thinks of the reasoning, 0 to 1. None without a think block."""
+    asked = second_asks(case, transcript)
+    if not asked:
+        return None
+    return judging.worth(judging.verdict(heard[asked[0]]))
+
+
+def second_asks(case: ImagingCase, transcript: Transcript) -> tuple[Ask, ...]:
+    """What the second judge is asked about a transcript."""
+    thinking = transcript.messages[-1].thinking
+    if thinking is None:
+        return ()
+    return (Ask(SECOND, judging.prompt(SECOND, " ".join(case.key.reasoning), thinking, guarded=True)),)
+
+
+QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
+    {
+        "statement_recall": Quality(of=statement_recall, worse="lower"),
+        "statement_precision": Quality(of=statement_precision, worse="lower"),
+        "contradiction": Quality(of=contradiction, worse="higher"),
+        "citation_validity": Quality(of=citation_validity, worse="lower"),
+        "citation_truth": Quality(of=citation_truth, worse="lower"),
+        "second_opinion": Quality(of=second_opinion, worse="lower", asks=second_asks),
+    }
+)
+"""Shares of cases or means over cases, all in [0, 1]."""
+
+
+def lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
+    """Prompts and right replies for one of the judges, from cases of the base pool that the other does not see."""
+    drawn = cases(n, seed, pool="base", mix="balanced")
+    return judging.lessons(judge, n, seed, drawn, same=lambda one, other: read(one) == read(other))
