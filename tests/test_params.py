@@ -29,7 +29,7 @@ def edited(path: str, value: object) -> dict[str, Any]:
     *parents, last = path.split("/")
     place: Any = mapping
     for key in parents:
-        place = place[key]
+        place = place[int(key) if isinstance(place, list) else key]
     if value is REMOVED:
         del place[last]
     else:
@@ -117,17 +117,34 @@ def test_lora_targets_may_be_named_in_any_order():
 
 def test_no_versions_is_a_valid_start():
     mapping = edited("versions", {})
-    for section in ("merges", "mining"):
+    for section in ("merges", "mining", "comparisons"):
         del mapping[section]
     assert Params.model_validate(mapping).versions == {}
 
 
 def test_merges_mining_gates_and_schedules_may_be_absent():
     mapping = copy.deepcopy(VALID)
-    for key in ("merges", "mining", "gates", "schedules"):
+    for key in ("merges", "mining", "comparisons", "gates", "schedules"):
         del mapping[key]
     params = Params.model_validate(mapping)
+    assert params.comparisons == {}
     assert (params.merges.folds, params.merges.blends, params.mining, params.gates, params.schedules) == ({},) * 5
+
+
+def test_a_comparison_knows_its_rows_and_each_version_once():
+    comparison = Params.model_validate(VALID).comparisons["recipes"]
+    assert comparison.rows == {"plain": ("v2", "v3"), "labels": ("v1",)}
+    assert comparison.versions == ("v2", "v3", "v1")
+
+
+def test_a_comparison_is_of_one_exam_and_pairs_seeds(tmp_path):
+    mapping = edited("versions/v4", {**VALID["versions"]["v3"], "seed": 48})
+    mapping["comparisons"]["recipes"]["arms"]["other"] = ["v2", "v3", "v4"]
+    mapping["comparisons"]["recipes"]["tests"] = [{"first": "plain", "second": "other", "says": "a seed"}]
+    assert "comparisons.recipes.tests.0 pairs 2 versions with 3; seed by seed" in refusal(mapping, tmp_path)
+    mapping["datasets"]["esi-x2"] = {**VALID["datasets"]["esi-x1"], "seed": 5}
+    mapping["versions"]["v4"]["exam"] = "esi-x2"
+    assert "'other': the exam of v4: 'esi-x2' is not the exam that the base sits" in refusal(mapping, tmp_path)
 
 
 def test_a_folder_that_exists_is_a_base(tmp_path):
@@ -153,6 +170,7 @@ def test_a_profile_dumps_and_parses_again():
 
 EMBEDDED, FULL = "bases/esi/embedded/", "bases/esi/full/"
 SFT, GRPO = "profiles/sft/", "profiles/grpo/"
+ARMS = "comparisons/recipes/"
 
 REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     # structure
@@ -162,7 +180,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("datasets", [1], ("datasets is [1]", "mapping")),
     ("profiles/sft", "x", ("profiles.sft is 'x'", "mapping")),
     ("bases/esi", 3, ("bases.esi is 3", "mapping")),
-    ("verions", {}, ("verions is not a key here", "did you mean versions?", "allowed: bases, datasets, external")),
+    ("verions", {}, ("verions is not a key here", "did you mean versions?", "allowed: bases, comparisons, datasets")),
     ("datasets/esi-d1/sede", 7, ("datasets.esi-d1.sede is not a key here", "did you mean seed?")),
     ("datasets/esi-d1/seed", REMOVED, ("datasets.esi-d1.seed is missing", "0 to 2^32 - 1")),
     # merges
@@ -183,6 +201,28 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("mining/v2/data", "esi-x1", ("mining.v2.data: 'esi-x1' is not mine data of esi but exam data of esi", "esi-m1")),
     ("mining/v2/task", "ekg", ("mining.v2.task: 'ekg' is not the task of the version",)),
     ("merges/blends/v2-v3/weights", [1.0], ("merges.blends.v2-v3.weights",)),
+    # comparisons
+    (ARMS + "task", "ekg", ("comparisons.recipes.task: 'ekg'", "allowed: esi")),
+    (ARMS + "columns", [], ("comparisons.recipes.columns is empty",)),
+    (ARMS + "columns", ["exakt"], ("comparisons.recipes.columns: 'exakt' is not a metric of esi", "did you mean exact?")),
+    (ARMS + "quality", "recall", ("comparisons.recipes.quality: 'recall' is not a quality of esi",)),
+    (ARMS + "parts", "levels", ("comparisons.recipes.parts: 'levels' is not a slice of esi", "did you mean level?")),
+    (ARMS + "arms", {}, ("comparisons.recipes.arms",)),
+    (ARMS + "arms/plain", [], ("comparisons.recipes.arms.plain is empty",)),
+    (ARMS + "arms/plain", ["v9"], ("comparisons.recipes, 'plain': 'v9' is not a version of esi", "v1, v2, v3")),
+    (ARMS + "arms/plain", ["v2", "v2"], ("each may be named once",)),
+    (ARMS + "arms/plain", ["v1", "v2"], ("'plain': v1 and v2 differ in profile or data",)),
+    (ARMS + "arms/a | b", ["v2"], ("comparisons.recipes.arms.a | b is 'a | b'", "printable")),
+    (ARMS + "arms/base", ["v2"], ("'base' is the name of another row",)),
+    (ARMS + "controls/plain", ["v2"], ("'plain' is the name of another row",)),
+    (ARMS + "tests/0/first", "plan", ("comparisons.recipes.tests.0.first: 'plan' is not a row", "did you mean plain?")),
+    (ARMS + "tests/0/second", "plain", ("comparisons.recipes.tests.0.second is 'plain', as is first",)),
+    (ARMS + "tests/0/says", "", ("comparisons.recipes.tests.0.says is ''",)),
+    (ARMS + "tests/0/third", "x", ("comparisons.recipes.tests.0.third is not a key here",)),
+    (ARMS + "published", {"plan": {}}, ("comparisons.recipes.published: 'plan' is not an arm or a control",)),
+    (ARMS + "published", {"plain": {"kapa": 1.0}}, ("comparisons.recipes.published.plain: 'kapa'", "kappa")),
+    (ARMS + "published_parts", {"known": {"plan": {}}}, ("comparisons.recipes.published: 'plan'",)),
+    ("versions/comparisons", VALID["versions"]["v1"], ("versions.comparisons is a reserved name",)),
     # gates and schedules
     ("gates/ekg", VALID["gates"]["esi"], ("gates: 'ekg' is not a task with a base", "allowed: esi")),
     ("gates/esi/limits/exakt", {"may_fall": 0.0}, ("gates.esi.limits: 'exakt'", "did you mean exact?")),
@@ -392,10 +432,10 @@ def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     if not isinstance(mapping, dict):
         return []
     names = {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",), ("mining",)}
-    names |= {("gates",), ("schedules",)}
+    names |= {("comparisons",), ("gates",), ("schedules",)}
     free = path in names or path[-1:] in {
-        ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",),
-    }  # fmt: skip
+        ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",), ("arms",), ("controls",), ("published",),
+    } or "published" in path  # fmt: skip
     found = [] if free else [path]
     for key, value in mapping.items():
         found += sections(value, (*path, str(key)))
@@ -417,7 +457,7 @@ def test_an_unknown_key_anywhere_is_refused_and_named(place, key, value, tmp_pat
         *section, "omit", "reward", "micro_batch", "checkpoint_every", "on_alarm", "held_out", "waiver", "vllm", "why",
         "stream",
         "modifiers", "floor", "kind", "valve", "unreadable", "folds", "blends", "seed", "density", "max", "min",
-        "may_rise", "may_fall", "paired",
+        "may_rise", "may_fall", "paired", "quality", "published_parts",
     }  # fmt: skip
     if key in known:
         return

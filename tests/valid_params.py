@@ -63,6 +63,17 @@ VALID: dict[str, Any] = {
             },
         },
     },
+    "comparisons": {
+        "recipes": {
+            "task": "esi",
+            "columns": ["exact", "kappa"],
+            "parts": "level",
+            "arms": {"plain": ["v2", "v3"]},
+            "controls": {"labels": ["v1"]},
+            "tests": [{"first": "plain", "second": "labels", "says": "the reward"}],
+            "published": {"plain": {"exact": 0.75}},
+        },
+    },
     "gates": {
         "esi": {
             "least_cases": 500,

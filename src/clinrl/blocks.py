@@ -18,6 +18,7 @@ from clinrl.section import (
     Seed,
     Share,
     Targets,
+    Text,
     refusal,
     unless,
 )
@@ -286,6 +287,60 @@ class External(Section):
     """The task of the version."""
     data: str
     """A data set whose use is exam."""
+
+
+BASE = "base"
+"""The row of the untrained base in a comparison; under another view of the task it is `base, <view>`."""
+
+
+class Pair(Section):
+    """Two rows of a comparison that are tested against each other."""
+
+    first: str
+    """An arm, a control, `base`, or `base, <view>`."""
+    second: str
+    """Another; differences are the first less the second."""
+    says: Text
+    """What the first has and the second has not: what a difference between them is about."""
+
+    @model_validator(mode="after")
+    def _two(self) -> "Pair":
+        if self.first == self.second:
+            raise refusal(f"is {self.second!r}, as is first; a test takes two rows", "second")
+        return self
+
+
+class Comparison(Section):
+    """Recipes compared over seeds on one exam."""
+
+    task: str
+    """The task of all versions."""
+    columns: Distinct
+    """Metrics of the task that the tables show; the pooled tests are about the first."""
+    quality: str = ""
+    """The quality of the task that stands for the reasoning in figure and text; empty: none."""
+    parts: str = ""
+    """A slice of the task whose values are reported one by one too; empty: all cases together only."""
+    arms: Annotated[dict[Text, Distinct], Field(min_length=1)]
+    """Name of a recipe to its versions, one a seed."""
+    controls: dict[Text, Distinct] = Field(default_factory=dict)
+    """Name of a recipe that shows what an arm must beat to its versions, one a seed."""
+    tests: Annotated[tuple[Pair, ...], Field(strict=False)] = ()
+    """Which rows are tested against each other, in the order of the text."""
+    published: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Arm or control to what somebody published of the recipe of that name on other data, by metric."""
+    published_parts: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
+    """The same for values of the slice `parts`."""
+
+    @property
+    def rows(self) -> dict[str, tuple[str, ...]]:
+        """The versions of every arm and control."""
+        return {**self.arms, **self.controls}
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """All versions, each once."""
+        return tuple(dict.fromkeys(version for versions in self.rows.values() for version in versions))
 
 
 class Limit(Section):

@@ -12,7 +12,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from clinrl.blocks import (
+    BASE,
     Blend,
+    Comparison,
     DatasetSpec,
     External,
     Fold,
@@ -40,7 +42,7 @@ from clinrl.section import (
 )
 from clinrl.task import GIVEN, get_task, task_names
 
-RESERVED = ("candidate", "champion", "data", "drafts", "external", "mine", "previous", "probe", "seeds")
+RESERVED = ("candidate", "champion", "comparisons", "data", "drafts", "external", "mine", "previous", "probe", "seeds")
 """Folders of data/reports that are not about one version."""
 
 
@@ -67,6 +69,8 @@ class Params(Section):
     """Name to data set that is read from somebody's records."""
     external: dict[Name, External] = Field(default_factory=dict)
     """Version to the data of its external exam."""
+    comparisons: dict[Name, Comparison] = Field(default_factory=dict)
+    """Name to recipes that are compared over seeds."""
     gates: dict[str, Gate] = Field(default_factory=dict)
     """Task to its release gate; a task without one releases nothing."""
     schedules: dict[str, Schedule] = Field(default_factory=dict)
@@ -106,6 +110,8 @@ class Params(Section):
             known("external", name, self.versions, "a version")
             known(f"external.{name}.task", external.task, [self.versions[name].task], "the task of the version")
             self._check_use(f"external.{name}.data", external.data, "exam", external.task)
+        for name, comparison in self.comparisons.items():
+            self._check_comparison(f"comparisons.{name}", comparison)
         for task, gate in self.gates.items():
             self._check_gate(f"gates.{task}", task, gate)
         for task, schedule in self.schedules.items():
@@ -124,6 +130,43 @@ class Params(Section):
             known(f"{at}.{key}", version, family, f"a version of {merge.task}")
         examined = self.versions[next(iter(parts.values()))].exam
         known(f"{at}.exam", merge.exam, [examined], "the exam that its version sat, with which it is compared")
+
+    def _check_comparison(self, at: str, comparison: Comparison) -> None:
+        """Refuse rows that are no recipes of one task and exam, and tests and columns of what is not there."""
+        known(f"{at}.task", comparison.task, self.bases, "a task with a base")
+        task, exam = get_task(comparison.task), self.bases[comparison.task].exam
+        for column in comparison.columns:
+            known(f"{at}.columns", column, task.metrics, f"a metric of {task.name}")
+        known(f"{at}.quality", comparison.quality, ["", *task.qualities], f"a quality of {task.name}")
+        known(f"{at}.parts", comparison.parts, ["", *task.slices], f"a slice of {task.name}")
+        bases = [BASE, *(f"{BASE}, {view}" for view in task.views)]
+        family = [version for version, spec in self.versions.items() if spec.task == task.name]
+        for row, versions in comparison.rows.items():
+            if row in bases or (row in comparison.arms and row in comparison.controls):
+                raise ParamsError(f"{at}: {row!r} is the name of another row; each arm and control needs its own")
+            for version in versions:
+                known(f"{at}, {row!r}", version, family, f"a version of {task.name}")
+                spec, first = self.versions[version], self.versions[versions[0]]
+                known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base sits")
+                if (spec.profile, spec.data) != (first.profile, first.data):
+                    raise ParamsError(
+                        f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
+                        "are one recipe with other seeds"
+                    )
+        for place, pair in enumerate(comparison.tests):
+            sides = [comparison.rows.get(row, ()) for row in (pair.first, pair.second)]
+            for key, row in (("first", pair.first), ("second", pair.second)):
+                known(f"{at}.tests.{place}.{key}", row, [*comparison.rows, *bases], "a row of the comparison")
+            if min(map(len, sides)) > 1 and len(sides[0]) != len(sides[1]):
+                raise ParamsError(
+                    f"{at}.tests.{place} pairs {len(sides[0])} versions with {len(sides[1])}; seed by seed, both have "
+                    "as many, or one has a single version"
+                )
+        for printed in (comparison.published, *comparison.published_parts.values()):
+            for row, figures in printed.items():
+                known(f"{at}.published", row, comparison.rows, "an arm or a control")
+                for metric in figures:
+                    known(f"{at}.published.{row}", metric, comparison.columns, "one of the columns")
 
     def _check_gate(self, at: str, task: str, gate: Gate) -> None:
         known("gates", task, self.bases, "a task with a base")

@@ -80,6 +80,11 @@ def seeds_report(version: str) -> Path:
     return Path("data/reports/seeds") / f"{version}.json"
 
 
+def comparison_report(name: str) -> Path:
+    """A comparison of recipes over seeds; the page and the plot lie beside it."""
+    return Path("data/reports/comparisons") / f"{name}.json"
+
+
 def checkpoints(version: str, key: str) -> Path:
     """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"

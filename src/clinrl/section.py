@@ -22,6 +22,9 @@ Scale = Literal["embedded", "full"]
 NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
 """Names become folders and DVC addresses, hence so strict."""
 
+LONGEST = 80
+"""Characters of a text that stands in a table."""
+
 T = TypeVar("T")
 
 
@@ -93,6 +96,12 @@ def _name(value: str) -> str:
     return value
 
 
+def _text(value: str) -> str:
+    if not value or value != value.strip() or not value.isprintable() or len(value) > LONGEST or "|" in value:
+        raise refusal(f"is {shown(value)}; it must be 1 to {LONGEST} printable characters without | or outer spaces")
+    return value
+
+
 def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(values)) < len(values):
         raise refusal(f"names {', '.join(values)}; each may be named once")
@@ -110,6 +119,7 @@ def _targets(value: Any) -> Any:
 
 PerScale = Annotated[dict[Scale, T], BeforeValidator(_scales)]
 Name = Annotated[str, AfterValidator(_name)]
+Text = Annotated[str, AfterValidator(_text)]
 Label = int | str
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
