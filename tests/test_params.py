@@ -204,7 +204,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     # comparisons
     (ARMS + "task", "ekg", ("comparisons.recipes.task: 'ekg'", "allowed: esi")),
     (ARMS + "columns", [], ("comparisons.recipes.columns is empty",)),
-    (ARMS + "columns", ["exakt"], ("comparisons.recipes.columns: 'exakt' is not a metric of esi", "did you mean exact?")),
+    (ARMS + "columns", ["exakt"], ("comparisons.recipes.columns: 'exakt' is not a metric", "did you mean exact?")),
     (ARMS + "quality", "recall", ("comparisons.recipes.quality: 'recall' is not a quality of esi",)),
     (ARMS + "parts", "levels", ("comparisons.recipes.parts: 'levels' is not a slice of esi", "did you mean level?")),
     (ARMS + "arms", {}, ("comparisons.recipes.arms",)),
@@ -434,7 +434,7 @@ def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     names = {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",), ("mining",)}
     names |= {("comparisons",), ("gates",), ("schedules",)}
     free = path in names or path[-1:] in {
-        ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",), ("arms",), ("controls",), ("published",),
+        ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",), ("arms",), ("controls",),
     } or "published" in path  # fmt: skip
     found = [] if free else [path]
     for key, value in mapping.items():

@@ -6,7 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clinrl.statistics import RESAMPLES, bootstrap, paired, paired_bootstrap, paired_means, rate, wilson
+from clinrl.statistics import (
+    RESAMPLES,
+    average,
+    average_difference,
+    bootstrap,
+    holm,
+    paired,
+    paired_bootstrap,
+    paired_means,
+    rate,
+    runs_of,
+    runs_of_means,
+    wilson,
+)
 from clinrl.statistics import mean as mean_of
 
 
@@ -174,3 +187,48 @@ def test_what_is_undefined_has_no_difference():
     for mine, theirs in (([], []), ([1.0], [])):
         with pytest.raises(ValueError, match="same cases"):
             paired_means(mine, theirs)
+
+
+def halves(share: float, n: int = 200) -> list[float]:
+    return [1.0] * round(share * n) + [0.0] * (n - round(share * n))
+
+
+@settings(max_examples=25, deadline=None)
+@given(CLUSTERED)
+def test_one_run_is_averaged_like_a_single_set_of_answers(cases):
+    values, clusters = [float(row[0]) for row in cases], [row[1] for row in cases]
+    assert average(runs_of_means([values], clusters)) == mean_of(values, clusters)
+    assert average(runs_of(mean, values, [values], clusters)) == bootstrap(mean, values, values, clusters)
+
+
+def test_an_interval_over_runs_holds_the_spread_of_cases_and_of_runs():
+    alike = average(runs_of_means([halves(0.5)] * 3))
+    # The same cases in all runs: three of them say no more than one. Standard error 0.0354.
+    assert (alike.high - alike.low) == pytest.approx(3.92 * 0.0354, rel=0.1)
+    apart = average(runs_of_means([halves(0.3), halves(0.5), halves(0.7)]))
+    # Runs add a standard error of sqrt(2 / 3) * 0.2 / sqrt(3) = 0.0943.
+    assert (apart.value, apart.n) == (0.5, 200)
+    assert (apart.high - apart.low) > 0.3
+
+
+def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
+    plain = runs_of_means([halves(0.5)] * 3)
+    lucky, better = runs_of_means([halves(0.5), halves(0.5), halves(0.8)]), runs_of_means([halves(0.65)] * 3)
+    assert average_difference(lucky, plain)[1] > 0.05
+    difference, p = average_difference(better, plain)
+    assert (difference.value, p) == (0.15, 1 / RESAMPLES)
+    assert average_difference(plain, plain)[0].value == 0
+
+
+def test_cases_outside_a_run_count_in_others_only():
+    runs = runs_of_means([[1.0, None, 0.0], [1.0, 1.0, None]])
+    assert (runs.values, runs.n) == ((0.5, 1.0), 3)
+    assert runs_of_means([[1.0, 0.0], [None, None]]) is None
+    assert runs_of(lambda golds, answers: math.nan, [1], [[1]]) is None
+
+
+def test_holm_by_hand():
+    # Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1, never below the one before.
+    assert holm([0.04, 0.01, 0.03, 0.02]) == [0.06, 0.04, 0.06, 0.06]
+    assert holm([0.9]) == [0.9]
+    assert holm([]) == []

@@ -5,6 +5,8 @@ All intervals are at 95%. Nothing here draws from a global generator: equal inpu
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pydantic import Field
@@ -128,6 +130,87 @@ def paired_means(
     return mean(differences, clusters), _beyond_zero(_drawn_means(differences, clusters))
 
 
+@dataclass(frozen=True)
+class Runs:
+    """One number of several runs, as trainings of one recipe with other seeds are, on the same cases.
+
+    In a draw all runs are asked the same cases, or whole clusters of them; so are the runs of two recipes that were
+    measured on the same cases, whose draws are thereby paired.
+    """
+
+    values: tuple[float, ...]
+    """The number of each run."""
+    drawn: Any
+    """The number of each run, a column, in each draw, a row; NaN where it is undefined."""
+    n: int
+    """Cases behind it."""
+
+
+def runs_of(
+    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    golds: Sequence[Any],
+    answers: Sequence[Sequence[Any]],
+    clusters: Sequence[str] | None = None,
+) -> Runs | None:
+    """A statistic of the answers of each run; None where it is undefined for one."""
+    import numpy
+
+    values = tuple(of(golds, run) for run in answers)
+    if any(map(math.isnan, values)):
+        return None
+    draws = _case_draws(len(golds), None if clusters is None else tuple(clusters))
+    columns = []
+    for run in answers:
+        cases = list(zip(golds, run, strict=True))
+        kinds = sorted(set(cases), key=repr)
+        index = {kind: i for i, kind in enumerate(kinds)}
+        member = numpy.eye(len(kinds))[[index[case] for case in cases]]
+        sides = [[kind[side] for kind in kinds] for side in (0, 1)]
+        counts: list[list[int]] = (draws @ member).astype(int).tolist()
+        columns.append([of(_repeat(sides[0], draw), _repeat(sides[1], draw)) for draw in counts])
+    return Runs(values, numpy.array(columns).T, len(golds))
+
+
+def runs_of_means(values: Sequence[Sequence[float | None]], clusters: Sequence[str] | None = None) -> Runs | None:
+    """The mean of a number over the cases for which a run has one; None if a run has none for any case."""
+    import numpy
+
+    table = numpy.array([[math.nan if value is None else value for value in run] for run in values], dtype=float).T
+    inside = ~numpy.isnan(table)
+    if not inside.any(axis=0).all():
+        return None
+    draws = _case_draws(len(table), None if clusters is None else tuple(clusters))
+    with numpy.errstate(invalid="ignore"):  # a draw may hold none of the cases: 0 / 0
+        drawn = (draws @ numpy.where(inside, table, 0.0)) / (draws @ inside.astype(float))
+    means = tuple(math.fsum(column[kept]) / int(kept.sum()) for column, kept in zip(table.T, inside.T, strict=True))
+    return Runs(means, drawn, int(inside.any(axis=1).sum()))
+
+
+def average(runs: Runs) -> Estimate:
+    """The mean over runs. In each draw of cases as many runs as there are are drawn too, with replacement.
+
+    So the interval holds the spread of cases and that of runs, as far as so few can show it: with three, somewhat too
+    little. That of a single run knows nothing of other seeds.
+    """
+    return _between(_mean_of(runs), (runs.drawn * _run_draws(len(runs.values), 0)).sum(axis=1), runs.n)
+
+
+def average_difference(mine: Runs, theirs: Runs) -> tuple[Estimate, float]:
+    """The mean over my runs less that over theirs, with interval and p as of `paired_bootstrap`; draws as `average`."""
+    sides = [
+        (runs.drawn * _run_draws(len(runs.values), stream)).sum(axis=1) for stream, runs in enumerate((mine, theirs))
+    ]
+    values = sides[0] - sides[1]
+    return _between(_mean_of(mine) - _mean_of(theirs), values, min(mine.n, theirs.n)), _beyond_zero(values)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """The p values of one family of tests, adjusted for their number (Holm 1979), in the same order."""
+    from statsmodels.stats.multitest import multipletests
+
+    return [float(f"{p:.4g}") for p in multipletests(ps, method="holm")[1]] if ps else []
+
+
 def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]) -> Paired:
     """Compare two on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
 
@@ -178,6 +261,24 @@ def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
     drawn = generator.multinomial(len(names), numpy.full(len(names), 1 / len(names)), size=RESAMPLES)
     # As floating point, which holds these counts exactly and which BLAS multiplies fast.
     return (drawn.astype(float) @ table).astype(int)
+
+
+@lru_cache(maxsize=4)
+def _case_draws(n: int, clusters: tuple[str, ...] | None) -> Any:
+    """How often each of `n` cases occurs in each draw: a row a draw. The same for everything measured on them."""
+    return _draws(range(n), clusters).astype(float)
+
+
+def _run_draws(runs: int, stream: int) -> Any:
+    """The weight of each run in each draw: a row a draw. Two streams are drawn apart from each other."""
+    import numpy
+
+    generator = numpy.random.default_rng([BOOTSTRAP_SEED, stream + 1])
+    return generator.multinomial(runs, numpy.full(runs, 1 / runs), size=RESAMPLES) / runs
+
+
+def _mean_of(runs: Runs) -> float:
+    return math.fsum(runs.values) / len(runs.values)
 
 
 def _drawn_means(values: Sequence[float], clusters: Sequence[str] | None) -> Any:
