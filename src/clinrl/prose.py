@@ -10,12 +10,11 @@ from typing import Any
 from clinrl.baselines import BAG_OF_WORDS
 from clinrl.health import Alarm
 from clinrl.records import Estimate
-from clinrl.report import COMPARED, HEADLINE, NOTE, ROW_METRICS, UNREADABLE, EvalReport
+from clinrl.report import COMPARED, NOTE, UNREADABLE, VIEW, EvalReport
 from clinrl.statistics import Paired
+from clinrl.task import Statistic, Task, get_task
 
 ALPHA = 0.05
-STATISTICS = ("kappa",)
-"""Headline metrics that are no shares, hence not in per cent."""
 
 
 def page(
@@ -41,6 +40,8 @@ def page(
         if report.paired:
             parts += ["Paired tests, exact McNemar, two-sided:", tests(report.paired)]
         parts += ["What was right and what was answered:", answers(report)]
+        if VIEW in report.slices:
+            parts += ["Other views of the same cases, where they have one:", views(report)]
         parts += [f"![Confusion matrix](confusion_{report.mode}.png)"]
     if agreement:
         parts += ["## Between modes", between(agreement)]
@@ -59,15 +60,25 @@ def health(alarms: Sequence[Alarm]) -> str:
 
 def headline(report: EvalReport) -> str:
     """A table of the headline metrics with their intervals and denominators."""
-    found = [(name, report.metrics[name]) for name in HEADLINE if name in report.metrics]
-    return table(("metric", "estimate", "n"), [(name, _shown(name, value), value.n) for name, value in found])
+    task = get_task(report.task)
+    found = [(name, report.metrics[name]) for name in task.headline if name in report.metrics]
+    return table(("metric", "estimate", "n"), [(name, shown(task, name, value), value.n) for name, value in found])
 
 
 def rows(report: EvalReport) -> str:
     """A table of everybody who sat this exam."""
-    shown = [name for name in ROW_METRICS if name in report.rows[0].metrics]
-    body = [(row.name, report.n, *(percent(row.metrics[name]) for name in shown)) for row in report.rows]
-    return table(("who", "n", *shown), body)
+    task = get_task(report.task)
+    chosen = [name for name in task.row_metrics if any(name in row.metrics for row in report.rows)]
+    body = [(row.name, report.n, *_cells(task, chosen, row.metrics)) for row in report.rows]
+    return table(("who", "n", *chosen), body)
+
+
+def views(report: EvalReport) -> str:
+    """A table of the same answers as given and under every other view."""
+    task, found = get_task(report.task), report.slices[VIEW]
+    chosen = list(dict.fromkeys(name for metrics in found.values() for name in metrics))
+    body = [(view, metrics[COMPARED[0]].n, *_cells(task, chosen, metrics)) for view, metrics in found.items()]
+    return table(("view", "n", *chosen), body)
 
 
 def answers(report: EvalReport) -> str:
@@ -151,8 +162,14 @@ def table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def _shown(name: str, estimate: Estimate) -> str:
-    if name in STATISTICS:
+def _cells(task: Task, names: Sequence[str], metrics: Mapping[str, Estimate]) -> list[str]:
+    """A cell for each metric; empty where it is undefined."""
+    return [shown(task, name, metrics[name]) if name in metrics else "" for name in names]
+
+
+def shown(task: Task, name: str, estimate: Estimate) -> str:
+    """A metric of the task with its interval: a statistic as a number, anything else in per cent."""
+    if isinstance(task.metrics.get(name), Statistic):
         return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
     return percent(estimate)
 
