@@ -14,13 +14,16 @@ from clinrl.tasks.imaging.judging import (
     KEYS,
     WORDING,
     agreement,
+    denied,
+    lessons,
     prompt,
     published_verdict,
     reply,
+    rule_scores,
+    spread,
     verdict,
     worth,
 )
-from clinrl.tasks.imaging.lessons import denied, lessons, rule_scores, spread
 
 GOLD = ["CT shows a stone well here.", "Study [1] supports this.", "Study [2] says otherwise.", "The rating is 8 of 9."]
 JSON_LIKE = st.lists(
