@@ -65,7 +65,8 @@ class EvalReport(Strict):
     """The task's metrics and qualities, and `no_parse` (unreadable answers) and `clipped` (out of tokens) as shares of
     all cases.
 
-    The n of a share is its denominator; the n of a statistic is the count of readable answers."""
+    The n of a share is its denominator; the n of a statistic is the count of answers that it is computed on: the
+    readable ones, or all."""
     stops: dict[str, int]
     unreadable: dict[str, int]
     """Cases by the reason why their answer could not be read."""
@@ -216,12 +217,17 @@ def estimates(
     answers: Sequence[Any],
     clusters: Sequence[str] | None = None,
 ) -> Estimates:
-    """Every metric that is defined on these cases, with its interval. A statistic is computed on readable answers."""
+    """Every metric that is defined on these cases, with its interval.
+
+    A statistic is computed on the readable answers, or on all if it says so.
+    """
     found: Estimates = {}
     readable = [i for i, answer in enumerate(answers) if not isinstance(answer, Unreadable)]
     for name, metric in metrics.items():
         if isinstance(metric, Share):
             estimate = share(metric, golds, answers, clusters)
+        elif not metric.readable_only:
+            estimate = bootstrap(metric.of, golds, answers, clusters)
         elif readable:
             estimate = bootstrap(
                 metric.of, _at(golds, readable), _at(answers, readable), clusters and _at(clusters, readable)

@@ -41,6 +41,8 @@ class Statistic:
 
     of: Callable[[Sequence[Any], Sequence[Any]], float]
     worse: str
+    readable_only: bool = True
+    """False: `of` is given the unreadable answers too, and counts them, as errors where it counts errors."""
 
 
 @dataclass(frozen=True)
