@@ -19,6 +19,7 @@ from clinrl import bases, checkpoints, paths, train, trainers
 from clinrl.artefacts import verified, write_json
 from clinrl.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.oracles import Oracles
 from clinrl.rollout import encode, end_tokens
 from clinrl.task import get_task
 
@@ -223,6 +224,7 @@ def test_a_parent_of_another_base_is_refused(project):
 def test_the_spec_names_everything_that_decides_and_nothing_else(project):
     spec, rows = train.resolve(dolls.params(), "v1")
     assert train.resolve(dolls.params(), "v1") == (spec, rows)
+    assert not {"view", "oracles"} & (spec.keys() | train.resolve(dolls.params(), "v3")[0].keys())
     assert len(rows) == 40
     assert any(row["omit"] for row in rows) or not any(row["omit"] for row in rows if "severe_pain" not in spec["omit"])
     assert "checkpoint_every" not in spec["trainer"]
@@ -354,11 +356,12 @@ def scorer(project):
             labels=task.labels,
             label=task.label,
             parse=task.parse,
+            asks=task.asks,
             score=score or task.score,
         )
         function = trainers.reward_function(
             stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
-            ends=end_tokens(model, tokenizer), group=2,
+            ends=end_tokens(model, tokenizer), group=2, oracles=Oracles(paths.base("esi")),
         )  # fmt: skip
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),

@@ -16,7 +16,6 @@ from clinrl.records import Case, Message, Stop, Transcript
 from clinrl.task import Ask, Heard
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.answer import LABELS
-from clinrl.tasks.imaging.lessons import PADDING
 from clinrl.tasks.imaging.rewards import Reward, asks, score
 
 Attack = Callable[[Case, Random, Sequence[Case]], Transcript]
@@ -90,7 +89,7 @@ def _not(sentence: str) -> str:
 
 def _padded(case: Case, rng: Random, cases: Sequence[Case]) -> str:
     """Gold, and twice as many sentences that fit every case, in any order."""
-    more = [f"{rng.choice(PADDING)[:-1]}, point {i + 1}." for i in range(2 * len(case.key.reasoning))]
+    more = [f"{rng.choice(judging.PADDING)[:-1]}, point {i + 1}." for i in range(2 * len(case.key.reasoning))]
     return " ".join([*case.key.reasoning, *more])
 
 

@@ -117,7 +117,6 @@ class Reward(Strict):
 
 
 _AS_PUBLISHED: Final = Reward(parser="published", unreadable=0.0, format=1.0)
-_IN_PRODUCT: Final = _AS_PUBLISHED.model_copy(update={"right": 0.0})
 
 PUBLISHED: Final[Mapping[str, Reward]] = MappingProxyType(
     {
@@ -126,8 +125,8 @@ PUBLISHED: Final[Mapping[str, Reward]] = MappingProxyType(
         "llm-eval": _AS_PUBLISHED.model_copy(
             update={"judge": Judged(reader="published", weight=1.0, gated=False)},
         ),
-        "custom-embedding": _IN_PRODUCT.model_copy(update={"similarity": Similar(kind="code")}),
-        "custom-embedding-paper": _IN_PRODUCT.model_copy(update={"similarity": Similar(kind="paper")}),
+        "custom-embedding": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="code")}),
+        "custom-embedding-paper": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="paper")}),
     }
 )
 """The published arms. Citations has the reward of Baseline: its evidence is in the prompt. The similarity of the code
@@ -195,11 +194,6 @@ def score(case: Case, transcript: Transcript, reward: Reward, heard: Heard = NOT
     if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
         terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, heard)
     return Score(terms=terms, total=math.fsum(terms.values()))
-
-
-def cost(gold: str, answer: str | Unreadable) -> float:
-    """Steps between the labels, 0 to 2; an unreadable answer leaves the request undecided and costs as much as 2."""
-    return 2.0 if isinstance(answer, Unreadable) else float(abs(LABELS.index(gold) - LABELS.index(answer)))
 
 
 def _turn(transcript: Transcript) -> Message:
