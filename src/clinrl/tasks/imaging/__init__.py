@@ -130,7 +130,7 @@ class Imaging:
         _expect("ExpectColumnValuesToBeBetween", "egfr_ml_min", min_value=5, max_value=140),
         _expect("ExpectColumnValuesToBeBetween", "studies", min_value=0, max_value=3),
         _expect("ExpectColumnValuesToBeBetween", "reasons", min_value=2, max_value=12),
-        _expect("ExpectColumnValuesToNotMatchRegex", "shown", regex=_LABEL_IN_TEXT),
+        _expect("ExpectColumnValuesToNotMatchRegex", "narrative", regex=_LABEL_IN_TEXT),
         _expect("ExpectColumnValuesToBeBetween", "has_evidence", "summary", min_value=0.65, max_value=0.85),
     )
     published = None
@@ -198,7 +198,7 @@ class Imaging:
         return {
             "id": case.id,
             "group": case.group,
-            "shown": "\n".join((facts.condition, facts.variant, facts.procedure, *(a.text for a in facts.evidence))),
+            "narrative": facts.narrative,
             "label": key.label,
             "rating": key.rating,
             "rule": key.rule,
