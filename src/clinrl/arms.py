@@ -131,6 +131,29 @@ class Section(Strict):
     """On all cases only."""
 
 
+class Compared(Strict):
+    """A whole comparison. Holds no times: equal answers give equal bytes."""
+
+    name: str
+    task: str
+    task_version: int
+    exam: str
+    exam_digest: str
+    modes: dict[str, dict[str, Any]]
+    """Decoding of each mode."""
+    adapters: dict[str, str]
+    """Version to the digest of the adapter that answered."""
+    columns: tuple[str, ...]
+    quality: str
+    parts: str
+    tests: tuple[Pair, ...]
+    published: dict[str, dict[str, dict[str, float]]]
+    """Part to row to metric: what was published about other data."""
+    sections: tuple[Section, ...]
+    """By mode, and in each all cases first."""
+    note: str
+
+
 def section(
     task: Task,
     cases: Sequence[Case],

@@ -98,6 +98,15 @@ STAGES = {
         "task's published rows.",
         "clinrl external esi-v49",
     ),
+    "comparison": _Stage(
+        "comparison",
+        "COMPARISON",
+        "compare recipes over seeds: intervals, controls and tests",
+        "Reads the graded answers and reports of all versions that `comparisons` in params.yaml names, and of the base; "
+        "asks no model. Writes data/reports/comparisons/COMPARISON.json, .md and .png: each recipe as the mean over its "
+        "seeds, beside controls, the base and who does not read, and the tests between recipes.",
+        "clinrl comparison recipes",
+    ),
     "merge": _Stage(
         "merge",
         "MERGE",
@@ -381,6 +390,7 @@ def _check_name(params: "Params", command: str, name: str) -> None:
         "DATASET": [*params.data_sets],
         "VERSION": [*params.versions],
         "MERGE": merges,
+        "COMPARISON": [*params.comparisons],
         "NAME": [*params.versions, *merges],
         "MODEL": [model for task in params.bases for model in (task, f"{task}-merged")],
     }[argument]

@@ -9,7 +9,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from clinrl.errors import ArtefactError
 from clinrl.records import Estimate
@@ -52,7 +52,23 @@ TOTAL = "all"
 SHARES = ("Answers", "Unreadable", "Out of tokens", "Held-out cases")
 """Panels whose axis is a share, from 0 to 1."""
 
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
+"""Of the lines for who does not read."""
+
 History = list[dict[str, float]]
+
+
+class Spread(Protocol):
+    """A number of several seeds; without an interval where only reports are known."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def seeds(self) -> tuple[float, ...]: ...
 
 
 def read_history(path: Path) -> History:
@@ -126,6 +142,40 @@ def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: P
         axes.set_xlabel("clinical cost for every 100 answers, with 95% interval")
         axes.grid(visible=False, axis="y")
         axes.set_title(title, pad=10)
+        _save(figure, path)
+
+
+def arms(
+    panels: Sequence[tuple[str, Sequence[tuple[str, Spread]]]], lines: Mapping[str, float], title: str, path: Path
+) -> None:
+    """Write rows of a comparison as a PNG: a panel for each measure, a dot with its 95% interval for each row.
+
+    Small dots are single seeds. `lines` are drawn in the first panel: what is reached without reading. The first row
+    is on top.
+    """
+    names = list(dict.fromkeys(name for _, rows in panels for name, _ in rows))
+    with _styled():
+        figure = _figure(5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names))
+        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
+        for axes, (what, rows) in zip(grid, panels, strict=True):
+            for name, spread in rows:
+                place = names.index(name)
+                if spread.low is not None:
+                    axes.plot([spread.low, spread.high], [place, place], color="tab:blue", linewidth=1.6)
+                axes.plot(spread.value, place, "o", color="tab:blue", markersize=6)
+                if len(spread.seeds) > 1:
+                    below = [place + 0.24] * len(spread.seeds)
+                    axes.plot(spread.seeds, below, "o", color="0.45", markersize=2.8, markeredgewidth=0)
+            axes.set_title(what)
+            axes.grid(visible=False, axis="y")
+            axes.tick_params(axis="y", length=0)
+        grid[0].set_yticks(range(len(names)), names)
+        grid[0].set_ylim(len(names) - 0.4, -0.6)
+        for (name, value), style in zip(lines.items(), DASHES, strict=False):
+            grid[0].axvline(value, color="tab:red", linewidth=1.0, linestyle=style, label=f"{name}: {value:.3f}")
+        if lines:
+            figure.legend(loc="outside lower center", ncols=len(lines))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         _save(figure, path)
 
 

@@ -1,0 +1,202 @@
+"""The comparison of recipes over seeds: their graded answers, those of the base and of who does not read, as a report.
+
+Everything follows from answers that are already graded and from the reports on them; no model is asked. Who sat
+another exam, at another task version or with other decoding, is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clinrl import arms, baselines, figures, findings, paths
+from clinrl.arms import ALL, Compared, Entry
+from clinrl.artefacts import exclusive, read_manifest, write_json, write_text
+from clinrl.blocks import BASE
+from clinrl.dataset import read_cases
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluate import examinee, load_report, load_sitting, unanswered
+from clinrl.imported import is_imported
+from clinrl.records import Case, Graded
+from clinrl.report import VIEW, EvalReport, Sitting, comparable, note_of
+from clinrl.section import did_you_mean
+from clinrl.task import GIVEN, NOTHING_HEARD, Task, seen
+
+if TYPE_CHECKING:
+    from clinrl.blocks import Comparison
+    from clinrl.params import Params
+
+
+def stage(params: "Params", name: str) -> None:
+    """Write data/reports/comparisons/<name>.json, .md and .png.
+
+    Raises ParamsError for an unknown name, or for published figures of a part that the exam has not, ArtefactError if
+    graded answers or reports are missing, altered, or of another exam, and Busy if another command compares the same.
+    """
+    if name not in params.comparisons:
+        raise ParamsError(f"params.yaml has no comparison {name!r}; {did_you_mean(name, params.comparisons)}")
+    target = paths.comparison_report(name)
+    with exclusive(target):
+        report = compared(params, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figures.arms(
+            findings.dots(report), findings.lines(report), f"{name} on {report.exam}", target.with_suffix(".png")
+        )
+        write_text(target.with_suffix(".md"), findings.page(report))
+        write_json(target, report.model_dump(mode="json"))
+
+
+def compared(params: "Params", name: str) -> Compared:
+    """The report of a comparison, from the graded answers and reports of everybody in it."""
+    spec = params.comparisons[name]
+    who, cases, blank = unanswered(params, f"{spec.task}-base")
+    task = who.task
+    places = arms.parts(task, cases, spec.parts)
+    for part in spec.published_parts:
+        if part not in places or part == ALL:
+            values = ", ".join(places)
+            raise ParamsError(f"comparisons.{name}.published_parts: {part!r} is no part of {who.exam}, only {values}")
+    training = list(read_cases(paths.cases(params.versions[spec.versions[0]].data), task))
+    idle = [
+        Entry(name=row, kind="baseline", versions=(), answers=[answers])
+        for row, answers in baselines.answers(task, cases, training).items()
+    ]
+    sections, left = [], {(pair.first, pair.second) for pair in spec.tests}
+    for mode, like in blank.items():
+        entries = [*_entries(params, spec, task, cases, like), *idle]
+        present = {entry.name for entry in entries}
+        left -= {(pair.first, pair.second) for pair in spec.tests if {pair.first, pair.second} <= present}
+        sections += [
+            arms.section(task, cases, entries, mode=mode, part=part, of=of, chosen=spec.columns, pairs=spec.tests)
+            for part, of in places.items()
+        ]
+    if left:
+        first, second = sorted(left)[0]
+        raise ArtefactError(
+            f"{first!r} cannot be tested against {second!r}: {paths.graded(who.name)} holds no answers under that view "
+            f"in any mode; run `dvc repro baseline@{spec.task}`"
+        )
+    named = (f"{spec.task}-base", *spec.versions)
+    return Compared(
+        name=name,
+        task=task.name,
+        task_version=task.version,
+        exam=who.exam,
+        exam_digest=next(iter(blank.values())).exam_digest,
+        modes={mode: dict(like.mode_spec) for mode, like in blank.items()},
+        adapters={version: read_manifest(paths.graded(version)).inputs["adapter"] for version in named},
+        columns=spec.columns,
+        quality=spec.quality,
+        parts=spec.parts,
+        tests=spec.tests,
+        published={ALL: spec.published, **spec.published_parts},
+        sections=tuple(sections),
+        note=note_of(cases),
+    )
+
+
+def reads(params: "Params", name: str) -> list[str]:
+    """Everything that a comparison follows from, in the order of params.yaml: what its stage in dvc.yaml depends on.
+
+    A DVC template holds no list of unknown length, so the stage names them one by one, and a test that they are these.
+    """
+    spec = params.comparisons[name]
+    exam = params.bases[spec.task].exam
+    found: list[Path] = [paths.cases(exam), paths.data_proof(exam), paths.cases(params.versions[spec.versions[0]].data)]
+    for version in (f"{spec.task}-base", *spec.versions):
+        found += [paths.graded(version), *(paths.report(version) / f"{mode}.json" for mode in params.modes)]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def _entries(params: "Params", spec: "Comparison", task: Task, cases: Sequence[Case], like: Sitting) -> list[Entry]:
+    """The rows that a model answered, in one mode: arms, controls, the base, and the base under other views."""
+    found = []
+    for row, versions in spec.rows.items():
+        sat = [_sat(params, version, task, cases, like) for version in versions]
+        found.append(_together(task, row, "arm" if row in spec.arms else "control", versions, sat))
+    base = f"{spec.task}-base"
+    untrained = _sat(params, base, task, cases, like)
+    found.append(_together(task, BASE, "base", (base,), [untrained]))
+    for view in task.views:
+        path = paths.graded(base) / f"{like.mode}.{view}.jsonl"
+        if path.exists():
+            lines = _under(task, cases, untrained.lines, _read(path), view, path)
+            other = _Sat(lines=lines, qualities=_qualities(task, cases, lines, view), report=None)
+            found.append(_together(task, f"{BASE}, {view}", "base", (base,), [other]))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sat:
+    """What one version answered in one mode."""
+
+    lines: Sequence[Graded]
+    qualities: Mapping[str, Sequence[float | None]]
+    """Of those that ask no model, a number for every case."""
+    report: EvalReport | None
+    """None for the base under another view, of which its report has a slice only."""
+
+
+def _sat(params: "Params", name: str, task: Task, cases: Sequence[Case], like: Sitting) -> _Sat:
+    load_sitting(name, like, cases)  # refuses what is missing, altered, or no answer to this very exam
+    report = load_report(name, like.mode)
+    comparable(like, report)
+    if report.adapter_digest != read_manifest(paths.graded(name)).inputs["adapter"]:
+        raise ArtefactError(
+            f"{paths.report(name)} is not about the adapter whose answers are in {paths.graded(name)}; restore both "
+            "with `dvc checkout` or run the stage of dvc.yaml that examines it"
+        )
+    lines = _read(paths.graded(name) / f"{like.mode}.jsonl")
+    return _Sat(lines=lines, qualities=_qualities(task, cases, lines, examinee(params, name).view), report=report)
+
+
+def _read(path: Path) -> list[Graded]:
+    with path.open("rb") as stream:
+        return [Graded.model_validate_json(line) for line in stream]
+
+
+def _under(
+    task: Task, cases: Sequence[Case], given: Sequence[Graded], lines: Sequence[Graded], view: str, path: Path
+) -> list[Graded]:
+    """The answers under a view; as given where a case has no such view, since it looks the same there."""
+    answered = {line.case_id: line for line in lines}
+    if set(answered) != {case.id for case in cases if task.views[view](case) is not None}:
+        raise ArtefactError(f"{path} does not answer the cases of this exam that have the view {view}; evaluate anew")
+    return [answered.get(case.id, line) for case, line in zip(cases, given, strict=True)]
+
+
+def _qualities(
+    task: Task, cases: Sequence[Case], lines: Sequence[Graded], view: str = GIVEN
+) -> dict[str, list[float | None]]:
+    """Of each quality that asks no model, its number for every case. Imported cases have none: no text is kept."""
+    if any(map(is_imported, cases)):
+        return {}
+    shown = [seen(task, case, view) for case in cases]
+    return {
+        name: [
+            task.qualities[name].of(case, line.transcript, NOTHING_HEARD)
+            for case, line in zip(shown, lines, strict=True)
+        ]
+        for name in arms.without_models(task)
+    }
+
+
+def _together(task: Task, row: str, kind: arms.Kind, versions: Sequence[str], sat: Sequence[_Sat]) -> Entry:
+    """The versions of a row as one entry; of what only reports know, what all of them have."""
+    reports = [one.report for one in sat if one.report is not None]
+    measured = sat[0].qualities
+    asked = [
+        quality
+        for quality in task.qualities
+        if quality not in measured and reports and all(quality in report.metrics for report in reports)
+    ]
+    views = [report.slices.get(VIEW, {}) for report in reports]
+    return Entry(
+        name=row,
+        kind=kind,
+        versions=tuple(versions),
+        answers=[[line.answer for line in one.lines] for one in sat],
+        qualities={name: [one.qualities[name] for one in sat] for name in measured},
+        reported={name: [report.metrics[name] for report in reports] for name in asked},
+        views={view: [some[view] for some in views] for view in (views or [{}])[0] if all(view in v for v in views)},
+    )
