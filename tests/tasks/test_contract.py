@@ -165,6 +165,7 @@ def test_rows_and_slices_are_defined_for_every_case(name: str) -> None:
 def test_a_view_shows_other_facts_of_the_same_case(name: str) -> None:
     task = get_task(name)
     assert "given" not in task.views
+    assert "view" not in task.slices, "reports keep this slice for views"
     assert not [view for view in task.views if "/" in view or "." in view], "a view's name becomes a file's"
     for view, show in task.views.items():
         pairs = [(case, shown) for case in sample(name) if (shown := show(case)) is not None]
