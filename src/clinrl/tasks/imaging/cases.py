@@ -29,6 +29,7 @@ from clinrl.tasks.imaging.guideline import (
     SEXES,
     Condition,
     Modality,
+    Sex,
 )
 from clinrl.tasks.imaging.rules import (
     CHILD_BELOW_YEARS,
@@ -221,7 +222,9 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
-    sex = condition.sex or (SEXES[0] if aim == "pregnancy" else rng.choice(SEXES))
+    sex: Sex | None = condition.sex
+    if sex is None:
+        sex = "woman" if aim == "pregnancy" else rng.choice(SEXES)
     modality = _modality(rng, condition, aim)
     low, high = condition.ages
     wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))
