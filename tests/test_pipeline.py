@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from clinrl import comparison, paths
 from clinrl.cli import parser
 from clinrl.params import Params, load_params
 
@@ -81,19 +82,8 @@ LAYERS = (
     {"tasks"},
     {"blocks", "ledger", "origins", "params_text"},
     {"params"},
-    {
-        "arms",
-        "baselines",
-        "dataset",
-        "deltas",
-        "health",
-        "model_card",
-        "report",
-        "rollout",
-        "shards",
-        "sightings",
-        "stream",
-    },  # fmt: skip
+    {"baselines", "dataset", "deltas", "health", "model_card", "report", "rollout", "shards", "sightings", "stream"},
+    {"arms"},
     {"checkpoints", "figures", "findings", "gate", "pretrain", "prose"},
     {"bases"},
     {"oracles"},
@@ -169,6 +159,7 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"mine@{name}" for name in params.mining}
     expected |= {f"{group}@{name}" for group in ("import", "validate-import") for name in params.imports}
     expected |= {f"external@{name}" for name in params.external}
+    expected |= {f"compare-{name}" for name in params.comparisons}
     assert expected == set(stages)
 
 
@@ -178,6 +169,24 @@ def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> 
         deps = {dep.def_path for dep in stages[f"mine@{name}"].deps}
         assert {f"data/adapters/{name}", f"data/cases/{mining.data}"} <= deps
         assert not deps & exams
+
+
+def test_a_comparison_follows_from_everybody_in_it(params: Params, stages: dict[str, Any]) -> None:
+    """A template holds no list of unknown length: what fails here prints what dvc.yaml must say."""
+    for name in params.comparisons:
+        wanted = comparison.reads(params, name)
+        stage = stages.get(f"compare-{name}")
+        text = f"  compare-{name}:\n    deps:\n" + "".join(f"      - {path}\n" for path in wanted)
+        assert stage is not None, text
+        assert stage.cmd == f"python -m clinrl comparison {name}"
+        assert sorted(dep.def_path for dep in stage.deps if dep.def_path != "params.yaml") == sorted(wanted), text
+        report = paths.comparison_report(name)
+        assert {out.def_path for out in stage.outs} == {
+            str(report.with_suffix(end)) for end in (".json", ".md", ".png")
+        }
+        assert not any(out.use_cache for out in stage.outs)
+        tracked = {key for dep in stage.deps for key in getattr(dep, "params", ())}
+        assert tracked == {f"comparisons.{name}", "scale", "modes"}
 
 
 def test_a_warm_start_is_an_edge(params: Params, stages: dict[str, Any]) -> None:

@@ -102,9 +102,9 @@ STAGES = {
         "comparison",
         "COMPARISON",
         "compare recipes over seeds: intervals, controls and tests",
-        "Reads the graded answers and reports of all versions that `comparisons` in params.yaml names, and of the base; "
-        "asks no model. Writes data/reports/comparisons/COMPARISON.json, .md and .png: each recipe as the mean over its "
-        "seeds, beside controls, the base and who does not read, and the tests between recipes.",
+        "Reads the graded answers and reports of the base and of all versions that `comparisons` in params.yaml names; "
+        "asks no model. Writes data/reports/comparisons/COMPARISON.json, .md and .png: each recipe as the mean over "
+        "its seeds, beside controls, the base and who does not read, and the tests between recipes.",
         "clinrl comparison recipes",
     ),
     "merge": _Stage(

@@ -61,21 +61,8 @@ def compared(params: "Params", name: str) -> Compared:
         Entry(name=row, kind="baseline", versions=(), answers=[answers])
         for row, answers in baselines.answers(task, cases, training).items()
     ]
-    sections, left = [], {(pair.first, pair.second) for pair in spec.tests}
-    for mode, like in blank.items():
-        entries = [*_entries(params, spec, task, cases, like), *idle]
-        present = {entry.name for entry in entries}
-        left -= {(pair.first, pair.second) for pair in spec.tests if {pair.first, pair.second} <= present}
-        sections += [
-            arms.section(task, cases, entries, mode=mode, part=part, of=of, chosen=spec.columns, pairs=spec.tests)
-            for part, of in places.items()
-        ]
-    if left:
-        first, second = sorted(left)[0]
-        raise ArtefactError(
-            f"{first!r} cannot be tested against {second!r}: {paths.graded(who.name)} holds no answers under that view "
-            f"in any mode; run `dvc repro baseline@{spec.task}`"
-        )
+    entries = {mode: [*_entries(params, spec, task, cases, like), *idle] for mode, like in blank.items()}
+    _check_pairs(spec, entries)
     named = (f"{spec.task}-base", *spec.versions)
     return Compared(
         name=name,
@@ -90,9 +77,25 @@ def compared(params: "Params", name: str) -> Compared:
         parts=spec.parts,
         tests=spec.tests,
         published={ALL: spec.published, **spec.published_parts},
-        sections=tuple(sections),
+        sections=tuple(
+            arms.section(task, cases, some, mode=mode, part=part, of=of, chosen=spec.columns, pairs=spec.tests)
+            for mode, some in entries.items()
+            for part, of in places.items()
+        ),
         note=note_of(cases),
     )
+
+
+def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> None:
+    """Refuse a test whose rows are in no mode together: the base is asked under other views in one mode at most."""
+    present = [{entry.name for entry in some} for some in entries.values()]
+    for pair in spec.tests:
+        if not any({pair.first, pair.second} <= names for names in present):
+            base = paths.graded(f"{spec.task}-base")
+            raise ArtefactError(
+                f"{pair.first!r} cannot be tested against {pair.second!r}: {base} holds no answers under that view in "
+                f"any mode; run `dvc repro baseline@{spec.task}`"
+            )
 
 
 def reads(params: "Params", name: str) -> list[str]:

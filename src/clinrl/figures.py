@@ -58,6 +58,10 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
 History = list[dict[str, float]]
 
 
+KINDS = {"arm": "tab:blue", "control": "tab:orange"}
+"""Colours of the rows of a comparison by kind; any other is grey."""
+
+
 class Spread(Protocol):
     """A number of several seeds; without an interval where only reports are known."""
 
@@ -146,23 +150,23 @@ def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: P
 
 
 def arms(
-    panels: Sequence[tuple[str, Sequence[tuple[str, Spread]]]], lines: Mapping[str, float], title: str, path: Path
+    panels: Sequence[tuple[str, Sequence[tuple[str, str, Spread]]]], lines: Mapping[str, float], title: str, path: Path
 ) -> None:
     """Write rows of a comparison as a PNG: a panel for each measure, a dot with its 95% interval for each row.
 
-    Small dots are single seeds. `lines` are drawn in the first panel: what is reached without reading. The first row
-    is on top.
+    A row is a name, a kind that gives its colour, and its number; the first row is on top. Small dots are single seeds.
+    `lines` are drawn in the first panel: what is reached without reading.
     """
-    names = list(dict.fromkeys(name for _, rows in panels for name, _ in rows))
+    names = list(dict.fromkeys(name for _, rows in panels for name, _, _ in rows))
     with _styled():
         figure = _figure(5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
         for axes, (what, rows) in zip(grid, panels, strict=True):
-            for name, spread in rows:
-                place = names.index(name)
+            for name, kind, spread in rows:
+                place, color = names.index(name), KINDS.get(kind, "0.35")
                 if spread.low is not None:
-                    axes.plot([spread.low, spread.high], [place, place], color="tab:blue", linewidth=1.6)
-                axes.plot(spread.value, place, "o", color="tab:blue", markersize=6)
+                    axes.plot([spread.low, spread.high], [place, place], color=color, linewidth=1.6)
+                axes.plot(spread.value, place, "o", color=color, markersize=6)
                 if len(spread.seeds) > 1:
                     below = [place + 0.24] * len(spread.seeds)
                     axes.plot(spread.seeds, below, "o", color="0.45", markersize=2.8, markeredgewidth=0)

@@ -18,8 +18,8 @@ FEW = 20
 """Clusters below which a bootstrap over them gives intervals that are too narrow."""
 NO_PARSE = "no_parse"
 
-Dots = list[tuple[str, list[tuple[str, Figure]]]]
-"""Panels of the figure: a measure, and the rows that have it."""
+Dots = list[tuple[str, list[tuple[str, str, Figure]]]]
+"""Panels of the figure: a measure, and name, kind and number of the rows that have it."""
 
 
 def page(report: Compared) -> str:
@@ -29,7 +29,7 @@ def page(report: Compared) -> str:
         f"# {report.name} on {report.exam}",
         f"{report.note} Not for clinical use. Task {report.task}, version {report.task_version}; {first.n} exam cases, "
         "each answered once by every version in every mode. A row is a recipe, its number the mean over its seeds, a "
-        "version each. Brackets hold 95% intervals: 2000 bootstrap draws of "
+        "version each. Brackets hold 95% intervals: bootstrap draws of "
         f"{'cases' if first.clusters is None else f'clusters ({first.clusters} of them)'}, the same for all rows, and "
         f"of seeds. The metrics are defined in `clinrl.tasks.{report.task}`.",
     ]
@@ -92,7 +92,7 @@ def _about(report: Compared, task: Task, pair: Pair, sections: Sequence[Section]
         here = {test.measure: test for test in section.contrasts if test.versions is None and _is_of(test, pair)}
         said = [_verdict(task, here[name]) for name in (main, report.quality) if name in here]
         if said:
-            yield f"{_place(report, section)}: {'; '.join(said)}."
+            yield f"In part {section.part} of {report.parts}: {'; '.join(said)}."
 
 
 def _verdict(task: Task, test: Contrast) -> str:
@@ -214,12 +214,11 @@ def dots(report: Compared) -> Dots:
     chosen = next((s for s in whole if any(report.quality in row.qualities for row in s.rows)), whole[0])
     rows = [row for row in chosen.rows if row.kind != "baseline"]
     main, quality = report.columns[0], report.quality
-    panels = [(f"{main}, mode {chosen.mode}", [(row.name, f) for row in rows if (f := row.metrics.get(main))])]
-    if any(quality in row.qualities for row in rows):
-        panels.append(
-            (f"{quality}, mode {chosen.mode}", [(row.name, f) for row in rows if (f := row.qualities.get(quality))])
-        )
-    return panels
+    measures = {
+        main: [(row.name, row.kind, figure) for row in rows if (figure := row.metrics.get(main))],
+        quality: [(row.name, row.kind, figure) for row in rows if (figure := row.qualities.get(quality))],
+    }
+    return [(f"{name}, mode {chosen.mode}", found) for name, found in measures.items() if found]
 
 
 def lines(report: Compared) -> dict[str, float]:
@@ -237,7 +236,7 @@ def _is_of(test: Contrast, pair: Pair) -> bool:
 
 
 def _place(report: Compared, section: Section) -> str:
-    return "All cases" if section.part == ALL else f"{report.parts}: {section.part}"
+    return "All cases" if section.part == ALL else f"Part {section.part} of {report.parts}"
 
 
 def _cell(task: Task, name: str, figure: Figure | None) -> str:

@@ -1,0 +1,128 @@
+"""A project whose recipes were examined although nothing was trained: real imaging cases, scripted readers."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ruamel.yaml import YAML
+
+import dolls
+from clinrl import dataset, evaluate, paths
+from clinrl.artefacts import identity, read_manifest, staged, write_json
+from clinrl.dataset import read_cases
+from clinrl.params import Params
+from clinrl.records import Case, Message, Transcript
+from clinrl.task import get_task
+from clinrl.tasks.imaging import judging
+from valid_params import LORA
+
+TASK = get_task("imaging")
+RECIPES = ("plain", "better", "same")
+SEEDS = (1, 2, 3)
+COMPARISON: dict[str, Any] = {
+    "task": "imaging",
+    "columns": ["macro_f1", "exact", "kappa", "over_use", "recall_mba"],
+    "quality": "statement_recall",
+    "parts": "conditions",
+    "arms": {recipe: [f"{recipe}-{seed}" for seed in SEEDS] for recipe in RECIPES},
+    "controls": {"blind": ["blind-1"]},
+    "tests": [
+        {"first": "better", "second": "plain", "says": "reading with care"},
+        {"first": "same", "second": "plain", "says": "another name"},
+        {"first": "plain", "second": "base, without_evidence", "says": "training"},
+        {"first": "better", "second": "blind", "says": "evidence"},
+    ],
+    "published": {"plain": {"macro_f1": 0.335}},
+    "published_parts": {"held_out": {"plain": {"macro_f1": 0.31}}},
+}
+Reader = tuple[float, float]
+"""How often the label is right, and how often a gold sentence is said."""
+
+
+def mapping(cases: int) -> dict[str, Any]:
+    """The project's params.yaml."""
+    data = {"task": "imaging", "task_version": 1}
+    trainer = {scale: {"lr": 1.0e-3, "steps": 2, "batch": 2} for scale in ("embedded", "full")}
+    recipe = {"method": "sft", "modes": ["think"], "lora": LORA, "trainer": trainer}
+    versions = {f"{name}-{seed}": (name, seed) for name in RECIPES for seed in SEEDS} | {"blind-1": ("blind", 1)}
+    return {
+        "scale": "embedded",
+        "bases": {"imaging": dolls.PARAMS["bases"]["esi"] | {"exam": "x1"}},
+        "modes": dolls.PARAMS["modes"],
+        "datasets": {
+            "d1": data | {"use": "train", "mix": "natural", "cases": 60, "seed": 7},
+            "x1": data | {"use": "exam", "mix": "reporting", "cases": cases, "seed": 8},
+            "x2": data | {"use": "exam", "mix": "reporting", "cases": cases, "seed": 9},
+        },
+        "profiles": dict.fromkeys(RECIPES, recipe) | {"blind": recipe | {"view": "without_evidence"}},
+        "versions": {
+            version: {
+                "task": "imaging", "parent": "imaging-base", "data": "d1", "exam": "x1", "profile": name, "seed": seed,
+            }
+            for version, (name, seed) in versions.items()
+        },
+        "comparisons": {"recipes": COMPARISON},
+    }  # fmt: skip
+
+
+def build(readers: dict[str, Reader], cases: int = 120) -> Params:
+    """Build the project in the working directory. `readers` are by recipe, and `base`."""
+    content = mapping(cases)
+    YAML(typ="safe", pure=True).dump(content, Path("params.yaml"))
+    params = Params.model_validate(content)
+    for data in ("d1", "x1"):
+        dataset.stage(params, data)
+        named = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
+        write_json(paths.data_proof(data), named)
+    sit(params, "imaging-base", readers["base"])
+    for version, spec in params.versions.items():
+        sit(params, version, readers[spec.profile])
+    return params
+
+
+def sit(params: Params, name: str, reader: Reader, seed: str | None = None) -> None:
+    """Let a scripted reader answer the exam as `name`, and write what `clinrl evaluate` writes."""
+    who = evaluate.examinee(params, name)
+    cases = list(read_cases(paths.cases(who.exam), TASK))
+    graded = {}
+    for mode, spec in params.modes.items():
+        for view in (who.view, *(who.others if spec.thinking else ())):
+            shown = [(case, other) for case in cases if (other := _seen(case, view, who.view)) is not None]
+            said = [turn(other, reader, f"{seed or name}/{view}", thinking=spec.thinking) for _, other in shown]
+            key = mode if view == who.view else f"{mode}.{view}"
+            graded[key] = evaluate.grade(TASK, mode, [other for _, other in shown], said, who.reward)
+    exam = identity(read_manifest(paths.cases(who.exam)))
+    blank = {mode: evaluate.sitting_of(who, mode, params, exam, cases) for mode in params.modes}
+    spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
+    evaluate.keep(paths.graded(name), who, cases, graded, spec=spec, inputs={"exam": exam, "adapter": "a" * 64})
+    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
+    heard = Agreeable()
+    with staged(paths.report(name)) as out:
+        evaluate.write_reports(out, who, "a" * 64, cases, [], graded, after, {}, heard)
+
+
+class Agreeable(dict[Any, Any]):
+    """A second judge that gives everybody the same verdict."""
+
+    def __missing__(self, ask: Any) -> str:
+        return judging.reply((7, 8, 9))
+
+
+def _seen(case: Case, view: str, own: str) -> Case | None:
+    if view == "given":
+        return case
+    return TASK.views[view](case) or (case if view == own else None)
+
+
+def turn(case: Any, reader: Reader, seed: str, *, thinking: bool) -> Transcript:
+    """What a reader says: the gold label and sentences so often, else another label and silence."""
+    rng = Random(f"{seed}/{case.id}")
+    right, care = reader
+    label = TASK.label(case)
+    if rng.random() >= right:
+        label = rng.choice([other for other in TASK.labels if other != label])
+    said = " ".join(sentence for sentence in case.key.reasoning if rng.random() < care) if thinking else None
+    return Transcript(
+        messages=(Message(role="assistant", content=f"<answer>{label}</answer>", thinking=said),), stop="answered"
+    )
