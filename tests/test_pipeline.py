@@ -75,7 +75,7 @@ LAYERS = (
     {"artefacts", "determinism", "section", "sources", "statistics", "task"},
     {"imported"},
     {"tasks"},
-    {"blocks", "ledger", "params_text"},
+    {"blocks", "ledger", "origins", "params_text"},
     {"params"},
     {"baselines", "dataset", "deltas", "health", "model_card", "report", "rollout", "shards", "sightings", "stream"},
     {"checkpoints", "figures", "gate", "pretrain", "probe", "prose"},

@@ -6,6 +6,9 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 import dolls
 from clinrl import bases, paths
@@ -65,6 +68,39 @@ def test_a_written_turn_reads_as_itself(thinking, content):
 )
 def test_reading_a_turn(text, thinking, content, thought):
     assert read_turn(text, thinking) == Message(role="assistant", content=content, thinking=thought)
+
+
+TEMPLATES = dolls.TEMPLATE.parent
+ASKED = [Message(role="system", content="Be brief."), Message(role="user", content="Why?")]
+
+
+def bare(template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that can do nothing but render."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), bos_token="<|begin_of_text|>")
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    return tokenizer
+
+
+@pytest.mark.parametrize("template", ["llama3", "llama3_1", "qwen2_5"])
+def test_a_template_that_knows_of_no_thinking_gets_the_blocks_of_one_that_does(template):
+    tokenizer = bare(template)
+    turns = [message.model_dump(include={"role", "content"}) for message in ASKED]
+    written = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert written.endswith("assistant" + ("<|end_header_id|>\n\n" if "llama" in template else "\n"))
+    assert written.startswith("<|begin_of_text|>") == ("llama" in template)
+    assert render(tokenizer, ASKED, True) == written + "<think>\n"
+    assert render(tokenizer, ASKED, False) == written + "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("template", ["qwen3_5_think", "qwen3_5_nothink", "qwen3"])
+def test_a_template_that_thinks_is_left_as_it_is(template):
+    tokenizer = bare(template)
+    turns = [message.model_dump(include={"role", "content"}) for message in ASKED]
+    for thinking in (True, False):
+        written = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        )
+        assert render(tokenizer, ASKED, thinking) == written
 
 
 @given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 50), st.integers(1, 2000))

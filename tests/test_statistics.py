@@ -3,10 +3,11 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clinrl.statistics import bootstrap, paired, wilson
+from clinrl.statistics import RESAMPLES, bootstrap, paired, paired_bootstrap, paired_means, rate, wilson
+from clinrl.statistics import mean as mean_of
 
 
 def mean(golds: list, answers: list) -> float:
@@ -96,3 +97,80 @@ def test_bootstrap_depends_on_the_cases_and_not_on_their_order():
 def test_bootstrap_of_the_undefined_is_none_and_undefined_draws_are_left_out():
     assert bootstrap(lambda golds, answers: math.nan, [1], [1]) is None
     assert bootstrap(lambda golds, answers: 1.0 if 1 in golds else math.nan, [1, 2], [1, 2]).low == 1.0
+
+
+NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+CLUSTERED = st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcdef")), min_size=1, max_size=40)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CLUSTERED)
+def test_the_order_of_cases_moves_no_clustered_interval(cases):
+    def found(rows):
+        values, clusters = [row[0] for row in rows], [row[1] for row in rows]
+        return bootstrap(mean, values, values, clusters), mean_of(values, clusters)
+
+    one, other = found(cases)
+    assert one == other
+    assert found(sorted(cases)) == found(cases)
+    assert one.low <= one.high
+    assert one.n == len(cases)
+
+
+@settings(max_examples=25, deadline=None)
+@given(NUMBERS)
+def test_the_mean_is_the_bootstrap_of_the_mean(values):
+    assert mean_of(values) == bootstrap(mean, values, values)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CLUSTERED)
+def test_everybody_equals_himself_and_no_difference_is_significant(cases):
+    values, clusters = [row[0] for row in cases], [row[1] for row in cases]
+    for difference, p in (
+        paired_means(values, values, clusters), paired_bootstrap(mean, values, values, values, clusters)
+    ):  # fmt: skip
+        assert (difference.value, difference.low, difference.high, p) == (0, 0, 0, 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_who_is_first_decides_the_sign_alone(mine, theirs):
+    n = min(len(mine), len(theirs))
+    (there, p), (back, again) = (paired_means(a[:n], b[:n]) for a, b in ((mine, theirs), (theirs, mine)))
+    assert there.value == pytest.approx(-back.value)
+    assert p == pytest.approx(again, abs=0.1)
+    assert paired_bootstrap(mean, mine[:n], mine[:n], theirs[:n])[0].value == pytest.approx(there.value, abs=1e-6)
+
+
+def test_answers_that_repeat_within_clusters_are_worth_no_more_than_one():
+    """Ten copies of each of 50 cases say what the 50 do: the interval of clusters is theirs, that of cases a third."""
+    once = [index % 5 == 0 for index in range(50)]
+    copies, names = once * 10, [str(index) for index in range(50)] * 10
+    honest, naive, single = mean_of(copies, names), mean_of(copies), mean_of(once)
+    assert (honest.high - honest.low) == pytest.approx(single.high - single.low, rel=0.1)
+    # The standard error of a share of 0.2 of 50 is 0.0566, of which an interval holds 3.92.
+    assert (honest.high - honest.low) == pytest.approx(3.92 * 0.0566, rel=0.1)
+    assert (naive.high - naive.low) == pytest.approx((honest.high - honest.low) / math.sqrt(10), rel=0.15)
+
+
+def test_a_clear_difference_is_found_and_its_p_has_a_floor():
+    better, worse = [1.0] * 60 + [0.0] * 40, [0.0] * 30 + [1.0] * 30 + [0.0] * 40
+    difference, p = paired_means(better, worse)
+    # 30 of 100 differ by one: standard error sqrt(0.3 * 0.7 / 100) = 0.0458.
+    assert difference.value == 0.3
+    assert difference.low == pytest.approx(0.3 - 1.96 * 0.0458, abs=0.01)
+    assert p == 1 / RESAMPLES
+
+
+def test_a_share_of_clusters_keeps_a_width_when_all_agree():
+    assert rate([False] * 60, ["a", "b", "c"] * 20) == wilson(0, 3).model_copy(update={"n": 60})
+    assert rate([True] * 60, ["a", "b", "c"] * 20).high == 1.0
+    assert rate([True, False] * 30) == wilson(30, 60)
+
+
+def test_what_is_undefined_has_no_difference():
+    assert paired_bootstrap(lambda golds, answers: math.nan, [1], [1], [1]) is None
+    for mine, theirs in (([], []), ([1.0], [])):
+        with pytest.raises(ValueError, match="same cases"):
+            paired_means(mine, theirs)

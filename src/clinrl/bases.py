@@ -1,7 +1,8 @@
 """The model at the root of a lineage: an embedded one built here, or a pinned checkpoint of the hub.
 
 A base folder holds either the weights and a tokenizer (embedded) or `base.json`, which names the repository, the commit
-and the quantisation (full). Everything that needs the model loads it here, so that all stages see the same weights.
+and the quantisation (full). The judges that the task's reward or measures ask are part of it: a folder each, or a
+reference each. Everything that needs the model loads it here, so that all stages see the same weights.
 """
 
 import json
@@ -15,9 +16,12 @@ from clinrl.errors import ArtefactError, Refused
 from clinrl.task import get_task
 
 if TYPE_CHECKING:
+    from clinrl.origins import HubBase, HubModel
     from clinrl.params import Params
 
 REFERENCE = "base.json"
+RESERVED_PAD = "<|finetune_right_pad_id|>"
+"""The token that Llama's vocabulary has for padding, though its tokenizer does not say so."""
 
 
 def stage(params: "Params", task_name: str) -> None:
@@ -25,7 +29,7 @@ def stage(params: "Params", task_name: str) -> None:
 
     Raises Refused when the hub cannot be asked for the commit behind a revision.
     """
-    from clinrl.blocks import EmbeddedBase
+    from clinrl.origins import EmbeddedBase
 
     task = get_task(task_name)
     spec = params.base(task_name)
@@ -38,11 +42,10 @@ def stage(params: "Params", task_name: str) -> None:
                 from clinrl import pretrain
 
                 pretrain.build(task, spec, out, scratch)
+                for name, judge in spec.judges.items():
+                    pretrain.build_judge(task, name, judge, out / name, scratch / name)
             else:
-                write_json(
-                    out / REFERENCE,
-                    {"repo": spec.repo, "commit": pin(spec.repo, spec.revision), "quantize": spec.quantize},
-                )
+                write_json(out / REFERENCE, _reference(spec))
             base = seal(
                 out,
                 kind="base",
@@ -63,6 +66,20 @@ def stage(params: "Params", task_name: str) -> None:
                 inputs={"base": identity(base)},
             )
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _reference(spec: "HubBase") -> dict[str, Any]:
+    """What `base.json` holds: each checkpoint by its commit."""
+    found: dict[str, Any] = {**_pinned(spec), "quantize": spec.quantize}
+    if spec.judges:
+        found["judges"] = {name: {**_pinned(judge), "quantize": judge.quantize} for name, judge in spec.judges.items()}
+    if spec.encoder is not None:
+        found["encoder"] = _pinned(spec.encoder)
+    return found
+
+
+def _pinned(model: "HubModel") -> dict[str, str]:
+    return {"repo": model.repo, "commit": pin(model.repo, model.revision)}
 
 
 def pin(repo: str, revision: str) -> str:
@@ -108,13 +125,46 @@ def load(params: "Params", task_name: str, *, for_training: bool) -> tuple[Any, 
 
 def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
     """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
+    verified(folder)
+    model, tokenizer = _open(folder, reference(folder), folder)
+    return model.train(for_training), tokenizer
+
+
+def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
+    """A judge of a base folder, and its tokenizer, to be asked. Raises ArtefactError if the base has no such judge."""
+    verified(folder)
+    named = reference(folder)
+    found = named.get("judges", {}).get(name)
+    if found is None and (named or not (folder / name / "config.json").exists()):
+        raise ArtefactError(f"{folder} has no {name}; name one in params.yaml under its base and rebuild it")
+    model, tokenizer = _open(folder / name, found or {}, folder)
+    return model.eval(), tokenizer
+
+
+def reference(folder: Path) -> dict[str, Any]:
+    """The checkpoints that a base folder names by their commits; empty if it holds the weights itself."""
+    path = folder / REFERENCE
+    named: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return named
+
+
+def locate(named: dict[str, Any], by: Path) -> dict[str, str]:
+    """Where a named checkpoint is loaded from, as loaders are told. Raises ArtefactError if a local one is another."""
+    if not named["commit"].startswith("local-"):
+        return {"pretrained_model_name_or_path": named["repo"], "revision": named["commit"]}
+    if _digest_of(Path(named["repo"])) != named["commit"]:
+        raise ArtefactError(f"{named['repo']} is not the checkpoint that {by} names; rebuild the base")
+    return {"pretrained_model_name_or_path": named["repo"]}
+
+
+def _open(folder: Path, named: dict[str, Any], by: Path) -> tuple[Any, Any]:
+    """The model that a base folder names, or the one that lies in `folder`, and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # of reading the weights; the stages show how far their own work is
-    verified(folder)
-    origin: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
+    origin: dict[str, str] = {"pretrained_model_name_or_path": str(folder)}
     gpu = torch.cuda.is_available()
     hub_sized: dict[str, Any] = {
         "dtype": torch.bfloat16 if gpu else torch.float32,
@@ -122,16 +172,9 @@ def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
     }
     # A model of a few million parameters, in full precision, stays on the CPU: equal inputs give equal bytes there.
     weights: dict[str, Any] = {"dtype": torch.float32}
-    if (folder / REFERENCE).exists():
-        reference = json.loads((folder / REFERENCE).read_text())
-        if reference["commit"].startswith("local-"):
-            if _digest_of(Path(reference["repo"])) != reference["commit"]:
-                raise ArtefactError(f"{reference['repo']} is not the checkpoint that {folder} names; rebuild the base")
-            origin = {"pretrained_model_name_or_path": reference["repo"]}
-        else:
-            origin = {"pretrained_model_name_or_path": reference["repo"], "revision": reference["commit"]}
-        weights = hub_sized
-        if reference["quantize"] == "nf4":
+    if named:
+        origin, weights = locate(named, by), hub_sized
+        if named["quantize"] == "nf4":
             weights["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",
@@ -141,6 +184,8 @@ def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
     elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
         weights = hub_sized  # a merge of a hub checkpoint
     tokenizer = AutoTokenizer.from_pretrained(**origin, padding_side="left")
+    if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
+        tokenizer.pad_token = RESERVED_PAD
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ArtefactError(
             f"the tokenizer of {origin['pretrained_model_name_or_path']} has no pad token of its own, so padding would "
@@ -153,4 +198,4 @@ def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
     )
-    return model.train(for_training), tokenizer
+    return model, tokenizer

@@ -1,10 +1,8 @@
-"""The blocks of params.yaml: what a base, a data set, a recipe, a version, a merge and a gate consist of.
+"""The blocks of params.yaml: what a data set, a recipe, a version, a merge and a gate consist of; `origins` has bases.
 
 Each block checks itself when it is read; `params` checks what they say of each other.
 """
 
-import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -21,76 +19,8 @@ from clinrl.section import (
     Share,
     Targets,
     refusal,
+    unless,
 )
-
-
-class EmbeddedBase(Section):
-    """The recipe of a base model that is built here, from scratch."""
-
-    template: str = Field(pattern=r"^[a-z0-9_]+$")
-    """Name of the chat template."""
-    vocab: int = Field(ge=300, le=65536)
-    """Tokens of the byte-level BPE vocabulary, 300 to 65536 (256 bytes and the special tokens must fit)."""
-    hidden: int = Field(ge=16, le=8192)
-    """Width of the residual stream, 16 to 8192; heads of even width divide it."""
-    layers: int = Field(ge=1, le=128)
-    """Decoder layers, 1 to 128."""
-    heads: Count
-    """Attention heads; divides hidden."""
-    kv_heads: Count
-    """Key and value heads; divides heads."""
-    mlp: int = Field(ge=16)
-    """Width of the feed-forward layers, 16 or more."""
-    cases: Count
-    """Cases of the base pool that are rendered as text."""
-    forget: Share
-    """Share of rendered answers that are deliberately noisy, 0 to 1."""
-    steps: Count
-    """Optimiser steps."""
-    batch: Count
-    """Sequences a step."""
-    lr: LearningRate
-    """Peak learning rate, above 0 and below 1."""
-    prompt_weight: Share
-    """Weight of prompt tokens in the loss, 0 to 1; tokens of the answer weigh 1."""
-    seed: Seed
-    """Seed of cases, weights and order, 0 to 2^32 - 1."""
-
-    @model_validator(mode="after")
-    def _shape(self) -> "EmbeddedBase":
-        if self.hidden % (2 * self.heads):
-            raise refusal(f"is {self.heads}; it must divide hidden ({self.hidden}) into even widths", "heads")
-        if self.heads % self.kv_heads:
-            raise refusal(f"is {self.kv_heads}; it must divide heads ({self.heads})", "kv_heads")
-        return self
-
-
-class HubBase(Section):
-    """A checkpoint of the Hugging Face hub, or a folder that holds one."""
-
-    repo: str
-    """owner/name on the hub, or an existing folder."""
-    revision: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")
-    """Branch, tag or 40-digit commit; the base stage records the commit that it stood for."""
-    quantize: Literal["nf4", "none"]
-    """nf4: weights held in 4 bits (QLoRA). none: bfloat16."""
-
-    @model_validator(mode="after")
-    def _place(self) -> "HubBase":
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", self.repo) and not Path(self.repo).is_dir():
-            raise refusal(f"is {self.repo!r}; it must be owner/name on the hub or an existing folder", "repo")
-        return self
-
-
-class BaseSpec(Section):
-    """Where a task's lineage starts."""
-
-    exam: str
-    """The exam data set that the base sits."""
-    embedded: EmbeddedBase
-    """The base at the embedded scale."""
-    full: HubBase
-    """The base at the full scale."""
 
 
 class Mode(Section):
@@ -237,6 +167,8 @@ class Profile(Section):
     """Shape of the adapter."""
     stream: Stream = Stream()
     """How rows are drawn."""
+    view: str = Field(default="given", exclude_if=unless("given"))
+    """How the cases are shown: given, as they are, or a view of the task."""
     waiver: str = ""
     """Why a recipe that the probe refuses, or that an alarm would stop, is trained all the same; what it trains is
     never released. Empty: it is not trained."""

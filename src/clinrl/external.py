@@ -18,12 +18,12 @@ from clinrl.dataset import manifest_of, read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluate import Examinee, check_apart, decoding, examinee, sit
 from clinrl.probe import proven
-from clinrl.prose import percent, table
+from clinrl.prose import shown, table
 from clinrl.records import Case, Estimate, Graded, Strict
-from clinrl.report import EvalReport, build, estimates
+from clinrl.report import EvalReport, build, clusters_of, estimates
 from clinrl.section import did_you_mean
 from clinrl.statistics import wilson
-from clinrl.task import Published, PublishedRow, Task
+from clinrl.task import Published, PublishedRow, Task, get_task
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -121,7 +121,7 @@ def compared(
         for mode, report in reports.items()
     ]
     lazy = [
-        Line(name=row, n=len(cases), metrics=_chosen(estimates(task.metrics, golds, answers)))
+        Line(name=row, n=len(cases), metrics=_chosen(estimates(task.metrics, golds, answers, clusters_of(task, cases))))
         for row, answers in idle.items()
     ]
     return ExternalReport(
@@ -175,8 +175,9 @@ def _verdict(task: Task, counts: Mapping[Any, int], *, same: bool) -> str:
 def page(report: ExternalReport) -> str:
     """The report as Markdown."""
     first = next(iter(report.reports.values()))
+    task = get_task(first.task)
     shares = [name for name in SHOWN if any(name in line.metrics or name in line.printed for line in report.lines)]
-    body = [(line.name, line.n, *(_cell(line, name) for name in shares)) for line in report.lines]
+    body = [(line.name, line.n, *(_cell(task, line, name) for name in shares)) for line in report.lines]
     sources = dict.fromkeys(line.source for line in report.lines if line.source)
     said = [
         f"- {'; '.join(line.name for line in report.lines if line.source == source)}: {source}." for source in sources
@@ -193,12 +194,9 @@ def page(report: ExternalReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _cell(line: Line, name: str) -> str:
+def _cell(task: Task, line: Line, name: str) -> str:
     if name in line.printed:
         return f"{line.printed[name]:.3f}"
     if name not in line.metrics:
         return ""
-    estimate = line.metrics[name]
-    if name == "kappa":
-        return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-    return percent(estimate)
+    return shown(task, name, line.metrics[name])

@@ -12,16 +12,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from clinrl.blocks import (
-    BaseSpec,
     Blend,
     DatasetSpec,
-    EmbeddedBase,
     External,
     Fold,
     Gate,
     GrpoProfile,
     GrpoTrainer,
-    HubBase,
     ImportSpec,
     Merges,
     Mining,
@@ -32,6 +29,7 @@ from clinrl.blocks import (
     VersionSpec,
 )
 from clinrl.errors import ParamsError
+from clinrl.origins import BaseSpec, EmbeddedBase, HubBase
 from clinrl.section import (
     Name,
     Scale,
@@ -191,6 +189,7 @@ class Params(Section):
         for key, labels in (("repeat", profile.stream.repeat), ("cap", profile.stream.cap)):
             for label in labels:
                 known(f"{at}.stream.{key}", label, task.labels, f"a label of {task.name}")
+        known(f"{at}.view", profile.view, ["given", *task.views], f"a view of {task.name}")
         caps = profile.stream.cap.values()
         if len(caps) == len(task.labels) and sum(caps) < 1:
             raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")

@@ -1,24 +1,54 @@
-"""Builds an embedded base: a real causal language model of about a million parameters, from nothing, on the CPU.
+"""Builds the embedded models: real causal language models of about a million parameters, from nothing, on the CPU.
 
-The texts are rendered cases of the `base` pool in both modes. Each label is that of a reader who forgets every rule
+A base learns rendered cases of the `base` pool in both modes. Each label is that of a reader who forgets every rule
 with probability `forget`, so the base reads well, knows the format, and has that share of the medicine left to learn.
+A judge learns the lessons of its task.
 """
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from clinrl.determinism import settle
-from clinrl.records import Case, Message
+from clinrl.errors import Refused
 from clinrl.rollout import encode, render, write_turn
 from clinrl.task import Task
 
 if TYPE_CHECKING:
-    from clinrl.blocks import EmbeddedBase
+    from clinrl.origins import Embedded, EmbeddedBase, EmbeddedJudge
 
-Pair = tuple[Case, Message]
+Pair = tuple[str, str]
+"""A prompt as the model is given it, and what it should write, with the end of the turn."""
 
-EOS, PAD, START = "<|im_end|>", "<|endoftext|>", "<|im_start|>"
+
+@dataclass(frozen=True)
+class Marks:
+    """The special tokens of a family of chat templates."""
+
+    end: str
+    """Ends a turn."""
+    pad: str
+    bos: str | None
+    """Begins a text, where the template writes it."""
+    others: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """All of them, in the order of their ids."""
+        return (self.pad, *((self.bos,) if self.bos else ()), *self.others, self.end)
+
+
+QWEN = Marks(end="<|im_end|>", pad="<|endoftext|>", bos=None, others=("<|im_start|>",))
+LLAMA = Marks(
+    end="<|eot_id|>",
+    pad="<|finetune_right_pad_id|>",
+    bos="<|begin_of_text|>",
+    others=("<|start_header_id|>", "<|end_header_id|>"),
+)
+
 TOKENIZER_TEXTS = 3000
 """Rendered texts that the vocabulary is learned from; more changes nothing but the time."""
 
@@ -27,40 +57,67 @@ WINDOW = 50
 
 
 def build(task: Task, spec: "EmbeddedBase", out: Path, scratch: Path) -> None:
-    """Write tokenizer, template and trained weights to `out`.
+    """Write tokenizer, template and trained weights of a base to `out`.
 
-    Checkpoints go to `scratch`; a killed build continues there.
+    Checkpoints go to `scratch`; a killed build continues there. Raises Refused for a template of an unknown family.
     """
+    import trl
+
+    folder = Path(trl.__file__).parent / "chat_templates"
+    template = (folder / f"{spec.template}.jinja").read_text(encoding="utf-8")
+    marks = next((family for family in (QWEN, LLAMA) if family.end in template), None)
+    if marks is None:
+        raise Refused(f"the chat template {spec.template} ends no turn with {QWEN.end} or {LLAMA.end}; choose another")
+    teach(spec, _pairs(task, spec, marks, template), marks, template, out, scratch)
+
+
+def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch: Path) -> None:
+    """Write tokenizer and trained weights of a judge to `out`; as `build`.
+
+    Raises Refused if the task has no lessons for it.
+    """
+    pairs = [(prompt, reply + QWEN.end) for prompt, reply in task.lessons(name, spec.lessons, spec.seed)]
+    if not pairs:
+        raise Refused(f"the task {task.name} has no lessons for a {name}; leave it out of bases.{task.name}.embedded")
+    teach(spec, pairs, QWEN, None, out, scratch)
+
+
+def teach(
+    spec: "Embedded", pairs: Sequence[Pair], marks: Marks, template: str | None, out: Path, scratch: Path
+) -> None:
+    """Learn a vocabulary from the pairs, train a model on them, and write both to `out`."""
     settle(spec.seed)
-    pairs = _pairs(task, spec)
-    tokenizer = _tokenizer(spec, pairs, task)
-    examples = _encode(tokenizer, task, pairs)
+    tokenizer = _tokenizer(spec.vocab, pairs, marks, template)
+    prompts, completions = (encode(tokenizer, list(texts)) for texts in zip(*pairs, strict=True))
+    examples = [(prompt + completion, len(prompt)) for prompt, completion in zip(prompts, completions, strict=True)]
     model = _model(spec, tokenizer, max(len(ids) for ids, _ in examples))
     _train(model, spec, _ordered(examples, spec), tokenizer.pad_token_id, scratch)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def _pairs(task: Task, spec: "EmbeddedBase") -> list[Pair]:
-    """Each case with the turn of a forgetful reader; modes alternate."""
+def _pairs(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> list[Pair]:
+    """Each case, rendered, with the turn of a forgetful reader; modes alternate."""
+    from tokenizers import Tokenizer, models
+
+    blank = _wrapped(Tokenizer(models.BPE()), marks, template)  # rendering needs the template alone
     rng = Random(f"base/{spec.seed}")
     pairs = []
     for index, case in enumerate(task.cases(spec.cases, spec.seed, pool="base", mix="reporting")):
         omit = frozenset(rule for rule in task.rules if rng.random() < spec.forget)
-        pairs.append((case, task.gold(case, thinking=index % 2 == 0, omit=omit)))
+        turn = task.gold(case, thinking=index % 2 == 0, omit=omit)
+        thinking = turn.thinking is not None
+        pairs.append((render(blank, task.prompt(case.facts), thinking), write_turn(turn, thinking) + marks.end))
     return pairs
 
 
-def _tokenizer(spec: "EmbeddedBase", pairs: list[Pair], task: Task) -> Any:
+def _tokenizer(vocab: int, pairs: Sequence[Pair], marks: Marks, template: str | None) -> Any:
     """Byte-level BPE over whole texts, digits apart.
 
     Think tags are ordinary text, because TRL drops special tokens when it decodes.
     """
-    import trl
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
-    template = (Path(trl.__file__).parent / "chat_templates" / f"{spec.template}.jinja").read_text(encoding="utf-8")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -69,68 +126,71 @@ def _tokenizer(spec: "EmbeddedBase", pairs: list[Pair], task: Task) -> Any:
         ]
     )
     backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=EOS, pad_token=PAD, padding_side="left", clean_up_tokenization_spaces=False
-    )
-    tokenizer.chat_template = template
-    texts = []
-    for case, turn in pairs[:TOKENIZER_TEXTS]:
-        text = render(tokenizer, task.prompt(case.facts), turn.thinking is not None) + _completion(turn)
-        texts += [part for part in text.replace(START, EOS).split(EOS) if part]
+    between = re.compile("|".join(map(re.escape, marks.all)))
+    texts = [
+        part for prompt, completion in pairs[:TOKENIZER_TEXTS] for part in between.split(prompt + completion) if part
+    ]
     trainer = trainers.BpeTrainer(
-        vocab_size=spec.vocab,
-        special_tokens=[PAD, START, EOS],
+        vocab_size=vocab,
+        special_tokens=list(marks.all),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    result = PreTrainedTokenizerFast(
+    return _wrapped(backend, marks, template)
+
+
+def _wrapped(backend: Any, marks: Marks, template: str | None) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        eos_token=EOS,
-        pad_token=PAD,
-        additional_special_tokens=[START],
+        eos_token=marks.end,
+        pad_token=marks.pad,
+        **({"bos_token": marks.bos} if marks.bos else {}),
+        additional_special_tokens=list(marks.others),
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    result.chat_template = template
-    return result
+    tokenizer.chat_template = template
+    return tokenizer
 
 
-def _completion(turn: Message) -> str:
-    return write_turn(turn, turn.thinking is not None) + EOS
-
-
-def _encode(tokenizer: Any, task: Task, pairs: list[Pair]) -> list[tuple[list[int], int]]:
-    """(token ids, length of the prompt) of each text."""
-    prompts = encode(
-        tokenizer, [render(tokenizer, task.prompt(case.facts), turn.thinking is not None) for case, turn in pairs]
+def _model(spec: "Embedded", tokenizer: Any, longest: int) -> Any:
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
     )
-    completions = encode(tokenizer, [_completion(turn) for _, turn in pairs])
-    return [(prompt + completion, len(prompt)) for prompt, completion in zip(prompts, completions, strict=True)]
 
-
-def _model(spec: "EmbeddedBase", tokenizer: Any, longest: int) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=spec.hidden,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.kv_heads,
-        head_dim=spec.hidden // spec.heads,
-        intermediate_size=spec.mlp,
-        max_position_embeddings=max(1024, 4 * longest),
-        tie_word_embeddings=True,
-        initializer_range=0.05,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
+    config, model = {
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    }[spec.architecture]
+    return model(
+        config(
+            vocab_size=len(tokenizer),
+            hidden_size=spec.hidden,
+            num_hidden_layers=spec.layers,
+            num_attention_heads=spec.heads,
+            num_key_value_heads=spec.kv_heads,
+            head_dim=spec.hidden // spec.heads,
+            intermediate_size=spec.mlp,
+            max_position_embeddings=max(1024, 4 * longest),
+            tie_word_embeddings=True,
+            initializer_range=0.05,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+        )
     )
-    return Qwen3ForCausalLM(config)
 
 
-def _ordered(examples: list[tuple[list[int], int]], spec: "EmbeddedBase") -> list[tuple[list[int], int]]:
+def _ordered(examples: list[tuple[list[int], int]], spec: "Embedded") -> list[tuple[list[int], int]]:
     """The texts of all steps in order: shuffled passes, sorted by length within a window so that batches pad little."""
     rng = Random(f"order/{spec.seed}")
     needed = spec.steps * spec.batch
@@ -148,7 +208,7 @@ def _ordered(examples: list[tuple[list[int], int]], spec: "EmbeddedBase") -> lis
     return ordered
 
 
-def _train(model: Any, spec: "EmbeddedBase", rows: list[tuple[list[int], int]], pad: int, scratch: Path) -> None:
+def _train(model: Any, spec: "Embedded", rows: list[tuple[list[int], int]], pad: int, scratch: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
     from torch.utils.data import SequentialSampler

@@ -10,12 +10,11 @@ from typing import Any
 from clinrl.baselines import BAG_OF_WORDS
 from clinrl.health import Alarm
 from clinrl.records import Estimate
-from clinrl.report import COMPARED, HEADLINE, NOTE, ROW_METRICS, UNREADABLE, EvalReport
+from clinrl.report import COMPARED, NOTE, UNREADABLE, EvalReport
 from clinrl.statistics import Paired
+from clinrl.task import Statistic, Task, get_task
 
 ALPHA = 0.05
-STATISTICS = ("kappa",)
-"""Headline metrics that are no shares, hence not in per cent."""
 
 
 def page(
@@ -59,15 +58,17 @@ def health(alarms: Sequence[Alarm]) -> str:
 
 def headline(report: EvalReport) -> str:
     """A table of the headline metrics with their intervals and denominators."""
-    found = [(name, report.metrics[name]) for name in HEADLINE if name in report.metrics]
-    return table(("metric", "estimate", "n"), [(name, _shown(name, value), value.n) for name, value in found])
+    task = get_task(report.task)
+    found = [(name, report.metrics[name]) for name in task.headline if name in report.metrics]
+    return table(("metric", "estimate", "n"), [(name, shown(task, name, value), value.n) for name, value in found])
 
 
 def rows(report: EvalReport) -> str:
     """A table of everybody who sat this exam."""
-    shown = [name for name in ROW_METRICS if name in report.rows[0].metrics]
-    body = [(row.name, report.n, *(percent(row.metrics[name]) for name in shown)) for row in report.rows]
-    return table(("who", "n", *shown), body)
+    task = get_task(report.task)
+    chosen = [name for name in task.row_metrics if name in report.rows[0].metrics]
+    body = [(row.name, report.n, *(shown(task, name, row.metrics[name]) for name in chosen)) for row in report.rows]
+    return table(("who", "n", *chosen), body)
 
 
 def answers(report: EvalReport) -> str:
@@ -151,8 +152,9 @@ def table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def _shown(name: str, estimate: Estimate) -> str:
-    if name in STATISTICS:
+def shown(task: Task, name: str, estimate: Estimate) -> str:
+    """A metric of the task with its interval: a statistic as a number, anything else in per cent."""
+    if isinstance(task.metrics.get(name), Statistic):
         return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
     return percent(estimate)
 

@@ -9,28 +9,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
 from clinrl.errors import ArtefactError
 from clinrl.imported import is_imported
-from clinrl.records import Case, Estimate, Graded, Strict, Unreadable
-from clinrl.statistics import DIGITS, Paired, bootstrap, paired, wilson
-from clinrl.task import Share, Statistic, Task
+from clinrl.records import Case, Estimate, Graded, Strict, Transcript, Unreadable
+from clinrl.statistics import DIGITS, Paired, bootstrap, mean, paired, rate, wilson
+from clinrl.task import NOTHING_HEARD, Heard, Quality, Share, Statistic, Task, get_task
 
 COMPARED = ("exact", "dangerous")
 """Shares that every paired test and every slice is about. Each task defines them."""
-ROW_METRICS = ("exact", "adjacent", "dangerous")
-"""What a row of the comparison table shows, where the task defines it."""
-HEADLINE = ("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", "no_parse", "clipped")
-"""What the summary shows, where the task defines it."""
 UNREADABLE = "unreadable"
 NOTE = "Research only, synthetic data."
 IMPORTED_NOTE = "Research only, imported cases."
 """The note of an exam on somebody's records."""
 
 Estimates = dict[str, Estimate]
+T = TypeVar("T")
 
 
 class Row(Strict):
@@ -62,9 +59,11 @@ class EvalReport(Strict):
     adapter_digest: str
     n: int = Field(gt=0)
     metrics: Estimates
-    """The task's metrics, and `no_parse` (unreadable answers) and `clipped` (out of tokens) as shares of all cases.
+    """The task's metrics and qualities, and `no_parse` (unreadable answers) and `clipped` (out of tokens) as shares of
+    all cases.
 
-    The n of a share is its denominator; the n of a statistic is the count of readable answers."""
+    The n of a share is its denominator; the n of a statistic is the count of answers that it is computed on: the
+    readable ones, or all."""
     stops: dict[str, int]
     unreadable: dict[str, int]
     """Cases by the reason why their answer could not be read."""
@@ -148,11 +147,12 @@ def build(
     graded: Sequence[Graded],
     others: Mapping[str, Sequence[Any]],
     tests: Sequence[Paired],
+    heard: Heard = NOTHING_HEARD,
 ) -> EvalReport:
     """The report on graded answers, given in the order of the exam's cases.
 
-    `others` are the answers of the other rows by name, `tests` the paired tests already made. Raises ValueError if
-    the graded answers are not those of the cases.
+    `others` are the answers of the other rows by name, `tests` the paired tests already made, `heard` what the models
+    that the task's qualities ask have answered. Raises ValueError if the graded answers are not those of the cases.
     """
     if [case.id for case in cases] != [line.case_id for line in graded]:
         raise ValueError(f"the graded answers of {name} in mode {mode} are not in the order of exam {exam}")
@@ -160,9 +160,11 @@ def build(
     silent = Counter(answer.reason for answer in answers if isinstance(answer, Unreadable))
     stops = Counter[str](line.transcript.stop for line in graded)
     predicted = Counter(column(answer) for answer in answers)
-    metrics = estimates(task.metrics, golds, answers)
-    metrics["no_parse"] = wilson(silent.total(), len(cases))
-    metrics["clipped"] = wilson(stops["max_tokens"], len(cases))
+    clusters = clusters_of(task, cases)
+    metrics = estimates(task.metrics, golds, answers, clusters)
+    metrics |= measured(task.qualities, cases, [line.transcript for line in graded], heard, clusters)
+    metrics["no_parse"] = rate([isinstance(answer, Unreadable) for answer in answers], clusters)
+    metrics["clipped"] = rate([line.transcript.stop == "max_tokens" for line in graded], clusters)
     rows = {name: answers, **others}
     terms = {term: _mean([line.score.terms.get(term, 0.0) for line in graded]) for term in task.terms}
     return EvalReport(
@@ -183,7 +185,7 @@ def build(
         slices={what: _slice(task, cases, golds, answers, of) for what, of in task.slices.items()},
         terms=terms,
         reward=_mean([line.score.total for line in graded]),
-        rows=tuple(Row(name=who, metrics=_row(task, golds, theirs)) for who, theirs in rows.items()),
+        rows=tuple(Row(name=who, metrics=_row(task, golds, theirs, clusters)) for who, theirs in rows.items()),
         paired=tuple(tests),
         note=note_of(cases),
     )
@@ -194,15 +196,32 @@ def note_of(cases: Sequence[Case]) -> str:
     return IMPORTED_NOTE if any(map(is_imported, cases)) else NOTE
 
 
-def estimates(metrics: Mapping[str, Share | Statistic], golds: Sequence[Any], answers: Sequence[Any]) -> Estimates:
-    """Every metric that is defined on these cases, with its interval. A statistic is computed on readable answers."""
+def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
+    """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
+    return None if task.cluster is None else [task.cluster(case) for case in cases]
+
+
+def estimates(
+    metrics: Mapping[str, Share | Statistic],
+    golds: Sequence[Any],
+    answers: Sequence[Any],
+    clusters: Sequence[str] | None = None,
+) -> Estimates:
+    """Every metric that is defined on these cases, with its interval.
+
+    A statistic is computed on the readable answers, or on all if it says so.
+    """
     found: Estimates = {}
     readable = [i for i, answer in enumerate(answers) if not isinstance(answer, Unreadable)]
     for name, metric in metrics.items():
         if isinstance(metric, Share):
-            estimate = share(metric, golds, answers)
+            estimate = share(metric, golds, answers, clusters)
+        elif not metric.readable_only:
+            estimate = bootstrap(metric.of, golds, answers, clusters)
         elif readable:
-            estimate = bootstrap(metric.of, [golds[i] for i in readable], [answers[i] for i in readable])
+            estimate = bootstrap(
+                metric.of, _at(golds, readable), _at(answers, readable), clusters and _at(clusters, readable)
+            )
         else:
             estimate = None
         if estimate is not None:
@@ -210,11 +229,30 @@ def estimates(metrics: Mapping[str, Share | Statistic], golds: Sequence[Any], an
     return found
 
 
-def share(metric: Share, golds: Sequence[Any], answers: Sequence[Any]) -> Estimate | None:
-    """A share with its Wilson interval; None if no case is in its denominator."""
+def share(
+    metric: Share, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None = None
+) -> Estimate | None:
+    """A share with its interval, Wilson's or that over clusters; None if no case is in its denominator."""
     verdicts = [metric.of(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
-    counted = [verdict for verdict in verdicts if verdict is not None]
-    return wilson(sum(counted), len(counted)) if counted else None
+    inside = [i for i, verdict in enumerate(verdicts) if verdict is not None]
+    return rate([bool(verdicts[i]) for i in inside], clusters and _at(clusters, inside)) if inside else None
+
+
+def measured(
+    qualities: Mapping[str, Quality],
+    cases: Sequence[Case],
+    transcripts: Sequence[Transcript],
+    heard: Heard,
+    clusters: Sequence[str] | None = None,
+) -> Estimates:
+    """The mean of each quality over the cases that it is defined on, with its bootstrap interval."""
+    found: Estimates = {}
+    for name, quality in qualities.items():
+        values = [quality.of(case, said, heard) for case, said in zip(cases, transcripts, strict=True)]
+        inside = [i for i, value in enumerate(values) if value is not None]
+        if inside:
+            found[name] = mean([values[i] or 0.0 for i in inside], clusters and _at(clusters, inside))
+    return found
 
 
 def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confusion:
@@ -227,7 +265,9 @@ def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confu
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
     """Headline numbers by mode and the agreement of the modes: plain numbers, to be tabulated and diffed."""
     by_mode = {
-        report.mode: {name: report.metrics[name].value for name in HEADLINE if name in report.metrics}
+        report.mode: {
+            name: report.metrics[name].value for name in get_task(report.task).headline if name in report.metrics
+        }
         for report in reports
     }
     agreed = {"mode_agreement": agreement["mode_agreement"].value} if agreement else {}
@@ -251,8 +291,8 @@ def _paired(
     return paired(metric, other, [a for a, _ in counted], [b for _, b in counted])
 
 
-def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Estimates:
-    return estimates({name: task.metrics[name] for name in ROW_METRICS if name in task.metrics}, golds, answers)
+def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None) -> Estimates:
+    return estimates({name: task.metrics[name] for name in task.row_metrics}, golds, answers, clusters)
 
 
 def _slice(
@@ -262,10 +302,15 @@ def _slice(
     for i, case in enumerate(cases):
         members.setdefault(of(case), []).append(i)
     metrics = {name: task.metrics[name] for name in COMPARED}
+    clusters = clusters_of(task, cases)
     return {
-        value: estimates(metrics, [golds[i] for i in rows], [answers[i] for i in rows])
+        value: estimates(metrics, _at(golds, rows), _at(answers, rows), clusters and _at(clusters, rows))
         for value, rows in sorted(members.items())
     }
+
+
+def _at(values: Sequence[T], places: Sequence[int]) -> list[T]:
+    return [values[i] for i in places]
 
 
 def columns(task: Task) -> tuple[str, ...]:

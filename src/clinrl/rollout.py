@@ -7,6 +7,7 @@ reward all see a model's text through them.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -63,12 +64,32 @@ class Sampler(Protocol):
 def render(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], thinking: bool) -> str:
     """The prompt as the chat template writes it, ending where the model has to go on.
 
-    With `thinking` a template of the Qwen family ends in an opened think block, without it in an empty closed one.
+    With `thinking` it ends in an opened think block, without it in an empty closed one. Templates of the Qwen family
+    write these themselves; after one that knows of no thinking, as Llama's, they are added.
     """
     turns = [{"role": message.role, "content": message.content} for message in messages]
-    return str(
+    text = str(
         tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
     )
+    if _switches(tokenizer.get_chat_template()):
+        return text
+    return text + (f"{OPEN}\n" if thinking else f"{OPEN}\n\n{CLOSE}\n\n")
+
+
+@cache
+def _switches(template: str) -> bool:
+    """Whether a chat template writes the two modes of thinking differently."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    question = [[{"role": "user", "content": "?"}]]
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    written = [
+        render_jinja_template(
+            question, chat_template=template, add_generation_prompt=True, enable_thinking=thinking, **marks
+        )[0]
+        for thinking in (True, False)
+    ]
+    return bool(written[0] != written[1])
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:

@@ -5,7 +5,7 @@ The sentence names the key path, the value and what is allowed, with the nearest
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
@@ -41,6 +41,14 @@ def known(at: str, value: object, allowed: Collection[object], noun: str) -> Non
 def refusal(sentence: str, key: object = None) -> PydanticCustomError:
     """A refusal of a section (or of one key in it) that is already a sentence."""
     return PydanticCustomError("sentence", "{sentence}", {"sentence": sentence, "key": "" if key is None else str(key)})
+
+
+def unless(default: object) -> Callable[[Any], bool]:
+    """For `exclude_if` of a field: leave it out of what is recorded where it has its default.
+
+    An option that came later thus changes no record that is older than itself.
+    """
+    return lambda value: bool(value == default)
 
 
 def check_keys(section: Mapping[Any, Any], meanings: Mapping[str, str], optional: Collection[str] = ()) -> None:

@@ -1,10 +1,10 @@
-"""Intervals and paired tests: SciPy and statsmodels behind three functions that return records.
+"""Intervals and paired tests: NumPy, SciPy and statsmodels behind functions that return records.
 
 All intervals are at 95%. Nothing here draws from a global generator: equal inputs give equal numbers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -46,29 +46,86 @@ def wilson(hits: int, n: int) -> Estimate:
 
 
 def bootstrap(
-    of: Callable[[Sequence[Any], Sequence[Any]], float], golds: Sequence[Any], answers: Sequence[Any]
+    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    golds: Sequence[Any],
+    answers: Sequence[Any],
+    clusters: Sequence[str] | None = None,
 ) -> Estimate | None:
     """A statistic over cases with its percentile bootstrap interval (Efron 1979), cases drawn with replacement.
+
+    With `clusters`, the name of each case's, whole clusters are drawn instead (Field and Welsh 2007), since answers
+    within one are alike. With few clusters, below some twenty, such an interval is optimistic: too narrow.
 
     None where the statistic is undefined (NaN) on the cases themselves. Draws on which it is undefined say nothing
     about its spread and are left out.
     """
-    import numpy
-
     value = of(golds, answers)
     if math.isnan(value):
         return None
-    # Cases with the same gold and answer are exchangeable, so a draw of cases is a draw of counts of distinct pairs.
-    pairs = sorted(set(zip(golds, answers, strict=True)), key=repr)
-    index = {pair: i for i, pair in enumerate(pairs)}
-    counts = numpy.bincount([index[pair] for pair in zip(golds, answers, strict=True)], minlength=len(pairs))
-    generator = numpy.random.default_rng(BOOTSTRAP_SEED)
-    draws = generator.multinomial(len(golds), counts / counts.sum(), size=RESAMPLES)
-    drawn_golds, drawn_answers = ([pair[side] for pair in pairs] for side in (0, 1))
-    values = numpy.array([of(_repeat(drawn_golds, draw), _repeat(drawn_answers, draw)) for draw in draws.tolist()])
-    tail = (1 - LEVEL) / 2
-    low, high = numpy.nanquantile(values, (tail, 1 - tail)).tolist()
-    return _estimate(value, low, high, len(golds))
+    kinds, draws = _distinct(zip(golds, answers, strict=True), clusters)
+    drawn_golds, drawn_answers = ([kind[side] for kind in kinds] for side in (0, 1))
+    values = [of(_repeat(drawn_golds, draw), _repeat(drawn_answers, draw)) for draw in draws]
+    return _between(value, values, len(golds))
+
+
+def mean(values: Sequence[float], clusters: Sequence[str] | None = None) -> Estimate:
+    """The mean of a number over cases, with a percentile bootstrap interval; `clusters` as for `bootstrap`.
+
+    Where all values are equal no draw differs, and the interval has no width. Raises ValueError for no values.
+    """
+    if not len(values):
+        raise ValueError("a mean needs at least one value")
+    return _between(math.fsum(values) / len(values), _drawn_means(values, clusters), len(values))
+
+
+def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Estimate:
+    """The share of cases that a verdict holds for: Wilson's interval, or with `clusters` that of `mean`.
+
+    Where it holds for all cases, or for none, the bootstrap sees no spread; the interval is then Wilson's for as many
+    cases as there are clusters, as if those within one were the same case. Raises ValueError for no verdicts.
+    """
+    hits, n = sum(verdicts), len(verdicts)
+    if clusters is None:
+        return wilson(hits, n)
+    if 0 < hits < n:
+        return mean([float(verdict) for verdict in verdicts], clusters)
+    apart = len(set(clusters))
+    return wilson(apart if hits else 0, apart).model_copy(update={"n": n})
+
+
+def paired_bootstrap(
+    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    golds: Sequence[Any],
+    mine: Sequence[Any],
+    theirs: Sequence[Any],
+    clusters: Sequence[str] | None = None,
+) -> tuple[Estimate, float] | None:
+    """A statistic of mine less that of theirs on the same cases, its interval, and the two-sided p of no difference.
+
+    Both are computed on the same draws, of cases or of whole `clusters`; undefined ones are left out. p is twice the
+    smaller share of draws on either side of zero, at least 1 / RESAMPLES. None where the difference is undefined.
+    """
+    value = of(golds, mine) - of(golds, theirs)
+    if math.isnan(value):
+        return None
+    kinds, draws = _distinct(zip(golds, mine, theirs, strict=True), clusters)
+    sides = [[kind[side] for kind in kinds] for side in (0, 1, 2)]
+    drawn = ([_repeat(side, draw) for side in sides] for draw in draws)
+    values = [of(right, a) - of(right, b) for right, a, b in drawn]
+    return _between(value, values, len(golds)), _beyond_zero(values)
+
+
+def paired_means(
+    mine: Sequence[float], theirs: Sequence[float], clusters: Sequence[str] | None = None
+) -> tuple[Estimate, float]:
+    """The mean of mine less theirs on the same cases, with interval and p as of `paired_bootstrap`.
+
+    Raises ValueError on unequal or empty sequences.
+    """
+    if not len(mine) or len(mine) != len(theirs):
+        raise ValueError(f"paired values must be of the same cases; got {len(mine)} and {len(theirs)}")
+    differences = [a - b for a, b in zip(mine, theirs, strict=True)]
+    return mean(differences, clusters), _beyond_zero(_drawn_means(differences, clusters))
 
 
 def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]) -> Paired:
@@ -93,6 +150,60 @@ def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]
     low, high = max(-1.0, up - down - reach), min(1.0, up - down + reach)
     difference = _estimate((b - c) / n, low, high, n)
     return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
+
+
+def _distinct(cases: Iterable[Any], clusters: Sequence[str] | None) -> tuple[list[Any], list[list[int]]]:
+    """The distinct cases, and how often each occurs in each draw.
+
+    Equal cases of a cluster are exchangeable, so a draw of cases is a draw of counts.
+    """
+    cases = list(cases)
+    kinds = sorted(set(cases), key=repr)
+    index = {kind: i for i, kind in enumerate(kinds)}
+    draws: list[list[int]] = _draws([index[case] for case in cases], clusters).tolist()
+    return kinds, draws
+
+
+def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
+    """How often each kind of case, numbered from 0, occurs in each draw: a row a draw."""
+    import numpy
+
+    generator = numpy.random.default_rng(BOOTSTRAP_SEED)
+    if clusters is None:
+        counts = numpy.bincount(kinds)
+        return generator.multinomial(len(kinds), counts / counts.sum(), size=RESAMPLES)
+    names, of = numpy.unique(numpy.asarray(clusters), return_inverse=True)
+    table = numpy.zeros((len(names), max(kinds) + 1))
+    numpy.add.at(table, (of, numpy.asarray(kinds)), 1.0)
+    drawn = generator.multinomial(len(names), numpy.full(len(names), 1 / len(names)), size=RESAMPLES)
+    # As floating point, which holds these counts exactly and which BLAS multiplies fast.
+    return (drawn.astype(float) @ table).astype(int)
+
+
+def _drawn_means(values: Sequence[float], clusters: Sequence[str] | None) -> Any:
+    import numpy
+
+    distinct, kinds = numpy.unique(numpy.asarray(values, dtype=float), return_inverse=True)
+    draws = _draws(kinds.tolist(), clusters).astype(float)
+    return draws @ distinct / draws.sum(axis=1)
+
+
+def _between(value: float, values: Sequence[float], n: int) -> Estimate:
+    import numpy
+
+    tail = (1 - LEVEL) / 2
+    low, high = numpy.nanquantile(numpy.asarray(values), (tail, 1 - tail)).tolist()
+    return _estimate(value, low, high, n)
+
+
+def _beyond_zero(values: Sequence[float]) -> float:
+    """Two-sided p of a difference by its draws."""
+    import numpy
+
+    # Rounded, so that the last bits of a sum do not put a draw on one side of zero.
+    defined = numpy.round(numpy.asarray(values)[~numpy.isnan(values)], 12)
+    tail = min(float((defined <= 0).mean()), float((defined >= 0).mean()))
+    return float(f"{min(1.0, max(2 * tail, 1 / RESAMPLES)):.4g}")
 
 
 def _repeat(values: Sequence[Any], times: Sequence[int]) -> list[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import BaseModel
 
@@ -37,6 +37,39 @@ class Statistic:
 
     of: Callable[[Sequence[Any], Sequence[Any]], float]
     worse: str
+    readable_only: bool = True
+    """False: `of` is given the unreadable answers too, and counts them, as errors where it counts errors."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a reward or a measure wants to hear from a model: equal asks have one answer."""
+
+    model: Literal["encoder", "judge", "second_judge"]
+    text: str
+    """What is embedded, or the whole prompt of a judge."""
+
+
+Heard = Mapping[Ask, Any]
+"""What the models answered: a float32 unit vector of the encoder, the very text that a judge wrote."""
+
+NOTHING_HEARD: Heard = MappingProxyType({})
+
+
+def no_asks(case: AnyCase, transcript: Transcript) -> Sequence[Ask]:
+    """For a measure that asks no model."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """A mean over cases of something in [0, 1] that is measured on the whole transcript, not on the answer alone."""
+
+    of: Callable[[Any, Transcript, Heard], float | None]
+    """None for a case outside the denominator. `heard` holds the answers to `asks`."""
+    worse: str
+    """Which direction is worse: "higher" or "lower"."""
+    asks: Callable[[Any, Transcript], Sequence[Ask]] = no_asks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +123,17 @@ class Task(Protocol):
     mixes: tuple[str, ...]
     """Names of the class mixes that `cases` can draw."""
     metrics: Mapping[str, Share | Statistic]
+    qualities: Mapping[str, Quality]
+    """Measures of whole transcripts, reported beside the metrics; no name is in both."""
+    headline: tuple[str, ...]
+    """What a summary shows, in order: names of `metrics` and `qualities`, and `no_parse` and `clipped`."""
+    row_metrics: tuple[str, ...]
+    """Names of `metrics` that a row of the comparison table shows."""
+    views: Mapping[str, Callable[[AnyCase], AnyCase | None]]
+    """Other ways to show a case, by name: the case with other `facts` and the same id, group and key, or None where it
+    has no such view. The case as it is, `given`, is always there and never among them."""
+    cluster: Callable[[AnyCase], str] | None
+    """What cases have in common that makes their answers alike, for intervals; None: each case is by itself."""
     slices: Mapping[str, Callable[[AnyCase], str]]
     """What cases are grouped by: `rule`, the id of the rule that decided the gold label, and others."""
     triggers: Mapping[str, Callable[[AnyCase], bool]]
@@ -135,8 +179,20 @@ class Task(Protocol):
     def parse(self, message: Message) -> Any | Unreadable:
         """The label that a turn commits to. Never raises on model text."""
 
-    def score(self, case: AnyCase, transcript: Transcript, reward: Any) -> Score:
-        """The reward. Pure. Raises only on a malformed case, never on model text."""
+    def oracles(self, reward: Any) -> tuple[str, ...]:
+        """The models, of those that an `Ask` names, that this reward asks: part of what a training follows from."""
+
+    def asks(self, case: AnyCase, transcript: Transcript, reward: Any) -> Sequence[Ask]:
+        """What `score` wants to hear about this transcript. Pure."""
+
+    def score(self, case: AnyCase, transcript: Transcript, reward: Any, heard: Heard = NOTHING_HEARD) -> Score:
+        """The reward, where `heard` holds the answers to `asks`, of other asks too.
+
+        Pure. Raises only on a malformed case, never on model text.
+        """
+
+    def lessons(self, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
+        """`n` pairs of a prompt to a judge and the right reply: what an embedded judge learns. Nothing: no judges."""
 
     def refine(self, reward: Any, rules: Sequence[str]) -> Any:
         """The reward with a term more for each of these missed rules that it can have one for.

@@ -17,14 +17,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clinrl.artefacts import digest
 from clinrl.errors import DataError
-from clinrl.records import Case, Message, Pool, Stop, Transcript, Unreadable
-from clinrl.task import Share, Task, get_task, task_names
+from clinrl.records import Case, Message, Pool, Score, Stop, Transcript, Unreadable
+from clinrl.task import Ask, Share, Task, get_task, task_names
 
 GOLDEN = Path(__file__).parent / "golden"
 POOLS: tuple[Pool, ...] = get_args(Pool)
@@ -51,6 +52,21 @@ def turns(name: str, thinking: bool) -> dict[Any, Message]:
 
 def said(message: Message, stop: Stop = "answered") -> Transcript:
     return Transcript(messages=(message,), stop=stop)
+
+
+def stand_in(task: Task, ask: Ask) -> Any:
+    """What a model might answer: a unit vector that equal texts share, or a reply of the form that a judge learns."""
+    if ask.model == "encoder":
+        vector = numpy.random.default_rng(list(ask.text.encode()) or [0]).normal(size=16).astype("float32")
+        return vector / numpy.linalg.norm(vector)
+    return next((reply for _, reply in task.lessons(ask.model, 1, 1)), "")
+
+
+def scored(task: Task, case: Case, transcript: Transcript, reward: Any) -> Score:
+    """The reward of a transcript, whatever models it asks."""
+    return task.score(
+        case, transcript, reward, {ask: stand_in(task, ask) for ask in task.asks(case, transcript, reward)}
+    )
 
 
 def parameter_sets(task: Task) -> dict[str, Any]:
@@ -145,6 +161,29 @@ def test_rows_and_slices_are_defined_for_every_case(name: str) -> None:
     assert named <= set(columns.pop())
 
 
+@tasks
+def test_a_view_shows_other_facts_of_the_same_case(name: str) -> None:
+    task = get_task(name)
+    assert "given" not in task.views
+    assert not [view for view in task.views if "/" in view or "." in view], "a view's name becomes a file's"
+    for view, show in task.views.items():
+        pairs = [(case, shown) for case in sample(name) if (shown := show(case)) is not None]
+        assert pairs, view
+        for case, shown in pairs:
+            assert shown == case.model_copy(update={"facts": shown.facts})
+            assert task.prompt(shown.facts) != task.prompt(case.facts)
+            assert task.prompt(shown.facts)[0] == task.prompt(case.facts)[0]
+
+
+@tasks
+def test_clusters_are_named(name: str) -> None:
+    task = get_task(name)
+    if task.cluster is not None:
+        names = {task.cluster(case) for case in sample(name)}
+        assert all(isinstance(cluster, str) and cluster for cluster in names)
+        assert len(names) > 1
+
+
 # Prompts
 
 
@@ -204,9 +243,9 @@ def test_the_gold_turn_is_the_unique_best(name: str, thinking: bool) -> None:
     task = get_task(name)
     for case in sample(name):
         for reward in parameter_sets(task).values():
-            best = task.score(case, said(task.gold(case, thinking=thinking)), reward).total
+            best = scored(task, case, said(task.gold(case, thinking=thinking)), reward).total
             others = [turn for label, turn in turns(name, thinking).items() if label != task.label(case)]
-            assert all(task.score(case, said(turn), reward).total < best for turn in others)
+            assert all(scored(task, case, said(turn), reward).total < best for turn in others)
 
 
 @tasks
@@ -238,7 +277,11 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
     assert isinstance(answer, Unreadable) or answer in task.labels
     for reward in parameter_sets(task).values():
         for stop in get_args(Stop):
-            score = task.score(case, said(message, stop), reward)
+            asks = task.asks(case, said(message, stop), reward)
+            assert {ask.model for ask in asks} <= set(task.oracles(reward))
+            replies = {ask: data.draw(st.text()) for ask in asks if ask.model != "encoder"}
+            heard = {ask: replies.get(ask, stand_in(task, ask)) for ask in asks}
+            score = task.score(case, said(message, stop), reward, heard)
             assert reward.low <= score.total <= reward.high
             assert tuple(score.terms) == tuple(task.terms)
             assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
@@ -248,9 +291,9 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
 def test_an_unreadable_turn_is_strictly_the_worst(name: str) -> None:
     task, reward = get_task(name), get_task(name).Reward()
     for case in sample(name):
-        worst = min(task.score(case, said(turn), reward).total for turn in turns(name, False).values())
+        worst = min(scored(task, case, said(turn), reward).total for turn in turns(name, False).values())
         for content in ("", "I cannot tell.", "\n".join(turn.content for turn in turns(name, False).values())):
-            assert task.score(case, said(Message(role="assistant", content=content)), reward).total < worst
+            assert scored(task, case, said(Message(role="assistant", content=content)), reward).total < worst
 
 
 @tasks
@@ -339,6 +382,38 @@ def test_metrics_are_defined_when_nothing_was_readable(name: str) -> None:
             assert how.worse == "higher" or not any(values), f"{metric} counts an unreadable answer as good"
 
 
+@tasks
+def test_what_reports_show_is_defined(name: str) -> None:
+    task = get_task(name)
+    assert {"exact", "dangerous"} <= set(task.metrics)
+    assert not set(task.metrics) & set(task.qualities)
+    assert set(task.headline) <= {*task.metrics, *task.qualities, "no_parse", "clipped"}
+    assert set(task.row_metrics) <= set(task.metrics)
+    assert len(set(task.headline)) == len(task.headline)
+
+
+@tasks
+def test_qualities_are_between_nothing_and_all(name: str) -> None:
+    task = get_task(name)
+    for quality in task.qualities.values():
+        assert quality.worse in ("higher", "lower")
+        for case in sample(name)[:50]:
+            for turn in (task.gold(case, thinking=True), Message(role="assistant", content="")):
+                asks = quality.asks(case, said(turn))
+                value = quality.of(case, said(turn), {ask: stand_in(task, ask) for ask in asks})
+                assert value is None or 0 <= value <= 1
+
+
+@tasks
+@pytest.mark.parametrize("judge", ["judge", "second_judge"])
+def test_lessons_are_the_same_each_time(name: str, judge: str) -> None:
+    task = get_task(name)
+    first, again = (list(task.lessons(judge, 5, 3)) for _ in range(2))
+    assert first == again
+    assert len(first) in (0, 5)
+    assert all(isinstance(text, str) and text for pair in first for text in pair)
+
+
 # What the version number promises
 
 
@@ -363,10 +438,10 @@ def _meaning(task: Task, case: Case) -> dict[str, Any]:
     thinking, direct = (task.gold(case, thinking=thinking) for thinking in (True, False))
     answers = {**turns(task.name, False), task.label(case): direct}
     terms = {
-        key: {str(label): task.score(case, said(turn), reward).terms for label, turn in answers.items()}
+        key: {str(label): scored(task, case, said(turn), reward).terms for label, turn in answers.items()}
         for key, reward in parameter_sets(task).items()
     }
-    unreadable = task.score(case, said(Message(role="assistant", content="")), task.Reward()).terms
+    unreadable = scored(task, case, said(Message(role="assistant", content="")), task.Reward()).terms
     return {
         "id": case.id,
         "prompt": digest([message.model_dump(mode="json") for message in task.prompt(case.facts)]),

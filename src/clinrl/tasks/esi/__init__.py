@@ -1,12 +1,12 @@
 """The ESI task: a triage narrative in, one of five urgency levels out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Any
 
 from clinrl.records import Message, Score, Stop, Transcript, Unreadable
-from clinrl.task import Expect
+from clinrl.task import NOTHING_HEARD, Ask, Expect, Heard, Quality
 from clinrl.tasks.esi import answer, metrics, rewards, triggers
 from clinrl.tasks.esi.cases import MIXES, EsiCase, case_id, cases, pool_of
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
@@ -87,6 +87,11 @@ class Esi:
     rules = RULE_IDS
     mixes = tuple(MIXES)
     metrics = metrics.METRICS
+    qualities: Mapping[str, Quality] = MappingProxyType({})
+    headline = ("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", "no_parse", "clipped")
+    row_metrics = ("exact", "adjacent", "dangerous")
+    views: Mapping[str, Callable[[EsiCase], EsiCase | None]] = MappingProxyType({})
+    cluster: Callable[[EsiCase], str] | None = None
     terms = rewards.TERMS
     slices: Mapping[str, Callable[[EsiCase], str]] = MappingProxyType(
         {
@@ -158,7 +163,21 @@ class Esi:
         """The level that a turn commits to; the thinking block is not read."""
         return answer.parse(message.content)
 
-    def score(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Score:
+    def oracles(self, reward: rewards.Reward) -> tuple[str, ...]:
+        """None: the reward follows from the level and the narrative."""
+        return ()
+
+    def asks(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Sequence[Ask]:
+        """Nothing."""
+        return ()
+
+    def lessons(self, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
+        """Nothing: no judge is asked."""
+        return iter(())
+
+    def score(
+        self, case: EsiCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD
+    ) -> Score:
         """The reward of a transcript's last turn."""
         return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript.messages[-1]), reward)
 

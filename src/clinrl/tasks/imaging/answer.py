@@ -1,6 +1,150 @@
-"""The three labels of a rating."""
+"""Reads the one label that a turn commits to, strictly; and the lenient readers of the published system, to compare.
 
+The contract is one answer block with one label in it, and nothing beside the block. White space, letter case and one
+closing full stop are forgiven; a label is compared whole, because "appropriate" is contained in all three of them. A
+tag inside the reasoning makes a turn unreadable: a reader that takes the first match would read the answer there.
+"""
+
+import re
 from typing import Final
 
+from clinrl.records import Message, Unreadable
+
 LABELS: Final = ("Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate")
-"""From the least to the most favourable."""
+"""In ordinal order: how far the procedure is in place."""
+
+UNKNOWN: Final = "Unknown"
+"""What the published reader makes of a text without a label."""
+
+EMPTY: Final = "empty"
+EMPTY_THINK: Final = "empty_think"
+STRAY_TAG: Final = "stray_tag"
+NO_ANSWER: Final = "no_answer"
+UNCLOSED: Final = "unclosed"
+NESTED: Final = "nested"
+DUPLICATE: Final = "duplicate"
+PREAMBLE: Final = "preamble"
+TRAILING: Final = "trailing"
+EMPTY_ANSWER: Final = "empty_answer"
+HEDGED: Final = "hedged"
+UNKNOWN_LABEL: Final = "unknown_label"
+REASONS: Final = (
+    EMPTY, EMPTY_THINK, STRAY_TAG, NO_ANSWER, UNCLOSED, NESTED, DUPLICATE, PREAMBLE, TRAILING, EMPTY_ANSWER, HEDGED,
+    UNKNOWN_LABEL,
+)  # fmt: skip
+"""Every reason that `parse` gives, the one that is named first when a turn earns several: see `parse`."""
+
+LEAST_THOUGHT: Final = 3
+"""Words that a think block must hold to be one: fewer are a way to have the block without thinking."""
+
+_TAG = re.compile(r"<(/?)(think|answer)>", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_BY_TEXT: Final = {label.lower(): label for label in LABELS}
+
+
+def parse(message: Message) -> str | Unreadable:
+    """The label of a turn, one of `LABELS`, or Unreadable with a reason out of `REASONS`.
+
+    Never raises, and takes time in proportion to the length of the text. Reasons, in order of precedence: `empty`
+    (nothing said outside the think block, as when that never ended), `empty_think` (a block with fewer than
+    `LEAST_THOUGHT` words), `stray_tag` (any tag within the reasoning, a think tag or a closing tag out of place after
+    it), `no_answer` (no answer tag), `unclosed`, `nested`, `duplicate` (more than one block), `preamble`, `trailing`
+    (text before or after the block), `empty_answer`, `hedged` (a label and more, or several), `unknown_label`.
+    """
+    reason = _fault_of_thought(message.thinking) if message.content.strip() else EMPTY
+    if reason:
+        return Unreadable(reason=reason)
+    tags = list(_TAG.finditer(message.content))
+    reason = _fault_of_tags([tag[0].lower() for tag in tags])
+    if reason:
+        return Unreadable(reason=reason)
+    opening, closing = tags
+    if message.content[: opening.start()].strip():
+        return Unreadable(reason=PREAMBLE)
+    if message.content[closing.end() :].strip():
+        return Unreadable(reason=TRAILING)
+    return _label(message.content[opening.end() : closing.start()])
+
+
+def written(message: Message) -> str:
+    """The turn as the model wrote it, with its think block: what the published rewards read."""
+    return message.content if message.thinking is None else f"<think>{message.thinking}</think>{message.content}"
+
+
+def published_label(text: str) -> str:
+    """The label as the published reward reads it, or `UNKNOWN`.
+
+    The first closed answer block, or what follows an unclosed opening tag up to the next tag, has to begin with a
+    label; whatever comes after that is ignored.
+    """
+    tags = [tag for tag in _TAG.finditer(text) if tag[2].lower() == "answer"]
+    opening = next((tag for tag in tags if not tag[1]), None)
+    if opening is None:
+        return UNKNOWN
+    closing = next((tag for tag in tags if tag[1] and tag.start() >= opening.end()), None)
+    end = text.find("<", opening.end()) if closing is None else closing.start()
+    said = (text[opening.end() :] if end < 0 else text[opening.end() : end]).strip().lower()
+    return next((label for low, label in _BY_TEXT.items() if said.startswith(low)), UNKNOWN)
+
+
+def published_format(text: str) -> bool:
+    """True if the published format reward would be paid: one think block, then one answer block, and no other text.
+
+    What is in the blocks does not matter: both may be empty, and a second opening tag may stand inside one.
+    """
+    thinks, answers = _blocks(text, "think"), _blocks(text, "answer")
+    if len(thinks) != 1 or len(answers) != 1:
+        return False
+    (start, thought), (answered, end) = thinks[0], answers[0]
+    between = thought <= answered and not text[thought:answered].strip()
+    return between and not text[:start].strip() and not text[end:].strip()
+
+
+def _fault_of_thought(thinking: str | None) -> str | None:
+    if thinking is None:
+        return None
+    if len(_WORD.findall(thinking)) < LEAST_THOUGHT:
+        return EMPTY_THINK
+    return STRAY_TAG if _TAG.search(thinking) else None
+
+
+def _fault_of_tags(tags: list[str]) -> str | None:
+    """What is wrong with the tags of the content, in order; None for one answer block and no other tag."""
+    if any("think" in tag for tag in tags):
+        return STRAY_TAG
+    if not tags:
+        return NO_ANSWER
+    if tags[0] == "</answer>":
+        return STRAY_TAG
+    if tags == ["<answer>", "</answer>"]:
+        return None
+    if "</answer>" not in tags:
+        return UNCLOSED
+    if tags[1] == "<answer>":
+        return NESTED
+    return DUPLICATE if "<answer>" in tags[2:] else STRAY_TAG
+
+
+def _label(inner: str) -> str | Unreadable:
+    said = " ".join(inner.lower().split())
+    said = said.removesuffix(".").rstrip()
+    if not said:
+        return Unreadable(reason=EMPTY_ANSWER)
+    if said in _BY_TEXT:
+        return _BY_TEXT[said]
+    return Unreadable(reason=HEDGED if any(label in said for label in _BY_TEXT) else UNKNOWN_LABEL)
+
+
+def _blocks(text: str, name: str) -> list[tuple[int, int]]:
+    """Where each closed block of one kind starts and ends: an opening tag and the next closing one, from the left."""
+    found: list[tuple[int, int]] = []
+    start: int | None = None
+    for tag in _TAG.finditer(text):
+        if tag[2].lower() != name:
+            continue
+        if tag[1] and start is not None:
+            found.append((start, tag.end()))
+            start = None
+        elif not tag[1] and start is None:
+            start = tag.start()
+    return found

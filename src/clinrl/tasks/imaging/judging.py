@@ -1,0 +1,169 @@
+"""What a judge is asked about a reasoning, and how its verdict is read: as published, and so that it cannot be forged.
+
+The judge compares two texts and writes three whole scores from 0 to 10 as JSON. The published reader takes whatever
+numbers the last JSON object holds. The corrected one wants the three keys and nothing else, takes the first object,
+bounds the scores, and counts the weakest: a text that is long enough to hold every gold point is not a good one.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from clinrl.records import Strict
+
+Judge = Literal["judge", "second_judge"]
+
+KEYS: Final = ("medical_concepts", "logic_alignment", "supporting_evidence")
+TOP: Final = 10
+
+WORDING: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "judge": (
+        f"Compare text 2 with text 1. Score {', '.join(KEYS)} from 0 to {TOP} as JSON.",
+        'Text 1: "',
+        'Text 2: "',
+        "Scores: ",
+    ),
+    "second_judge": (
+        f"How close is B to A? Grade {', '.join(KEYS)}, each 0 to {TOP}, in JSON.",
+        'A: "',
+        'B: "',
+        "Grades: ",
+    ),
+}
+"""The line that asks, and what stands before gold, before the judged text and before the reply.
+
+The second judge is asked in other words, so that one who has learned to please the first has not learned the second.
+"""
+
+_UNSAFE = re.compile(r"</?\w{1,20}>|[{}<>\"\u201c\u201d`\\\s]")
+_OBJECT = re.compile(r"\{[^{}]*\}")
+
+
+def prompt(judge: str, gold: str, said: str, *, guarded: bool) -> str:
+    """What a judge reads. `guarded`: the judged text has no braces, tags, quotes or line ends, so that it can neither
+    leave its place nor write the score; otherwise it is pasted as it is, as published."""
+    asked, one, two, reply = WORDING[judge]
+    text = _guarded(said) if guarded else said
+    return f'{asked}\n{one}{gold}"\n{two}{text}"\n{reply}'
+
+
+def published_verdict(text: str) -> float:
+    """The published reward of a verdict: the mean of the numbers in its last JSON object, divided by 10.
+
+    Not bounded, and whatever the keys are called: a 100 is worth 10, one number alone is the whole verdict. 0 for
+    anything but whole numbers, and for no object. Never raises.
+    """
+    for found in reversed(_OBJECT.findall(text)):
+        scores = _parsed(found)
+        if scores is None:
+            continue
+        values = [value for _, value in scores]
+        try:
+            return math.fsum(values) / len(values) / TOP if all(type(value) is int for value in values) else 0.0
+        except (ZeroDivisionError, OverflowError):
+            return 0.0
+    return 0.0
+
+
+def verdict(text: str) -> tuple[int, int, int] | None:
+    """The three scores of a reply in the order of `KEYS`, each bounded to [0, 10]; None where there is no verdict.
+
+    The first JSON object counts, since what a judge writes after its verdict is no verdict. It must have the three
+    keys, each once, and no other, with whole numbers. Never raises.
+    """
+    found = _OBJECT.search(text)
+    scores = _parsed(found[0]) if found else None
+    if scores is None or len(scores) != len(KEYS) or {key for key, _ in scores} != set(KEYS):
+        return None
+    values = dict(scores)
+    if any(type(value) is not int for value in values.values()):
+        return None
+    first, second, third = (min(TOP, max(0, values[key])) for key in KEYS)
+    return first, second, third
+
+
+def worth(scores: tuple[int, int, int] | None) -> float:
+    """What a verdict is worth, in [0, 1]: its lowest score, so that none makes up for another; 0 for no verdict."""
+    return min(scores) / TOP if scores else 0.0
+
+
+def reply(scores: Sequence[int]) -> str:
+    """The verdict as a judge writes it."""
+    return json.dumps(dict(zip(KEYS, scores, strict=True)))
+
+
+class Agreement(Strict):
+    """How a judge's scores fit those of the rules, on a scale of 0 to 10, beside two judges who have not read."""
+
+    n: int
+    silent: float
+    """Share of texts without a verdict. They count as 0."""
+    pearson: float | None
+    """None where either side gives the same score to all."""
+    mean_absolute_error: float
+    within_one: float
+    """Share of texts whose two scores differ by at most 1."""
+    constant_error: float
+    """Mean absolute error of always giving the median of the right scores: the best that a constant can do."""
+    constant_within_one: float
+    shuffled_pearson: float | None
+    """Of this judge's scores, given to the wrong texts: what is left is chance."""
+    shuffled_error: float
+    shuffled_within_one: float
+
+
+def agreement(pairs: Sequence[tuple[float, float | None]]) -> Agreement:
+    """How well scores agree: pairs of the right score and the judge's, None for no verdict.
+
+    Shuffled baselines are of one rotation by half the list, so that they follow from the pairs alone. Raises
+    ValueError for no pairs.
+    """
+    import numpy
+
+    if not pairs:
+        raise ValueError("agreement needs at least one pair of scores")
+    right = numpy.array([a for a, _ in pairs], dtype=float)
+    judged = numpy.array([b or 0.0 for _, b in pairs], dtype=float)
+    constant = numpy.full(len(pairs), numpy.median(right))
+    shuffled = numpy.roll(judged, max(1, len(pairs) // 2))
+    return Agreement(
+        n=len(pairs),
+        silent=sum(b is None for _, b in pairs) / len(pairs),
+        pearson=_pearson(right, judged),
+        mean_absolute_error=_error(right, judged),
+        within_one=_within_one(right, judged),
+        constant_error=_error(right, constant),
+        constant_within_one=_within_one(right, constant),
+        shuffled_pearson=_pearson(right, shuffled),
+        shuffled_error=_error(right, shuffled),
+        shuffled_within_one=_within_one(right, shuffled),
+    )
+
+
+def _guarded(text: str) -> str:
+    return " ".join(_UNSAFE.sub(" ", text).split())
+
+
+def _parsed(text: str) -> list[tuple[str, Any]] | None:
+    """Keys and values of a JSON object, in order, repeated keys and all; None if it is none."""
+    try:
+        found = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, list) else None
+
+
+def _pearson(a: Any, b: Any) -> float | None:
+    import numpy
+
+    return float(numpy.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else None
+
+
+def _error(a: Any, b: Any) -> float:
+    return float(abs(a - b).mean())
+
+
+def _within_one(a: Any, b: Any) -> float:
+    return float((abs(a - b) <= 1).mean())

@@ -1,0 +1,135 @@
+"""What is measured on an imaging exam, and which direction is worse.
+
+Labels are ordered from Usually Not Appropriate to Usually Appropriate. Over-use answers more favourably than gold, and
+would image too much; under-use less favourably, and would withhold. An unreadable answer is a wrong answer: it stays in
+every denominator of the shares, and is a miss in the F1s and in balanced accuracy. It names no label though, so it is
+neither over- nor under-use, and kappa, which needs two labels, is over readable answers. Hence
+exact + over_use + under_use + unreadable = 1 and adjacent + dangerous + unreadable = 1.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from clinrl.records import Unreadable
+from clinrl.task import Share, Statistic
+from clinrl.tasks.imaging.answer import LABELS
+
+UNA, MBA, UA = LABELS
+RANK: Final[Mapping[str, int]] = {label: rank for rank, label in enumerate(LABELS)}
+
+Answer = str | Unreadable
+
+
+def exact(gold: str, answer: Answer) -> bool:
+    """The label is the gold label."""
+    return answer == gold
+
+
+def adjacent(gold: str, answer: Answer) -> bool:
+    """The label is gold or next to it."""
+    return not isinstance(answer, Unreadable) and abs(_steps(gold, answer)) <= 1
+
+
+def dangerous(gold: str, answer: Answer) -> bool:
+    """Two steps from gold, in either direction. Share of all cases.
+
+    An appropriate study withheld, or an inappropriate one ordered: the label says the opposite of gold.
+    """
+    return not isinstance(answer, Unreadable) and abs(_steps(gold, answer)) == 2
+
+
+def over_use(gold: str, answer: Answer) -> bool:
+    """More favourable than gold, by any number of steps. Share of all cases."""
+    return not isinstance(answer, Unreadable) and _steps(gold, answer) > 0
+
+
+def under_use(gold: str, answer: Answer) -> bool:
+    """Less favourable than gold, by any number of steps. Share of all cases."""
+    return not isinstance(answer, Unreadable) and _steps(gold, answer) < 0
+
+
+def withheld(gold: str, answer: Answer) -> bool | None:
+    """Among usually appropriate studies (the denominator), the answer is Usually Not Appropriate."""
+    return answer == UNA if gold == UA else None
+
+
+def recall(label: str) -> Share:
+    """Among cases of one gold label (the denominator), the answer is that label."""
+    return Share(of=lambda gold, answer: answer == label if gold == label else None, worse="lower")
+
+
+def macro_f1(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+    """Mean of the F1 of each label that is gold or answered, in [0, 1]. NaN without cases."""
+    scores = [score for score, _ in _f1s(golds, answers)]
+    return sum(scores) / len(scores) if scores else math.nan
+
+
+def weighted_f1(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+    """Mean of the F1 of each label, weighted by its gold cases, in [0, 1]. NaN without cases."""
+    scores = _f1s(golds, answers)
+    return sum(score * weight for score, weight in scores) / len(golds) if scores else math.nan
+
+
+def balanced_accuracy(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+    """Mean recall of the labels that are gold, in [0, 1]. NaN without cases."""
+    counts, of_gold = _counts(golds, answers), Counter[str]()
+    for (gold, _), count in counts.items():
+        of_gold[gold] += count
+    return sum(counts[label, label] / n for label, n in of_gold.items()) / len(of_gold) if of_gold else math.nan
+
+
+def kappa(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+    """Cohen's kappa with quadratic weights over the readable answers (Cohen 1968), in [-1, 1].
+
+    NaN where it is undefined: no readable answer, or one and the same label throughout in both.
+    """
+    counts = {(RANK[g], RANK[a]): n for (g, a), n in _counts(golds, answers).items() if a is not None}
+    n = sum(counts.values())
+    of_gold, of_answer = Counter[int](), Counter[int]()
+    for (gold, answer), count in counts.items():
+        of_gold[gold] += count
+        of_answer[answer] += count
+    observed = sum(count * (gold - answer) ** 2 for (gold, answer), count in counts.items())
+    by_chance = sum(a * b * (gold - answer) ** 2 for gold, a in of_gold.items() for answer, b in of_answer.items())
+    # The common factor 1 / (labels - 1)^2 of the weights cancels.
+    return 1.0 - n * observed / by_chance if by_chance else math.nan
+
+
+def _steps(gold: str, answer: str) -> int:
+    return RANK[answer] - RANK[gold]
+
+
+def _counts(golds: Sequence[str], answers: Sequence[Any]) -> Counter[tuple[str, str | None]]:
+    """Cases by gold and answer; None for every unreadable one. Hashing a record is slow, so that comes first."""
+    said = [answer if type(answer) is str else None for answer in answers]
+    return Counter(zip(golds, said, strict=True))
+
+
+def _f1s(golds: Sequence[str], answers: Sequence[Answer]) -> list[tuple[float, int]]:
+    """F1 and gold cases of each label that is gold or answered. 2 hits / (gold + answered) is precision and recall."""
+    counts = _counts(golds, answers)
+    of_gold, of_answer = Counter[str](), Counter[str | None]()
+    for (gold, answer), count in counts.items():
+        of_gold[gold] += count
+        of_answer[answer] += count
+    named = [label for label in LABELS if of_gold[label] or of_answer[label]]
+    return [(2 * counts[label, label] / (of_gold[label] + of_answer[label]), of_gold[label]) for label in named]
+
+
+METRICS: Mapping[str, Share | Statistic] = {
+    "exact": Share(of=exact, worse="lower"),
+    "adjacent": Share(of=adjacent, worse="lower"),
+    "dangerous": Share(of=dangerous, worse="higher"),
+    "over_use": Share(of=over_use, worse="higher"),
+    "under_use": Share(of=under_use, worse="higher"),
+    "withheld": Share(of=withheld, worse="higher"),
+    "recall_una": recall(UNA),
+    "recall_mba": recall(MBA),
+    "recall_ua": recall(UA),
+    "macro_f1": Statistic(of=macro_f1, worse="lower", readable_only=False),
+    "weighted_f1": Statistic(of=weighted_f1, worse="lower", readable_only=False),
+    "balanced_accuracy": Statistic(of=balanced_accuracy, worse="lower", readable_only=False),
+    "kappa": Statistic(of=kappa, worse="lower"),
+}

@@ -1,0 +1,271 @@
+"""The reward of an imaging answer: label, format, a judge's verdict and the similarity of the reasoning to gold.
+
+Every number is a field of `Reward`. The four published arms and the corrected ones are parameter sets of the same code,
+so that what a correction is worth can be measured. Gold always comes from the very case that was answered; the
+published scripts looked it up by the place in the batch.
+
+Pure: what models say is asked for by `asks`, answered elsewhere, and given to `score` as `heard`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+
+from clinrl.errors import DataError
+from clinrl.records import Case, Message, Score, Strict, Transcript, Unreadable
+from clinrl.task import NOTHING_HEARD, Ask, Heard
+from clinrl.tasks.imaging import judging, sentences, similarity
+from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, parse, published_format, published_label, written
+
+TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
+"""Every term of a score, always all of them: zero where it does not apply."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+SILENT: Final = Message(role="assistant", content="")
+
+
+class Judged(Strict):
+    """What a judge's verdict on the reasoning is worth."""
+
+    reader: Literal["none", "published", "corrected"] = "none"
+    """published: the mean of whatever numbers come last, of text that is pasted as it is. corrected: the lowest of
+    three bounded scores, of text that cannot write the verdict. See `judging`."""
+    model: Literal["judge", "second_judge"] = "judge"
+    weight: Weight = 0.5
+    gated: bool = True
+    """Only for the right label."""
+    ceiling: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = 10.0
+    """Of the published reader: a verdict counts between minus this and this. Its values have no bound; without one no
+    range could be declared. 10 lets a verdict of 100 points of 10 through, as published."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most that it adds where it counts."""
+        top = {"none": 0.0, "corrected": self.weight, "published": self.weight * self.ceiling}[self.reader]
+        return (-top if self.reader == "published" else 0.0), top
+
+
+class Similar(Strict):
+    """What the similarity of the reasoning to gold is worth."""
+
+    kind: Literal["none", "paper", "code", "matched"] = "none"
+    """paper, code: the published mean of best cosines, with both of its scalings. matched: `similarity.matched`."""
+    weight: Weight = 1.0
+    gated: bool = True
+    """Only for the right label."""
+    floor: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.4
+    """Of `matched`: the cosine that is worth nothing. Four of five pairs of unlike sentences lie below it."""
+    slack: Annotated[int, Field(ge=0)] = 1
+    """Of `matched`: sentences beyond the number of gold ones that cost nothing."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the most that it adds where it counts. A mean cosine can be negative."""
+        return (-self.weight if self.kind == "paper" else 0.0), (0.0 if self.kind == "none" else self.weight)
+
+
+class Reward(Strict):
+    """Every number of the reward. The default asks no model: right 1, wrong 0, and unreadable strictly the worst."""
+
+    parser: Literal["strict", "published"] = "strict"
+    """published: the first label that the published reader finds; a turn without one may still earn other terms."""
+    right: Finite = 1.0
+    wrong: Finite = 0.0
+    unreadable: Finite = -0.5
+    """What a turn without a label earns for that: with the strict parser, all that it earns."""
+    format: Weight = 0.0
+    """Bonus for the published format. Without a think block there is none."""
+    judge: Judged = Judged()
+    similarity: Similar = Similar()
+
+    @model_validator(mode="after")
+    def _right_is_not_worse(self) -> Self:
+        if self.right < self.wrong:
+            raise ValueError(f"right {self.right} is below wrong {self.wrong}; the right label must not earn less")
+        return self
+
+    def _ranges(self, *, readable: bool) -> Iterator[tuple[float, float]]:
+        """The range of the total for a right and a wrong label, or for a turn without a label."""
+        if not readable and self.parser == "strict":
+            yield self.unreadable, self.unreadable
+            return
+        for right in (True, False) if readable else (False,):
+            base = (self.right if right else self.wrong) if readable else self.unreadable
+            added = [part.bounds for part in (self.judge, self.similarity) if right or not part.gated]
+            yield base + math.fsum(low for low, _ in added), base + self.format + math.fsum(high for _, high in added)
+
+    @property
+    def low(self) -> float:
+        """The least total that any outcome can have."""
+        return min(low for readable in (True, False) for low, _ in self._ranges(readable=readable))
+
+    @property
+    def high(self) -> float:
+        """The greatest total that any outcome can have."""
+        return max(high for readable in (True, False) for _, high in self._ranges(readable=readable))
+
+    @property
+    def unreadable_is_worst(self) -> bool:
+        """True if an unreadable turn earns strictly less than any readable one."""
+        silent = max(high for _, high in self._ranges(readable=False))
+        return silent < min(low for low, _ in self._ranges(readable=True))
+
+
+_AS_PUBLISHED: Final = Reward(parser="published", unreadable=0.0, format=1.0)
+_IN_PRODUCT: Final = _AS_PUBLISHED.model_copy(update={"right": 0.0})
+
+PUBLISHED: Final[Mapping[str, Reward]] = MappingProxyType(
+    {
+        "baseline": _AS_PUBLISHED,
+        "citations": _AS_PUBLISHED,
+        "llm-eval": _AS_PUBLISHED.model_copy(
+            update={"judge": Judged(reader="published", weight=1.0, gated=False)},
+        ),
+        "custom-embedding": _IN_PRODUCT.model_copy(update={"similarity": Similar(kind="code")}),
+        "custom-embedding-paper": _IN_PRODUCT.model_copy(update={"similarity": Similar(kind="paper")}),
+    }
+)
+"""The published arms. Citations has the reward of Baseline: its evidence is in the prompt. The similarity of the code
+is the one that ran; the formula of the paper has no halving. Totals lie in [0, 2], with a judge of proper replies in
+[0, 3]; the declared ranges are wider, since the published verdict has no bound and a cosine may be negative."""
+
+CORRECTED: Final[Mapping[str, Reward]] = MappingProxyType(
+    {
+        "baseline": Reward(),
+        "citations": Reward(),
+        "llm-eval": Reward(judge=Judged(reader="corrected")),
+        "custom-embedding": Reward(similarity=Similar(kind="matched")),
+    }
+)
+"""The same arms with a strict parser, and with the reasoning paid for the right label alone."""
+
+CONTROLS: Final[Mapping[str, Reward]] = MappingProxyType(
+    {
+        "format_only": Reward(parser="published", right=0.0, unreadable=0.0, format=1.0),
+        "ungated": Reward(similarity=Similar(kind="matched", gated=False)),
+    }
+)
+"""Rewards that should not teach what the others teach: for format alone, and for reasoning whatever the label."""
+
+
+def oracles(reward: Reward) -> tuple[str, ...]:
+    """The models that a reward asks."""
+    judge = (reward.judge.model,) if reward.judge.reader != "none" else ()
+    return (*judge, "encoder") if reward.similarity.kind != "none" else judge
+
+
+def asks(case: Case, transcript: Transcript, reward: Reward) -> tuple[Ask, ...]:
+    """What `score` wants to hear about this transcript, each ask once. Nothing that a gate makes worthless."""
+    turn = _turn(transcript)
+    label = _said(turn, reward)
+    wanted: dict[Ask, None] = {}
+    if _counts(reward.judge, reward.judge.reader != "none", case, label, reward):
+        wanted[_judge_ask(case, turn, reward.judge)] = None
+    if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
+        gold, said = _compared(case, turn, reward.similarity)
+        if gold and said:
+            wanted |= dict.fromkeys(_encoder_ask(text, reward.similarity) for text in (*gold, *said))
+    return tuple(wanted)
+
+
+def score(case: Case, transcript: Transcript, reward: Reward, heard: Heard = NOTHING_HEARD) -> Score:
+    """The reward of a transcript's last turn, taken apart into all of `TERMS`; it lies in [reward.low, reward.high].
+
+    `heard` holds the answer to each of `asks`, and may hold others. Raises DataError if it lacks one, or if the gold
+    label is none; never on model text.
+    """
+    if case.key.label not in LABELS:
+        raise DataError(f"gold label is {case.key.label!r}; labels are {', '.join(LABELS)}: rebuild the data set")
+    turn = _turn(transcript)
+    label = _said(turn, reward)
+    terms = dict.fromkeys(TERMS, 0.0)
+    if isinstance(label, Unreadable):
+        terms["unreadable"] = reward.unreadable
+    else:
+        terms["answer"] = reward.right if label == case.key.label else reward.wrong
+    if reward.format and (reward.parser == "published" or not isinstance(label, Unreadable)):
+        terms["format"] = reward.format * published_format(written(turn))
+    if _counts(reward.judge, reward.judge.reader != "none", case, label, reward):
+        terms["judge"] = reward.judge.weight * _judged(case, turn, reward.judge, heard)
+    if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
+        terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, heard)
+    return Score(terms=terms, total=math.fsum(terms.values()))
+
+
+def cost(gold: str, answer: str | Unreadable) -> float:
+    """Steps between the labels, 0 to 2; an unreadable answer leaves the request undecided and costs as much as 2."""
+    return 2.0 if isinstance(answer, Unreadable) else float(abs(LABELS.index(gold) - LABELS.index(answer)))
+
+
+def _turn(transcript: Transcript) -> Message:
+    """The last turn of the model; a silent one if it had none."""
+    return next((turn for turn in reversed(transcript.messages) if turn.role == "assistant"), SILENT)
+
+
+def _said(turn: Message, reward: Reward) -> str | Unreadable:
+    if reward.parser == "strict":
+        return parse(turn)
+    label = published_label(written(turn))
+    return Unreadable(reason=UNKNOWN.lower()) if label == UNKNOWN else label
+
+
+def _counts(part: Judged | Similar, on: bool, case: Case, label: str | Unreadable, reward: Reward) -> bool:
+    """Whether a term about the reasoning can be anything but zero."""
+    if not on or not part.weight or (isinstance(label, Unreadable) and reward.parser == "strict"):
+        return False
+    return not part.gated or label == case.key.label
+
+
+def _judge_ask(case: Case, turn: Message, judged: Judged) -> Ask:
+    guarded = judged.reader == "corrected"
+    thought = turn.thinking if turn.thinking and turn.thinking.strip() else written(turn)
+    return Ask(judged.model, judging.prompt(judged.model, " ".join(case.key.reasoning), thought, guarded=guarded))
+
+
+def _judged(case: Case, turn: Message, judged: Judged, heard: Heard) -> float:
+    reply = str(_answer(heard, _judge_ask(case, turn, judged)))
+    if judged.reader == "corrected":
+        return judging.worth(judging.verdict(reply))
+    return min(judged.ceiling, max(-judged.ceiling, judging.published_verdict(reply)))
+
+
+def _compared(case: Case, turn: Message, similar: Similar) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Gold sentences and those of the think block, as the kind of similarity sees sentences."""
+    thought = turn.thinking or ""
+    if similar.kind == "matched":
+        return case.key.reasoning, sentences.split(thought)
+    return sentences.published_split(" ".join(case.key.reasoning)), sentences.published_split(thought)
+
+
+def _encoder_ask(sentence: str, similar: Similar) -> Ask:
+    return Ask("encoder", similarity.encoded(sentence) if similar.kind == "matched" else sentence)
+
+
+def _similar(case: Case, turn: Message, similar: Similar, heard: Heard) -> float:
+    import numpy
+
+    gold, said = _compared(case, turn, similar)
+    if not gold or not said:
+        return 0.0
+    hers, his = (
+        numpy.asarray([_answer(heard, _encoder_ask(text, similar)) for text in side], dtype=numpy.float32)
+        for side in (gold, said)
+    )
+    if similar.kind != "matched":
+        return similarity.published(hers, his, halved=similar.kind == "code")
+    evidence = [(abstract.number, abstract.text) for abstract in case.facts.evidence]
+    return similarity.matched(gold, said, hers, his, evidence, floor=similar.floor, slack=similar.slack)
+
+
+def _answer(heard: Heard, ask: Ask) -> Any:
+    if ask not in heard:
+        raise DataError(
+            f"the reward needs what the {ask.model} says about {ask.text[:60]!r}, and nobody asked it; "
+            "have everything answered that `asks` names before scoring"
+        )
+    return heard[ask]
