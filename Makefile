@@ -43,6 +43,6 @@ $(READY): pyproject.toml constraints.txt
 	index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || true)}"; \
 	if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
 	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
-	$(BIN)/pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[dev]" \
-	|| $(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[dev,reward-models]" \
+	|| $(BIN)/pip install -q -c constraints.txt -e ".[dev,reward-models]"
 	@touch $@

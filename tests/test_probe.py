@@ -10,6 +10,7 @@ import pytest
 
 from clinrl import artefacts, dataset, paths, probe, validate
 from clinrl.errors import ArtefactError, ProbeError
+from clinrl.oracles import Oracles
 from clinrl.params import Params
 from clinrl.section import read_yaml
 from clinrl.task import get_task
@@ -148,7 +149,7 @@ def test_a_tie_with_the_mediocre_reader_is_refused() -> None:
 @pytest.mark.parametrize("unreadable", [-2.0, 0.0, 1.0])
 def test_outcomes_are_computed_over_all_labels(unreadable: float) -> None:
     cases = list(TASK.cases(20, 1, pool="train", mix="reporting"))
-    found = probe.outcomes(cases, TASK, TASK.Reward(kind="naive", unreadable=unreadable))
+    found = probe.outcomes(cases, TASK, TASK.Reward(kind="naive", unreadable=unreadable), Oracles(paths.base("esi")))
     expected = {"best_unreadable": unreadable, "worst_readable": 0.0, "gold_beaten": 0, "gold_beaten_first": None}
     assert found == expected
 

@@ -1,12 +1,14 @@
 """The exam: a version, or the base, answers every case in every mode; the answers are graded, kept and reported.
 
-Graded answers go to `paths.graded(name)`, one JSON Lines file a mode, in exam order. Everything in
+Graded answers go to `paths.graded(name)`, one JSON Lines file a mode, in exam order. Where the task can show its cases
+in other ways, the first mode with thinking is asked once more under each of these views. Everything in
 `paths.report(name)` follows from them, from the parent's graded answers and from the training cases.
 """
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +29,13 @@ from clinrl.artefacts import (
 from clinrl.blocks import SftProfile
 from clinrl.dataset import progress, read_cases
 from clinrl.errors import ArtefactError, ParamsError
+from clinrl.oracles import Oracles, heard_of, scores
 from clinrl.probe import proven
 from clinrl.records import Case, Graded, Transcript, Unreadable
 from clinrl.report import EvalReport, Sitting, between_modes, build, column, comparable, compare, summary
 from clinrl.rollout import Sampler, TransformersSampler, run
 from clinrl.section import did_you_mean
-from clinrl.task import Task, get_task
+from clinrl.task import GIVEN, NOTHING_HEARD, Heard, Task, get_task, seen
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -63,6 +66,19 @@ class Examinee:
     parent: str | None
     data: str | None
     reward: BaseModel
+    view: str = GIVEN
+    """How it was trained to see its cases, and sees them here."""
+    others: tuple[str, ...] = ()
+    """The views under which it is asked once more."""
+
+    @cached_property
+    def oracles(self) -> Oracles:
+        """Who answers what its reward and the task's measures ask. Loads nothing before it is asked."""
+        return Oracles(paths.base(self.task.name))
+
+    def sees(self, case: Case) -> Case:
+        """The case as it sees it."""
+        return seen(self.task, case, self.view)
 
 
 def stage(params: "Params", name: str) -> None:
@@ -88,7 +104,8 @@ def stage(params: "Params", name: str) -> None:
         keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
         with staged(paths.report(name)) as out:
             after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
-            write_reports(out, who, inputs["adapter"], cases, training, graded, after, before)
+            heard = hear(who, cases, graded)
+            write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, heard)
 
 
 def keep(
@@ -101,9 +118,10 @@ def keep(
     inputs: dict[str, str],
 ) -> None:
     """Write graded answers, by mode in the order of the cases, and seal them. Of imported cases no text is kept."""
+    by_id = {case.id: case for case in cases}
     with staged(target) as out:
         for mode, lines in graded.items():
-            kept = (imported.withheld(who.task, case, line) for case, line in zip(cases, lines, strict=True))
+            kept = (imported.withheld(who.task, by_id[line.case_id], line) for line in lines)
             rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in kept)
             write_text(out / f"{mode}.jsonl", "".join(rows))
         seal(
@@ -136,7 +154,10 @@ def examinee(params: "Params", name: str) -> Examinee:
     if name in roots:
         task = get_task(roots[name])
         exam, folder = params.bases[task.name].exam, paths.adapter(name)
-        return Examinee(name=name, task=task, folder=folder, exam=exam, parent=None, data=None, reward=task.Reward())
+        return Examinee(
+            name=name, task=task, folder=folder, exam=exam, parent=None, data=None, reward=task.Reward(),
+            others=tuple(task.views),
+        )  # fmt: skip
     folds, blends = params.merges.folds, params.merges.blends
     merged = {merge: fold.version for merge, fold in folds.items()} | {m: blend.first for m, blend in blends.items()}
     if name not in params.versions and name not in merged:
@@ -145,7 +166,8 @@ def examinee(params: "Params", name: str) -> Examinee:
     version = merged.get(name, name)
     spec = params.versions[version]
     task = get_task(spec.task)
-    imitates = isinstance(params.profiles[spec.profile], SftProfile)
+    profile = params.profiles[spec.profile]
+    imitates = isinstance(profile, SftProfile)
     return Examinee(
         name=name,
         task=task,
@@ -154,34 +176,55 @@ def examinee(params: "Params", name: str) -> Examinee:
         parent=version if name in merged else spec.parent,
         data=None if name in merged else spec.data,
         reward=task.Reward() if imitates else params.reward(version),
+        view=profile.view,
+        others=tuple(task.views) if profile.view == GIVEN else (),
     )
 
 
 def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, list[Graded]]:
-    """Answer and grade the cases in every mode, with the model loaded once. The order is that of the cases."""
+    """Answer and grade the cases in every mode, with the model loaded once. The order is that of the cases.
+
+    Under the key `<mode>.<view>` is how it answers the cases that have another view, in their order.
+    """
     sampler = _sampler(params, who)
+    shown = {name: (name, [who.sees(case) for case in cases]) for name in params.modes}
+    thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
+    for view in who.others if thoughtful else ():
+        found = [other for case in cases if (other := who.task.views[view](case)) is not None]
+        shown |= {f"{thoughtful}.{view}": (thoughtful, found)} if thoughtful and found else {}
     graded = {}
-    for name, mode in params.modes.items():
-        with progress(f"{who.name} {name}", len(cases)) as advance:
-            transcripts = run(sampler, who.task, cases, mode, params.budget(name), SEED, progress=advance)
-        graded[name] = grade(who.task, name, cases, transcripts, who.reward)
+    for name, (mode, asked) in shown.items():
+        with progress(f"{who.name} {name}", len(asked)) as advance:
+            transcripts = run(sampler, who.task, asked, params.modes[mode], params.budget(mode), SEED, progress=advance)
+        graded[name] = grade(who.task, mode, asked, transcripts, who.reward, who.oracles)
     return graded
 
 
 def grade(
-    task: Task, mode: str, cases: Sequence[Case], transcripts: Sequence[Transcript], reward: BaseModel
+    task: Task,
+    mode: str,
+    cases: Sequence[Case],
+    transcripts: Sequence[Transcript],
+    reward: BaseModel,
+    oracles: Oracles | None = None,
 ) -> list[Graded]:
-    """Parse and score transcripts, one a case, in order. Pure."""
+    """Parse and score transcripts, one a case, in order. The oracles are those of the task's base by default."""
+    pairs = list(zip(cases, transcripts, strict=True))
+    earned = scores(task, pairs, reward, oracles or Oracles(paths.base(task.name)))
     return [
-        Graded(
-            case_id=case.id,
-            mode=mode,
-            answer=answer(task, transcript),
-            score=task.score(case, transcript, reward),
-            transcript=transcript,
-        )
-        for case, transcript in zip(cases, transcripts, strict=True)
+        Graded(case_id=case.id, mode=mode, answer=answer(task, said), score=score, transcript=said)
+        for (case, said), score in zip(pairs, earned, strict=True)
     ]
+
+
+def hear(who: Examinee, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> Heard:
+    """What the task's qualities want to hear about all answers, as `sit` returned them."""
+    by_id = {case.id: case for case in cases}
+    pairs = []
+    for name, lines in graded.items():
+        view = name.partition(".")[2] or who.view
+        pairs += [(seen(who.task, by_id[line.case_id], view), line.transcript) for line in lines]
+    return heard_of(who.task, pairs, who.oracles)
 
 
 def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
@@ -199,16 +242,18 @@ def write_reports(
     graded: Mapping[str, Sequence[Graded]],
     sittings: Mapping[str, Sitting],
     parent: Mapping[str, Sitting],
+    heard: Heard = NOTHING_HEARD,
 ) -> None:
-    """Write reports, tables and plots of graded answers into a folder. Loads no model.
+    """Write reports, tables and plots of graded answers, as `sit` returns them, into a folder. Loads no model.
 
-    `sittings` and `parent` hold the answers by mode; `parent` is empty for the base, and so is `training`.
+    `sittings` and `parent` hold the answers by mode; `parent` is empty for the base, and so is `training`. `heard` is
+    what the task's qualities ask.
     """
     task, metrics = who.task, who.task.metrics
     rows = baselines.answers(task, cases, training)
     reports = []
-    for mode, lines in graded.items():
-        mine = sittings[mode]
+    for mode, mine in sittings.items():
+        lines = graded[mode]
         others = {parent[mode].name: parent[mode].answers, **rows} if mode in parent else rows
         rivals = [parent[mode]] if mode in parent else []
         if baselines.BAG_OF_WORDS in rows:
@@ -225,6 +270,9 @@ def write_reports(
             graded=lines,
             others=others,
             tests=[test for rival in rivals for test in compare(mine, rival, metrics)],
+            heard=heard,
+            view=who.view,
+            views={view: graded[name] for view in who.others if (name := f"{mode}.{view}") in graded},
         )
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))
         pairs = zip(mine.golds, mine.answers, strict=True)

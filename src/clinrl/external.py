@@ -16,14 +16,14 @@ from clinrl.artefacts import exclusive, verified, write_json, write_text
 from clinrl.artefacts import identity as identity_of
 from clinrl.dataset import manifest_of, read_cases
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluate import Examinee, check_apart, decoding, examinee, sit
+from clinrl.evaluate import Examinee, check_apart, decoding, examinee, hear, sit
 from clinrl.probe import proven
 from clinrl.prose import shown, table
 from clinrl.records import Case, Estimate, Graded, Strict
 from clinrl.report import EvalReport, build, clusters_of, estimates
 from clinrl.section import did_you_mean
 from clinrl.statistics import wilson
-from clinrl.task import Published, PublishedRow, Task, get_task
+from clinrl.task import NOTHING_HEARD, Heard, Published, PublishedRow, Task, get_task
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -72,7 +72,7 @@ def stage(params: "Params", name: str) -> None:
     if name not in params.external:
         raise ParamsError(f"params.yaml names no external exam of {name!r}; {did_you_mean(name, params.external)}")
     data = params.external[name].data
-    who = replace(examinee(params, name), exam=data)
+    who = replace(examinee(params, name), exam=data, others=())
     with exclusive(paths.external_report(name)):
         pool = manifest_of(paths.cases(data), who.task).spec["use"]
         if pool != POOL:
@@ -81,13 +81,15 @@ def stage(params: "Params", name: str) -> None:
         cases = list(read_cases(paths.cases(data), who.task))
         check_apart(params, name, who, cases)
         adapter = identity_of(verified(who.folder))
+        graded = sit(params, who, cases)
         report = compared(
             who,
             cases,
-            sit(params, who, cases),
+            graded,
             modes={mode: decoding(params, mode) for mode in params.modes},
             adapter_digest=adapter,
             data_digest=digest,
+            heard=hear(who, cases, graded),
         )
         target = paths.external_report(name)
         write_text(target.with_suffix(".md"), page(report))
@@ -102,6 +104,7 @@ def compared(
     modes: Mapping[str, dict[str, Any]],
     adapter_digest: str,
     data_digest: str,
+    heard: Heard = NOTHING_HEARD,
 ) -> ExternalReport:
     """The report on graded answers, by mode in the order of the cases. Pure."""
     task = who.task
@@ -111,6 +114,7 @@ def compared(
         mode: build(
             task=task, name=who.name, mode=mode, mode_spec=modes[mode], exam=who.exam, exam_digest=data_digest,
             adapter_digest=adapter_digest, cases=cases, graded=lines, others=idle, tests=(),
+            heard=heard, view=who.view,
         )
         for mode, lines in graded.items()
     }  # fmt: skip

@@ -103,7 +103,7 @@ def stage(params: "Params", name: str) -> None:
     if name not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of {name!r}; {did_you_mean(name, params.mining)}")
     data = params.mining[name].data
-    who = replace(examinee(params, name), exam=data)
+    who = replace(examinee(params, name), exam=data, others=())
     with exclusive(paths.mined(name)):
         digest = checked(data, who.task)
         cases = list(read_cases(paths.cases(data), who.task))

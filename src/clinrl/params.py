@@ -38,7 +38,7 @@ from clinrl.section import (
     read_yaml,
     sentence,
 )
-from clinrl.task import get_task, task_names
+from clinrl.task import GIVEN, get_task, task_names
 
 RESERVED = ("candidate", "champion", "data", "drafts", "external", "mine", "previous", "probe", "seeds")
 """Folders of data/reports that are not about one version."""
@@ -189,7 +189,7 @@ class Params(Section):
         for key, labels in (("repeat", profile.stream.repeat), ("cap", profile.stream.cap)):
             for label in labels:
                 known(f"{at}.stream.{key}", label, task.labels, f"a label of {task.name}")
-        known(f"{at}.view", profile.view, ["given", *task.views], f"a view of {task.name}")
+        known(f"{at}.view", profile.view, [GIVEN, *task.views], f"a view of {task.name}")
         caps = profile.stream.cap.values()
         if len(caps) == len(task.labels) and sum(caps) < 1:
             raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")

@@ -2,11 +2,11 @@
 
 Every reward that failed in the published series failed in a way that a policy without a model shows: an answer of
 ESI-1 to everything earned more than honest work. The probe lets such policies answer the real stream and refuses the
-version if one of them earns as much as a mediocre reader. It loads no model and takes seconds.
+version if one of them earns as much as a mediocre reader. It loads no model but those that the reward asks, and takes
+seconds where it asks none.
 """
 
 import json
-import math
 import statistics
 import sys
 from collections import Counter
@@ -18,10 +18,11 @@ from clinrl import artefacts, paths
 from clinrl.blocks import GrpoTrainer, SftProfile
 from clinrl.dataset import is_import, manifest_of, progress, read_cases
 from clinrl.errors import ArtefactError, ProbeError
+from clinrl.oracles import Oracles, Pair, scores
 from clinrl.params import Params
 from clinrl.records import Case, Message, Transcript
 from clinrl.stream import Row, omitted, shares, training_stream
-from clinrl.task import Task, get_task
+from clinrl.task import Task, get_task, seen
 
 Policy = Callable[[Case, Random], Transcript]
 
@@ -72,8 +73,12 @@ def stage(params: Params, version: str) -> None:
             reward = params.reward(version)
             report["reward"] = reward.model_dump(mode="json")
             thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
-            report["outcomes"] = outcomes(cases, task, reward)
-            report |= score_policies(rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed)
+            oracles = Oracles(paths.base(task.name))
+            shown = [seen(task, case, profile.view) for case in cases]
+            report["outcomes"] = outcomes(shown, task, reward, oracles)
+            report |= score_policies(
+                rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed, oracles=oracles
+            )
             fault = judge(report["policies"], report["outcomes"])
         if isinstance(profile, SftProfile):
             report["omissions"] = audit_omissions(rows, task, profile.omit, block.seed)
@@ -147,9 +152,16 @@ def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], 
 
 
 def score_policies(
-    rows: Sequence[Row], task: Task, reward: Any, *, thinking: Mapping[str, bool], group: int, seed: int
+    rows: Sequence[Row],
+    task: Task,
+    reward: Any,
+    *,
+    thinking: Mapping[str, bool],
+    group: int,
+    seed: int,
+    oracles: Oracles,
 ) -> dict[str, Any]:
-    """Every policy on every row of the stream.
+    """Every policy on every row of the stream, whose asks are asked together.
 
     `policies`: mean and standard deviation of the reward of each policy (gold answers in the mode of the row).
     `zero_spread`: share of groups of `group` mediocre answers that all earn the same; GRPO learns nothing from those.
@@ -160,40 +172,43 @@ def score_policies(
     with progress("probe", (len(policies) + 2) * len(rows)) as advance:
         for name, policy in policies.items():
             random = Random(f"{seed}:{name}")
-            earned[name] = [total(task, row.case, policy(row.case, random), reward) for row in rows]
+            earned[name] = totals(task, [(row.case, policy(row.case, random)) for row in rows], reward, oracles)
             advance(len(rows))
-        earned["gold"] = [
-            total(task, row.case, _said(task.gold(row.case, thinking=thinking[row.mode])), reward) for row in rows
-        ]
+        gold = [(row.case, said(task.gold(row.case, thinking=thinking[row.mode]))) for row in rows]
+        earned["gold"] = totals(task, gold, reward, oracles)
         advance(len(rows))
         random = Random(f"{seed}:zero-spread")
-        for row in rows:
-            totals = [total(task, row.case, policies[HONEST](row.case, random), reward) for _ in range(group)]
-            even += max(totals) - min(totals) <= TOLERANCE
-            advance()
+        groups = [[(row.case, policies[HONEST](row.case, random)) for _ in range(group)] for row in rows]
+        drawn = totals(task, [pair for some in groups for pair in some], reward, oracles)
+        for first in range(0, len(drawn), group):
+            some = drawn[first : first + group]
+            even += max(some) - min(some) <= TOLERANCE
+        advance(len(rows))
     return {
         "policies": {
-            name: {"mean": round(statistics.fmean(totals), 6), "std": round(statistics.pstdev(totals), 6)}
-            for name, totals in sorted(earned.items())
+            name: {"mean": round(statistics.fmean(each), 6), "std": round(statistics.pstdev(each), 6)}
+            for name, each in sorted(earned.items())
         },
         "zero_spread": round(even / len(rows), 6),
         "group": group,
     }
 
 
-def outcomes(cases: Sequence[Case], task: Task, reward: Any) -> dict[str, Any]:
+def outcomes(cases: Sequence[Case], task: Task, reward: Any, oracles: Oracles) -> dict[str, Any]:
     """The extreme outcomes, over all labels on all cases.
 
     The best reward of an unreadable answer, the worst of a readable one, and the number of cases whose gold answer is
     not the only best one, with the id of the first.
     """
     answers = label_answers(task)
-    unreadable = [total(task, case, transcript, reward) for case in cases for transcript in UNREADABLE]
-    worst, beaten = math.inf, []
-    for case in cases:
-        totals = {label: total(task, case, answer(case, Random(0)), reward) for label, answer in answers.items()}
-        worst = min(worst, *totals.values())
-        if not gold_is_best(task, case, reward, gold_turns(task, case), totals):
+    unreadable = totals(task, [(case, silent) for case in cases for silent in UNREADABLE], reward, oracles)
+    plain = [(case, answer(case, Random(0))) for case in cases for answer in answers.values()]
+    gold = [(case, said(turn)) for case in cases for turn in gold_turns(task, case)]
+    earned, best = totals(task, plain, reward, oracles), totals(task, gold, reward, oracles)
+    worst, beaten = min(earned), []
+    for i, case in enumerate(cases):
+        by_label = dict(zip(answers, earned[i * len(answers) : (i + 1) * len(answers)], strict=True))
+        if not gold_is_best(task.label(case), best[2 * i : 2 * i + 2], by_label):
             beaten.append(case.id)
     return {
         "best_unreadable": round(max(unreadable), 6),
@@ -239,21 +254,20 @@ def gold_turns(task: Task, case: Case) -> tuple[Message, Message]:
     return task.gold(case, thinking=True), task.gold(case, thinking=False)
 
 
-def gold_is_best(task: Task, case: Case, reward: Any, gold: Sequence[Message], totals: Mapping[Any, float]) -> bool:
+def gold_is_best(label: Any, gold: Sequence[float], plain: Mapping[Any, float]) -> bool:
     """Whether each gold turn earns at least what any plain answer does, and more than every answer but the right one.
 
-    `totals` is what the plain answer of each label earns on the case.
+    `label` is the right one, `gold` what the gold turns earn, `plain` what the plain answer of each label does.
     """
-    label = task.label(case)
-    others = max(total for answer, total in totals.items() if answer != label)
-    earned = [total(task, case, _said(turn), reward) for turn in gold]
-    return min(earned) > others + TOLERANCE and min(earned) >= totals[label] - TOLERANCE
+    others = max(earned for answer, earned in plain.items() if answer != label)
+    return min(gold) > others + TOLERANCE and min(gold) >= plain[label] - TOLERANCE
 
 
-def total(task: Task, case: Case, transcript: Transcript, reward: Any) -> float:
-    """The reward of one transcript, as a number."""
-    return task.score(case, transcript, reward).total
+def totals(task: Task, pairs: Sequence[Pair], reward: Any, oracles: Oracles) -> list[float]:
+    """The reward of each transcript, as a number."""
+    return [score.total for score in scores(task, pairs, reward, oracles)]
 
 
-def _said(turn: Message) -> Transcript:
+def said(turn: Message) -> Transcript:
+    """The transcript that a turn is by itself."""
     return Transcript(messages=(turn,), stop="answered")

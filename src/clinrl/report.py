@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import Field
@@ -17,11 +18,13 @@ from clinrl.errors import ArtefactError
 from clinrl.imported import is_imported
 from clinrl.records import Case, Estimate, Graded, Strict, Transcript, Unreadable
 from clinrl.statistics import DIGITS, Paired, bootstrap, mean, paired, rate, wilson
-from clinrl.task import NOTHING_HEARD, Heard, Quality, Share, Statistic, Task, get_task
+from clinrl.task import GIVEN, NOTHING_HEARD, Heard, Quality, Share, Statistic, Task, get_task, seen
 
 COMPARED = ("exact", "dangerous")
 """Shares that every paired test and every slice is about. Each task defines them."""
 UNREADABLE = "unreadable"
+VIEW = "view"
+"""The slice of other ways to show the cases."""
 NOTE = "Research only, synthetic data."
 IMPORTED_NOTE = "Research only, imported cases."
 """The note of an exam on somebody's records."""
@@ -71,7 +74,7 @@ class EvalReport(Strict):
     """Cases by answer."""
     confusion: Confusion
     slices: dict[str, dict[str, Estimates]]
-    """Slice, then value, then metric."""
+    """Slice, then value, then metric. Values of the slice `view` are other ways to show the cases that have them."""
     terms: dict[str, float]
     """Mean contribution of each reward term over all cases. They sum to `reward`."""
     reward: float
@@ -148,11 +151,14 @@ def build(
     others: Mapping[str, Sequence[Any]],
     tests: Sequence[Paired],
     heard: Heard = NOTHING_HEARD,
+    view: str = GIVEN,
+    views: Mapping[str, Sequence[Graded]] = MappingProxyType({}),
 ) -> EvalReport:
     """The report on graded answers, given in the order of the exam's cases.
 
     `others` are the answers of the other rows by name, `tests` the paired tests already made, `heard` what the models
-    that the task's qualities ask have answered. Raises ValueError if the graded answers are not those of the cases.
+    that the task's qualities ask have answered. `view` is how the cases were shown, `views` holds the answers under
+    others. Raises ValueError if the graded answers are not those of the cases.
     """
     if [case.id for case in cases] != [line.case_id for line in graded]:
         raise ValueError(f"the graded answers of {name} in mode {mode} are not in the order of exam {exam}")
@@ -162,7 +168,8 @@ def build(
     predicted = Counter(column(answer) for answer in answers)
     clusters = clusters_of(task, cases)
     metrics = estimates(task.metrics, golds, answers, clusters)
-    metrics |= measured(task.qualities, cases, [line.transcript for line in graded], heard, clusters)
+    shown = [seen(task, case, view) for case in cases]
+    metrics |= measured(task.qualities, shown, [line.transcript for line in graded], heard, clusters)
     metrics["no_parse"] = rate([isinstance(answer, Unreadable) for answer in answers], clusters)
     metrics["clipped"] = rate([line.transcript.stop == "max_tokens" for line in graded], clusters)
     rows = {name: answers, **others}
@@ -182,7 +189,10 @@ def build(
         unreadable=dict(silent),
         predicted={outcome: predicted[outcome] for outcome in columns(task)},
         confusion=confusion(task, golds, answers),
-        slices={what: _slice(task, cases, golds, answers, of) for what, of in task.slices.items()},
+        slices={
+            **{what: _slice(task, cases, golds, answers, of) for what, of in task.slices.items()},
+            **({VIEW: _views(task, cases, {GIVEN: graded, **views}, heard)} if views else {}),
+        },
         terms=terms,
         reward=_mean([line.score.total for line in graded]),
         rows=tuple(Row(name=who, metrics=_row(task, golds, theirs, clusters)) for who, theirs in rows.items()),
@@ -307,6 +317,27 @@ def _slice(
         value: estimates(metrics, _at(golds, rows), _at(answers, rows), clusters and _at(clusters, rows))
         for value, rows in sorted(members.items())
     }
+
+
+def _views(
+    task: Task, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]], heard: Heard
+) -> dict[str, Estimates]:
+    """The same answers as given and under other views, each on the cases that have the view."""
+    by_id = {case.id: case for case in cases}
+    others = {line.case_id for view, lines in graded.items() if view != GIVEN for line in lines}
+    chosen = [name for name in task.headline if isinstance(task.metrics.get(name), Statistic)]
+    metrics = {name: task.metrics[name] for name in (*COMPARED, *chosen)}
+    found = {}
+    for view, lines in graded.items():
+        kept = [line for line in lines if line.case_id in others]
+        shown = [seen(task, by_id[line.case_id], view) for line in kept]
+        clusters = clusters_of(task, [by_id[line.case_id] for line in kept])
+        golds = [task.label(case) for case in shown]
+        found[view] = {
+            **estimates(metrics, golds, [line.answer for line in kept], clusters),
+            **measured(task.qualities, shown, [line.transcript for line in kept], heard, clusters),
+        }
+    return found
 
 
 def _at(values: Sequence[T], places: Sequence[int]) -> list[T]:

@@ -184,14 +184,14 @@ def batches(lengths: Sequence[int], budget: int, max_tokens: int) -> Iterator[li
         yield batch
 
 
-def check_room(prompts: Sequence[Prompt], lengths: Sequence[int], budget: int, limit: int | None) -> None:
-    """Raise DataError for the first prompt that leaves no room for `budget` tokens in the model's window."""
+def check_room(names: Sequence[str], lengths: Sequence[int], budget: int, limit: int | None) -> None:
+    """Raise DataError naming the first prompt that leaves no room for `budget` tokens in the model's window."""
     if limit is None:
         return
-    for prompt, length in zip(prompts, lengths, strict=True):
+    for name, length in zip(names, lengths, strict=True):
         if length + budget > limit:
             raise DataError(
-                f"{prompt.name}: its prompt is {length} tokens, and with a budget of {budget} it exceeds the model's "
+                f"{name}: its prompt is {length} tokens, and with a budget of {budget} it exceeds the model's "
                 f"window of {limit}; shorten the case or lower max_new_tokens"
             )
 
@@ -218,12 +218,32 @@ class TransformersSampler:
         progress: Callable[[], None] | None = None,
     ) -> list[Completion]:
         """See `Sampler`."""
+        return self.write(
+            [render(self.tokenizer, prompt.messages, thinking) for prompt in prompts],
+            [prompt.name for prompt in prompts],
+            temperature=temperature,
+            budget=budget,
+            seed=seed,
+            progress=progress,
+        )
+
+    def write(
+        self,
+        texts: Sequence[str],
+        names: Sequence[str],
+        *,
+        temperature: float,
+        budget: int,
+        seed: int,
+        progress: Callable[[], None] | None = None,
+    ) -> list[Completion]:
+        """As `sample`, after texts that are rendered already, or are no turns at all."""
         import torch
         from transformers import GenerationConfig
 
-        ids = encode(self.tokenizer, [render(self.tokenizer, prompt.messages, thinking) for prompt in prompts])
+        ids = encode(self.tokenizer, texts)
         lengths = [len(row) for row in ids]
-        check_room(prompts, lengths, budget, window(self.model))
+        check_room(names, lengths, budget, window(self.model))
         ends = end_tokens(self.model, self.tokenizer)
         choice = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0} if temperature > 0 else {}
         config = GenerationConfig(
@@ -234,7 +254,7 @@ class TransformersSampler:
             **({"do_sample": False} | choice),
         )
         device = self.model.device
-        completions: list[Completion | None] = [None] * len(prompts)
+        completions: list[Completion | None] = [None] * len(texts)
         was_training = self.model.training
         self.model.eval()
         try:
@@ -330,7 +350,12 @@ class VllmSampler:
         from vllm import SamplingParams
 
         ids = encode(self.tokenizer, [render(self.tokenizer, prompt.messages, thinking) for prompt in prompts])
-        check_room(prompts, [len(row) for row in ids], budget, self.engine.llm_engine.model_config.max_model_len)
+        check_room(
+            [prompt.name for prompt in prompts],
+            [len(row) for row in ids],
+            budget,
+            self.engine.llm_engine.model_config.max_model_len,
+        )
         settings = SamplingParams(
             temperature=temperature, max_tokens=budget, seed=seed, stop_token_ids=[self.tokenizer.eos_token_id]
         )

@@ -15,7 +15,7 @@ from clinrl.blocks import GrpoTrainer
 from clinrl.errors import DataError
 from clinrl.params import Params
 from clinrl.records import Case
-from clinrl.task import Task, get_task
+from clinrl.task import Task, get_task, seen
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,17 @@ class Row:
 def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list[Row]:
     """The stream that `version` trains on at the active scale, drawn from the cases of its data set with its seed.
 
+    The cases are shown in the view of its recipe.
+
     `steps * batch` rows for SFT; `steps * prompts` rows for GRPO, each sampled `group` times.
     """
     block = params.versions[version]
     profile = params.profiles[block.profile]
     trainer = params.trainer(block.profile)
+    task = get_task(block.task)
     return draw(
-        cases,
-        task=get_task(block.task),
+        [seen(task, case, profile.view) for case in cases],
+        task=task,
         modes=profile.modes,
         repeat=profile.stream.repeat,
         cap=profile.stream.cap,

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from clinrl.imported import Source
 
 
+GIVEN = "given"
+"""The view of a case as it is."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Share:
     """A metric that is a share of cases. `of(gold, answer)` is None for cases outside the denominator."""
@@ -212,6 +216,12 @@ class Task(Protocol):
 
     def row(self, case: AnyCase) -> dict[str, Any]:
         """A flat row of the case for the table of expectations."""
+
+
+def seen(task: Task, case: AnyCase, view: str) -> AnyCase:
+    """The case as a view shows it; as given, where it has no such view."""
+    shown = None if view == GIVEN else task.views[view](case)
+    return case if shown is None else shown
 
 
 def get_task(name: str) -> Task:

@@ -33,9 +33,10 @@ from clinrl.artefacts import (
 )
 from clinrl.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.oracles import identities
 from clinrl.probe import proven
 from clinrl.stream import omitted, training_stream
-from clinrl.task import get_task
+from clinrl.task import GIVEN, get_task
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -136,6 +137,10 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
     }
     if profile.waiver:
         spec["waiver"] = profile.waiver
+    if profile.view != GIVEN:
+        spec["view"] = profile.view
+    if profile.method == "grpo" and (asked := identities(task, params.reward(version), paths.base(block.task))):
+        spec["oracles"] = asked
     # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
     return json.loads(canonical_json(spec)), rows
 

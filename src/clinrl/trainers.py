@@ -19,6 +19,7 @@ from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from clinrl.errors import DataError, TrainingError
+from clinrl.oracles import Oracles, scores
 from clinrl.records import Case, Transcript, Unreadable
 from clinrl.rollout import (
     Completion,
@@ -34,7 +35,7 @@ from clinrl.rollout import (
     window,
     write_turn,
 )
-from clinrl.task import Task
+from clinrl.task import GIVEN, Task, seen
 
 WEIGHTS = "adapter_model.safetensors"
 HELD_OUT_SEED = 271828
@@ -132,14 +133,14 @@ def sft_trainer(
     model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path
 ) -> Sft:
     """Supervised fine-tuning on gold turns, less what the rows omit. The loss covers the completion and its end."""
-    prompts, texts = _prompts(tokenizer, task, rows)
+    names, texts = _prompts(tokenizer, task, rows)
     prompt_ids = encode(tokenizer, texts)
     turns = [
         write_turn(task.gold(row.case, thinking=row.thinking, omit=row.omit), row.thinking) + tokenizer.eos_token
         for row in rows
     ]
     turn_ids = encode(tokenizer, turns)
-    check_room(prompts, [len(p) + len(t) for p, t in zip(prompt_ids, turn_ids, strict=True)], 0, window(model))
+    check_room(names, [len(p) + len(t) for p, t in zip(prompt_ids, turn_ids, strict=True)], 0, window(model))
     pairs = list(zip(prompt_ids, turn_ids, strict=True))
     dataset = Dataset.from_dict(
         {
@@ -195,13 +196,19 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
 
 def grpo_trainer(
-    model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    spec: Mapping[str, Any],
+    rows: Sequence[Row],
+    output: Path,
+    oracles: Oracles,
 ) -> Grpo:
     """GRPO on the task's reward: each row is one group of completions, each step one round of generation."""
     trainer = spec["trainer"]
-    prompts, texts = _prompts(tokenizer, task, rows)
+    names, texts = _prompts(tokenizer, task, rows)
     lengths = [len(ids) for ids in encode(tokenizer, texts)]
-    check_room(prompts, lengths, trainer["max_completion"], window(model))
+    check_room(names, lengths, trainer["max_completion"], window(model))
     dataset = Dataset.from_dict(
         {
             "prompt": texts,
@@ -232,6 +239,7 @@ def grpo_trainer(
         tokenizer=tokenizer,
         ends=end_tokens(model, tokenizer),
         group=trainer["group"],
+        oracles=oracles,
     )
     return Grpo(model=model, args=settings, reward_funcs=[score], train_dataset=dataset, processing_class=tokenizer)
 
@@ -249,7 +257,8 @@ class HeldOut:
         settings = spec["trainer"]["held_out"]
         self.every: int = settings["every"]
         self.task, self.tokenizer = task, tokenizer
-        self.cases = list(task.cases(settings["cases"], HELD_OUT_SEED, pool="mine", mix=task.mixes[-1]))
+        drawn = task.cases(settings["cases"], HELD_OUT_SEED, pool="mine", mix=task.mixes[-1])
+        self.cases = [seen(task, case, spec.get("view", GIVEN)) for case in drawn]
         self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
         self.budget: int = spec["trainer"]["max_completion"]
         self.texts = [
@@ -310,9 +319,16 @@ class HeldOut:
 
 
 def reward_function(
-    task: Task, reward: Any, *, thinking: Mapping[str, bool], tokenizer: Any, ends: frozenset[int], group: int
+    task: Task,
+    reward: Any,
+    *,
+    thinking: Mapping[str, bool],
+    tokenizer: Any,
+    ends: frozenset[int],
+    group: int,
+    oracles: Oracles,
 ) -> Callable[..., list[float]]:
-    """The task's score as TRL calls it: once for all completions of a step.
+    """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
 
     Each completion is decoded from its token ids, so that the reward sees the very text the model wrote, and carries
     its case with it. Logs the mean of every term, the shares of each answer and of each gold label, of groups of
@@ -333,10 +349,14 @@ def reward_function(
         means |= {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
         totals: list[float] = []
         right: list[bool] = []
-        for ids, text, name in zip(completion_ids, case, mode, strict=True):
-            completion = decode(tokenizer, ids, ends)
-            turn = read_turn(completion.text, thinking[name])
-            score = task.score(known[text], Transcript(messages=(turn,), stop=completion.stop), reward)
+        completions = [decode(tokenizer, ids, ends) for ids in completion_ids]
+        turns = [read_turn(completion.text, thinking[name]) for completion, name in zip(completions, mode, strict=True)]
+        pairs = [
+            (known[text], Transcript(messages=(turn,), stop=completion.stop))
+            for text, turn, completion in zip(case, turns, completions, strict=True)
+        ]
+        earned = scores(task, pairs, reward, oracles)
+        for completion, turn, score, text, name in zip(completions, turns, earned, case, mode, strict=True):
             if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
                 raise TrainingError(
                     f"the reward of {known[text].id} is {score.total:g}, outside its declared range "
@@ -364,9 +384,9 @@ def reward_function(
     return task_reward
 
 
-def _prompts(tokenizer: Any, task: Task, rows: Sequence[Row]) -> tuple[list[Prompt], list[str]]:
-    prompts = [Prompt(row.case.id, task.prompt(row.case.facts)) for row in rows]
-    texts = [render(tokenizer, prompt.messages, row.thinking) for prompt, row in zip(prompts, rows, strict=True)]
+def _prompts(tokenizer: Any, task: Task, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """The id of each row's case, to name it by, and its prompt."""
+    texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking) for row in rows]
     if not texts:
         raise DataError("the training stream has no rows")
-    return prompts, texts
+    return [row.case.id for row in rows], texts

@@ -20,7 +20,8 @@ from clinrl import artefacts, paths
 from clinrl.dataset import is_import, manifest_of, progress, read_rows, rebuild, shown
 from clinrl.errors import DataError
 from clinrl.imported import CONTROL_CHARACTERS, IDENTIFIERS
-from clinrl.probe import Policy, gold_is_best, gold_turns, label_answers, total
+from clinrl.oracles import Oracles
+from clinrl.probe import Policy, gold_is_best, gold_turns, label_answers, said, totals
 from clinrl.records import Case, Manifest, Pool
 from clinrl.sightings import first_sightings
 from clinrl.task import Expect, Task, get_task
@@ -120,25 +121,26 @@ def examine(
     tallies = {on: [Tally(expect, withheld=imported) for expect in suite] for on, suite in suites.items()}
     check = checker(name, suites, withheld=imported)
     answers = label_answers(task)
-    totals: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    oracles = Oracles(paths.base(task.name))
     with first_sightings() as is_first, progress(name, size) as advance:
         rows = enumerate(read_rows(path, task), start=1)
         while chunk := list(islice(rows, CHUNK_ROWS)):
             table = []
             for row, case in chunk:
                 line = task.row(case)
-                computed = columns(case, line["narrative"], task, pool, rewards, answers, is_first)
+                computed = columns(case, line["narrative"], task, pool, rewards, answers, is_first, oracles)
                 table.append(line | computed | {"row": row, "id": case.id})
-                totals["cases"] += 1
-                totals["duplicates"] += not (computed["id_unique"] and computed["narrative_unique"])
-                totals[f"share_level_{task.label(case)}"] += 1
-                totals.update({column: int(value) for column, value in line.items() if column.startswith("has_")})
+                counts["cases"] += 1
+                counts["duplicates"] += not (computed["id_unique"] and computed["narrative_unique"])
+                counts[f"share_level_{task.label(case)}"] += 1
+                counts.update({column: int(value) for column, value in line.items() if column.startswith("has_")})
                 advance()
             for tally, result in zip(tallies["rows"], check("rows", table), strict=True):
                 tally.add(result)
-    if not totals["cases"]:
+    if not counts["cases"]:
         raise DataError(f"{path} holds no case; {rebuild(path.parent)}")
-    summary = summarise(totals, task)
+    summary = summarise(counts, task)
     for tally, result in zip(tallies["summary"], check("summary", [summary]), strict=True):
         tally.add(result)
     faults = [tally.sentence(path) for tally in sorted(tallies["rows"], key=Tally.first_row) if not tally.success]
@@ -212,11 +214,15 @@ def columns(
     rewards: Sequence[Any],
     answers: Mapping[Any, Policy],
     is_first: Callable[[str, str], bool],
+    oracles: Oracles,
 ) -> dict[str, bool]:
     """The computed columns of one case, the keys of `COMPUTED`: what takes the task's code to know."""
     gold = gold_turns(task, case)
     random = Random(0)
     plain = {label: answer(case, random) for label, answer in answers.items()}
+    turns = [(case, said(turn)) for turn in gold]
+    pairs = turns + [(case, transcript) for transcript in plain.values()]
+    earned = [totals(task, pairs, reward, oracles) for reward in rewards]
     return {
         "id_matches_content": task.case_id(case.facts, case.key) == case.id,
         "id_unique": is_first("id", case.id),
@@ -225,10 +231,8 @@ def columns(
         "label_reproduced": task.relabel(case) == task.label(case),
         "gold_scores_best": all(task.parse(turn) == task.label(case) for turn in gold)
         and all(
-            gold_is_best(
-                task, case, reward, gold, {label: total(task, case, said, reward) for label, said in plain.items()}
-            )
-            for reward in rewards
+            gold_is_best(task.label(case), each[: len(turns)], dict(zip(plain, each[len(turns) :], strict=True)))
+            for each in earned
         ),
     }
 

@@ -19,6 +19,9 @@ from typing import Any
 from clinrl import determinism
 from clinrl.errors import DataError, Refused, TrainingError
 
+VERDICTS = "verdicts.jsonl"
+"""What the judges said in a training whose reward asks them."""
+
 STOPPED = 4
 """Exit code of a run that was asked to stop and can be continued."""
 
@@ -83,7 +86,9 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from transformers import PrinterCallback
 
     from clinrl import bases, paths, trainers
+    from clinrl.artefacts import canonical_json
     from clinrl.checkpoints import history
+    from clinrl.oracles import Oracles
     from clinrl.task import get_task
 
     datasets.disable_progress_bars()
@@ -95,8 +100,12 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     parent = None if spec["parent"] == f"{spec['task']}-base" else paths.adapter(spec["parent"])
     model = trainers.start_adapter(model, spec, parent)
     start = trainers.adapter_state(model)
-    build = trainers.grpo_trainer if spec["method"] == "grpo" else trainers.sft_trainer
-    trainer = build(model, tokenizer, task, spec, rows, folder / "trainer")
+    oracles = Oracles(paths.base(spec["task"]), log=folder / VERDICTS)
+    trainer = (
+        trainers.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", oracles)
+        if spec["method"] == "grpo"
+        else trainers.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer")
+    )
     trainers.restore_precision(model, start)
     if not all(torch.equal(tensor, start[name]) for name, tensor in trainers.adapter_state(model).items()):
         raise TrainingError("the adapter is not its parent's any more after the trainer was built")
@@ -120,6 +129,9 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         adapter.mkdir()
         write_adapter(model, tokenizer, spec, adapter)
         (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
+        if verdicts := oracles.record():
+            lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
+            (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
     return int(trainer.state.global_step)
 
 
@@ -128,13 +140,15 @@ def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
     from clinrl import paths
     from clinrl.artefacts import digest
     from clinrl.dataset import read_cases
+    from clinrl.task import GIVEN, seen
     from clinrl.train import ROWS
     from clinrl.trainers import Row
 
     lines = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
     if digest(lines) != spec["rows"]:
         raise DataError(f"{folder / ROWS} is not the stream that the spec names; remove {folder} and start again")
-    cases = {case.id: case for case in read_cases(paths.cases(spec["data"]), task)}
+    view = spec.get("view", GIVEN)
+    cases = {case.id: seen(task, case, view) for case in read_cases(paths.cases(spec["data"]), task)}
     return [
         Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"], frozenset(line["omit"]))
         for line in lines

@@ -75,7 +75,12 @@ _AXES = {
     axis: re.compile("|".join(f"(?P<{side}>\\b(?:{words})\\b)" for side, words in reversed(list(sides.items()))))
     for axis, sides in AXES.items()
 }
-_NOT = re.compile(rf"\b(?:{_NEGATOR})\b")
+_DENIAL: Final = (
+    r"it (?:is|s) (?:not (?:true|so|correct|right|the case)|wrong|false|untrue|incorrect) that"
+    r"|nobody (?:found|said|showed|thinks) that"
+)
+_NOT = re.compile(rf"\b(?:{_DENIAL}|{_NEGATOR})\b")
+_BROUGHT = re.compile(r"\b(?:do|does|did)\b|\|")
 _TURN = re.compile(rf"\b(?:{_TURNS})\b")
 _MODALITY = re.compile("|".join(f"(?P<{name}>\\b(?:{words})\\b)" for name, words in MODALITIES.items()))
 _CLAUSE = re.compile(r"[,;:]\s")
@@ -88,9 +93,9 @@ class Cues:
 
     sides: Mapping[str, frozenset[str]]
     """The sides that it takes, by axis. Both sides of one axis is a side of its own: neither good nor poor."""
-    negated: bool
+    negations: int
     words: frozenset[str]
-    """Its words without negations."""
+    """Its words without negations, and without what they bring along."""
     figures: Counter[str]
     studies: frozenset[int]
     modalities: frozenset[str]
@@ -103,8 +108,8 @@ def of(sentence: str) -> Cues:
     sides = {axis: frozenset(_sides(pattern, text)) for axis, pattern in _AXES.items()}
     return Cues(
         sides={axis: found for axis, found in sides.items() if found},
-        negated=_NOT.search(text) is not None,
-        words=frozenset(_NOT.sub(" ", text).replace("|", " ").split()),
+        negations=len(_NOT.findall(text)),
+        words=frozenset(word.removesuffix("s") for word in _BROUGHT.sub(" ", _NOT.sub(" ", text)).split()),
         figures=Counter(_FIGURE.findall(uncited(sentence))),
         studies=frozenset(citations(sentence)),
         modalities=frozenset(match.lastgroup or "" for match in _MODALITY.finditer(text)),
@@ -115,7 +120,7 @@ def agree(a: Cues, b: Cues) -> bool:
     """False if two sentences cannot both be meant by one of them. Symmetric; what only one of them says is no conflict.
 
     They disagree if they take different sides of an axis, name other figures, studies or modalities, or use the same
-    words, one with a negation and the other without.
+    words, one with a negation more than the other.
     """
     if any(b.sides.get(axis, found) != found for axis, found in a.sides.items()):
         return False
@@ -123,7 +128,7 @@ def agree(a: Cues, b: Cues) -> bool:
         return False
     if any(x and y and not x & y for x, y in ((a.studies, b.studies), (a.modalities, b.modalities))):
         return False
-    if a.negated == b.negated:
+    if a.negations == b.negations:
         return True
     either = a.words | b.words
     return not either or len(a.words & b.words) / len(either) < SAME_WORDS

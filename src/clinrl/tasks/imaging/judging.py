@@ -3,15 +3,22 @@
 The judge compares two texts and writes three whole scores from 0 to 10 as JSON. The published reader takes whatever
 numbers the last JSON object holds. The corrected one wants the three keys and nothing else, takes the first object,
 bounds the scores, and counts the weakest: a text that is long enough to hold every gold point is not a good one.
+
+What an embedded judge learns is counted, not felt: which gold sentences a reasoning holds, how much else, and whether
+the studies that it cites exist. Nobody's opinion is in it.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from random import Random
 from typing import Any, Final, Literal
 
-from clinrl.records import Strict
+from clinrl.records import Case, Strict
+from clinrl.tasks.imaging.sentences import citations, plain
+from clinrl.tasks.imaging.similarity import valid_citations
 
 Judge = Literal["judge", "second_judge"]
 
@@ -36,6 +43,22 @@ WORDING: Final[Mapping[str, tuple[str, str, str, str]]] = {
 
 The second judge is asked in other words, so that one who has learned to please the first has not learned the second.
 """
+
+Same = Callable[[str, str], bool]
+Rewrite = Callable[[str, Random], str]
+
+PADDING: Final = (
+    "Let us go through this step by step.",
+    "Several points should be weighed here.",
+    "Many factors matter in such a case.",
+    "The clinical picture has to be considered as a whole.",
+    "Every option has its merits and its limits.",
+    "A careful choice serves the patient best.",
+)
+"""Sentences that fit every case and say nothing about any."""
+
+DRAWS: Final = 12
+"""Candidates that are made for one lesson; the one is kept whose mean score was given least often so far."""
 
 _UNSAFE = re.compile(r"</?\w{1,20}>|[{}<>\"\u201c\u201d`\\\s]")
 _OBJECT = re.compile(r"\{[^{}]*\}")
@@ -94,6 +117,71 @@ def reply(scores: Sequence[int]) -> str:
     return json.dumps(dict(zip(KEYS, scores, strict=True)))
 
 
+def identical(a: str, b: str) -> bool:
+    """The same words and the same studies cited."""
+    return (plain(a), citations(a)) == (plain(b), citations(b))
+
+
+def rule_scores(gold: Sequence[str], said: Sequence[str], known: Collection[int], same: Same = identical) -> list[int]:
+    """The three scores, 0 to 10, in the order of `judging.KEYS`; zeros where nothing is said.
+
+    The share of gold sentences that are said, the share of what is said that is gold, and the share of cited studies
+    that are among the `known`. Each sentence counts once: one said twice is once too many.
+    """
+    if not gold or not said:
+        return [0, 0, 0]
+    left = list(gold)
+    for sentence in said:
+        match = next((i for i, other in enumerate(left) if same(other, sentence)), None)
+        if match is not None:
+            del left[match]
+    found = len(gold) - len(left)
+    shares = (found / len(gold), found / len(said), valid_citations(said, tuple(known)))
+    return [round(TOP * share) for share in shares]
+
+
+def denied(sentence: str, rng: Random) -> str:
+    """The opposite of a sentence, in plain words."""
+    opening = rng.choice(("It is not so that", "It is wrong that", "Nobody found that"))
+    return f"{opening} {sentence[0].lower()}{sentence[1:]}"
+
+
+def lessons(
+    judge: str,
+    n: int,
+    seed: int,
+    cases: Iterable[Case],
+    *,
+    falsify: Rewrite = denied,
+    paraphrase: Rewrite | None = None,
+    same: Same = identical,
+) -> Iterator[tuple[str, str]]:
+    """`n` pairs of a guarded prompt to `judge` and the right reply, spread evenly over the mean of the three scores.
+
+    Candidates keep some gold sentences (in other words, if `paraphrase` is given: then `same` must know them again)
+    and add sentences of other cases, falsified ones, padding and studies that do not exist. A case without reasoning
+    is left out. Raises ValueError for fewer than two cases with any.
+    """
+    usable = [case for case in cases if case.key.reasoning]
+    if len(usable) < 2:
+        raise ValueError(f"lessons need two cases with reasoning, to mix; got {len(usable)}")
+    rng = Random(f"imaging-lessons/{judge}/{seed}")
+    given = Counter[int]()
+    for _ in range(n):
+        case = rng.choice(usable)
+        known = [abstract.number for abstract in case.facts.evidence]
+        made = [_candidate(rng, case, usable, known, falsify, paraphrase) for _ in range(DRAWS)]
+        scored = [(said, rule_scores(case.key.reasoning, said, known, same)) for said in made]
+        said, scores = min(scored, key=lambda pair: given[_mean(pair[1])])
+        given[_mean(scores)] += 1
+        yield prompt(judge, " ".join(case.key.reasoning), " ".join(said), guarded=True), reply(scores)
+
+
+def spread(pairs: Iterable[tuple[str, str]]) -> Counter[int]:
+    """How many lessons have which mean score, rounded."""
+    return Counter(_mean(list(json.loads(right).values())) for _, right in pairs)
+
+
 class Agreement(Strict):
     """How a judge's scores fit those of the rules, on a scale of 0 to 10, beside two judges who have not read."""
 
@@ -109,7 +197,7 @@ class Agreement(Strict):
     """Mean absolute error of always giving the median of the right scores: the best that a constant can do."""
     constant_within_one: float
     shuffled_pearson: float | None
-    """Of this judge's scores, given to the wrong texts: what is left is chance."""
+    """Of this judge's scores, dealt out among the texts by chance."""
     shuffled_error: float
     shuffled_within_one: float
 
@@ -117,8 +205,7 @@ class Agreement(Strict):
 def agreement(pairs: Sequence[tuple[float, float | None]]) -> Agreement:
     """How well scores agree: pairs of the right score and the judge's, None for no verdict.
 
-    Shuffled baselines are of one rotation by half the list, so that they follow from the pairs alone. Raises
-    ValueError for no pairs.
+    The shuffle is a fixed one, so that the baselines follow from the pairs alone. Raises ValueError for no pairs.
     """
     import numpy
 
@@ -127,7 +214,7 @@ def agreement(pairs: Sequence[tuple[float, float | None]]) -> Agreement:
     right = numpy.array([a for a, _ in pairs], dtype=float)
     judged = numpy.array([b or 0.0 for _, b in pairs], dtype=float)
     constant = numpy.full(len(pairs), numpy.median(right))
-    shuffled = numpy.roll(judged, max(1, len(pairs) // 2))
+    shuffled = numpy.random.default_rng(0).permutation(judged)
     return Agreement(
         n=len(pairs),
         silent=sum(b is None for _, b in pairs) / len(pairs),
@@ -167,3 +254,29 @@ def _error(a: Any, b: Any) -> float:
 
 def _within_one(a: Any, b: Any) -> float:
     return float((abs(a - b) <= 1).mean())
+
+
+def _mean(scores: Sequence[int]) -> int:
+    return round(sum(scores) / len(scores))
+
+
+def _candidate(
+    rng: Random, case: Case, cases: Sequence[Case], known: Sequence[int], falsify: Rewrite, paraphrase: Rewrite | None
+) -> list[str]:
+    """Sentences out of gold and out of what is not gold, each part of a size of its own, sometimes none."""
+    gold: list[str] = list(case.key.reasoning)
+    kept = rng.sample(gold, rng.randint(0, len(gold)))
+    kept.sort(key=gold.index)
+    dropped = [sentence for sentence in gold if sentence not in kept]
+    others = [sentence for sentence in rng.choice(cases).key.reasoning if sentence not in gold]
+    foreign = rng.sample(others, rng.randint(0, len(others)) if rng.random() < 0.5 else 0)
+    false = [falsify(sentence, rng) for sentence in dropped if rng.random() < 0.3]
+    padding = rng.sample(PADDING, rng.choice((0, 0, 0, 1, 3)))
+    if paraphrase is not None:
+        kept = [paraphrase(sentence, rng) if rng.random() < 0.7 else sentence for sentence in kept]
+    said = kept + foreign + false + padding
+    if rng.random() < 0.25:
+        said.append(f"Study [{max([0, *known]) + rng.randint(1, 9)}] found the same.")
+    if rng.random() < 0.3:
+        rng.shuffle(said)
+    return said

@@ -197,11 +197,6 @@ def score(case: Case, transcript: Transcript, reward: Reward, heard: Heard = NOT
     return Score(terms=terms, total=math.fsum(terms.values()))
 
 
-def cost(gold: str, answer: str | Unreadable) -> float:
-    """Steps between the labels, 0 to 2; an unreadable answer leaves the request undecided and costs as much as 2."""
-    return 2.0 if isinstance(answer, Unreadable) else float(abs(LABELS.index(gold) - LABELS.index(answer)))
-
-
 def _turn(transcript: Transcript) -> Message:
     """The last turn of the model; a silent one if it had none."""
     return next((turn for turn in reversed(transcript.messages) if turn.role == "assistant"), SILENT)
