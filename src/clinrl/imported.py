@@ -218,7 +218,7 @@ def normalised(text: str) -> str:
 
 
 def told(facts: Mapping[str, Any]) -> str:
-    """The narrative of a case: the plain texts among its facts, by name. Lists, such as of evidence, are no part of it."""
+    """The narrative of a case: the plain texts among its facts, by name; lists, as of evidence, are no part of it."""
     return " ".join(facts[name] for name in sorted(facts) if isinstance(facts[name], str))
 
 

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
 from types import MappingProxyType
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from clinrl import imported
 from clinrl.artefacts import canonical_json
 from clinrl.records import Case, Pool, Strict
 from clinrl.tasks.imaging import evidence
@@ -29,6 +31,7 @@ from clinrl.tasks.imaging.guideline import (
     Condition,
     Modality,
 )
+from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.rules import CHILD_BELOW_YEARS, EGFR_LIMIT, RULE_IDS, Decision, Scenario, decide, deciding
 from clinrl.tasks.imaging.statements import Statement, of_decision, word
 
@@ -55,11 +58,18 @@ class ImagingKey(Strict):
     """Gold statements as sentences, in order; studies are cited as [n]."""
 
 
+def _key(value: Any) -> Any:
+    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
+    if not isinstance(value, Mapping):
+        return value
+    return (ImportedKey if "source" in value else ImagingKey).model_validate(value)
+
+
 class ImagingCase(Case):
-    """One request: is this procedure appropriate for this variant of this condition?"""
+    """One request, drawn here or imported: is this procedure appropriate for this variant of this condition?"""
 
     facts: ImagingFacts
-    key: ImagingKey
+    key: Annotated[ImagingKey | ImportedKey, BeforeValidator(_key)]
 
 
 NATURAL: Mapping[str, float] = dict(zip(LABELS, (0.642, 0.173, 0.185), strict=True))
@@ -89,7 +99,12 @@ RED_FLAGS = ("weight loss", "fever", "numbness", "sudden onset", "night pain", "
 
 
 def pool_of(group: str) -> Pool:
-    """The pool of a variant by the hash of its name; the exam for every variant of a held-out condition."""
+    """The pool of a variant by the hash of its name; the exam for every variant of a held-out condition.
+
+    The group of an imported case names its pool.
+    """
+    if (named := imported.pool_of(group)) is not None:
+        return named
     if group.split("/")[0] in _HELD_OUT_IDS:
         return "exam"
     draw = int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") % 100
@@ -109,7 +124,7 @@ def is_held_out(case: ImagingCase) -> bool:
     return case.group.split("/")[0] in _HELD_OUT_IDS
 
 
-def case_id(facts: ImagingFacts, key: ImagingKey) -> str:
+def case_id(facts: ImagingFacts, key: ImagingKey | ImportedKey) -> str:
     """The content hash that is the case's id."""
     content = canonical_json([facts.model_dump(mode="json"), key.model_dump(mode="json")])
     return "imaging-" + hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -193,9 +208,14 @@ def procedure(s: Scenario) -> str:
 
 
 def shown_with(case: ImagingCase, found: tuple[Study, ...]) -> ImagingCase:
-    """The same request with other evidence, and the reasons that then are gold. The label stays."""
-    s = case.key.scenario
+    """The same request with other evidence, and the reasons that then are gold. The label stays.
+
+    The reasons of an imported case are their author's and stay too.
+    """
     facts = case.facts.model_copy(update={"evidence": tuple(map(evidence.abstract, found))})
+    if isinstance(case.key, ImportedKey):
+        return case.model_copy(update={"facts": facts})
+    s = case.key.scenario
     reasoning = sentences(s, found, decide(s), case.facts.variant)
     return case.model_copy(
         update={"facts": facts, "key": case.key.model_copy(update={"studies": found, "reasoning": reasoning})}
