@@ -19,6 +19,7 @@ from clinrl import bases, checkpoints, paths, train, trainers
 from clinrl.artefacts import verified, write_json
 from clinrl.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.oracles import Oracles
 from clinrl.rollout import encode, end_tokens
 from clinrl.task import get_task
 
@@ -354,11 +355,12 @@ def scorer(project):
             labels=task.labels,
             label=task.label,
             parse=task.parse,
+            asks=task.asks,
             score=score or task.score,
         )
         function = trainers.reward_function(
             stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
-            ends=end_tokens(model, tokenizer), group=2,
+            ends=end_tokens(model, tokenizer), group=2, oracles=Oracles(paths.base("esi")),
         )  # fmt: skip
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),

@@ -24,7 +24,7 @@ STATUS = "status.json"
 TIMINGS = "timings.jsonl"
 LIVE = "live.jsonl"
 """The history as far as it goes, for whoever shows it while the run goes on."""
-_CLOCK = frozenset({"step_time", "total_flos"})
+_CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""
 
 KL_AT_START = 1e-6
@@ -145,7 +145,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             self.has_moved = True
         with (self.folder / TIMINGS).open("a", encoding="utf-8") as stream:
             seconds = round(time.monotonic() - self.began, 3)
-            stream.write(canonical_json({"step": step, "seconds": seconds, "step_s": logs.get("step_time")}) + "\n")
+            clock = {"seconds": seconds, "step_s": logs.get("step_time"), "reward_s": logs.get("reward_time")}
+            stream.write(canonical_json({"step": step, **clock}) + "\n")
         with (self.folder / LIVE).open("a", encoding="utf-8") as stream:
             stream.write(history([{**logs, "step": step}]))
         self.line.show(step, logs)

@@ -6,6 +6,7 @@ equal numbers give equal bytes.
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,8 +95,8 @@ def confusion(counts: Confusion, title: str, path: Path) -> None:
                 ink = "white" if depth > 0.55 else "0.15" if count else "0.7"
                 axes.text(left[c] + 0.5, r + 0.5, f"{count}", ha="center", va="center", color=ink)
         axes.set(xlim=(0, levels + 1.4), ylim=(len(counts.rows), 0), xlabel="predicted", ylabel="gold (cases)")
-        axes.set_xticks([x + 0.5 for x in left], counts.columns)
-        labels = [f"{name} ({sum(row)})" for name, row in zip(counts.rows, counts.counts, strict=True)]
+        axes.set_xticks([x + 0.5 for x in left], [_lines(name) for name in counts.columns])
+        labels = [f"{_lines(name)} ({sum(row)})" for name, row in zip(counts.rows, counts.counts, strict=True)]
         axes.set_yticks([r + 0.5 for r in range(len(labels))], labels)
         axes.set_title(title, pad=10)
         axes.grid(visible=False)
@@ -195,6 +196,11 @@ def _cell(x: float, y: float, depth: float, *, apart: bool) -> Any:
 
     shade = matplotlib.colormaps["Greys" if apart else "Blues"](0.04 + 0.86 * depth)
     return Rectangle((x, y), 1, 1, facecolor=shade, edgecolor="white", linewidth=1.5)
+
+
+def _lines(label: str) -> str:
+    """A label of several words on several lines, so that it does not run into its neighbour."""
+    return textwrap.fill(label, 12, break_long_words=False)
 
 
 def _styled() -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clinrl.records import Estimate
-from clinrl.report import EvalReport
+from clinrl.report import VIEW, EvalReport
 
 WORST = 5
 """Slices that a card names as those with the most dangerous errors."""
@@ -163,6 +163,7 @@ def _failures(reports: Sequence[EvalReport]) -> str:
         slices = [
             (estimates["dangerous"].value, f"{what} {value}: {_share(estimates['dangerous'])}")
             for what, values in report.slices.items()
+            if what != VIEW
             for value, estimates in values.items()
             if "dangerous" in estimates and estimates["dangerous"].value > 0
         ]

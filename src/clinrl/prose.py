@@ -10,7 +10,7 @@ from typing import Any
 from clinrl.baselines import BAG_OF_WORDS
 from clinrl.health import Alarm
 from clinrl.records import Estimate
-from clinrl.report import COMPARED, NOTE, UNREADABLE, EvalReport
+from clinrl.report import COMPARED, NOTE, UNREADABLE, VIEW, EvalReport
 from clinrl.statistics import Paired
 from clinrl.task import Statistic, Task, get_task
 
@@ -40,6 +40,8 @@ def page(
         if report.paired:
             parts += ["Paired tests, exact McNemar, two-sided:", tests(report.paired)]
         parts += ["What was right and what was answered:", answers(report)]
+        if VIEW in report.slices:
+            parts += ["Other views of the same cases, where they have one:", views(report)]
         parts += [f"![Confusion matrix](confusion_{report.mode}.png)"]
     if agreement:
         parts += ["## Between modes", between(agreement)]
@@ -66,9 +68,17 @@ def headline(report: EvalReport) -> str:
 def rows(report: EvalReport) -> str:
     """A table of everybody who sat this exam."""
     task = get_task(report.task)
-    chosen = [name for name in task.row_metrics if name in report.rows[0].metrics]
-    body = [(row.name, report.n, *(shown(task, name, row.metrics[name]) for name in chosen)) for row in report.rows]
+    chosen = [name for name in task.row_metrics if any(name in row.metrics for row in report.rows)]
+    body = [(row.name, report.n, *_cells(task, chosen, row.metrics)) for row in report.rows]
     return table(("who", "n", *chosen), body)
+
+
+def views(report: EvalReport) -> str:
+    """A table of the same answers as given and under every other view."""
+    task, found = get_task(report.task), report.slices[VIEW]
+    chosen = list(dict.fromkeys(name for metrics in found.values() for name in metrics))
+    body = [(view, metrics[COMPARED[0]].n, *_cells(task, chosen, metrics)) for view, metrics in found.items()]
+    return table(("view", "n", *chosen), body)
 
 
 def answers(report: EvalReport) -> str:
@@ -150,6 +160,11 @@ def table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *body]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _cells(task: Task, names: Sequence[str], metrics: Mapping[str, Estimate]) -> list[str]:
+    """A cell for each metric; empty where it is undefined."""
+    return [shown(task, name, metrics[name]) if name in metrics else "" for name in names]
 
 
 def shown(task: Task, name: str, estimate: Estimate) -> str:

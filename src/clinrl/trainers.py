@@ -6,6 +6,7 @@ on a boundary where resuming is exact.
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -355,7 +356,9 @@ def reward_function(
             (known[text], Transcript(messages=(turn,), stop=completion.stop))
             for text, turn, completion in zip(case, turns, completions, strict=True)
         ]
+        began = time.monotonic()
         earned = scores(task, pairs, reward, oracles)
+        log_metric("reward_time", time.monotonic() - began)  # no part of the history: a clock decides it
         for completion, turn, score, text, name in zip(completions, turns, earned, case, mode, strict=True):
             if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
                 raise TrainingError(

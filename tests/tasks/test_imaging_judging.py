@@ -185,9 +185,12 @@ def test_lessons_take_paraphrases_that_they_know_again():
     assert any(gold.removeprefix("Text 1: ") != said.removeprefix("Text 2: ") for gold, said in texts)
 
 
-def test_lessons_need_something_to_mix():
-    with pytest.raises(ValueError, match="two cases"):
-        next(lessons("judge", 1, 1, list(cases(1, 3, pool="base", mix="balanced"))))
+def test_lessons_need_reasoning():
+    (case,) = cases(1, 3, pool="base", mix="balanced")
+    assert len(list(lessons("judge", 5, 1, [case]))) == 5
+    silent = case.model_copy(update={"key": case.key.model_copy(update={"reasoning": ()})})
+    with pytest.raises(ValueError, match="got none"):
+        next(lessons("judge", 1, 1, [silent]))
 
 
 def test_denied_is_the_opposite():

@@ -160,11 +160,11 @@ def lessons(
 
     Candidates keep some gold sentences (in other words, if `paraphrase` is given: then `same` must know them again)
     and add sentences of other cases, falsified ones, padding and studies that do not exist. A case without reasoning
-    is left out. Raises ValueError for fewer than two cases with any.
+    is left out. Raises ValueError if none has any.
     """
     usable = [case for case in cases if case.key.reasoning]
-    if len(usable) < 2:
-        raise ValueError(f"lessons need two cases with reasoning, to mix; got {len(usable)}")
+    if not usable:
+        raise ValueError("lessons need cases with reasoning, and got none")
     rng = Random(f"imaging-lessons/{judge}/{seed}")
     given = Counter[int]()
     for _ in range(n):

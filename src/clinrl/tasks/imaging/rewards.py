@@ -117,7 +117,6 @@ class Reward(Strict):
 
 
 _AS_PUBLISHED: Final = Reward(parser="published", unreadable=0.0, format=1.0)
-_IN_PRODUCT: Final = _AS_PUBLISHED.model_copy(update={"right": 0.0})
 
 PUBLISHED: Final[Mapping[str, Reward]] = MappingProxyType(
     {
@@ -126,8 +125,8 @@ PUBLISHED: Final[Mapping[str, Reward]] = MappingProxyType(
         "llm-eval": _AS_PUBLISHED.model_copy(
             update={"judge": Judged(reader="published", weight=1.0, gated=False)},
         ),
-        "custom-embedding": _IN_PRODUCT.model_copy(update={"similarity": Similar(kind="code")}),
-        "custom-embedding-paper": _IN_PRODUCT.model_copy(update={"similarity": Similar(kind="paper")}),
+        "custom-embedding": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="code")}),
+        "custom-embedding-paper": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="paper")}),
     }
 )
 """The published arms. Citations has the reward of Baseline: its evidence is in the prompt. The similarity of the code
