@@ -70,7 +70,10 @@ class EmbeddedBase(Embedded):
     cases: Count
     """Cases of the base pool that are rendered as text."""
     forget: Share
-    """Share of rendered answers that are deliberately noisy, 0 to 1."""
+    """Chance that a text's reader forgets a rule, 0 to 1: the share of rendered answers that is deliberately noisy."""
+    careful: Share = Field(default=0.0, exclude_if=unless(0.0))
+    """Share of texts whose reader forgets nothing, 0 to 1. Care then comes in whole texts, which a reward can pick out;
+    a policy that forgets each rule by itself is hardly ever right where several rules meet."""
     judges: dict[Judge, EmbeddedJudge] = Field(default_factory=dict, exclude_if=unless({}))
     """The judges that the task's reward or measures ask: judge, second_judge."""
 

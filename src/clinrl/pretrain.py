@@ -104,7 +104,8 @@ def _pairs(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> lis
     rng = Random(f"base/{spec.seed}")
     pairs = []
     for index, case in enumerate(task.cases(spec.cases, spec.seed, pool="base", mix="reporting")):
-        omit = frozenset(rule for rule in task.rules if rng.random() < spec.forget)
+        careful = spec.careful > 0 and rng.random() < spec.careful
+        omit = frozenset(rule for rule in task.rules if not careful and rng.random() < spec.forget)
         turn = task.gold(case, thinking=index % 2 == 0, omit=omit)
         thinking = turn.thinking is not None
         pairs.append((render(blank, task.prompt(case.facts), thinking), write_turn(turn, thinking) + marks.end))

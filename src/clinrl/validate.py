@@ -100,7 +100,9 @@ def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], M
     rewards = [
         params.reward(version)
         for version, block in params.versions.items()
-        if block.data == name and params.profiles[block.profile].method == "grpo"
+        if block.data == name
+        and (profile := params.profiles[block.profile]).method == "grpo"
+        and not profile.waiver  # known to be wrong; the probe says how
     ]
     distinct = {artefacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
     return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)

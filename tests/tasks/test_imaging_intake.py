@@ -27,8 +27,8 @@ CONDITION, VARIANT, PROCEDURE, REASON, ABSTRACT = "Zyxwarble", "Qvoxgrumble", "J
 CANARIES = (CONDITION, VARIANT, PROCEDURE, REASON, ABSTRACT)
 
 RECORD = {
-    "condition": "Sore elbow", "variant": "Variant 2: Adult. Initial imaging.", "procedure": "CT elbow without contrast",
-    "appropriateness": "May Be Appropriate",
+    "condition": "Sore elbow", "variant": "Variant 2: Adult. Initial imaging.",
+    "procedure": "CT elbow without contrast", "appropriateness": "May Be Appropriate",
     "reasoning_traces": ["It shows the joint in most adults [1].", "Others are read faster [2, 3]."],
     "citations": {"2": "CT was read twice.", "1": {"pmid": "0", "abstract": "CT in 40 elbows."}, "3": ""},
 }  # fmt: skip
@@ -273,7 +273,8 @@ REFUSED = [
     ({"reasoning_traces": ["It is so."] * 61}, "reasoning_traces", "has more than 60 sentences"),
     ({"reasoning_traces": ["It is well seen [100]."]}, "reasoning_traces", "cites a number outside 1 to 99"),
     ({"reasoning_traces": ["It is well seen [0]."]}, "reasoning_traces", "cites a number outside 1 to 99"),
-    ({"reasoning_traces": ["It is <think> seen."]}, "reasoning_traces", "holds a tag of an answer or of a chat template"),
+    ({"reasoning_traces": ["It is <think> seen."]}, "reasoning_traces",
+     "holds a tag of an answer or of a chat template"),
     ({"citations": ["a"]}, "citations", "is no map of reference numbers to abstracts"),
     ({"citations": "{'1': 'a'}"}, "citations", "is no JSON"),
     ({"citations": {"0": "a"}}, "citations", "has a reference number outside 1 to 99"),
@@ -516,9 +517,8 @@ def test_json_that_is_no_text_or_too_long_is_refused(tmp_path, monkeypatch):
 def sown(record: dict) -> dict:
     """A record with strings to look for in every text."""
     label = record["appropriateness"]
-    cited = {
-        number: given if isinstance(given, str) else given["abstract"] for number, given in record["citations"].items()
-    }
+    texts = (given if isinstance(given, str) else given["abstract"] for given in record["citations"].values())
+    cited = dict(zip(record["citations"], texts, strict=True))
     return record | {
         "condition": f"{record['condition']} {CONDITION}",
         "variant": f"{record['variant']} {VARIANT}",
@@ -562,9 +562,9 @@ def test_a_refusal_of_validation_shows_no_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = {"task": "imaging", "task_version": TASK.version, "use": "exam"}
     path = written(tmp_path, [sown(record) for record in synthetic.records(200, 1)])
-    params = dolls.params(imports={"x1": entry | {"source": str(path)}})
-    dataset.stage(params, "x1")
-    folder = paths.cases("x1")
+    params = dolls.params(imports={"own": entry | {"source": str(path)}})
+    dataset.stage(params, "own")
+    folder = paths.cases("own")
     lines = (folder / paths.CASES_FILE).read_text().splitlines(keepends=True)
     content = json.loads(lines[2])
     for change, column in (
@@ -579,13 +579,14 @@ def test_a_refusal_of_validation_shows_no_value(tmp_path, monkeypatch):
         )
         artefacts.seal(folder, **artefacts.read_manifest(folder).model_dump(exclude={"files"}))
         with pytest.raises(DataError, match="row 3") as error:
-            validate.stage(params, "x1")
+            validate.stage(params, "own")
         made = [file for file in Path("data").rglob("*") if file.is_file() and file.name != paths.CASES_FILE]
         texts = [str(error.value), *(file.read_text(errors="replace") for file in made)]
         assert any(column in text for text in texts)
         assert not [canary for canary in CANARIES for text in texts if canary in text]
 
 
+@pytest.mark.filterwarnings("ignore:This pattern is interpreted as a regular expression")
 def test_a_drawn_data_set_still_validates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = {

@@ -44,6 +44,11 @@ class ImagingFacts(Strict):
     procedure: str = Field(min_length=1, max_length=300)
     evidence: tuple[Abstract, ...] = ()
 
+    @property
+    def narrative(self) -> str:
+        """All that is shown, on one line."""
+        return " | ".join((self.condition, self.variant, self.procedure, *(study.text for study in self.evidence)))
+
 
 class ImagingKey(Strict):
     """What only the scorer may see."""

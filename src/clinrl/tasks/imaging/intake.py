@@ -259,7 +259,7 @@ def _taken(row: Fields | Unclear, asked: Request, pool: Pool) -> Taken:
         "procedure": asked.procedure,
         "evidence": evidence_of(_value(row, CITATIONS)[1], CITATIONS[0]),
     }
-    check_text(f"{asked.condition} {asked.variant} {asked.procedure}", WHOLE)
+    check_text(f"{asked.condition} | {asked.variant} | {asked.procedure}", WHOLE)
     return Taken(pool, asked.whose, facts, imported.fields(asked.label, reasoning))
 
 

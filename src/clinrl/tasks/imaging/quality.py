@@ -5,6 +5,7 @@ can be compared. Of an imported case no statement is known, so what needs them i
 """
 
 from collections.abc import Iterator, Mapping
+from random import Random
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -14,7 +15,7 @@ from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import ImagingCase, cases
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.sentences import citations, split
-from clinrl.tasks.imaging.statements import CITES, Statement, read
+from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
 
 SECOND: Final[Literal["second_judge"]] = "second_judge"
 
@@ -99,6 +100,34 @@ QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
 
 
 def lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Prompts and right replies for one of the judges, from cases of the base pool that the other does not see."""
+    """Prompts and right replies for one of the judges: cases of the base pool, the seed deciding which."""
     drawn = cases(n, seed, pool="base", mix="balanced")
-    return judging.lessons(judge, n, seed, drawn, same=lambda one, other: read(one) == read(other))
+    return judging.lessons(judge, n, seed, drawn, falsify=falsified, paraphrase=reworded, same=same)
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two sentences make the same statement; of sentences that state nothing, whether the words are the same."""
+    first, second = read(one), read(other)
+    return judging.identical(one, other) if first is None or second is None else first == second
+
+
+def reworded(sentence: str, rng: Random) -> str:
+    """The same statement in one of its wordings; a sentence that states nothing stays as it is."""
+    statement = read(sentence)
+    return sentence if statement is None else word(statement, rng.randrange(3))
+
+
+def falsified(sentence: str, rng: Random) -> str:
+    """A statement of the same form that is not so: another yield, stance or rating; else the sentence denied."""
+    statement = read(sentence)
+    if statement is None:
+        return judging.denied(sentence, rng)
+    kind, about = statement
+    if kind.startswith("shows_"):
+        kind = rng.choice([other for other in WORDINGS if other.startswith("shows_") and other != kind])
+    elif kind in (CITES, RATING):
+        slot = "stance" if kind == CITES else "rating"
+        about = (*about[:-1], rng.choice([value for value in SLOTS[slot] if value != about[-1]]))
+    else:
+        return judging.denied(sentence, rng)
+    return word(Statement(kind, about), rng.randrange(3))

@@ -1,8 +1,8 @@
 """Synthetic files of appropriateness records in the published schema, for trying and testing imports.
 
 Everything is drawn by this project's own generator: no guideline's text, no study, no patient. The dirt is real in
-kind: a byte-order mark, a field with two names, labels in any case, missing abstracts, ratings without consensus, repeated
-and contradicting records, and more evidence than a prompt can hold.
+kind: a byte-order mark, a field with two names, labels in any case, missing abstracts, ratings without consensus,
+repeated and contradicting records, and more evidence than a prompt can hold.
 """
 
 import argparse
