@@ -10,9 +10,9 @@ import pytest
 
 import dolls
 import toys
-from clinrl import bases, dataset, evaluate, oracles, paths, pretrain, probe, train, worker
+from clinrl import bases, checkpoints, dataset, evaluate, oracles, paths, pretrain, probe, train, worker
 from clinrl.artefacts import identity, read_manifest, verified
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, TrainingError
 from clinrl.oracles import Oracles, scores
 from clinrl.records import Message, Transcript
 from clinrl.task import Ask, get_task
@@ -182,7 +182,7 @@ def test_asking_draws_no_number_that_training_would(project):
 # In the stages
 
 
-def test_a_reward_that_asks_is_probed_and_trained_and_what_it_heard_is_kept(project, in_process):
+def test_a_reward_that_asks_is_probed_and_trained_and_what_it_heard_is_kept(project, in_process, monkeypatch):
     params = toys.params()
     probe.stage(params, "v2")
     proof = json.loads(paths.probe_proof("v2").read_text())
@@ -198,6 +198,20 @@ def test_a_reward_that_asks_is_probed_and_trained_and_what_it_heard_is_kept(proj
     assert f"answer/{toys.LABEL}" in first
     assert f"held_out/excess/{toys.LABEL}" in first
     assert "reward_time" not in first
+    whole = dolls.files(paths.adapter("v2"))
+    shutil.rmtree(paths.adapter("v2"))
+    begin = checkpoints.Watch.on_train_begin
+
+    def stop_soon(watch, *arguments, **named):
+        begin(watch, *arguments, **named)
+        watch.request_stop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints.Watch, "on_train_begin", stop_soon)
+        with pytest.raises(TrainingError, match="continues from step 1 of 3"):
+            train.stage(params, "v2")
+    train.stage(params, "v2")
+    assert dolls.files(paths.adapter("v2")) == whole
 
 
 def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, in_process, monkeypatch):

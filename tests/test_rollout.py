@@ -16,9 +16,11 @@ from clinrl.dataset import read_cases
 from clinrl.errors import DataError
 from clinrl.records import Message
 from clinrl.rollout import (
+    STEP,
     Prompt,
     ScriptedSampler,
     TransformersSampler,
+    alike,
     batches,
     decode,
     encode,
@@ -188,3 +190,14 @@ def test_a_scripted_sampler_says_what_it_is_told_within_the_budget():
     whole, cut = (said.sample(prompts, thinking=False, temperature=0, budget=budget, seed=0)[0] for budget in (9, 2))
     assert (whole.text, whole.stop) == ("one two three", "answered")
     assert (cut.text, cut.stop) == ("one two", "max_tokens")
+
+
+@given(st.lists(st.integers(0, 90), max_size=60), st.integers(1, 9))
+def test_batches_of_one_shape_hold_everything_and_a_shape_follows_from_the_length_alone(lengths, rows):
+    found = list(alike(lengths, rows))
+    assert {index for batch, _ in found for index in batch} == set(range(len(lengths)))
+    assert sum(len(set(batch)) for batch, _ in found) == len(lengths)
+    for batch, width in found:
+        assert len(batch) == rows
+        assert all(lengths[index] <= width < lengths[index] + STEP for index in batch)
+        assert width % STEP == 0

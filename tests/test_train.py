@@ -224,6 +224,7 @@ def test_a_parent_of_another_base_is_refused(project):
 def test_the_spec_names_everything_that_decides_and_nothing_else(project):
     spec, rows = train.resolve(dolls.params(), "v1")
     assert train.resolve(dolls.params(), "v1") == (spec, rows)
+    assert not {"view", "oracles"} & (spec.keys() | train.resolve(dolls.params(), "v3")[0].keys())
     assert len(rows) == 40
     assert any(row["omit"] for row in rows) or not any(row["omit"] for row in rows if "severe_pain" not in spec["omit"])
     assert "checkpoint_every" not in spec["trainer"]

@@ -186,6 +186,7 @@ class ProgressLine:
         self.version = version
         self.steps = steps
         self.every = max(1, steps // 20)
+        self.seconds = self.rewarding = 0.0
         self.bar: Any = None
 
     def start(self, step: int) -> None:
@@ -204,13 +205,21 @@ class ProgressLine:
     def show(self, step: int, logs: dict[str, Any]) -> None:
         """Show a finished step."""
         if "reward" in logs:
-            now = f"reward {logs['reward']:+.3f} clipped {logs['completions/clipped_ratio']:.2f}"
+            now = f"reward {logs['reward']:+.3f} clipped {logs['completions/clipped_ratio']:.2f}{self._spent(logs)}"
         else:
             now = f"loss {logs['loss']:.3f} accuracy {logs.get('mean_token_accuracy', 0.0):.3f}"
         if self.bar is not None:
             self.bar.update(0, completed=step, now=now)
         elif step % self.every == 0 or step == self.steps:
             print(f"clinrl: {self.version} step {step}/{self.steps} {now}", file=sys.stderr, flush=True)
+
+    def _spent(self, logs: dict[str, Any]) -> str:
+        """How long the steps take, and the share of that which goes into the reward."""
+        if not logs.get("step_time") or "reward_time" not in logs:
+            return ""
+        self.seconds += logs["step_time"]
+        self.rewarding += logs["reward_time"]
+        return f" {logs['step_time']:.1f} s, {100 * self.rewarding / self.seconds:.0f}% of the time for the reward"
 
     def stop(self) -> None:
         """Give the terminal back."""

@@ -24,6 +24,10 @@ CLOSE = "</think>"
 OPEN = "<think>"
 
 
+STEP = 16
+"""Tokens: widths of batches of one shape are multiples of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The turns before the model's own, and the name to use when something is wrong with them."""
@@ -184,6 +188,21 @@ def batches(lengths: Sequence[int], budget: int, max_tokens: int) -> Iterator[li
         yield batch
 
 
+def alike(lengths: Sequence[int], rows: int) -> Iterator[tuple[list[int], int]]:
+    """Indices of prompts, shortest first, in batches of `rows`, and the width that each batch is padded to.
+
+    A prompt's width follows from its own length, and the last batch of a width is filled up with repeats of its first
+    row. So each prompt is computed in one and the same shape, whatever it is computed beside.
+    """
+    by_width: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        by_width.setdefault(-(-length // STEP) * STEP, []).append(index)
+    for width, members in sorted(by_width.items()):
+        for start in range(0, len(members), rows):
+            batch = members[start : start + rows]
+            yield batch + [batch[0]] * (rows - len(batch)), width
+
+
 def check_room(names: Sequence[str], lengths: Sequence[int], budget: int, limit: int | None) -> None:
     """Raise DataError naming the first prompt that leaves no room for `budget` tokens in the model's window."""
     if limit is None:
@@ -199,13 +218,18 @@ def check_room(names: Sequence[str], lengths: Sequence[int], budget: int, limit:
 class TransformersSampler:
     """Samples with `generate` of transformers, batched and left-padded, on the model's device.
 
-    `max_tokens` bounds the padded size of a batch. The same prompts in the same order give the same completions.
+    `max_tokens` bounds the padded size of a batch. The same prompts in the same order give the same completions. With
+    `rows`, all batches have so many rows, and then on the CPU the same prompt gets the same greedy completion beside
+    any others.
     """
 
-    def __init__(self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 32768) -> None:
+    def __init__(
+        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 32768, rows: int | None = None
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
+        self.rows = rows
 
     def sample(
         self,
@@ -260,8 +284,7 @@ class TransformersSampler:
         try:
             with torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
-                for batch in batches(lengths, budget, self.max_tokens):
-                    width = max(lengths[index] for index in batch)
+                for batch, width in self._batches(lengths, budget):
                     rows = [[self.tokenizer.pad_token_id] * (width - lengths[index]) + ids[index] for index in batch]
                     mask = [[0] * (width - lengths[index]) + [1] * lengths[index] for index in batch]
                     output = self.model.generate(
@@ -270,12 +293,17 @@ class TransformersSampler:
                         generation_config=config,
                     )
                     for index, row in zip(batch, output[:, width:].tolist(), strict=True):
-                        completions[index] = decode(self.tokenizer, row, ends)
-                        if progress is not None:
+                        if completions[index] is None and progress is not None:
                             progress()
+                        completions[index] = decode(self.tokenizer, row, ends)
         finally:
             self.model.train(was_training)
         return [completion for completion in completions if completion is not None]
+
+    def _batches(self, lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:
+        if self.rows is not None:
+            return alike(lengths, self.rows)
+        return ((batch, max(lengths[i] for i in batch)) for batch in batches(lengths, budget, self.max_tokens))
 
 
 class ScriptedSampler:

@@ -134,8 +134,8 @@ class Task(Protocol):
     row_metrics: tuple[str, ...]
     """Names of `metrics` that a row of the comparison table shows."""
     views: Mapping[str, Callable[[AnyCase], AnyCase | None]]
-    """Other ways to show a case, by name: the case with other `facts` and the same id, group and key, or None where it
-    has no such view. The case as it is, `given`, is always there and never among them."""
+    """Other ways to show a case, by name: the case with other `facts`, and the reasons that then are gold, but the same
+    id, group and label; or None where it has no such view. The case as it is, `given`, is never among them."""
     cluster: Callable[[AnyCase], str] | None
     """What cases have in common that makes their answers alike, for intervals; None: each case is by itself."""
     slices: Mapping[str, Callable[[AnyCase], str]]

@@ -165,12 +165,15 @@ def test_rows_and_slices_are_defined_for_every_case(name: str) -> None:
 def test_a_view_shows_other_facts_of_the_same_case(name: str) -> None:
     task = get_task(name)
     assert "given" not in task.views
+    assert "view" not in task.slices, "reports keep this slice for views"
     assert not [view for view in task.views if "/" in view or "." in view], "a view's name becomes a file's"
     for view, show in task.views.items():
         pairs = [(case, shown) for case in sample(name) if (shown := show(case)) is not None]
         assert pairs, view
         for case, shown in pairs:
-            assert shown == case.model_copy(update={"facts": shown.facts})
+            assert (shown.id, shown.group, task.label(shown)) == (case.id, case.group, task.label(case))
+            assert task.relabel(shown) == task.label(shown)
+            assert task.parse(task.gold(shown, thinking=True)) == task.label(case)
             assert task.prompt(shown.facts) != task.prompt(case.facts)
             assert task.prompt(shown.facts)[0] == task.prompt(case.facts)[0]
 

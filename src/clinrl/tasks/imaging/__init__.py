@@ -11,7 +11,7 @@ from typing import Any
 
 from clinrl.imported import normalised, pseudonym
 from clinrl.records import Message, Score, Stop, Transcript, Unreadable
-from clinrl.task import NOTHING_HEARD, Ask, Expect, Heard, Quality
+from clinrl.task import NOTHING_HEARD, Expect, Heard, Quality
 from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import MIXES, ImagingCase, case_id, cases, is_held_out, pool_of, shown_with
@@ -35,6 +35,10 @@ def _answers(label: str) -> Transcript:
     return _says(f"<answer>{label}</answer>")
 
 
+def _always(label: str) -> Policy:
+    return lambda case, rng: _answers(label)
+
+
 def _drawn(weights: Mapping[str, float]) -> Policy:
     labels, shares = zip(*weights.items(), strict=True)
     return lambda case, rng: _answers(rng.choices(labels, shares)[0])
@@ -48,7 +52,7 @@ def _mediocre(case: ImagingCase, rng: Random) -> Transcript:
 
 
 POLICIES: Mapping[str, Policy] = {
-    **{f"always_{label}": lambda case, rng, label=label: _answers(label) for label in LABELS},
+    **{f"always_{label}": _always(label) for label in LABELS},
     "random": _drawn(dict.fromkeys(LABELS, 1.0)),
     "prior_natural": _drawn(MIXES["natural"]),
     "hedge": lambda case, rng: _says(f"<answer>{LABELS[0]} or {LABELS[1]}</answer>"),

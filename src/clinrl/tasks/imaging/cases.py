@@ -28,11 +28,22 @@ from clinrl.tasks.imaging.guideline import (
     HELD_OUT,
     MODALITIES,
     RADIATION,
+    SEXES,
     Condition,
     Modality,
+    Sex,
 )
 from clinrl.tasks.imaging.imported import ImportedKey
-from clinrl.tasks.imaging.rules import CHILD_BELOW_YEARS, EGFR_LIMIT, RULE_IDS, Decision, Scenario, decide, deciding
+from clinrl.tasks.imaging.rules import (
+    CHILD_BELOW_YEARS,
+    EGFR_LIMIT,
+    RULE_IDS,
+    Decision,
+    Scenario,
+    decide,
+    deciding,
+    weak_kidneys,
+)
 from clinrl.tasks.imaging.statements import Statement, of_decision, word
 
 
@@ -188,7 +199,7 @@ def case_of(rng: Random, scenario: Scenario, group: str) -> ImagingCase:
 def variant_of(s: Scenario) -> str:
     """The name of a request's variant: everything but the exact age, the procedure and the evidence."""
     band = "child" if s.age_years < CHILD_BELOW_YEARS else "adult" if s.age_years < 65 else "old"
-    kidneys = "weak" if s.egfr_ml_min is not None and s.egfr_ml_min < EGFR_LIMIT else "fine"
+    kidneys = "weak" if weak_kidneys(s) else "fine"
     flags = "flagged" if s.red_flag else "plain"
     carrying = "pregnant" if s.pregnant else "not"
     return "/".join((s.condition, s.target, s.phase, s.done or "none", flags, s.sex, band, carrying, kidneys))
@@ -231,7 +242,9 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
-    sex = condition.sex or ("woman" if aim == "pregnancy" else rng.choice(("woman", "man")))
+    sex: Sex | None = condition.sex
+    if sex is None:
+        sex = "woman" if aim == "pregnancy" else rng.choice(SEXES)
     modality = _modality(rng, condition, aim)
     low, high = condition.ages
     wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))

@@ -87,7 +87,8 @@ def contradicted(found: tuple[Study, ...], s: Scenario, truth: Yield, seed: str)
     """The same studies, but those that bear on the request find what is not so."""
     rng = Random(f"contradicted/{seed}")
     return tuple(
-        study if stance(study, s, truth) == "elsewhere" else _study(rng, s, study.number, "disagrees") for study in found
+        study if stance(study, s, truth) == "elsewhere" else _study(rng, s, study.number, "disagrees")
+        for study in found
     )
 
 

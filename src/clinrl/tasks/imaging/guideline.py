@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 Modality = Literal["radiography", "ultrasound", "fluoroscopy", "CT", "MRI", "bone scan", "PET/CT"]
+Sex = Literal["woman", "man"]
+SEXES: Final[tuple[Sex, ...]] = get_args(Sex)
+
 MODALITIES: Final[tuple[Modality, ...]] = get_args(Modality)
 
 Target = Literal[
@@ -59,13 +62,13 @@ class Condition:
     """What may lie behind it."""
     local: Mapping[Modality, Yield] = field(default_factory=dict)
     """Modalities that do here what they do not usually do: learned from the chapter, or from studies of it."""
-    sex: Literal["woman", "man"] | None = None
+    sex: Sex | None = None
     ages: tuple[int, int] = (2, 88)
     """Years, both ends included."""
 
 
 def _c(
-    says: str, region: str, targets: str, local: str, *, sex: Literal["woman", "man"] | None = None,
+    says: str, region: str, targets: str, local: str, *, sex: Sex | None = None,
     ages: tuple[int, int] = (2, 88),
 ) -> Condition:  # fmt: skip
     named = {name.split(" ", 1)[1]: name for name in TARGETS}
@@ -125,9 +128,7 @@ HELD_OUT: Final[tuple[Condition, ...]] = (
 )
 """Five conditions that nothing but the exam has: no base text, no training case, no mined error."""
 
-ELSEWHERE: Final[tuple[str, ...]] = tuple(
-    sorted({condition.region for condition in (*CONDITIONS, *HELD_OUT)})
-)
+ELSEWHERE: Final[tuple[str, ...]] = tuple(sorted({condition.region for condition in (*CONDITIONS, *HELD_OUT)}))
 """Every region: what a procedure may be of, whatever the question is about."""
 
 BY_ID: Final[Mapping[str, Condition]] = {condition.id: condition for condition in (*CONDITIONS, *HELD_OUT)}

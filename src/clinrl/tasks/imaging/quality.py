@@ -21,7 +21,7 @@ SECOND: Final[Literal["second_judge"]] = "second_judge"
 
 
 def said(transcript: Transcript) -> list[Statement | None] | None:
-    """What the think block says, sentence by sentence, None for a sentence that states nothing; None without a block."""
+    """The sentences of the think block as statements, None for one that states nothing; None without a block."""
     thinking = transcript.messages[-1].thinking
     return None if thinking is None else [read(sentence) for sentence in split(thinking)]
 
@@ -106,7 +106,7 @@ def lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two sentences make the same statement; of sentences that state nothing, whether the words are the same."""
+    """Whether two sentences make the same statement, or, where one states nothing, are of the same words."""
     first, second = read(one), read(other)
     return judging.identical(one, other) if first is None or second is None else first == second
 

@@ -1,8 +1,8 @@
 """How a procedure is rated: the clinical authority of the task, as small pure functions over latent facts.
 
-A rating runs from 1 to 9, as appropriateness panels rate: 7 to 9 is Usually Appropriate, 4 to 6 May Be Appropriate, 1 to
-3 Usually Not Appropriate (that mapping and the three labels are the general scheme; every number behind a rating is
-this project's invention). It starts at what the procedure shows and moves by named rules. Not clinical guidance.
+A rating runs from 1 to 9, as appropriateness panels rate: 7 to 9 is Usually Appropriate, 4 to 6 May Be Appropriate, and
+1 to 3 Usually Not Appropriate (that mapping and the three labels are the general scheme; every number behind a rating
+is this project's invention). It starts at what the procedure shows and moves by named rules. Not clinical guidance.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from clinrl.tasks.imaging.guideline import (
     RADIATION,
     Condition,
     Modality,
+    Sex,
     Target,
     Yield,
     true_yield,
@@ -46,7 +47,7 @@ class Scenario(Strict):
     target: Target
     """What is suspected."""
     age_years: int = Field(ge=0, le=110)
-    sex: Literal["woman", "man"]
+    sex: Sex
     pregnant: bool = False
     egfr_ml_min: int | None = Field(default=None, ge=5, le=140)
     """Estimated filtration rate per 1.73 m2; None: not known, taken as normal."""
@@ -85,6 +86,11 @@ def condition_of(s: Scenario) -> Condition:
     return BY_ID[s.condition]
 
 
+def weak_kidneys(s: Scenario) -> bool:
+    """Whether the filtration rate is known to be below the limit for contrast."""
+    return s.egfr_ml_min is not None and s.egfr_ml_min < EGFR_LIMIT
+
+
 RULES: Final[tuple[Rule, ...]] = (
     Rule(id="wrong_region", holds=lambda s: s.region != condition_of(s).region, moves=-9),
     Rule(id="repeat", holds=lambda s: s.modality == s.done, moves=-5),
@@ -96,7 +102,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(id="red_flag", holds=lambda s: s.red_flag and s.modality in ADVANCED, moves=2),
     Rule(id="pregnancy", holds=lambda s: s.pregnant and RADIATION[s.modality] >= 2, moves=-5),
     Rule(id="child", holds=lambda s: s.age_years < CHILD_BELOW_YEARS and RADIATION[s.modality] >= 3, moves=-3),
-    Rule(id="kidneys", holds=lambda s: s.contrast and s.egfr_ml_min is not None and s.egfr_ml_min < EGFR_LIMIT, moves=-5),
+    Rule(id="kidneys", holds=lambda s: s.contrast and weak_kidneys(s), moves=-5),
     Rule(
         id="contrast_lacking",
         holds=lambda s: not s.contrast and s.modality in CONTRAST and s.target in ENHANCED,
@@ -119,8 +125,8 @@ def label_of(rating: int) -> str:
 
 def decide(s: Scenario, omit: frozenset[str] = frozenset()) -> Decision:
     """The rating by a reader who knows every rule except `omit`. Pure."""
-    know = usual_yield if LOCAL_YIELD in omit else None
-    shown = know(s.target, s.modality) if know else true_yield(condition_of(s), s.target, s.modality)
+    usual = usual_yield(s.target, s.modality)
+    shown = usual if LOCAL_YIELD in omit else true_yield(condition_of(s), s.target, s.modality)
     applied = [rule for rule in RULES if rule.id not in omit and rule.holds(s)]
     if applied and applied[0].id == "wrong_region":
         applied = applied[:1]

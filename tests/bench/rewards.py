@@ -1,0 +1,59 @@
+"""What a reward that asks models costs: 64 completions scored, with an encoder and with a judge, cold and cached.
+
+The completions are gold reasonings in other words and reasonings of other cases, so that nearly every sentence is new
+to a cold encoder. The share of a GRPO step is read from the timings of the arms that were trained here.
+"""
+
+import json
+import time
+from random import Random
+from typing import Any
+
+from clinrl import determinism, oracles, paths
+from clinrl.records import Message, Transcript
+from clinrl.task import get_task
+from clinrl.tasks.imaging import quality
+from clinrl.tasks.imaging.cases import cases
+from clinrl.tasks.imaging.rewards import CORRECTED
+
+N = 64
+REPEATS = 5
+
+
+def main() -> None:
+    """Print the rows."""
+    task = get_task("imaging")
+    rng = Random(1)
+    drawn = list(cases(N, 4, pool="mine", mix="balanced"))
+    pairs = []
+    for case in drawn:
+        said = " ".join(quality.reworded(sentence, rng) for sentence in rng.choice([case, drawn[0]]).key.reasoning)
+        turn = Message(role="assistant", content=f"<answer>{case.key.label}</answer>", thinking=said)
+        pairs.append((case, Transcript(messages=(turn,), stop="answered")))
+    rows: list[dict[str, Any]] = []
+    for arm, model in (("custom-embedding", "encoder"), ("llm-eval", "judge")):
+        reward = CORRECTED[arm]
+        asked = oracles.Oracles(paths.base("imaging"))
+        first = drawn[0], Transcript(messages=(task.gold(drawn[0], thinking=True),), stop="answered")
+        oracles.scores(task, [first], reward, asked)  # loads the model
+        start = time.perf_counter()
+        oracles.scores(task, pairs, reward, asked)
+        cold = time.perf_counter() - start
+        cached = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            oracles.scores(task, pairs, reward, asked)
+            cached.append(time.perf_counter() - start)
+        distinct = len({ask for pair in pairs for ask in task.asks(*pair, reward)})
+        rows += [
+            {"what": f"reward of {N} completions, {model} asked anew", "value": round(cold, 3), "unit": "s",
+             "note": f"{distinct} distinct asks"},
+            {"what": f"reward of {N} completions, {model} cached", "value": round(sorted(cached)[REPEATS // 2], 4),
+             "unit": "s", "note": f"median of {REPEATS}"},
+        ]  # fmt: skip
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    determinism.pin()
+    main()

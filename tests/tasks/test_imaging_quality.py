@@ -1,0 +1,83 @@
+"""Measures of imaging reasonings: what they count, on turns whose right value is known."""
+
+from random import Random
+
+import pytest
+
+from clinrl.records import Message, Transcript
+from clinrl.task import get_task
+from clinrl.tasks.imaging import judging, quality
+from clinrl.tasks.imaging.cases import cases
+from clinrl.tasks.imaging.statements import CITES, read
+
+TASK = get_task("imaging")
+CASES = [case for case in cases(200, 3, pool="mine", mix="natural") if len(case.facts.evidence) == 2]
+NOBODY: dict = {}
+
+
+def thinks(text: str | None) -> Transcript:
+    return Transcript(
+        messages=(Message(role="assistant", content="<answer>x</answer>", thinking=text),), stop="answered"
+    )
+
+
+def measured(case, text):
+    heard = {ask: judging.reply((4, 7, 9)) for ask in quality.second_asks(case, thinks(text))}
+    return {name: how.of(case, thinks(text), heard) for name, how in quality.QUALITIES.items()}
+
+
+@pytest.mark.parametrize("case", CASES[:20], ids=lambda case: case.id)
+def test_gold_is_perfect_in_every_wording(case):
+    rng = Random(case.id)
+    for text in (" ".join(case.key.reasoning), " ".join(quality.reworded(x, rng) for x in case.key.reasoning)):
+        found = measured(case, text)
+        assert found.pop("second_opinion") == 0.4
+        cites = any(read(sentence).kind == CITES for sentence in case.key.reasoning)
+        assert found == {
+            "statement_recall": 1.0, "statement_precision": 1.0, "contradiction": 0.0,
+            "citation_validity": 1.0 if cites else None, "citation_truth": 1.0 if cites else None,
+        }  # fmt: skip
+
+
+def test_a_statement_left_out_lowers_recall_alone_and_one_too_many_precision_alone():
+    case = CASES[0]
+    plain = [sentence for sentence in case.key.reasoning if read(sentence).kind != CITES]
+    less, more = measured(case, " ".join(plain[1:])), measured(case, " ".join([*plain, "The weather was fine."]))
+    assert (less["statement_recall"], less["statement_precision"]) == (1 - 1 / len(plain), 1.0)
+    assert (more["statement_recall"], more["statement_precision"]) == (1.0, len(plain) / (len(plain) + 1))
+    assert less["contradiction"] == more["contradiction"] == 0.0
+
+
+def test_a_statement_said_twice_counts_once():
+    case = CASES[0]
+    once = next(sentence for sentence in case.key.reasoning if read(sentence).kind != CITES)
+    assert measured(case, f"{once} {once}")["statement_precision"] == 0.5
+
+
+def test_what_is_false_of_the_request_is_a_contradiction():
+    rng = Random(1)
+    for case in CASES[:50]:
+        sentence = next(x for x in case.key.reasoning if read(x).kind == "rating")
+        assert measured(case, quality.falsified(sentence, rng))["contradiction"] == 1.0
+
+
+def test_studies_that_do_not_exist_are_not_valid_citations():
+    found = measured(CASES[0], "Study [2] supports this. Study [7] supports this.")
+    assert found["citation_validity"] == 0.5
+
+
+def test_a_turn_without_a_think_block_is_outside_every_measure_of_it():
+    assert set(measured(CASES[0], None).values()) == {None}
+
+
+def test_an_empty_think_block_has_said_nothing():
+    found = measured(CASES[0], "")
+    assert (found["statement_recall"], found["statement_precision"], found["contradiction"]) == (0.0, 0.0, 0.0)
+
+
+def test_lessons_are_of_the_base_pool_and_show_paraphrases_of_gold():
+    pairs = list(TASK.lessons("judge", 300, 5))
+    assert len(pairs) == 300
+    assert pairs == list(TASK.lessons("judge", 300, 5)) != list(TASK.lessons("judge", 300, 6))
+    assert all(judging.verdict(reply) is not None for _, reply in pairs)
+    assert len(judging.spread(pairs)) == 11
