@@ -242,9 +242,7 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
-    sex: Sex | None = condition.sex
-    if sex is None:
-        sex = "woman" if aim == "pregnancy" else rng.choice(SEXES)
+    sex = _sex(rng, condition, aim)
     modality = _modality(rng, condition, aim)
     low, high = condition.ages
     wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))
@@ -275,6 +273,12 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
         region=rng.choice([place for place in ELSEWHERE if place != condition.region]) if away else condition.region,
         contrast=contrast,
     )
+
+
+def _sex(rng: Random, condition: Condition, aim: str) -> Sex:
+    if condition.sex is not None:
+        return condition.sex
+    return "woman" if aim == "pregnancy" else rng.choice(SEXES)
 
 
 def _modality(rng: Random, condition: Condition, aim: str) -> Modality:
