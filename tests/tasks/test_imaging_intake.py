@@ -586,7 +586,6 @@ def test_a_refusal_of_validation_shows_no_value(tmp_path, monkeypatch):
         assert not [canary for canary in CANARIES for text in texts if canary in text]
 
 
-@pytest.mark.filterwarnings("ignore:This pattern is interpreted as a regular expression")
 def test_a_drawn_data_set_still_validates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = {

@@ -90,7 +90,7 @@ def _expect(rule: str, column: str, on: str = "rows", of: str = "all", **argumen
     return Expect(type=rule, arguments={"column": column, **arguments}, on=on, of=of)
 
 
-_LABEL_IN_TEXT = r"(?i)usually (not )?appropriate|may be appropriate|\b[1-9] of 9\b|<answer"
+_LABEL_IN_TEXT = r"(?i)usually (?:not )?appropriate|may be appropriate|\b[1-9] of 9\b|<answer"
 
 
 class Imaging:
