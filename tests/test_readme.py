@@ -75,7 +75,7 @@ def test_make_alone_lists_the_targets() -> None:
 
 def test_the_table_is_that_of_the_committed_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert series.spliced(README, series.table(load_params())) == README, "run `python -m clinrl.series --write`"
+    assert series.spliced(README, series.table(load_params(), "esi")) == README, "run `python -m clinrl.series --write`"
 
 
 def test_splicing_replaces_what_stands_between_the_markers() -> None:

@@ -2,7 +2,8 @@
 
 An imported case's group is `<use>/imported/<pseudonym>`, so its pool can be read off its group alone. A pseudonym is a
 hash of the subject where the source names one, else of the narrative. It keeps identifiers out of files; it does not
-hide them from somebody who has the source, so cases are handled like the source itself.
+hide them from somebody who has the source, so cases are handled like the source itself. Where a source is about no
+patients, what stands for one is whatever the task keeps in one pool.
 """
 
 import hashlib
@@ -13,12 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO, cast, get_args
+from typing import Any, TextIO, TypeVar, cast, get_args
 
 from clinrl import paths
 from clinrl.errors import DataError
 from clinrl.records import Case, Graded, Message, Pool, Transcript, Unreadable
-from clinrl.sources import Row
 from clinrl.task import Task
 
 MARK = "/imported/"
@@ -43,6 +43,7 @@ IDENTIFIERS: dict[str, str] = {
 _CONTROL = re.compile(CONTROL_CHARACTERS)
 _IDENTIFIERS = {kind: re.compile(shape) for kind, shape in IDENTIFIERS.items()}
 _WORD = re.compile(r"\w+")
+_Read = TypeVar("_Read")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -117,24 +118,25 @@ class Taken:
     pool: Pool
     pseudonym: str
     facts: Mapping[str, Any]
-    """JSON-ready, as the task's own records dump them. `narrative` is among them."""
+    """JSON-ready, as the task's own records dump them."""
     key: Mapping[str, Any]
 
 
 def sift(
-    task: str, name: str, rows: Iterable[Row], take: Callable[[list[str]], Taken], use: Pool, intake: Intake
+    task: str, name: str, rows: Iterable[tuple[int, _Read]], take: Callable[[_Read], Taken], use: Pool, intake: Intake
 ) -> Iterator[str]:
     """The rows of one pool as lines of cases.
 
-    `name` is the file's, for the list of refused rows; `take` reads the cells of a row or raises Unclear. A narrative
-    that an earlier row has, of whatever pool, is refused, so that no text is in two pools of one source.
+    `name` is the file's, for the list of refused rows; `rows` come with the lines that they begin on; `take` reads one
+    (its cells, or whatever the source yields) or raises Unclear. A narrative (`told`) that an earlier row has, of
+    whatever pool, is refused, so that no text is in two pools of one source.
     """
     seen: set[bytes] = set()
     for line, cells in rows:
         intake.read += 1
         try:
             taken = take(cells)
-            text = fingerprint(taken.facts["narrative"])
+            text = fingerprint(told(taken.facts))
             if taken.pseudonym in intake.without or text in intake.without:
                 raise Unclear("(the whole row)", "its patient or narrative is among those that are left out")
             if text in seen:
@@ -157,7 +159,7 @@ def whose(source: Source) -> frozenset[str | bytes]:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             for line in source.cases(use, Intake(nowhere)):
                 case = json.loads(line)
-                found |= {case["group"].partition(MARK)[2], fingerprint(case["facts"]["narrative"])}
+                found |= {case["group"].partition(MARK)[2], fingerprint(told(case["facts"]))}
     return frozenset(found)
 
 
@@ -215,6 +217,11 @@ def normalised(text: str) -> str:
     return " ".join(_WORD.findall(text.casefold()))
 
 
+def told(facts: Mapping[str, Any]) -> str:
+    """The narrative of a case: the plain texts among its facts, by name; lists, as of evidence, are no part of it."""
+    return " ".join(facts[name] for name in sorted(facts) if isinstance(facts[name], str))
+
+
 def fingerprint(narrative: str) -> bytes:
     """Eight bytes that equal narratives share, whatever their case, spaces and punctuation."""
     return hashlib.blake2b(normalised(narrative).encode(), digest_size=8).digest()
@@ -228,12 +235,12 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
     people, texts = set(), set()
     for case in filter(is_imported, cases):
         people.add(case.group.partition(MARK)[2])
-        texts.add(fingerprint(case.facts.narrative))
+        texts.add(fingerprint(told(dict(case.facts))))
     if not people:
         return
     for name, others in training:
         shared = sum(
-            case.group.partition(MARK)[2] in people or fingerprint(case.facts.narrative) in texts
+            case.group.partition(MARK)[2] in people or fingerprint(told(dict(case.facts))) in texts
             for case in others
             if is_imported(case)
         )

@@ -1,6 +1,6 @@
-"""The table of a whole series: every base and version, root first, and what its exam said in every mode.
+"""The table of a whole series: a task's base and versions, root first, and what their exam said in every mode.
 
-`python -m clinrl.series` prints it, with `--write` it also renews the table in README.md between its markers.
+`python -m clinrl.series [TASK]` prints it, with `--write` it also renews the table in README.md between its markers.
 """
 
 import argparse
@@ -24,8 +24,8 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 METRICS = ("exact", "dangerous")
 
 
-def table(params: "Params") -> str:
-    """Markdown: a line for each base and version, the root of a series first, and one for the classifier to beat.
+def table(params: "Params", task: str) -> str:
+    """Markdown: a line for a task's base and each version, the root first, and one for the classifier to beat.
 
     Brackets hold 95% intervals.
     Raises ArtefactError if a report is missing.
@@ -40,15 +40,14 @@ def table(params: "Params") -> str:
     ]
     lines = [header, ["---"] * len(header)]
     names = [name for version in params.versions for name in params.lineage(version)]
-    for task in params.bases:
-        mine = [name for name in dict.fromkeys(names) if params.versions[name].task == task]
-        lines.append([f"{task}-base", "", "embedded base" if params.scale == "embedded" else "hub checkpoint"])
-        lines[-1] += _results(f"{task}-base", modes)
-        for name in mine:
-            version = params.versions[name]
-            lines.append([name, version.parent, version.profile, *_results(name, modes)])
-        if mine:
-            lines.append([BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", *_rival(mine[0], modes)])
+    mine = [name for name in dict.fromkeys(names) if params.versions[name].task == task]
+    lines.append([f"{task}-base", "", "embedded base" if params.scale == "embedded" else "hub checkpoint"])
+    lines[-1] += _results(f"{task}-base", modes)
+    for name in mine:
+        version = params.versions[name]
+        lines.append([name, version.parent, version.profile, *_results(name, modes)])
+    if mine:
+        lines.append([BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", *_rival(mine[0], modes)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -63,10 +62,12 @@ def spliced(page: str, block: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; with --write also put it into README.md. The exit code is 1 if a report is missing."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.series", description=__doc__)
+    parser.add_argument("task", nargs="?", metavar="TASK", help="default: the first one under bases in params.yaml")
     parser.add_argument("--write", action="store_true", help="renew the table in README.md")
     arguments = parser.parse_args(argv)
     try:
-        block = table(load_params())
+        params = load_params()
+        block = table(params, arguments.task or next(iter(params.bases)))
         print(block)
         if arguments.write:
             readme = Path("README.md")

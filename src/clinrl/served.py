@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import BaseModel, ValidationError
 
 from clinrl import bases, determinism
-from clinrl.artefacts import MANIFEST, identity, verified, write_json, write_text
+from clinrl.artefacts import MANIFEST, canonical_json, identity, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.records import Strict, Unreadable
 from clinrl.rollout import Completion, Prompt, TransformersSampler, read_turn
@@ -83,7 +83,7 @@ def write(out: Path, served: Served, *, model_id: str, run_id: str) -> None:
     task = get_task(served.task)
     write_json(out / RECORD, served.model_dump(mode="json"))
     facts = next(iter(task.cases(1, SEED, pool="base", mix=task.mixes[0]))).facts.model_dump(mode="json")
-    split = {"columns": list(facts), "data": [list(facts.values())]}
+    split = {"columns": list(facts), "data": [[_cell(value) for value in facts.values()]]}
     write_json(out / EXAMPLE, split)
     write_json(out / SERVING_EXAMPLE, {"dataframe_split": split})
     pins = [f"{library}=={version(library).split('+')[0]}" for library in LIBRARIES]
@@ -117,7 +117,7 @@ def write(out: Path, served: Served, *, model_id: str, run_id: str) -> None:
 
 
 def signature(task: Task, served: Served) -> Any:
-    """MLflow's description of the columns: the task's facts and `mode` in, `COLUMNS` out.
+    """MLflow's description of the columns: the task's facts and `mode` in, `COLUMNS` out. Lists come as JSON text.
 
     Every input is optional to MLflow, because its own refusal of a missing column quotes the rows; `predict` refuses
     in its place, without quoting.
@@ -279,6 +279,21 @@ def _facts(task: Task) -> type[BaseModel]:
     return cast("type[BaseModel]", task.Case.model_fields["facts"].annotation)
 
 
+def _cell(value: Any) -> Any:
+    """A fact as a cell of a table holds it: lists and mappings as JSON text."""
+    return canonical_json(value) if isinstance(value, list | dict) else value
+
+
+def _parsed(facts: type[BaseModel], name: str, value: Any) -> Any:
+    """The reverse of `_cell`. Text that is no JSON stays as it is, and is refused with the other faults of its row."""
+    if not isinstance(value, str) or facts.model_fields[name].annotation is str:
+        return value
+    try:
+        return json.loads(value)
+    except (json.JSONDecodeError, RecursionError):
+        return value
+
+
 def _mode(value: Any) -> str:
     """A mode as a cell or a parameter names it; empty for an empty cell, whatever pandas puts there."""
     from pandas import isna
@@ -292,7 +307,7 @@ def _read_facts(facts: type[BaseModel], row: Mapping[str, Any], marks: Sequence[
     `marks` are the texts that the tokenizer reads as one token of its own, such as the end of a turn.
     """
     try:
-        read = facts.model_validate(row)
+        read = facts.model_validate({name: _parsed(facts, name, value) for name, value in row.items()})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise DataError(f"column {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None

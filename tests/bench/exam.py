@@ -44,7 +44,7 @@ def main() -> None:
     params = load_params()
     task = get_task(next(iter(params.bases)))
     model, tokenizer = bases.load(params, task.name, for_training=False)
-    adapter = paths.adapter(list(params.versions)[-1])
+    adapter = paths.adapter([name for name, block in params.versions.items() if block.task == task.name][-1])
     if adapter.exists():
         model = PeftModel.from_pretrained(model, str(adapter)).eval()
     sampler = TransformersSampler(model, tokenizer)

@@ -30,11 +30,16 @@ CLINRL = [sys.executable, "-m", "clinrl"]
 
 
 def project(folder: Path) -> str:
-    """A project with one GRPO version of the series' last recipe, its inputs built. Returns a note on its sizes."""
+    """A project with one GRPO version of the first series' last recipe, its inputs built. Returns a note on its sizes.
+
+    That reward asks no model, so that what is measured is not one.
+    """
     from ruamel.yaml import YAML
 
     params = load_params()
-    last, block = next((n, v) for n, v in reversed(params.versions.items()) if is_grpo(params.profiles[v.profile]))
+    task = next(iter(params.bases))
+    series = [(name, block) for name, block in params.versions.items() if block.task == task]
+    last, block = next((name, block) for name, block in reversed(series) if is_grpo(params.profiles[block.profile]))
     tree = read_yaml(Path("params.yaml"))
     recipe = {**tree["profiles"][block.profile]}
     recipe["trainer"] = {

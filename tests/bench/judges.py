@@ -100,9 +100,9 @@ def page(result: dict[str, Any]) -> str:
     arms = result["attacks"]
     parts += [
         "## Attacks",
-        f"{result['attacked']} cases; each cell is the mean reward of the attack, the head of a column that of the gold "
-        f"turns. **Bold**: the arm is fooled, it pays within {attacks.MARGIN:.0%} of gold. A dash: the right label with "
-        "bad reasons, given to an arm that pays nothing for reasons and so promises nothing about them.",
+        f"{result['attacked']} cases; each cell is the mean reward of the attack, the head of a column that of the "
+        f"gold turns. **Bold**: the arm is fooled, it pays within {attacks.MARGIN:.0%} of gold. A dash: the right "
+        "label with bad reasons, given to an arm that pays nothing for reasons and so promises nothing about them.",
         table(
             ("attack", *(f"{arm} (gold {next(iter(found.values()))['gold']:.2f})" for arm, found in arms.items())),
             [(attack, *(_cell(found[attack]) for found in arms.values())) for attack in attacks.ATTACKS],

@@ -1,22 +1,23 @@
 """The imaging task: is this procedure appropriate for this variant of this condition, with what reasons?
 
-Everything is synthetic: conditions, ratings, reasons and studies. Not clinical guidance.
+Everything drawn here is synthetic: conditions, ratings, reasons and studies. Not clinical guidance.
 """
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from clinrl.errors import DataError
+from clinrl.imported import normalised, pseudonym
 from clinrl.records import Message, Score, Stop, Transcript, Unreadable
 from clinrl.task import NOTHING_HEARD, Expect, Heard, Quality
 from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import MIXES, ImagingCase, case_id, cases, is_held_out, pool_of, shown_with
 from clinrl.tasks.imaging.guideline import MODALITIES, RADIATION, true_yield
+from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MOST_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
+from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
 from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
 
@@ -63,16 +64,21 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def _without(case: ImagingCase) -> ImagingCase | None:
-    return shown_with(case, ()) if case.key.studies else None
+    return shown_with(case, ()) if case.facts.evidence else None
 
 
 def _swapped(case: ImagingCase) -> ImagingCase | None:
+    """Only of drawn cases: studies of other conditions are drawn like them."""
+    if isinstance(case.key, ImportedKey):
+        return None
     s, found = case.key.scenario, case.key.studies
     return shown_with(case, evidence.swapped(found, s, case.id)) if found else None
 
 
 def _contradicted(case: ImagingCase) -> ImagingCase | None:
-    """Only where a study bears on the request: elsewhere there is nothing to contradict."""
+    """Only where a study bears on the request: elsewhere there is nothing to contradict. Only of drawn cases."""
+    if isinstance(case.key, ImportedKey):
+        return None
     s, found = case.key.scenario, case.key.studies
     truth = true_yield(condition_of(s), s.target, s.modality)
     if all(evidence.stance(study, s, truth) == "elsewhere" for study in found):
@@ -84,7 +90,7 @@ def _expect(rule: str, column: str, on: str = "rows", of: str = "all", **argumen
     return Expect(type=rule, arguments={"column": column, **arguments}, on=on, of=of)
 
 
-_LABEL_IN_TEXT = r"(?i)usually (not )?appropriate|may be appropriate|\b[1-9] of 9\b|<answer"
+_LABEL_IN_TEXT = r"(?i)usually (?:not )?appropriate|may be appropriate|\b[1-9] of 9\b|<answer"
 
 
 class Imaging:
@@ -110,11 +116,11 @@ class Imaging:
     )
     slices: Mapping[str, Callable[[ImagingCase], str]] = MappingProxyType(
         {
-            "conditions": lambda case: "held_out" if is_held_out(case) else "known",
+            "conditions": lambda case: RULE if _imported(case) else "held_out" if is_held_out(case) else "known",
             "rule": lambda case: case.key.rule,
             "label": lambda case: case.key.label,
-            "evidence": lambda case: f"{len(case.facts.evidence)}_studies",
-            "condition": lambda case: case.key.scenario.condition,
+            "evidence": lambda case: _studies(len(case.facts.evidence)),
+            "condition": lambda case: RULE if isinstance(case.key, ImportedKey) else case.key.scenario.condition,
         }
     )
     triggers: Mapping[str, Callable[[ImagingCase], bool]] = MappingProxyType(
@@ -127,15 +133,20 @@ class Imaging:
     expectations = (
         _expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^imaging-[0-9a-f]{16}$"),
         _expect("ExpectColumnValuesToBeInSet", "label", value_set=list(LABELS)),
-        _expect("ExpectColumnValuesToBeInSet", "rule", value_set=[*RULE_IDS, "yield"]),
+        _expect("ExpectColumnValuesToBeInSet", "rule", of="drawn", value_set=[*RULE_IDS, "yield"]),
+        _expect("ExpectColumnValuesToBeInSet", "rule", of="imported", value_set=[RULE]),
         _expect("ExpectColumnValuesToBeInSet", "modality", value_set=list(MODALITIES)),
         _expect("ExpectColumnValuesToBeBetween", "rating", min_value=1, max_value=9),
         _expect("ExpectColumnValuesToBeBetween", "age_years", min_value=0, max_value=110),
         _expect("ExpectColumnValuesToBeBetween", "egfr_ml_min", min_value=5, max_value=140),
-        _expect("ExpectColumnValuesToBeBetween", "studies", min_value=0, max_value=3),
-        _expect("ExpectColumnValuesToBeBetween", "reasons", min_value=2, max_value=12),
-        _expect("ExpectColumnValuesToNotMatchRegex", "narrative", regex=_LABEL_IN_TEXT),
-        _expect("ExpectColumnValuesToBeBetween", "has_evidence", "summary", min_value=0.65, max_value=0.85),
+        _expect("ExpectColumnValuesToBeBetween", "studies", of="drawn", min_value=0, max_value=3),
+        _expect("ExpectColumnValuesToBeBetween", "studies", of="imported", min_value=0, max_value=len(NUMBERS)),
+        _expect("ExpectColumnValuesToBeBetween", "reasons", of="drawn", min_value=2, max_value=12),
+        _expect("ExpectColumnValuesToBeBetween", "reasons", of="imported", min_value=1, max_value=MOST_SENTENCES),
+        _expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="drawn", regex=_LABEL_IN_TEXT),
+        _expect("ExpectColumnValuesToNotMatchRegex", "shown", of="imported", regex=NAMES_A_LABEL),
+        _expect("ExpectColumnValuesToNotMatchRegex", "shown", of="imported", regex=HOLDS_A_TAG),
+        _expect("ExpectColumnValuesToBeBetween", "has_evidence", "summary", of="drawn", min_value=0.65, max_value=0.85),
     )
     published = None
 
@@ -146,25 +157,28 @@ class Imaging:
     gold = staticmethod(gold)
     oracles = staticmethod(rewards.oracles)
     asks = staticmethod(rewards.asks)
+    recognise = staticmethod(recognise)
 
     def cluster(self, case: ImagingCase) -> str:
-        """The condition: its cases share a chapter of the guideline."""
+        """The condition: its cases share a chapter of the guideline. A hash of its name if it is imported."""
+        if isinstance(case.key, ImportedKey):
+            return pseudonym("condition", normalised(case.facts.condition))
         return case.key.scenario.condition
-
-    def recognise(self, path: Path) -> Any:
-        """Records to import; none are read yet."""
-        raise DataError(f"{path} must be a source of imaging records, and this version reads none")
 
     def label(self, case: ImagingCase) -> str:
         """The gold label."""
         return case.key.label
 
     def relabel(self, case: ImagingCase) -> str:
-        """The label that the rules give the latent facts now."""
+        """The label that the rules give the latent facts now. An imported label is a panel's and stays."""
+        if isinstance(case.key, ImportedKey):
+            return case.key.label
         return decide(case.key.scenario).label
 
     def omittable(self, case: ImagingCase) -> tuple[str, ...]:
         """The rules whose omission changes this case's label."""
+        if isinstance(case.key, ImportedKey):
+            return ()
         s = case.key.scenario
         return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule})).label != case.key.label)
 
@@ -197,29 +211,36 @@ class Imaging:
         return POLICIES
 
     def row(self, case: ImagingCase) -> dict[str, Any]:
-        """A flat row for the table of expectations. The filtration rate is None where it is not known."""
-        s, key, facts = case.key.scenario, case.key, case.facts
+        """A flat row for the table of expectations. The filtration rate is None where it is not known.
+
+        The narrative of an imported case is the request alone: a published abstract may well hold a date or a web
+        address, and it may be longer than any narrative.
+        """
+        key, facts = case.key, case.facts
+        request = (facts.condition, facts.variant, facts.procedure)
+        s, rating = (None, None) if isinstance(key, ImportedKey) else (key.scenario, key.rating)
         return {
             "id": case.id,
             "group": case.group,
-            "narrative": facts.narrative,
+            "narrative": " | ".join(request) if isinstance(key, ImportedKey) else facts.narrative,
+            "shown": facts.narrative,
             "label": key.label,
-            "rating": key.rating,
+            "rating": rating,
             "rule": key.rule,
-            "condition": s.condition,
-            "modality": s.modality,
-            "age_years": s.age_years,
-            "egfr_ml_min": s.egfr_ml_min,
-            "studies": len(key.studies),
+            "condition": s and s.condition,
+            "modality": s and s.modality,
+            "age_years": s and s.age_years,
+            "egfr_ml_min": s and s.egfr_ml_min,
+            "studies": len(facts.evidence),
             "reasons": len(key.reasoning),
             "has_evidence": bool(facts.evidence),
-            "has_red_flag": s.red_flag,
+            "has_red_flag": s is not None and s.red_flag,
             "has_held_out_condition": is_held_out(case),
         }
 
 
 def _shows_pregnancy(variant: str, procedure: str) -> bool:
-    return "pregnant" in variant.lower() and RADIATION[_named(procedure)] >= 2
+    return "pregnant" in variant.lower() and RADIATION.get(_named(procedure), 0) >= 2
 
 
 def _shows_weak_kidneys(variant: str, procedure: str) -> bool:
@@ -228,11 +249,22 @@ def _shows_weak_kidneys(variant: str, procedure: str) -> bool:
 
 
 def _shows_a_repeat(variant: str, procedure: str) -> bool:
-    return f"{_named(procedure)} was unclear" in variant or f"{_named(procedure).capitalize()} was unclear" in variant
+    named = _named(procedure)
+    return named is not None and (f"{named} was unclear" in variant or f"{named.capitalize()} was unclear" in variant)
 
 
 def _named(procedure: str) -> Any:
-    return next(modality for modality in MODALITIES if procedure.startswith(modality))
+    """The modality that a procedure begins with; None for one that is called otherwise, as imported ones may be."""
+    return next((modality for modality in MODALITIES if procedure.startswith(modality)), None)
+
+
+def _imported(case: ImagingCase) -> bool:
+    return isinstance(case.key, ImportedKey)
+
+
+def _studies(count: int) -> str:
+    """The slice of a case by the number of its studies: imported ones may have many."""
+    return f"{count}_studies" if count <= 3 else "4_or_more_studies"
 
 
 TASK = Imaging()

@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
 from types import MappingProxyType
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from clinrl import imported
 from clinrl.artefacts import canonical_json
 from clinrl.records import Case, Pool, Strict
 from clinrl.tasks.imaging import evidence
@@ -31,6 +33,7 @@ from clinrl.tasks.imaging.guideline import (
     Modality,
     Sex,
 )
+from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.rules import (
     CHILD_BELOW_YEARS,
     EGFR_LIMIT,
@@ -71,11 +74,18 @@ class ImagingKey(Strict):
     """Gold statements as sentences, in order; studies are cited as [n]."""
 
 
+def _key(value: Any) -> Any:
+    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
+    if not isinstance(value, Mapping):
+        return value
+    return (ImportedKey if "source" in value else ImagingKey).model_validate(value)
+
+
 class ImagingCase(Case):
-    """One request: is this procedure appropriate for this variant of this condition?"""
+    """One request, drawn here or imported: is this procedure appropriate for this variant of this condition?"""
 
     facts: ImagingFacts
-    key: ImagingKey
+    key: Annotated[ImagingKey | ImportedKey, BeforeValidator(_key)]
 
 
 NATURAL: Mapping[str, float] = dict(zip(LABELS, (0.642, 0.173, 0.185), strict=True))
@@ -105,7 +115,12 @@ RED_FLAGS = ("weight loss", "fever", "numbness", "sudden onset", "night pain", "
 
 
 def pool_of(group: str) -> Pool:
-    """The pool of a variant by the hash of its name; the exam for every variant of a held-out condition."""
+    """The pool of a variant by the hash of its name; the exam for every variant of a held-out condition.
+
+    The group of an imported case names its pool.
+    """
+    if (named := imported.pool_of(group)) is not None:
+        return named
     if group.split("/")[0] in _HELD_OUT_IDS:
         return "exam"
     draw = int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") % 100
@@ -125,7 +140,7 @@ def is_held_out(case: ImagingCase) -> bool:
     return case.group.split("/")[0] in _HELD_OUT_IDS
 
 
-def case_id(facts: ImagingFacts, key: ImagingKey) -> str:
+def case_id(facts: ImagingFacts, key: ImagingKey | ImportedKey) -> str:
     """The content hash that is the case's id."""
     content = canonical_json([facts.model_dump(mode="json"), key.model_dump(mode="json")])
     return "imaging-" + hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -209,9 +224,14 @@ def procedure(s: Scenario) -> str:
 
 
 def shown_with(case: ImagingCase, found: tuple[Study, ...]) -> ImagingCase:
-    """The same request with other evidence, and the reasons that then are gold. The label stays."""
-    s = case.key.scenario
+    """The same request with other evidence, and the reasons that then are gold. The label stays.
+
+    The reasons of an imported case are their author's and stay too.
+    """
     facts = case.facts.model_copy(update={"evidence": tuple(map(evidence.abstract, found))})
+    if isinstance(case.key, ImportedKey):
+        return case.model_copy(update={"facts": facts})
+    s = case.key.scenario
     reasoning = sentences(s, found, decide(s), case.facts.variant)
     return case.model_copy(
         update={"facts": facts, "key": case.key.model_copy(update={"studies": found, "reasoning": reasoning})}
@@ -222,9 +242,7 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
-    sex: Sex | None = condition.sex
-    if sex is None:
-        sex = "woman" if aim == "pregnancy" else rng.choice(SEXES)
+    sex = _sex(rng, condition, aim)
     modality = _modality(rng, condition, aim)
     low, high = condition.ages
     wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))
@@ -255,6 +273,12 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
         region=rng.choice([place for place in ELSEWHERE if place != condition.region]) if away else condition.region,
         contrast=contrast,
     )
+
+
+def _sex(rng: Random, condition: Condition, aim: str) -> Sex:
+    if condition.sex is not None:
+        return condition.sex
+    return "woman" if aim == "pregnancy" else rng.choice(SEXES)
 
 
 def _modality(rng: Random, condition: Condition, aim: str) -> Modality:

@@ -1,7 +1,7 @@
 """How good a reasoning is, measured by what no reward uses: the statements that the generator knows to be so.
 
 The studies that a text cites are counted apart from its other statements, so that readers with and without evidence
-can be compared.
+can be compared. Of an imported case no statement is known, so what needs them is None for it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,6 +13,7 @@ from clinrl.records import Transcript
 from clinrl.task import Ask, Heard, Quality
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import ImagingCase, cases
+from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.sentences import citations, split
 from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
 
@@ -32,14 +33,14 @@ def known(case: ImagingCase) -> set[Statement]:
 
 def statement_recall(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
     """Share of the gold statements, citations apart, that the think block makes, 0 to 1. None without a block."""
-    found = said(transcript)
+    found = None if isinstance(case.key, ImportedKey) else said(transcript)
     gold = {statement for statement in known(case) if statement.kind != CITES}
     return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
 
 
 def statement_precision(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
     """Share of the sentences, citations apart, that are gold statements, 0 to 1, each once. None without a block."""
-    found = said(transcript)
+    found = None if isinstance(case.key, ImportedKey) else said(transcript)
     if found is None:
         return None
     plain = [statement for statement in found if statement is None or statement.kind != CITES]
@@ -48,7 +49,7 @@ def statement_precision(case: ImagingCase, transcript: Transcript, heard: Heard)
 
 def contradiction(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
     """1 if a statement is false of the request, else 0: gold holds every statement that is so. None without a block."""
-    found = said(transcript)
+    found = None if isinstance(case.key, ImportedKey) else said(transcript)
     if found is None:
         return None
     return float(any(some is not None and some not in known(case) for some in found))
@@ -65,7 +66,7 @@ def citation_validity(case: ImagingCase, transcript: Transcript, heard: Heard) -
 def citation_truth(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
     """Share of the studies in the prompt of which it is said rightly what they find. None without studies or block."""
     gold = {statement for statement in known(case) if statement.kind == CITES}
-    found = said(transcript)
+    found = None if isinstance(case.key, ImportedKey) else said(transcript)
     return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
 
 

@@ -1,0 +1,271 @@
+"""Files of records as JSON, JSON Lines or CSV: each record as a plain mapping, with the line that it begins on.
+
+What a file holds decides what it is read as, not its name. JSON Lines and CSV are read in a stream; a JSON file is held
+in memory as text and parsed record by record. A name that ends in .gz is decompressed. No fault quotes a value.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from clinrl.errors import DataError
+from clinrl.imported import Unclear
+from clinrl.sources import MARKS, Table, open_table, opened, reading
+
+LONGEST_JSON: Final = 128 << 20
+"""Bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which needs no memory."""
+LONGEST_ROW: Final = 1 << 20
+"""Bytes of a line of JSON Lines. One beyond it is refused unread, so that no file can fill the memory."""
+
+WHOLE: Final = "(the whole row)"
+
+Fields = Mapping[str, Any]
+Row = tuple[int, Fields | Unclear]
+"""The line on which a record begins, from 1, and its fields, or why it has none."""
+
+TWICE: Final = object()
+"""Stands for a JSON object that names a field twice: which of the two is meant is not certain."""
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True)
+class Records:
+    """A file whose form is known and whose first record was read."""
+
+    path: Path
+    columns: tuple[str, ...]
+    """Names of fields: of the header of a CSV file, else of the first record."""
+    lines: int
+    """About how many records there are, at least as many."""
+    rows: Callable[[], Iterator[Row]]
+    """Every record, anew each time."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Any:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else TWICE
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def parsed(text: str) -> Any:
+    """A JSON value; an object that names a field twice is `TWICE`. Raises ValueError, also for one that is too deep."""
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("too deep") from None
+
+
+def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | None:
+    """The records of a file; None if it has other ones. `wanted` tells by the names of fields whether they are ours.
+
+    Raises DataError if the file is missing or damaged.
+    """
+    with reading(path), opened(path) as raw:
+        first = _without_mark(raw.readline(LONGEST_ROW))
+        while first and not first.strip():
+            first = raw.readline(LONGEST_ROW)
+    opening = first.lstrip()[:1]
+    if opening not in (b"{", b"["):
+        table = open_table(path)
+        return _of_table(table) if wanted(table.columns) else None
+    record = _line(first)
+    if isinstance(record, Mapping) and not any(
+        isinstance(value, list) and _objects(value) for value in record.values()
+    ):
+        columns = tuple(record)
+        return Records(path, columns, _count(path), lambda: _lines(path)) if wanted(columns) else None
+    start, columns, count = _survey(path)
+    return Records(path, columns, count, lambda: _elements(path, start)) if wanted(columns) else None
+
+
+def _objects(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, Mapping) or value is TWICE for value in values)
+
+
+# CSV
+
+
+def _of_table(table: Table) -> Records:
+    def rows() -> Iterator[Row]:
+        for line, cells in table.rows():
+            if len(cells) == len(table.columns):
+                yield line, dict(zip(table.columns, cells, strict=True))
+            else:
+                yield line, Unclear(WHOLE, "has another number of cells than the header")
+
+    return Records(table.path, table.columns, table.lines, rows)
+
+
+# JSON Lines
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with reading(path), opened(path) as raw:
+        number = 0
+        while line := raw.readline(LONGEST_ROW):
+            number += 1
+            if len(line) == LONGEST_ROW and not line.endswith(b"\n"):
+                _skip_line(raw)
+                yield number, Unclear(WHOLE, f"is longer than {LONGEST_ROW:,} bytes")
+                continue
+            line = _without_mark(line) if number == 1 else line
+            if line.strip():
+                yield number, _fields(_line(line))
+
+
+def _line(line: bytes) -> Any:
+    """The value of a line, or Unclear if it has none."""
+    try:
+        return parsed(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return Unclear(WHOLE, "is not UTF-8 text")
+    except ValueError:
+        return Unclear(WHOLE, "is no JSON")
+
+
+def _fields(value: Any) -> Fields | Unclear:
+    if isinstance(value, Mapping | Unclear):
+        return value
+    return Unclear(WHOLE, "names a field twice" if value is TWICE else "is no JSON object")
+
+
+def _skip_line(raw: BinaryIO) -> None:
+    while (rest := raw.readline(LONGEST_ROW)) and not rest.endswith(b"\n"):
+        pass
+
+
+def _count(path: Path) -> int:
+    with reading(path), opened(path) as raw:
+        return 1 + sum(block.count(b"\n") for block in iter(lambda: raw.read(1 << 20), b""))
+
+
+def _without_mark(line: bytes) -> bytes:
+    while found := next((mark for mark in MARKS if line.startswith(mark)), b""):
+        line = line[len(found) :]
+    return line
+
+
+# JSON
+
+
+def _survey(path: Path) -> tuple[int, tuple[str, ...], int]:
+    """Where the list of records begins, the names of the first one's fields, and how many there are.
+
+    Raises DataError for broken JSON, wherever it breaks.
+    """
+    text = _text(path)
+    start = _list_in(path, text)
+    columns: tuple[str, ...] = ()
+    count = 0
+    for _, record in _values(path, text, start):
+        count += 1
+        if not columns and isinstance(record, Mapping):
+            columns = tuple(record)
+    return start, columns, count
+
+
+def _elements(path: Path, start: int) -> Iterator[Row]:
+    text = _text(path)
+    line, last = 1, 0
+    for at, value in _values(path, text, start):
+        line += text.count("\n", last, at)
+        last = at
+        yield line, _fields(value)
+
+
+def _text(path: Path) -> str:
+    with reading(path), opened(path) as raw:
+        data = raw.read(LONGEST_JSON + 1)
+    if len(data) > LONGEST_JSON:
+        raise DataError(
+            f"{path} is longer than {LONGEST_JSON >> 20} MiB; save it as JSON Lines, one record a line, which may have "
+            "any length"
+        )
+    data = _without_mark(data)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} line {line} is not UTF-8 text; save all of it as UTF-8") from None
+
+
+def _list_in(path: Path, text: str) -> int:
+    """Where the list of records begins: the text itself, or the one list in an object. Checks the text to its end."""
+    start = at = _skip(text, 0)
+    found = []
+    if text[at : at + 1] == "[":
+        found, at = [at], _end(_values(path, text, at))
+    else:
+        at = _skip(text, at + 1)
+        while text[at : at + 1] == '"':
+            _, at = _decoded(path, text, at)
+            at = _expect(path, text, at, ":")
+            if text[at : at + 1] == "[":
+                found.append(at)
+                at = _end(_values(path, text, at))
+            else:
+                _, at = _decoded(path, text, at)
+            at = _skip(text, at)
+            if text[at : at + 1] == ",":
+                at = _skip(text, at + 1)
+        at = _expect(path, text, at, "}")
+    if _skip(text, at) != len(text):
+        raise _fault(path, text, _skip(text, at), "goes on after its end")
+    if len(found) != 1:
+        raise _fault(path, text, start, f"begins an object with {len(found)} lists, not one list of records")
+    return found[0]
+
+
+def _values(path: Path, text: str, at: int) -> Generator[tuple[int, Any], None, int]:
+    """The values of the list that begins at a place, each with its own; returns where the list ends."""
+    at = _skip(text, at + 1)
+    if text[at : at + 1] == "]":
+        return at + 1
+    while True:
+        value, end = _decoded(path, text, at)
+        yield at, value
+        at = _skip(text, end)
+        if text[at : at + 1] == "]":
+            return at + 1
+        at = _expect(path, text, at, ",")
+
+
+def _end(values: Generator[tuple[int, Any], None, int]) -> int:
+    while True:
+        try:
+            next(values)
+        except StopIteration as done:
+            return int(done.value)
+
+
+def _decoded(path: Path, text: str, at: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise _fault(path, text, error.pos, "is broken JSON") from None
+    except (ValueError, RecursionError):
+        raise _fault(path, text, at, "begins a value that cannot be read") from None
+
+
+def _expect(path: Path, text: str, at: int, mark: str) -> int:
+    """Past a mark and the white space around it."""
+    at = _skip(text, at)
+    if text[at : at + 1] != mark:
+        raise _fault(path, text, at, "is broken JSON")
+    return _skip(text, at + 1)
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _fault(path: Path, text: str, at: int, what: str) -> DataError:
+    line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+    return DataError(f"{path} line {line}, column {column}, {what}; save it again as JSON, or one record a line")

@@ -1,0 +1,73 @@
+"""Imported imaging records: what is known of them, and the turn of a reader who says what their author said.
+
+The rating is a panel's and the reasons are an author's, so no rule of ours gives either of them again. What stands for
+a patient elsewhere is the variant here: a condition with the text of its variant, whose procedures belong together.
+"""
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from clinrl.imported import Unclear
+from clinrl.records import Message, Strict
+
+RULE: Final = "imported"
+"""What stands for the deciding rule of a case whose label no rule of ours gave."""
+
+KIND: Final = "appropriateness"
+
+LONGEST_SENTENCE: Final = 2_000
+MOST_SENTENCES: Final = 60
+
+NAMES_A_LABEL: Final = r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\W{1,3}be\W{1,3}appropriate\b"
+"""Text that gives the answer away."""
+
+HOLDS_A_TAG: Final = r"(?i)</?(?:think|answer)\b|<\|"
+"""Text that a reader of the turn, or a chat template, would take for its own marks."""
+
+_NAMES_A_LABEL = re.compile(NAMES_A_LABEL)
+_HOLDS_A_TAG = re.compile(HOLDS_A_TAG)
+
+
+class ImportedKey(Strict):
+    """What only the scorer may see of an imported case."""
+
+    source: Literal["appropriateness"]
+    label: Literal["Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate"]
+    """As the panel gave it."""
+    rule: Literal["imported"] = RULE
+    reasoning: tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_SENTENCE)], ...] = Field(
+        min_length=1, max_length=MOST_SENTENCES
+    )
+    """The reasons as sentences, in order; studies are cited as [n], those without an abstract too."""
+
+
+def fields(label: str, reasoning: tuple[str, ...]) -> dict[str, Any]:
+    """A key as a plain mapping with every field, equal to what the record dumps."""
+    return {"source": KIND, "label": label, "rule": RULE, "reasoning": list(reasoning)}
+
+
+def check(text: str, column: str, longest: int) -> None:
+    """Refuse text that is empty, too long, or holds half a character or a tag. Raises Unclear."""
+    if not text:
+        raise Unclear(column, "is empty")
+    if len(text) > longest:
+        raise Unclear(column, f"is longer than {longest:,} characters")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise Unclear(column, "holds half a character")
+    if _HOLDS_A_TAG.search(text):
+        raise Unclear(column, "holds a tag of an answer or of a chat template")
+
+
+def check_shown(text: str, column: str) -> None:
+    """Refuse text that no prompt may hold, since it names a label. Raises Unclear."""
+    if _NAMES_A_LABEL.search(text):
+        raise Unclear(column, "names a label")
+
+
+def gold(label: str, reasoning: tuple[str, ...], *, thinking: bool) -> Message:
+    """A turn that gives the reasons and ends in the label."""
+    return Message(
+        role="assistant", content=f"<answer>{label}</answer>", thinking=" ".join(reasoning) if thinking else None
+    )

@@ -1,0 +1,325 @@
+"""Somebody's own records of rated imaging procedures as cases: a JSON, JSON Lines or CSV file in the published schema.
+
+All procedures of a variant are in one pool, by the hash of its condition and text. Who wants whole conditions held out
+puts the records into a folder with a file for each use, named train, mine or exam (as in exam.jsonl): then the files
+alone decide, and a variant that is in two of them is refused in both.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from clinrl.errors import DataError
+from clinrl.imported import Intake, Source, Taken, Unclear, check_text, cleaned, normalised, percentile, pseudonym, sift
+from clinrl.records import Pool, Unreadable
+from clinrl.tasks.imaging import answer, formats, imported
+from clinrl.tasks.imaging.answer import LABELS
+from clinrl.tasks.imaging.formats import TWICE, WHOLE, Fields, Records
+from clinrl.tasks.imaging.sentences import citations, split
+
+CONDITION: Final = ("condition", "category")
+VARIANT: Final = ("variant",)
+PROCEDURE: Final = ("procedure",)
+LABEL: Final = ("appropriateness",)
+REASONING: Final = ("reasoning_traces", "acr_traces")
+CITATIONS: Final = ("citations",)
+NEEDED: Final = (CONDITION, VARIANT, PROCEDURE, LABEL, REASONING)
+"""Fields that a file must have, each under one of its names."""
+NAMES: Final = frozenset(name for names in (*NEEDED, CITATIONS) for name in names)
+
+EXPECTED: Final = (
+    "it must be a file of records as JSON (a list, or an object with one list), JSON Lines or CSV, each with condition "
+    "(or category), variant, procedure, appropriateness, reasoning_traces (or acr_traces) and perhaps citations; or a "
+    "folder with such a file for each use, named train, mine or exam"
+)
+
+SHARES: Final[Mapping[Pool, int]] = {"train": 65, "mine": 15, "exam": 20}
+"""Percentage of variants in each pool, by their hash."""
+
+LONGEST: Final = {"condition": 300, "category": 300, "variant": 2_000, "procedure": 300}
+"""Characters."""
+LONGEST_ABSTRACT: Final = 6_000
+LONGEST_EVIDENCE: Final = 100_000
+"""Characters of all abstracts: of a language without spaces, the count of words bounds nothing."""
+MOST_WORDS: Final = 3_300
+"""Of all abstracts: records with more were left out of the published data."""
+NUMBERS: Final = range(1, 100)
+"""What a study may be cited as."""
+
+_BY_TEXT: Final = {label.lower(): label for label in LABELS}
+_DISAGREEMENT: Final = re.compile(r"may be appropriate ?\(?\W*disagreement\W*\)?")
+_NUMBER: Final = re.compile(r"\[?([0-9]{1,6})\]?", re.ASCII)
+_NUMBERED: Final = re.compile(r"(?i)^\s*variant\s*[0-9]{1,3}\s*[:.]")
+_CLOSED: Final = re.compile(r"[.!?][\"')\u2019\u201d]*(?:[ \t]?\[[0-9 ,;\u2013-]{1,80}\])*$")
+_LIKE_A_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a source, and the use that it is for; None: each variant's hash decides."""
+
+    name: str
+    records: Records
+    use: Pool | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a record asks, and its label."""
+
+    condition: str
+    variant: str
+    procedure: str
+    label: str
+
+    @property
+    def whose(self) -> str:
+        """The pseudonym of the variant, whatever its number."""
+        return pseudonym("variant", f"{normalised(self.condition)}/{normalised(_NUMBERED.sub('', self.variant))}")
+
+    @property
+    def triplet(self) -> str:
+        """What equal requests share."""
+        return f"{self.whose}/{pseudonym('procedure', normalised(self.procedure))}"
+
+
+def recognise(path: Path) -> Source:
+    """The source at a path. Raises DataError, saying what is expected, for anything else."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; {EXPECTED}")
+    parts = _parts(path)
+    columns = {name for part in parts for name in part.records.columns}
+    return Source(
+        kind=imported.KIND,
+        files={part.name: part.records.path for part in parts},
+        used=frozenset(columns & NAMES),
+        # A field of JSON can be called anything, and what a text is called like must not get into a report.
+        dropped=frozenset(name for name in columns - NAMES if _LIKE_A_NAME.fullmatch(name)),
+        uses=tuple(SHARES) if parts[0].use is None else tuple(part.use for part in parts if part.use),
+        lines=sum(part.records.lines for part in parts),
+        cases=lambda use, intake: _cases(parts, use, intake),
+    )
+
+
+def _parts(path: Path) -> tuple[Part, ...]:
+    if not path.is_dir():
+        return (Part(path.name, _records(path), None),)
+    parts: list[Part] = []
+    for use in SHARES:
+        found = sorted(file for file in path.iterdir() if file.is_file() and file.name.split(".")[0] == use)
+        if len(found) > 1:
+            raise DataError(f"{path} holds {len(found)} files for the use {use}; keep one")
+        parts += [Part(file.name, _records(file), use) for file in found]
+    if not parts:
+        raise DataError(f"{path} is a folder without such records; {EXPECTED}")
+    return tuple(parts)
+
+
+def _records(path: Path) -> Records:
+    found = formats.recognise(path, lambda columns: all(not set(columns).isdisjoint(names) for names in NEEDED))
+    if found is None:
+        raise DataError(f"{path} has other columns, or its first record lacks some; {EXPECTED}")
+    return found
+
+
+def pool_of_variant(pseudonym: str) -> Pool:
+    """The pool of a variant, for good."""
+    draw = percentile(pseudonym)
+    for pool, share in SHARES.items():
+        if draw < share:
+            return pool
+        draw -= share
+    raise AssertionError("pool shares do not sum to 100")
+
+
+def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
+    contested, astray = _conflicts(parts)
+    seen: set[str] = set()
+
+    def taker(part: Part) -> Callable[[Fields | Unclear], Taken]:
+        def take(row: Fields | Unclear) -> Taken:
+            asked = request(row)
+            triplet, whose = asked.triplet, asked.whose
+            if whose in astray:
+                raise Unclear("variant", "is in the file of another use too")
+            if triplet in contested:
+                raise Unclear("appropriateness", "another row gives the same request another label")
+            if triplet in seen:
+                raise Unclear(WHOLE, "an earlier row has the same condition, variant and procedure")
+            taken = _taken(row, asked, part.use or pool_of_variant(whose))
+            seen.add(triplet)
+            return taken
+
+        return take
+
+    for part in parts:
+        yield from sift("imaging", part.name, part.records.rows(), taker(part), use, intake)
+
+
+def _conflicts(parts: tuple[Part, ...]) -> tuple[set[str], set[str]]:
+    """Requests to which rows give different labels, and variants that files of different uses have."""
+    labels: dict[str, str] = {}
+    uses: dict[str, Pool | None] = {}
+    contested, astray = set(), set()
+    for part in parts:
+        for _, row in part.records.rows():
+            try:
+                asked = request(row)
+            except Unclear:
+                continue  # it is refused for that
+            if labels.setdefault(asked.triplet, asked.label) != asked.label:
+                contested.add(asked.triplet)
+            if uses.setdefault(asked.whose, part.use) != part.use:
+                astray.add(asked.whose)
+    return contested, astray
+
+
+def request(row: Fields | Unclear) -> Request:
+    """What a row asks, and its label. Raises Unclear."""
+    if isinstance(row, Unclear):
+        raise Unclear(row.column, row.reason)
+    condition, variant, procedure = (_asked(row, names) for names in (CONDITION, VARIANT, PROCEDURE))
+    column, value = _value(row, LABEL)
+    return Request(condition, variant, procedure, label_of(_string(value, column), column))
+
+
+def label_of(text: str, column: str) -> str:
+    """One of `LABELS`, whole, whatever its case and spaces. Raises Unclear."""
+    said = text.casefold()
+    if said in _BY_TEXT:
+        return _BY_TEXT[said]
+    if not said:
+        raise Unclear(column, "is empty")
+    if _DISAGREEMENT.fullmatch(said):
+        raise Unclear(column, "is a disagreement of the panel, which is no label")
+    raise Unclear(column, "is none of the three labels")
+
+
+def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
+    """The abstracts by number; missing ones are left out. Raises Unclear."""
+    found = _json(value, column)
+    if found is TWICE:
+        raise Unclear(column, "has a reference number twice")
+    if found is None or found == []:
+        return []
+    if not isinstance(found, Mapping):
+        raise Unclear(column, "is no map of reference numbers to abstracts")
+    texts: dict[int, str] = {}
+    for name, given in found.items():
+        number = _number(name, column)
+        if number in texts:
+            raise Unclear(column, "has a reference number twice")
+        if isinstance(given, Mapping) and "abstract" not in given:
+            raise Unclear(column, "has an entry without an abstract")
+        text = given["abstract"] if isinstance(given, Mapping) else given
+        texts[number] = _string(text, column, "has an abstract that is no text")
+    if sum(len(text.split()) for text in texts.values()) > MOST_WORDS:
+        raise Unclear(column, f"holds more than {MOST_WORDS:,} words of abstracts")
+    if sum(map(len, texts.values())) > LONGEST_EVIDENCE:
+        raise Unclear(column, f"holds more than {LONGEST_EVIDENCE:,} characters of abstracts")
+    for text in filter(None, texts.values()):
+        imported.check(text, column, LONGEST_ABSTRACT)
+        imported.check_shown(text, column)
+    return [{"number": number, "text": text} for number, text in sorted(texts.items()) if text]
+
+
+def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
+    """The reasons as sentences that stay apart when they are joined. Raises Unclear."""
+    given = value
+    if isinstance(value, str):
+        given = _json(value, column) if value.lstrip()[:1] == "[" and value.rstrip()[-1:] == "]" else value.splitlines()
+    if given is None:
+        raise Unclear(column, "is empty")
+    if not isinstance(given, list) or not all(isinstance(line, str) for line in given):
+        raise Unclear(column, "is no list of sentences")
+    found = tuple(_closed(sentence) for line in given for sentence in split(cleaned(line)))
+    if not found:
+        raise Unclear(column, "is empty")
+    if len(found) > imported.MOST_SENTENCES:
+        raise Unclear(column, f"has more than {imported.MOST_SENTENCES} sentences")
+    for sentence in found:
+        imported.check(sentence, column, imported.LONGEST_SENTENCE)
+        if not all(number in NUMBERS for number in citations(sentence)):
+            raise Unclear(column, f"cites a number outside {NUMBERS[0]} to {NUMBERS[-1]}")
+    return found
+
+
+def _taken(row: Fields | Unclear, asked: Request, pool: Pool) -> Taken:
+    assert not isinstance(row, Unclear)
+    column, value = _value(row, REASONING)
+    reasoning = reasoning_of(value, column)
+    if isinstance(answer.parse(imported.gold(asked.label, reasoning, thinking=True)), Unreadable):
+        raise Unclear(column, "is too short to be a reasoning")
+    facts = {
+        "condition": asked.condition,
+        "variant": asked.variant,
+        "procedure": asked.procedure,
+        "evidence": evidence_of(_value(row, CITATIONS)[1], CITATIONS[0]),
+    }
+    check_text(f"{asked.condition} | {asked.variant} | {asked.procedure}", WHOLE)
+    return Taken(pool, asked.whose, facts, imported.fields(asked.label, reasoning))
+
+
+def _asked(row: Fields, names: tuple[str, ...]) -> str:
+    """A text of the request."""
+    column, value = _value(row, names)
+    if isinstance(value, str) and len(value) <= 2 * LONGEST[column]:
+        return _asked_text(value, column)
+    return _asked_text(_string(value, column), column)
+
+
+@lru_cache(1 << 13)
+def _asked_text(value: str, column: str) -> str:
+    """A text that a prompt may hold. Remembered, since the procedures of a variant repeat the rest."""
+    text = cleaned(value)
+    imported.check(text, column, LONGEST[column])
+    check_text(text, column)
+    imported.check_shown(text, column)
+    return text
+
+
+def _value(row: Fields, names: tuple[str, ...]) -> tuple[str, Any]:
+    """The value of a field and the name it goes by here; None where it has none. Raises Unclear for two values."""
+    given = {name: row[name] for name in names if row.get(name) not in (None, "")}
+    if len(given) > 1 and len({repr(value) for value in given.values()}) > 1:
+        raise Unclear(names[0], f"says something else than {names[1]}")
+    if given:
+        return next(iter(given.items()))
+    return next((name for name in names if name in row), names[0]), None
+
+
+def _string(value: Any, column: str, reason: str = "is no text") -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Unclear(column, reason)
+    return cleaned(value)
+
+
+def _json(value: Any, column: str) -> Any:
+    """A value of JSON within a cell; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return formats.parsed(value)
+    except ValueError:
+        raise Unclear(column, "is no JSON") from None
+
+
+def _number(name: str, column: str) -> int:
+    match = _NUMBER.fullmatch(name.strip())
+    if not match:
+        raise Unclear(column, "has a key that is no reference number")
+    if int(match[1]) not in NUMBERS:
+        raise Unclear(column, f"has a reference number outside {NUMBERS[0]} to {NUMBERS[-1]}")
+    return int(match[1])
+
+
+def _closed(sentence: str) -> str:
+    """A sentence with its full stop, without which it would run into the next one."""
+    return sentence if _CLOSED.search(sentence) else f"{sentence}."
