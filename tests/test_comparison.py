@@ -10,6 +10,7 @@ import contest
 from clinrl import cli, comparison, findings, paths, statistics
 from clinrl.arms import ALL, COMMONEST, Compared, Contrast, Row, Section
 from clinrl.artefacts import read_manifest, sha256_file, write_json
+from clinrl.blocks import Pair
 from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluate import load_report
@@ -92,6 +93,25 @@ def test_the_words_say_what_the_tests_show_and_no_more(built):
     assert "Of one seed only, and so without the spread of seeds: blind." in text
     assert "not comparable with the rest of their row" in text
     assert "imaging" not in Path(findings.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [(0.6, 0.4, "more often, nearer to"), (0.3, 0.4, "less often, farther from"), (0.8, 0.9, "less often, nearer to"),
+     (0.8, 0.6, "more often (80.0% against 60.0% of answers")],
+)  # fmt: skip
+def test_a_move_past_what_is_right_is_not_called_nearer(built, mine, theirs, words):
+    whole = section(report(built))
+    label = whole.commonest
+    shares = {"better": mine, "plain": theirs}
+    rows = tuple(
+        some.model_copy(update={"answered": some.answered | {label: shares.get(some.name, 0.0)}}) for some in whole.rows
+    )
+    moved = whole.model_copy(update={"rows": rows, "right": whole.right | {label: 0.7}})
+    test = pooled(whole, "better", COMMONEST).model_copy(update={"adjusted": 0.01})
+    assert f"{label}, is answered {words}" in findings._prior(
+        moved, Pair(first="better", second="plain", says="x"), test
+    )
 
 
 def test_every_row_is_there_and_a_number_is_the_mean_of_its_seeds(built):

@@ -68,6 +68,8 @@ def words(report: Compared, sections: Sequence[Section]) -> Iterator[str]:
         for section in sections
         if section.clusters is not None and section.clusters < FEW
     ]
+    if (most := max(len(row.versions) for row in whole.rows)) > 1:
+        limits.append(f"Of {most} seeds at most, the spread between seeds is itself uncertain.")
     single = [row.name for row in whole.rows if row.kind in ("arm", "control") and len(row.versions) == 1]
     if single:
         limits.append(f"Of one seed only, and so without the spread of seeds: {', '.join(single)}.")
@@ -120,7 +122,7 @@ def _over_seeds(tests: Sequence[Contrast]) -> str:
 
 
 def _prior(section: Section, pair: Pair, test: Contrast) -> str:
-    """Whether the first row answers the commonest label nearer to as often as it is right."""
+    """How often the two answer the commonest label, and whether that moved towards how often it is right."""
     rows = {row.name: row for row in section.rows}
     mine, theirs = (rows[name].answered[section.commonest] for name in (pair.first, pair.second))
     right = section.right[section.commonest]
@@ -128,10 +130,11 @@ def _prior(section: Section, pair: Pair, test: Contrast) -> str:
     name = f"the commonest label, {section.commonest},"
     if test.adjusted >= ALPHA:
         return f"No difference in how often {name} is answered is shown ({figures})."
-    nearer = "nearer to" if abs(mine - right) < abs(theirs - right) else "farther from"
-    return (
-        f"How often {name} is answered is {nearer} how often it is right ({figures}; adjusted p {_p(test.adjusted)})."
-    )
+    said = f"{name[0].upper()}{name[1:]} is answered {'more' if mine > theirs else 'less'} often"
+    # Where the two lie on either side of what is right, the test says nothing of which is nearer to it.
+    if (mine - right) * (theirs - right) >= 0:
+        said += f", {'nearer to' if abs(mine - right) < abs(theirs - right) else 'farther from'} how often it is right"
+    return f"{said} ({figures}; adjusted p {_p(test.adjusted)})."
 
 
 def _section(report: Compared, section: Section) -> Iterator[str]:
