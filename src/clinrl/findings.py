@@ -196,8 +196,8 @@ def _tests(task: Task, section: Section) -> Iterator[str]:
     pooled = [test for test in section.contrasts if test.versions is None]
     if pooled:
         yield "Tests over all seeds, on the same draws; differences are the first less the second:"
-        body = [[test.first, test.second, test.measure, *_numbers(task, test)] for test in pooled]
-        yield table(["first", "second", "measure", "difference", "p", "adjusted"], body)
+        over_all = [[test.first, test.second, test.measure, *_numbers(task, test)] for test in pooled]
+        yield table(["first", "second", "measure", "difference", "p", "adjusted"], over_all)
     seeds = [test for test in section.contrasts if test.versions is not None]
     if seeds:
         yield "Exact McNemar tests, seed by seed:"
@@ -217,7 +217,7 @@ def dots(report: Compared) -> Dots:
     chosen = next((s for s in whole if any(report.quality in row.qualities for row in s.rows)), whole[0])
     rows = [row for row in chosen.rows if row.kind != "baseline"]
     main, quality = report.columns[0], report.quality
-    measures = {
+    measures: dict[str, list[tuple[str, str, Figure]]] = {
         main: [(row.name, row.kind, figure) for row in rows if (figure := row.metrics.get(main))],
         quality: [(row.name, row.kind, figure) for row in rows if (figure := row.qualities.get(quality))],
     }
