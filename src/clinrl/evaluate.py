@@ -218,12 +218,11 @@ def grade(
 
 
 def hear(who: Examinee, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> Heard:
-    """What the task's qualities want to hear about all answers, as `sit` returned them."""
-    by_id = {case.id: case for case in cases}
-    pairs = []
-    for name, lines in graded.items():
-        view = name.partition(".")[2] or who.view
-        pairs += [(seen(who.task, by_id[line.case_id], view), line.transcript) for line in lines]
+    """What the task's qualities want to hear about the answers that `sit` returned, other views of a case left out."""
+    by_id = {case.id: who.sees(case) for case in cases}
+    pairs = [
+        (by_id[line.case_id], line.transcript) for name, lines in graded.items() if "." not in name for line in lines
+    ]
     return heard_of(who.task, pairs, who.oracles)
 
 

@@ -18,7 +18,7 @@ from clinrl.errors import ArtefactError
 from clinrl.imported import is_imported
 from clinrl.records import Case, Estimate, Graded, Strict, Transcript, Unreadable
 from clinrl.statistics import DIGITS, Paired, bootstrap, mean, paired, rate, wilson
-from clinrl.task import GIVEN, NOTHING_HEARD, Heard, Quality, Share, Statistic, Task, get_task, seen
+from clinrl.task import GIVEN, NOTHING_HEARD, Heard, Quality, Share, Statistic, Task, get_task, no_asks, seen
 
 COMPARED = ("exact", "dangerous")
 """Shares that every paired test and every slice is about. Each task defines them."""
@@ -191,7 +191,7 @@ def build(
         confusion=confusion(task, golds, answers),
         slices={
             **{what: _slice(task, cases, golds, answers, of) for what, of in task.slices.items()},
-            **({VIEW: _views(task, cases, {GIVEN: graded, **views}, heard)} if views else {}),
+            **({VIEW: _views(task, cases, {GIVEN: graded, **views})} if views else {}),
         },
         terms=terms,
         reward=_mean([line.score.total for line in graded]),
@@ -319,14 +319,16 @@ def _slice(
     }
 
 
-def _views(
-    task: Task, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]], heard: Heard
-) -> dict[str, Estimates]:
-    """The same answers as given and under other views, each on the cases that have the view."""
+def _views(task: Task, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> dict[str, Estimates]:
+    """The same answers as given and under other views, each on the cases that have the view.
+
+    Of the qualities those that ask no model: a judge would be asked about every case once for each view.
+    """
     by_id = {case.id: case for case in cases}
     others = {line.case_id for view, lines in graded.items() if view != GIVEN for line in lines}
     chosen = [name for name in task.headline if isinstance(task.metrics.get(name), Statistic)]
     metrics = {name: task.metrics[name] for name in (*COMPARED, *chosen)}
+    plain = {name: quality for name, quality in task.qualities.items() if quality.asks is no_asks}
     found = {}
     for view, lines in graded.items():
         kept = [line for line in lines if line.case_id in others]
@@ -335,7 +337,7 @@ def _views(
         golds = [task.label(case) for case in shown]
         found[view] = {
             **estimates(metrics, golds, [line.answer for line in kept], clusters),
-            **measured(task.qualities, shown, [line.transcript for line in kept], heard, clusters),
+            **measured(plain, shown, [line.transcript for line in kept], NOTHING_HEARD, clusters),
         }
     return found
 
