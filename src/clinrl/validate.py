@@ -103,6 +103,7 @@ def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], M
         if block.data == name
         and (profile := params.profiles[block.profile]).method == "grpo"
         and not profile.waiver  # known to be wrong; the probe says how
+        and not task.oracles(params.reward(version))  # the probe asks models, for its stream at once
     ]
     distinct = {artefacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
     return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)

@@ -163,7 +163,7 @@ def asks(case: Case, transcript: Transcript, reward: Reward) -> tuple[Ask, ...]:
     turn = _turn(transcript)
     label = _said(turn, reward)
     wanted: dict[Ask, None] = {}
-    if _counts(reward.judge, reward.judge.reader != "none", case, label, reward):
+    if _counts(reward.judge, _judges(reward.judge, turn), case, label, reward):
         wanted[_judge_ask(case, turn, reward.judge)] = None
     if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
         gold, said = _compared(case, turn, reward.similarity)
@@ -189,7 +189,7 @@ def score(case: Case, transcript: Transcript, reward: Reward, heard: Heard = NOT
         terms["answer"] = reward.right if label == case.key.label else reward.wrong
     if reward.format and (reward.parser == "published" or not isinstance(label, Unreadable)):
         terms["format"] = reward.format * published_format(written(turn))
-    if _counts(reward.judge, reward.judge.reader != "none", case, label, reward):
+    if _counts(reward.judge, _judges(reward.judge, turn), case, label, reward):
         terms["judge"] = reward.judge.weight * _judged(case, turn, reward.judge, heard)
     if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
         terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, heard)
@@ -213,6 +213,11 @@ def _counts(part: Judged | Similar, on: bool, case: Case, label: str | Unreadabl
     if not on or not part.weight or (isinstance(label, Unreadable) and reward.parser == "strict"):
         return False
     return not part.gated or label == case.key.label
+
+
+def _judges(judged: Judged, turn: Message) -> bool:
+    """Whether there is something to judge: as published any turn, corrected only one with a think block."""
+    return judged.reader == "published" or (judged.reader == "corrected" and turn.thinking is not None)
 
 
 def _judge_ask(case: Case, turn: Message, judged: Judged) -> Ask:
