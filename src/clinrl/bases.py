@@ -160,7 +160,13 @@ def locate(named: dict[str, Any], by: Path) -> dict[str, str]:
 def _open(folder: Path, named: dict[str, Any], by: Path) -> tuple[Any, Any]:
     """The model that a base folder names, or the one that lies in `folder`, and its tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        BitsAndBytesConfig,
+        GenerationConfig,
+        PreTrainedTokenizerFast,
+    )
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # of reading the weights; the stages show how far their own work is
@@ -181,9 +187,13 @@ def _open(folder: Path, named: dict[str, Any], by: Path) -> tuple[Any, Any]:
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=torch.bfloat16,
             )
+        reader = AutoTokenizer
     elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
-        weights = hub_sized  # a merge of a hub checkpoint
-    tokenizer = AutoTokenizer.from_pretrained(**origin, padding_side="left")
+        weights, reader = hub_sized, AutoTokenizer  # a merge of a hub checkpoint
+    else:
+        # By the architecture's name AutoTokenizer would put Qwen2's own splitting into a tokenizer that is not Qwen2's.
+        reader = PreTrainedTokenizerFast
+    tokenizer = reader.from_pretrained(**origin, padding_side="left")
     if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
         tokenizer.pad_token = RESERVED_PAD
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
