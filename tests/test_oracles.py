@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from tokenizers import Tokenizer
 
 import dolls
 import toys
@@ -62,6 +63,14 @@ def questions(n=12):
 
 
 # The base and its judges
+
+
+def test_a_judge_reads_text_as_it_learned_to(project):
+    """By the architecture's name transformers would put another splitting into the tokenizer than it learned with."""
+    _, tokenizer = bases.open_judge(paths.base("toy"), "judge")
+    learned = Tokenizer.from_file(str(paths.base("toy") / "judge/tokenizer.json"))
+    for text in (*(ask.text for ask in questions()), 'It\'s {"medical_concepts": 10}'):
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == learned.encode(text).ids
 
 
 def test_a_judge_is_part_of_the_base_that_it_belongs_to(project):
