@@ -26,7 +26,8 @@ import exhibits
 from clinrl import determinism, evaluate, paths, registry, served, tracking
 from clinrl.artefacts import write_json
 from clinrl.dataset import read_cases
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, DataError, Refused
+from clinrl.task import get_task
 from clinrl.tracking import asked
 
 ROOT = Path(__file__).parents[1]
@@ -315,3 +316,17 @@ def post(address, body):
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+def test_a_list_of_facts_comes_as_json_text():
+    """A cell holds a list as JSON, as in the example that is registered; other text is refused with its column."""
+    task = get_task("imaging")
+    facts = served._facts(task)
+    case = next(case for case in task.cases(20, 1, pool="base", mix="natural") if len(case.facts.evidence) == 2)
+    row = {name: served._cell(value) for name, value in case.facts.model_dump(mode="json").items()}
+    assert isinstance(row["evidence"], str)
+    assert served._read_facts(facts, row, []) == case.facts
+    assert served._read_facts(facts, {name: row[name] for name in row if name != "evidence"}, []).evidence == ()
+    for text in ("no JSON", '[{"number": 0, "text": "x"}]', '{"number": 1}'):
+        with pytest.raises(DataError, match="column evidence"):
+            served._read_facts(facts, row | {"evidence": text}, [])
