@@ -164,6 +164,7 @@ def test_equal_answers_give_equal_bytes(project):
     assert [target.with_suffix(end).read_bytes() for end in ends] == before
 
 
+@pytest.mark.slow
 def test_what_it_reads_is_all_it_needs(project, tmp_path, monkeypatch):
     wanted = comparison.reads(project, "recipes")
     assert len(wanted) == len(set(wanted)) == 3 + 3 * (1 + 10)
