@@ -56,7 +56,7 @@ def dvc(*arguments: str) -> None:
 @pytest.fixture
 def params(valid, tmp_path, monkeypatch) -> Params:
     """Two versions, the child named first, in an empty folder without DVC."""
-    for section in ("merges", "mining"):
+    for section in ("merges", "mining", "comparisons"):
         del valid[section]
     valid["versions"] = {name: valid["versions"][name] for name in ("v2", "v1")}
     valid["versions"]["v2"]["why"] = "two\n\tlines"

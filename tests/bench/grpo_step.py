@@ -48,7 +48,7 @@ def project(folder: Path) -> str:
     }
     tree["profiles"][VERSION] = recipe
     tree["versions"] = {VERSION: {**tree["versions"][last], "parent": f"{block.task}-base", "profile": VERSION}}
-    for section in ("merges", "mining"):  # of versions that this project does not have
+    for section in ("merges", "mining", "comparisons"):  # of versions that this project does not have
         del tree[section]
     YAML(typ="safe").dump(tree, folder / "params.yaml")
     for source in (paths.base(block.task), paths.adapter(f"{block.task}-base")):

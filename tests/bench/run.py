@@ -21,7 +21,17 @@ from clinrl.artefacts import write_json
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 REPORT = ROOT / "data/reports/bench.json"
-SCRIPTS = ("commands.py", "cases.py", "sources.py", "exam.py", "registry.py", "fold.py", "grpo_step.py", "rewards.py", "flows.py")
+SCRIPTS = (
+    "commands.py",
+    "cases.py",
+    "sources.py",
+    "exam.py",
+    "registry.py",
+    "fold.py",
+    "grpo_step.py",
+    "rewards.py",
+    "flows.py",
+)
 
 
 def main(names: list[str]) -> int:

@@ -67,8 +67,9 @@ def write_project(folder: Path, sections: dict[str, Any]) -> None:
 
 
 def groups(folder: Path) -> list[str]:
-    """The names of the stages of a project's dvc.yaml, without what they are for."""
-    return list(YAML(typ="safe").load(folder / "dvc.yaml")["stages"])
+    """The groups of stages of a project's dvc.yaml. A stage by itself names versions that this project has not."""
+    stages = YAML(typ="safe").load(folder / "dvc.yaml")["stages"]
+    return [name for name, stage in stages.items() if "foreach" in stage]
 
 
 def main(stage: str, name: str) -> None:

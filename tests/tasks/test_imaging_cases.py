@@ -59,7 +59,8 @@ def test_held_out_conditions_are_in_the_exam_alone():
 
 def test_all_procedures_of_a_variant_lie_in_one_pool():
     variants = {
-        pool: {variant_of(case.key.scenario) for case in drawn(pool, n=700)} for pool in ("base", "train", "mine", "exam")
+        pool: {variant_of(case.key.scenario) for case in drawn(pool, n=700)}
+        for pool in ("base", "train", "mine", "exam")
     }
     assert sum(map(len, variants.values())) == len(set().union(*variants.values()))
     procedures = Counter(case.group for case in drawn())
