@@ -156,6 +156,7 @@ def test_parts_hold_their_cases_and_published_figures(built):
     assert "macro_f1 0.310" in text
 
 
+@pytest.mark.slow
 def test_equal_answers_give_equal_bytes(project):
     ends = (".json", ".md", ".png")
     target = paths.comparison_report("recipes")
