@@ -4,6 +4,7 @@ A task's name is its folder's name; importing the folder is the look-up. Everyth
 task's medicine, prompts and rewards is here, so that adding a task touches no shared module.
 """
 
+import hashlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -222,6 +223,20 @@ def seen(task: Task, case: AnyCase, view: str) -> AnyCase:
     """The case as a view shows it; as given, where it has no such view."""
     shown = None if view == GIVEN else task.views[view](case)
     return case if shown is None else shown
+
+
+def pool_by_hash(name: str, shares: Mapping[Pool, int]) -> Pool:
+    """The pool of a template by the hash of its name: the same for any seed, data set and machine."""
+    return pool_at(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100, shares)
+
+
+def pool_at(percent: int, shares: Mapping[Pool, int]) -> Pool:
+    """The pool into whose share a percentage, 0 to 99, falls. The shares are percentages and sum to 100."""
+    for pool, share in shares.items():
+        if percent < share:
+            return pool
+        percent -= share
+    raise AssertionError("pool shares do not sum to 100")
 
 
 def get_task(name: str) -> Task:

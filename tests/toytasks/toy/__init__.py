@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from clinrl.artefacts import digest
+from clinrl.errors import DataError
 from clinrl.records import Case, Message, Score, Strict, Transcript, Unreadable
 from clinrl.task import NOTHING_HEARD, Ask, Heard, Quality, Share, Statistic
 
@@ -156,7 +157,7 @@ class Toy:
         return case.key.topic
 
     def recognise(self, path: Any) -> Any:
-        raise NotImplementedError
+        raise DataError(f"{path} must be left alone: the toy task imports nothing")
 
     def omittable(self, case: ToyCase) -> tuple[str, ...]:
         return () if case.key.label == LABELS[1] else (case.key.rule,)

@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field
 from clinrl import imported
 from clinrl.artefacts import canonical_json
 from clinrl.records import Case, Pool, Strict
+from clinrl.task import pool_by_hash
 from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.esi.narrative import OPENINGS, ORDERS, narrative
 from clinrl.tasks.esi.phrases import COMPLAINTS, CUES, FINDINGS, Complaint
@@ -127,12 +128,7 @@ def pool_of(group: str) -> Pool:
     """
     if (named := imported.pool_of(group)) is not None:
         return named
-    draw = int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") % 100
-    for pool, share in POOL_SHARE.items():
-        if draw < share:
-            return pool
-        draw -= share
-    raise AssertionError("pool shares do not sum to 100")
+    return pool_by_hash(group, POOL_SHARE)
 
 
 _pool_of_template = cache(pool_of)  # the number of templates is fixed, so the cache is bounded

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clinrl.records import Unreadable
+from clinrl.statistics import quadratic_kappa
 from clinrl.task import Share, Statistic
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -81,16 +82,7 @@ def kappa(golds: Sequence[int], answers: Sequence[Answer]) -> float:
 
     NaN where it is undefined: no readable answer, or one and the same level throughout in both.
     """
-    counts = _readable(golds, answers)
-    n = counts.total()
-    of_gold, of_answer = Counter[int](), Counter[int]()
-    for (gold, answer), count in counts.items():
-        of_gold[gold] += count
-        of_answer[answer] += count
-    observed = sum(count * (gold - answer) ** 2 for (gold, answer), count in counts.items())
-    by_chance = sum(a * b * (gold - answer) ** 2 for gold, a in of_gold.items() for answer, b in of_answer.items())
-    # The common factor 1 / (levels - 1)^2 of the weights cancels.
-    return 1.0 - n * observed / by_chance if by_chance else math.nan
+    return quadratic_kappa(_readable(golds, answers))
 
 
 def mean_signed_error(golds: Sequence[int], answers: Sequence[Answer]) -> float:

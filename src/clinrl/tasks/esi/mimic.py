@@ -13,6 +13,7 @@ from clinrl.errors import DataError
 from clinrl.imported import Intake, Source, Taken, Unclear, cleaned, percentile, pseudonym, sift
 from clinrl.records import Pool
 from clinrl.sources import Table, locate, open_table
+from clinrl.task import pool_at
 from clinrl.tasks.esi import imported, measured
 from clinrl.tasks.esi.rules import Sex
 
@@ -85,12 +86,7 @@ def _stem(table: Table) -> str:
 
 def pool_of_subject(pseudonym: str) -> Pool:
     """The pool of a patient, for good."""
-    draw = percentile(pseudonym)
-    for pool, share in SHARES.items():
-        if draw < share:
-            return pool
-        draw -= share
-    raise AssertionError("pool shares do not sum to 100")
+    return pool_at(percentile(pseudonym), SHARES)
 
 
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:

@@ -17,10 +17,12 @@ from pydantic import BeforeValidator, Field
 from clinrl import imported
 from clinrl.artefacts import canonical_json
 from clinrl.records import Case, Pool, Strict
+from clinrl.task import pool_by_hash
 from clinrl.tasks.imaging import evidence
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.evidence import Abstract, Study
 from clinrl.tasks.imaging.guideline import (
+    ADVANCED,
     BY_ID,
     CONDITIONS,
     CONTRAST,
@@ -123,12 +125,7 @@ def pool_of(group: str) -> Pool:
         return named
     if group.split("/")[0] in _HELD_OUT_IDS:
         return "exam"
-    draw = int.from_bytes(hashlib.sha256(group.encode()).digest()[:4], "big") % 100
-    for pool, share in POOL_SHARE.items():
-        if draw < share:
-            return pool
-        draw -= share
-    raise AssertionError("pool shares do not sum to 100")
+    return pool_by_hash(group, POOL_SHARE)
 
 
 _pool_of_variant = cache(pool_of)  # the number of variants is fixed, so the cache is bounded
@@ -283,15 +280,15 @@ def _sex(rng: Random, condition: Condition, aim: str) -> Sex:
 
 def _modality(rng: Random, condition: Condition, aim: str) -> Modality:
     """A modality to which the rule that is aimed at can apply."""
+    advanced = [modality for modality in MODALITIES if modality in ADVANCED]
+    with_contrast = [modality for modality in MODALITIES if modality in CONTRAST]
     fitting: Mapping[str, list[Modality]] = {
         "local_yield": list(condition.local),
-        "plain_first": ["CT", "MRI", "bone scan", "PET/CT"],
-        "red_flag": ["CT", "MRI", "bone scan", "PET/CT"],
+        "plain_first": advanced,
+        "red_flag": advanced,
         "pregnancy": [modality for modality in MODALITIES if RADIATION[modality] >= 2],
-        "child": ["CT", "PET/CT"],
-        "kidneys": ["CT", "MRI"],
-        "contrast_lacking": ["CT", "MRI"],
-        "contrast_idle": ["CT", "MRI"],
+        "child": [modality for modality in MODALITIES if RADIATION[modality] >= 3],
+        **dict.fromkeys(("kidneys", "contrast_lacking", "contrast_idle"), with_contrast),
     }
     return rng.choice(fitting.get(aim) or list(MODALITIES))
 

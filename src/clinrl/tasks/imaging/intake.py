@@ -15,6 +15,7 @@ from typing import Any, Final
 from clinrl.errors import DataError
 from clinrl.imported import Intake, Source, Taken, Unclear, check_text, cleaned, normalised, percentile, pseudonym, sift
 from clinrl.records import Pool, Unreadable
+from clinrl.task import pool_at
 from clinrl.tasks.imaging import answer, formats, imported
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.formats import TWICE, WHOLE, Fields, Records
@@ -127,12 +128,7 @@ def _records(path: Path) -> Records:
 
 def pool_of_variant(pseudonym: str) -> Pool:
     """The pool of a variant, for good."""
-    draw = percentile(pseudonym)
-    for pool, share in SHARES.items():
-        if draw < share:
-            return pool
-        draw -= share
-    raise AssertionError("pool shares do not sum to 100")
+    return pool_at(percentile(pseudonym), SHARES)
 
 
 def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:

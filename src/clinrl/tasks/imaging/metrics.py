@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from clinrl.records import Unreadable
+from clinrl.statistics import quadratic_kappa
 from clinrl.task import Share, Statistic
 from clinrl.tasks.imaging.answer import LABELS
 
@@ -85,16 +86,8 @@ def kappa(golds: Sequence[str], answers: Sequence[Answer]) -> float:
 
     NaN where it is undefined: no readable answer, or one and the same label throughout in both.
     """
-    counts = {(RANK[g], RANK[a]): n for (g, a), n in _counts(golds, answers).items() if a is not None}
-    n = sum(counts.values())
-    of_gold, of_answer = Counter[int](), Counter[int]()
-    for (gold, answer), count in counts.items():
-        of_gold[gold] += count
-        of_answer[answer] += count
-    observed = sum(count * (gold - answer) ** 2 for (gold, answer), count in counts.items())
-    by_chance = sum(a * b * (gold - answer) ** 2 for gold, a in of_gold.items() for answer, b in of_answer.items())
-    # The common factor 1 / (labels - 1)^2 of the weights cancels.
-    return 1.0 - n * observed / by_chance if by_chance else math.nan
+    counts = _counts(golds, answers).items()
+    return quadratic_kappa({(RANK[gold], RANK[answer]): n for (gold, answer), n in counts if answer is not None})
 
 
 def _steps(gold: str, answer: str) -> int:
