@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast, get_args
 
+from pydantic import BaseModel
+
 from clinrl import paths
 from clinrl.errors import DataError
 from clinrl.records import Case, Graded, Message, Pool, Transcript, Unreadable
@@ -178,6 +180,13 @@ def pseudonym(kind: str, text: str) -> str:
 def percentile(pseudonym: str) -> int:
     """0 to 99 by a pseudonym alone: what shares out patients among pools, the same for any source and machine."""
     return int(pseudonym[:8], 16) % 100
+
+
+def key_of(value: Any, drawn: type[BaseModel], brought: type[BaseModel]) -> Any:
+    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
+    if not isinstance(value, Mapping):
+        return value
+    return (brought if "source" in value else drawn).model_validate(value)
 
 
 def group_of(use: Pool, pseudonym: str) -> str:

@@ -53,10 +53,7 @@ class EsiKey(Strict):
 
 
 def _key(value: Any) -> Any:
-    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
-    if not isinstance(value, Mapping):
-        return value
-    return (ImportedKey if "source" in value else EsiKey).model_validate(value)
+    return imported.key_of(value, EsiKey, ImportedKey)
 
 
 class EsiCase(Case):

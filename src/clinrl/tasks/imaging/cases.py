@@ -77,10 +77,7 @@ class ImagingKey(Strict):
 
 
 def _key(value: Any) -> Any:
-    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
-    if not isinstance(value, Mapping):
-        return value
-    return (ImportedKey if "source" in value else ImagingKey).model_validate(value)
+    return imported.key_of(value, ImagingKey, ImportedKey)
 
 
 class ImagingCase(Case):
