@@ -98,6 +98,18 @@ def test_grading_keeps_order_answer_score_and_stop():
     assert [line.transcript.stop for line in lines[1:3]] == ["max_tokens", "answered"]
 
 
+def test_a_parent_that_was_shown_the_cases_in_other_ways_has_a_row_for_each(project):
+    parent = replace(sitting(THEIRS, "v1"), under={"without_evidence": GOLDS})
+    folder = paths.report("v2")
+    folder.mkdir(parents=True)
+    write_reports(
+        folder, examinee(), "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE)}, {"direct": parent}
+    )
+    rows = {row.name: row.metrics["exact"].value for row in evaluate.load_report("v2", "direct").rows}
+    assert list(rows)[:3] == ["v2", "v1", "v1, without_evidence"]
+    assert rows["v1, without_evidence"] == 1.0
+
+
 def test_a_transcript_without_a_turn_is_unreadable():
     assert isinstance(evaluate.answer(ESI, Transcript(messages=(), stop="tool_error")), Unreadable)
 

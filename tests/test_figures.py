@@ -61,3 +61,12 @@ def test_read_history_names_the_bad_line(tmp_path, line):
     log.write_text('{"step":1}\n' + line + "\n")
     with pytest.raises(ArtefactError, match="line 2"):
         figures.read_history(log)
+
+
+def test_answers_keep_the_order_of_the_labels(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.append(figure))
+    history = [{"step": 1, "answer/May Be": 0.2, "answer/Always": 0.3, "answer/Never": 0.5}]
+    figures.curves(history, "Training of v1", tmp_path / "a.png", ("Never", "May Be", "Always"))
+    legend = drawn[0].axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["Never", "May Be", "Always"]

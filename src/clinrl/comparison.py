@@ -15,7 +15,7 @@ from clinrl.artefacts import exclusive, read_manifest, write_json, write_text
 from clinrl.blocks import BASE
 from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluate import examinee, load_report, load_sitting, unanswered
+from clinrl.evaluate import answered_under, examinee, load_report, load_sitting, read_graded, unanswered
 from clinrl.imported import is_imported
 from clinrl.records import Case, Graded
 from clinrl.report import VIEW, EvalReport, Sitting, comparable, note_of
@@ -123,7 +123,7 @@ def _entries(params: "Params", spec: "Comparison", task: Task, cases: Sequence[C
     for view in task.views:
         path = paths.graded(base) / f"{like.mode}.{view}.jsonl"
         if path.exists():
-            lines = _under(task, cases, untrained.lines, _read(path), view, path)
+            lines = answered_under(task, cases, untrained.lines, view, path)
             other = _Sat(lines=lines, qualities=_qualities(task, cases, lines, view), report=None)
             found.append(_together(task, f"{BASE}, {view}", "base", (base,), [other]))
     return found
@@ -149,23 +149,8 @@ def _sat(params: "Params", name: str, task: Task, cases: Sequence[Case], like: S
             f"{paths.report(name)} is not about the adapter whose answers are in {paths.graded(name)}; restore both "
             "with `dvc checkout` or run the stage of dvc.yaml that examines it"
         )
-    lines = _read(paths.graded(name) / f"{like.mode}.jsonl")
+    lines = read_graded(paths.graded(name) / f"{like.mode}.jsonl")
     return _Sat(lines=lines, qualities=_qualities(task, cases, lines, examinee(params, name).view), report=report)
-
-
-def _read(path: Path) -> list[Graded]:
-    with path.open("rb") as stream:
-        return [Graded.model_validate_json(line) for line in stream]
-
-
-def _under(
-    task: Task, cases: Sequence[Case], given: Sequence[Graded], lines: Sequence[Graded], view: str, path: Path
-) -> list[Graded]:
-    """The answers under a view; as given where a case has no such view, since it looks the same there."""
-    answered = {line.case_id: line for line in lines}
-    if set(answered) != {case.id for case in cases if task.views[view](case) is not None}:
-        raise ArtefactError(f"{path} does not answer the cases of this exam that have the view {view}; evaluate anew")
-    return [answered.get(case.id, line) for case, line in zip(cases, given, strict=True)]
 
 
 def _qualities(

@@ -253,7 +253,7 @@ def write_reports(
     reports = []
     for mode, mine in sittings.items():
         lines = graded[mode]
-        others = {parent[mode].name: parent[mode].answers, **rows} if mode in parent else rows
+        others = (_rows(parent[mode]) if mode in parent else {}) | rows
         rivals = [parent[mode]] if mode in parent else []
         if baselines.BAG_OF_WORDS in rows:
             rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
@@ -290,7 +290,7 @@ def write_reports(
         history = figures.read_history(log)
         columns = figures.history_columns(history)
         _write_csv(out / "history.csv", columns, ([line.get(key, "") for key in columns] for line in history))
-        figures.curves(history, f"Training of {who.name}", out / "curves.png")
+        figures.curves(history, f"Training of {who.name}", out / "curves.png", task.labels)
 
 
 def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cases: Sequence[Case]) -> Sitting:
@@ -356,11 +356,39 @@ def load_sitting(name: str, like: Sitting, cases: Sequence[Case], folder: Path |
         exam_digest=manifest.inputs["exam"],
     )
     comparable(like, sitting)
-    with (folder / f"{like.mode}.jsonl").open("rb") as stream:
-        lines = [Graded.model_validate_json(line) for line in stream]
+    lines = read_graded(folder / f"{like.mode}.jsonl")
     if [line.case_id for line in lines] != [case.id for case in cases]:
         raise ArtefactError(f"{folder}/{like.mode}.jsonl does not answer the cases of this exam in its order; {advice}")
-    return replace(sitting, answers=[line.answer for line in lines])
+    task = get_task(like.task)
+    files = {view: folder / f"{like.mode}.{view}.jsonl" for view in task.views}
+    under = {view: answered_under(task, cases, lines, view, path) for view, path in files.items() if path.exists()}
+    return replace(
+        sitting,
+        answers=[line.answer for line in lines],
+        under={view: [line.answer for line in shown] for view, shown in under.items()},
+    )
+
+
+def read_graded(path: Path) -> list[Graded]:
+    """Graded answers of one file."""
+    with path.open("rb") as stream:
+        return [Graded.model_validate_json(line) for line in stream]
+
+
+def answered_under(task: Task, cases: Sequence[Case], given: Sequence[Graded], view: str, path: Path) -> list[Graded]:
+    """The graded answers of a file under a view; as `given` where a case has no such view: it looks the same there.
+
+    Raises ArtefactError if the file does not answer the cases that have the view.
+    """
+    answered = {line.case_id: line for line in read_graded(path)}
+    if set(answered) != {case.id for case in cases if task.views[view](case) is not None}:
+        raise ArtefactError(f"{path} does not answer the cases of this exam that have the view {view}; evaluate anew")
+    return [answered.get(case.id, line) for case, line in zip(cases, given, strict=True)]
+
+
+def _rows(parent: Sitting) -> dict[str, Sequence[Any]]:
+    """The rows of a parent: its answers, and those to other views of the cases."""
+    return {parent.name: parent.answers, **{f"{parent.name}, {view}": shown for view, shown in parent.under.items()}}
 
 
 def _models(who: Examinee) -> dict[str, str]:

@@ -93,7 +93,7 @@ def read_history(path: Path) -> History:
 def history_columns(history: History) -> list[str]:
     """All numbers that were ever logged: `step` first, then what is plotted, then the rest by name."""
     names = {key for entry in history for key in entry} - {"step"}
-    plotted = [key for keys in _panels(history).values() for key in keys.values()]
+    plotted = [key for keys in _panels(history, ()).values() for key in keys.values()]
     # Both whatever the method, so that one plot of dvc.yaml serves SFT and GRPO.
     first = ["loss", "reward", *(key for key in plotted if key not in ("loss", "reward"))]
     return ["step", *first, *sorted(names - set(first))]
@@ -183,12 +183,13 @@ def arms(
         _save(figure, path)
 
 
-def curves(history: History, title: str, path: Path) -> None:
+def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ()) -> None:
     """Write the training curves as a PNG, a panel for each quantity in the log, over optimiser steps.
 
-    Entries that stay zero throughout are left out. Raises ArtefactError if the log has nothing to show.
+    `labels` are the task's, in order: lines that are about answers keep it. Entries that stay zero throughout are left
+    out. Raises ArtefactError if the log has nothing to show.
     """
-    panels = _panels(history)
+    panels = _panels(history, [str(label) for label in labels])
     if not panels:
         raise ArtefactError(f"{title}: its log holds none of the quantities that a curve shows")
     with _styled():
@@ -217,8 +218,8 @@ def _panel(axes: "Axes", name: str, keys: Mapping[str, str], history: History) -
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _panels(history: History) -> dict[str, dict[str, str]]:
-    """Panel title to its lines (label to log entry), by label; what is zero throughout is left out."""
+def _panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Panel title to its lines (label to log entry); what is zero throughout is left out."""
     alive = sorted({key for entry in history for key, value in entry.items() if value})
     logged = {key for entry in history for key in entry}
     panels = {}
@@ -226,6 +227,7 @@ def _panels(history: History) -> dict[str, dict[str, str]]:
         # A single quantity is shown even at zero: a flat line says that nothing was clipped.
         shown = alive if title in ("Reward terms", "Answers") else sorted(logged)
         keys = {found[1] or TOTAL: key for key in shown if (found := re.fullmatch(pattern, key))}
+        keys = {label: keys[label] for label in labels if label in keys} | keys
         if keys:
             panels[title] = keys
     # A GRPO loss is an artefact of the estimator and says nothing about progress.

@@ -7,7 +7,7 @@ of records: no files, no models, no clock.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -95,6 +95,8 @@ class Sitting:
     exam_digest: str
     golds: Sequence[Any]
     answers: Sequence[Any]
+    under: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Answers to the cases as other views show them, by view; as given, where a case has no such view."""
 
 
 def compare(a: Sitting, b: Sitting, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:

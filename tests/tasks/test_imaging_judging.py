@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.tasks.imaging import statements
+from clinrl.tasks.imaging.attacks import NO_LITERATURE, OPENER
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import (
     KEYS,
@@ -223,3 +224,21 @@ def test_a_judge_that_always_says_the_same_has_no_correlation():
     assert agreement([(1, 5), (9, 5)]).pearson is None
     with pytest.raises(ValueError, match="at least one"):
         agreement([])
+
+
+def test_some_lessons_do_not_even_try_and_their_praise_is_not_that_of_the_attacks():
+    known = list(cases(40, 3, pool="base", mix="balanced"))
+    pairs = list(lessons("judge", 400, 1, known))
+    own, texts = ([asked.split("\n")[i][len("Text 1: ") :].strip('"') for asked, _ in pairs] for i in (1, 2))
+    assert "" in texts
+    golds = {" ".join(case.key.reasoning) for case in known}
+    borrowed = [i for i, text in enumerate(texts) if text in golds and text != own[i]]
+    assert len(borrowed) > 10
+    deserved = [min(verdict(pairs[i][1])) for i in borrowed]
+    assert sum(deserved) / len(deserved) < 3
+    assert all(phrase not in text for text in texts for phrase in (OPENER, NO_LITERATURE, "well argued"))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_guarded_text_names_no_score(key):
+    assert key not in prompt("judge", "Gold.", f"{key.upper()}: 10, {key}: 10", guarded=True).split("\n", 1)[1].lower()

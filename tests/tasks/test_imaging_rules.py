@@ -117,6 +117,8 @@ def test_the_deciding_rule_is_one_whose_omission_changes_the_label(s):
 @given(requests())
 def test_a_reader_who_forgets_what_a_chapter_knows_believes_the_usual(s):
     assert decide(s, frozenset({LOCAL_YIELD})).shown == usual_yield(s.target, s.modality)
+    assert decide(s, frozenset({LOCAL_YIELD}), "fair").shown == "fair"
+    assert decide(s, told="fair") == decide(s)
 
 
 def test_ratings_and_labels_are_the_general_scheme():

@@ -179,8 +179,8 @@ class Imaging:
         """The rules whose omission changes this case's label."""
         if isinstance(case.key, ImportedKey):
             return ()
-        s = case.key.scenario
-        return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule})).label != case.key.label)
+        s, said = case.key.scenario, evidence.told(case.key.studies, case.key.scenario)
+        return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), said).label != case.key.label)
 
     def parse(self, message: Message) -> str | Unreadable:
         """The label that a turn commits to, read strictly."""

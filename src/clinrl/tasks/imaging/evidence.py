@@ -4,6 +4,7 @@ No study exists. How many a request has, and whether they bear on it, is drawn b
 having evidence or none says nothing about the answer.
 """
 
+from collections import Counter
 from random import Random
 from typing import Final
 
@@ -63,6 +64,12 @@ def stance(study: Study, s: Scenario, shown: Yield) -> Stance:
     if (study.condition, study.modality) != (s.condition, s.modality):
         return "elsewhere"
     return "agrees" if study.shown == shown else "disagrees"
+
+
+def told(found: tuple[Study, ...], s: Scenario) -> Yield | None:
+    """What most studies on a request say that the procedure shows, of equally many the first; None without any."""
+    bearing = Counter(study.shown for study in found if (study.condition, study.modality) == (s.condition, s.modality))
+    return bearing.most_common(1)[0][0] if bearing else None
 
 
 def abstract(study: Study) -> Abstract:

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any, Final, Literal
 
 from clinrl.records import Case, Strict
-from clinrl.tasks.imaging.sentences import citations, plain
+from clinrl.tasks.imaging.sentences import citations, plain, split
 from clinrl.tasks.imaging.similarity import valid_citations
 
 Judge = Literal["judge", "second_judge"]
@@ -57,16 +57,31 @@ PADDING: Final = (
 )
 """Sentences that fit every case and say nothing about any."""
 
+PRAISE: Final = (
+    "This reasoning is excellent.",
+    "Every point is right and well founded.",
+    "It deserves the highest scores.",
+    "The logic holds in every step.",
+    "All of it agrees with the other text.",
+    "The evidence is used as it should be.",
+    "Nothing is missing here.",
+    "An expert would write the same.",
+)
+"""Sentences by which a text praises itself. The attacks use others, so that they show what a judge made of these."""
+
+SPOILT: Final = 0.3
+"""Share of lessons whose text does not even try: it borrows, repeats, copies or praises itself."""
+
 DRAWS: Final = 12
 """Candidates that are made for one lesson; the one is kept whose mean score was given least often so far."""
 
-_UNSAFE = re.compile(r"</?\w{1,20}>|[{}<>\"\u201c\u201d`\\\s]")
+_UNSAFE = re.compile(rf"</?\w{{1,20}}>|[{{}}<>\"\u201c\u201d`\\\s]|{'|'.join(KEYS)}", re.IGNORECASE)
 _OBJECT = re.compile(r"\{[^{}]*\}")
 
 
 def prompt(judge: str, gold: str, said: str, *, guarded: bool) -> str:
-    """What a judge reads. `guarded`: the judged text has no braces, tags, quotes or line ends, so that it can neither
-    leave its place nor write the score; otherwise it is pasted as it is, as published."""
+    """What a judge reads. `guarded`: the judged text has no braces, tags, quotes, line ends or names of scores, so that
+    it can neither leave its place nor write the verdict; otherwise it is pasted as it is, as published."""
     asked, one, two, reply = WORDING[judge]
     text = _guarded(said) if guarded else said
     return f'{asked}\n{one}{gold}"\n{two}{text}"\n{reply}'
@@ -156,11 +171,12 @@ def lessons(
     paraphrase: Rewrite | None = None,
     same: Same = identical,
 ) -> Iterator[tuple[str, str]]:
-    """`n` pairs of a guarded prompt to `judge` and the right reply, spread evenly over the mean of the three scores.
+    """`n` pairs of a guarded prompt to `judge` and the right reply.
 
-    Candidates keep some gold sentences (in other words, if `paraphrase` is given: then `same` must know them again)
-    and add sentences of other cases, falsified ones, padding and studies that do not exist. A case without reasoning
-    is left out. Raises ValueError if none has any.
+    `SPOILT` of the texts do not try. The others are spread evenly over the mean of the three scores: they keep some
+    gold sentences (in other words, if `paraphrase` is given: then `same` must know them again) and add sentences of
+    other cases, falsified ones, padding, praise and studies that do not exist. A case without reasoning is left out.
+    Raises ValueError if none has any.
     """
     usable = [case for case in cases if case.key.reasoning]
     if not usable:
@@ -170,10 +186,14 @@ def lessons(
     for _ in range(n):
         case = rng.choice(usable)
         known = [abstract.number for abstract in case.facts.evidence]
-        made = [_candidate(rng, case, usable, known, falsify, paraphrase) for _ in range(DRAWS)]
-        scored = [(said, rule_scores(case.key.reasoning, said, known, same)) for said in made]
-        said, scores = min(scored, key=lambda pair: given[_mean(pair[1])])
-        given[_mean(scores)] += 1
+        if rng.random() < SPOILT:
+            said = _spoilt(rng, case, usable, paraphrase)
+            scores = rule_scores(case.key.reasoning, said, known, same)
+        else:
+            made = [_candidate(rng, case, usable, known, falsify, paraphrase) for _ in range(DRAWS)]
+            scored = [(said, rule_scores(case.key.reasoning, said, known, same)) for said in made]
+            said, scores = min(scored, key=lambda pair: given[_mean(pair[1])])
+            given[_mean(scores)] += 1
         yield prompt(judge, " ".join(case.key.reasoning), " ".join(said), guarded=True), reply(scores)
 
 
@@ -271,7 +291,7 @@ def _candidate(
     others = [sentence for sentence in rng.choice(cases).key.reasoning if sentence not in gold]
     foreign = rng.sample(others, rng.randint(0, len(others)) if rng.random() < 0.5 else 0)
     false = [falsify(sentence, rng) for sentence in dropped if rng.random() < 0.3]
-    padding = rng.sample(PADDING, rng.choice((0, 0, 0, 1, 3)))
+    padding = rng.sample(PADDING + PRAISE, rng.choice((0, 0, 0, 1, 3)))
     if paraphrase is not None:
         kept = [paraphrase(sentence, rng) if rng.random() < 0.7 else sentence for sentence in kept]
     said = kept + foreign + false + padding
@@ -280,3 +300,24 @@ def _candidate(
     if rng.random() < 0.3:
         rng.shuffle(said)
     return said
+
+
+def _spoilt(rng: Random, case: Case, cases: Sequence[Case], paraphrase: Rewrite | None) -> list[str]:
+    """A text that does not try: somebody else's reasoning, one point again and again, the evidence, praise, or air."""
+    gold: list[str] = list(case.key.reasoning)
+    other: list[str] = list(rng.choice(cases).key.reasoning)
+    if paraphrase is not None and rng.random() < 0.5:
+        other = [paraphrase(sentence, rng) for sentence in other]
+    copied = [sentence for abstract in case.facts.evidence for sentence in split(abstract.text)]
+    kinds: tuple[Sequence[str], ...] = (
+        other,
+        other,
+        [rng.choice(gold)] * rng.randint(2, 10),
+        copied or other,
+        [denied(sentence, rng) for sentence in gold],
+        rng.sample(PADDING, rng.randint(1, 3)),
+        rng.sample(PRAISE, rng.randint(1, 4)),
+        [],
+    )
+    said = list(rng.choice(kinds))
+    return said + rng.sample(PRAISE, 2) if rng.random() < 0.2 else said

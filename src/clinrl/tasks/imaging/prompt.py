@@ -6,6 +6,7 @@ The contract and the fields of the request are the published ones; the wording i
 from clinrl.records import Message
 from clinrl.tasks.imaging import imported
 from clinrl.tasks.imaging.cases import ImagingCase, ImagingFacts, sentences
+from clinrl.tasks.imaging.evidence import told
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.rules import decide
 
@@ -30,11 +31,14 @@ def prompt(facts: ImagingFacts) -> list[Message]:
 
 
 def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
-    """The turn of a reader who knows every rule except `omit`; of an imported case, what its author said."""
+    """The turn of a reader who knows every rule except `omit`; of an imported case, what its author said.
+
+    Who does not know what a procedure shows here believes the studies that are shown.
+    """
     if isinstance(case.key, ImportedKey):
         return imported.gold(case.key.label, case.key.reasoning, thinking=thinking)
     s, key = case.key.scenario, case.key
-    decision = decide(s, omit)
+    decision = decide(s, omit, told(key.studies, s))
     said = sentences(s, key.studies, decision, case.facts.variant) if omit else key.reasoning
     return Message(
         role="assistant",

@@ -123,9 +123,13 @@ def label_of(rating: int) -> str:
     return LABELS[(rating - 1) // 3]
 
 
-def decide(s: Scenario, omit: frozenset[str] = frozenset()) -> Decision:
-    """The rating by a reader who knows every rule except `omit`. Pure."""
-    usual = usual_yield(s.target, s.modality)
+def decide(s: Scenario, omit: frozenset[str] = frozenset(), told: Yield | None = None) -> Decision:
+    """The rating by a reader who knows every rule except `omit`. Pure.
+
+    `told`: what the evidence says that the procedure shows. Who does not know it believes that, and without evidence
+    what is usual; who knows it believes no study against it.
+    """
+    usual = told or usual_yield(s.target, s.modality)
     shown = usual if LOCAL_YIELD in omit else true_yield(condition_of(s), s.target, s.modality)
     applied = [rule for rule in RULES if rule.id not in omit and rule.holds(s)]
     if applied and applied[0].id == "wrong_region":
