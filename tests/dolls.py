@@ -22,8 +22,8 @@ from clinrl.artefacts import canonical_json, identity, read_manifest, seal, stag
 from clinrl.dataset import read_cases
 from clinrl.params import Params
 from clinrl.records import Message, Transcript
-from clinrl.rollout import encode, render, write_turn
 from clinrl.task import get_task
+from clinrl.turns import encode, render, write_turn
 
 PAD, START, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = Path(find_spec("trl").origin).parent / "chat_templates/qwen3_5_think.jinja"

@@ -14,7 +14,7 @@ from clinrl import artefacts, dataset, evaluate, imported, mine, paths, plan, va
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.imported import check_apart, fingerprint, group_of, normalised, percentile, pool_of, pseudonym, withheld
 from clinrl.params import Params
-from clinrl.records import Graded, Message, Transcript
+from clinrl.records import Graded, Message, Transcript, said
 from clinrl.task import get_task
 from clinrl.tasks.esi import synthetic
 from clinrl.tasks.esi.imported import fields
@@ -86,7 +86,7 @@ def test_of_an_answer_only_its_line_is_kept(before, after, level):
     kept = withheld(TASK, case("A secret story.", "exam/imported/1"), line)
     (turn,) = kept.transcript.messages
     assert turn.thinking is None
-    assert turn.content in ("", f"ANSWER: ESI {level}") or TASK.parse(turn) == line.answer
+    assert turn.content in ("", f"ANSWER: ESI {level}") or TASK.parse(said(turn)) == line.answer
     assert (kept.answer, kept.score) == (line.answer, line.score)
 
 

@@ -129,7 +129,7 @@ def test_a_hub_base_names_its_judges_and_its_encoder_by_their_commits(project):
 def test_whoever_asks_nothing_opens_nothing():
     task, nowhere = get_task("esi"), Oracles(Path("no-such-folder"))
     case = next(task.cases(1, 1, pool="train", mix="natural"))
-    said = Transcript(messages=(task.gold(case, thinking=True),), stop="answered")
+    said = task.gold(case, thinking=True)
     assert scores(task, [(case, said)], task.Reward(), nowhere) == [task.score(case, said, task.Reward())]
     assert nowhere.answer([]) == {}
     assert nowhere.record() == []

@@ -48,7 +48,7 @@ DOORS = {
         "merge",
         "oracles",
         "pretrain",
-        "rollout",
+        "samplers",
         "served",
         "shards",
         "trainers",
@@ -64,11 +64,13 @@ DOORS = {
         "oracles",
         "pretrain",
         "rollout",
+        "samplers",
         "trainers",
+        "turns",
         "worker",
     },
     "trl": {"pretrain", "trainers"},
-    "vllm": {"rollout"},
+    "vllm": {"samplers"},
 }
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 
@@ -77,12 +79,13 @@ CHILD = {"checkpoints", "trainers", "worker"}
 
 LAYERS = (
     {"errors", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "section", "sources", "statistics", "task"},
+    {"artefacts", "determinism", "section", "sources", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
     {"blocks", "ledger", "origins", "params_text"},
     {"params"},
-    {"baselines", "dataset", "deltas", "health", "model_card", "report", "rollout", "shards", "sightings", "stream"},
+    {"baselines", "dataset", "deltas", "health", "model_card", "report", "samplers", "shards", "sightings", "stream"},
+    {"rollout"},
     {"arms"},
     {"checkpoints", "figures", "findings", "gate", "pretrain", "prose"},
     {"bases"},

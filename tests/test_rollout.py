@@ -15,21 +15,10 @@ from clinrl import bases, paths
 from clinrl.dataset import read_cases
 from clinrl.errors import DataError
 from clinrl.records import Message
-from clinrl.rollout import (
-    STEP,
-    Prompt,
-    ScriptedSampler,
-    TransformersSampler,
-    alike,
-    batches,
-    decode,
-    encode,
-    read_turn,
-    render,
-    run,
-    write_turn,
-)
+from clinrl.rollout import run
+from clinrl.samplers import STEP, Prompt, ScriptedSampler, TransformersSampler, alike, batches
 from clinrl.task import get_task
+from clinrl.turns import decode, encode, read_turn, render, write_turn
 
 PIECES = ["<think>", "</think>", "\n", "a", "<", "think>", " ", "ANSWER: ESI 2", "é", "\x00"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)

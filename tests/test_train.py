@@ -20,8 +20,8 @@ from clinrl.artefacts import verified, write_json
 from clinrl.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.oracles import Oracles
-from clinrl.rollout import encode, end_tokens
 from clinrl.task import get_task
+from clinrl.turns import encode, end_tokens
 
 TRAIN = "import sys; from clinrl import params, train; train.stage(params.load_params(), sys.argv[1])"
 PUBLISHED = {

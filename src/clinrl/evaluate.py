@@ -33,7 +33,8 @@ from clinrl.oracles import Oracles, heard_of, scores
 from clinrl.probe import proven
 from clinrl.records import Case, Graded, Transcript, Unreadable
 from clinrl.report import EvalReport, Sitting, between_modes, build, column, comparable, compare, summary
-from clinrl.rollout import Sampler, TransformersSampler, run
+from clinrl.rollout import run
+from clinrl.samplers import Sampler, TransformersSampler
 from clinrl.section import did_you_mean
 from clinrl.task import GIVEN, NOTHING_HEARD, Heard, Task, get_task, seen
 
@@ -227,9 +228,9 @@ def hear(who: Examinee, cases: Sequence[Case], graded: Mapping[str, Sequence[Gra
 
 
 def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
-    """What the last assistant turn commits to; Unreadable if there is none."""
-    turns = [message for message in transcript.messages if message.role == "assistant"]
-    return task.parse(turns[-1]) if turns else Unreadable(reason="no assistant turn")
+    """What a transcript commits to; Unreadable if the model took no turn."""
+    spoke = any(message.role == "assistant" for message in transcript.messages)
+    return task.parse(transcript) if spoke else Unreadable(reason="no assistant turn")
 
 
 def write_reports(

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from clinrl import paths
 from clinrl.errors import DataError
-from clinrl.records import Case, Graded, Message, Pool, Transcript, Unreadable
+from clinrl.records import Case, Graded, Message, Pool, Transcript, Unreadable, said
 from clinrl.task import Task
 
 MARK = "/imported/"
@@ -276,4 +276,4 @@ def _answer_line(task: Task, content: str, answer: Any) -> str:
     if isinstance(answer, Unreadable):  # whatever made it unreadable may quote the narrative
         return ""
     lines = (line.strip() for line in content.splitlines())
-    return next((line for line in lines if task.parse(Message(role="assistant", content=line)) == answer), "")
+    return next((line for line in lines if task.parse(said(Message(role="assistant", content=line))) == answer), "")

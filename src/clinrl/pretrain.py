@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl.determinism import settle
 from clinrl.errors import Refused
-from clinrl.rollout import encode, render, write_turn
 from clinrl.task import Task
+from clinrl.turns import encode, render, write_turn
 
 if TYPE_CHECKING:
     from clinrl.origins import Embedded, EmbeddedBase, EmbeddedJudge
@@ -106,7 +106,7 @@ def _pairs(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> lis
     for index, case in enumerate(task.cases(spec.cases, spec.seed, pool="base", mix="reporting")):
         careful = spec.careful > 0 and rng.random() < spec.careful
         omit = frozenset(rule for rule in task.rules if not careful and rng.random() < spec.forget)
-        turn = task.gold(case, thinking=index % 2 == 0, omit=omit)
+        (turn,) = task.gold(case, thinking=index % 2 == 0, omit=omit).messages
         thinking = turn.thinking is not None
         pairs.append((render(blank, task.prompt(case.facts), thinking), write_turn(turn, thinking) + marks.end))
     return pairs

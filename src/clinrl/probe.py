@@ -176,7 +176,7 @@ def score_policies(
             random = Random(f"{seed}:{name}")
             earned[name] = totals(task, [(row.case, policy(row.case, random)) for row in rows], reward, oracles)
             advance(len(rows))
-        gold = [(row.case, said(task.gold(row.case, thinking=thinking[row.mode]))) for row in rows]
+        gold = [(row.case, task.gold(row.case, thinking=thinking[row.mode])) for row in rows]
         earned["gold"] = totals(task, gold, reward, oracles)
         advance(len(rows))
         random = Random(f"{seed}:zero-spread")
@@ -205,7 +205,7 @@ def outcomes(cases: Sequence[Case], task: Task, reward: Any, oracles: Oracles) -
     answers = label_answers(task)
     unreadable = totals(task, [(case, silent) for case in cases for silent in UNREADABLE], reward, oracles)
     plain = [(case, answer(case, Random(0))) for case in cases for answer in answers.values()]
-    gold = [(case, said(turn)) for case in cases for turn in gold_turns(task, case)]
+    gold = [(case, best) for case in cases for best in golds(task, case)]
     earned, best = totals(task, plain, reward, oracles), totals(task, gold, reward, oracles)
     worst, beaten = min(earned), []
     for i, case in enumerate(cases):
@@ -251,8 +251,8 @@ def label_answers(task: Task) -> dict[Any, Policy]:
     return {label: policies[f"always_{label}"] for label in task.labels}
 
 
-def gold_turns(task: Task, case: Case) -> tuple[Message, Message]:
-    """The gold turn with thinking and the one without."""
+def golds(task: Task, case: Case) -> tuple[Transcript, Transcript]:
+    """The gold transcript with thinking and the one without."""
     return task.gold(case, thinking=True), task.gold(case, thinking=False)
 
 
@@ -268,8 +268,3 @@ def gold_is_best(label: Any, gold: Sequence[float], plain: Mapping[Any, float]) 
 def totals(task: Task, pairs: Sequence[Pair], reward: Any, oracles: Oracles) -> list[float]:
     """The reward of each transcript, as a number."""
     return [score.total for score in scores(task, pairs, reward, oracles)]
-
-
-def said(turn: Message) -> Transcript:
-    """The transcript that a turn is by itself."""
-    return Transcript(messages=(turn,), stop="answered")

@@ -38,6 +38,13 @@ class Case(Strict):
     """What only the scorer may see."""
 
 
+class Call(Strict):
+    """A tool that a turn calls, as the model wrote it: neither the name nor the arguments need to be any tool's."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
 class Message(Strict):
     """One turn. `thinking` is the text inside the think block, kept apart from what the turn says."""
 
@@ -45,6 +52,8 @@ class Message(Strict):
     content: str
     thinking: str | None = None
     """None: no think block in this turn. An unclosed block leaves `content` empty."""
+    calls: tuple[Call, ...] = Field(default=(), exclude_if=lambda calls: not calls)
+    """The tools that an assistant turn calls, in order. Their results follow as turns of the role `tool`."""
 
 
 class Transcript(Strict):
@@ -52,6 +61,11 @@ class Transcript(Strict):
 
     messages: tuple[Message, ...]
     stop: Stop
+
+
+def said(turn: Message, stop: Stop = "answered") -> Transcript:
+    """The transcript that a turn is by itself."""
+    return Transcript(messages=(turn,), stop=stop)
 
 
 class Unreadable(Strict):

@@ -21,9 +21,10 @@ from pydantic import BaseModel, ValidationError
 from clinrl import bases, determinism
 from clinrl.artefacts import MANIFEST, canonical_json, identity, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
-from clinrl.records import Strict, Unreadable
-from clinrl.rollout import Completion, Prompt, TransformersSampler, read_turn
+from clinrl.records import Strict, Unreadable, said
+from clinrl.samplers import Prompt, TransformersSampler
 from clinrl.task import Task, get_task
+from clinrl.turns import Completion, read_turn
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -227,7 +228,7 @@ class Answerer:
         lines = []
         for (_, mode), completion in zip(rows, completions, strict=True):
             turn = read_turn(completion.text, self.served.modes[mode].thinking)
-            answer = self.task.parse(turn)
+            answer = self.task.parse(said(turn))
             silent = isinstance(answer, Unreadable)
             status = answer.reason if silent else READ
             lines.append((None if silent else answer, turn.content, turn.thinking, mode, status))

@@ -149,6 +149,12 @@ class Task(Protocol):
     terms: tuple[str, ...]
     """Names of all reward terms, as they appear in scores, logs and reports."""
 
+    environment: Callable[[], Any] | None
+    """What a case of several turns is played in, or None for a task of one turn: a plain class without arguments. Its
+    `reset(case)` takes a case, or its JSON, and keeps the facts alone; its other public methods are the tools."""
+    turns: int
+    """The most turns that the model may take, 1 or more."""
+
     def cases(
         self, n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
     ) -> Iterator[AnyCase]:
@@ -172,8 +178,8 @@ class Task(Protocol):
     def prompt(self, facts: Any) -> list[Message]:
         """System and user turn. Sees `facts` alone."""
 
-    def gold(self, case: AnyCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
-        """The assistant turn of a reader who knows every rule except `omit`. With none omitted: the best answer."""
+    def gold(self, case: AnyCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
+        """What a reader does who knows every rule except `omit`. With none omitted: the best answer."""
 
     def label(self, case: AnyCase) -> Any:
         """The gold label."""
@@ -181,8 +187,9 @@ class Task(Protocol):
     def relabel(self, case: AnyCase) -> Any:
         """The label recomputed from the latent facts by the rules, never read from the case."""
 
-    def parse(self, message: Message) -> Any | Unreadable:
-        """The label that a turn commits to. Never raises on model text."""
+    def parse(self, transcript: Transcript) -> Any | Unreadable:
+        """The label that a transcript commits to: its last turn, or the decisions in all of them. Never raises on
+        model text."""
 
     def oracles(self, reward: Any) -> tuple[str, ...]:
         """The models, of those that an `Ask` names, that this reward asks: part of what a training follows from."""

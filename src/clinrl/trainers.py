@@ -1,6 +1,6 @@
 """The two trainers, over TRL: what they are fed, how a reward reaches them, and how an adapter starts.
 
-Both take prompts that `rollout.render` wrote, so that a row's own thinking mode decides its prompt, and both take the
+Both take prompts that `turns.render` wrote, so that a row's own thinking mode decides its prompt, and both take the
 rows in the order of the stream. One optimiser step of GRPO is one round of generation, so that every checkpoint lies
 on a boundary where resuming is exact.
 """
@@ -21,22 +21,10 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from clinrl.errors import DataError, TrainingError
 from clinrl.oracles import Oracles, scores
-from clinrl.records import Case, Transcript, Unreadable
-from clinrl.rollout import (
-    Completion,
-    Prompt,
-    TransformersSampler,
-    batches,
-    check_room,
-    decode,
-    encode,
-    end_tokens,
-    read_turn,
-    render,
-    window,
-    write_turn,
-)
+from clinrl.records import Case, Message, Transcript, Unreadable, said
+from clinrl.samplers import Prompt, TransformersSampler, batches, check_room, window
 from clinrl.task import GIVEN, Task, seen
+from clinrl.turns import Completion, decode, encode, end_tokens, read_turn, render, write_turn
 
 WEIGHTS = "adapter_model.safetensors"
 HELD_OUT_SEED = 271828
@@ -136,10 +124,7 @@ def sft_trainer(
     """Supervised fine-tuning on gold turns, less what the rows omit. The loss covers the completion and its end."""
     names, texts = _prompts(tokenizer, task, rows)
     prompt_ids = encode(tokenizer, texts)
-    turns = [
-        write_turn(task.gold(row.case, thinking=row.thinking, omit=row.omit), row.thinking) + tokenizer.eos_token
-        for row in rows
-    ]
+    turns = [write_turn(_turn(task, row), row.thinking) + tokenizer.eos_token for row in rows]
     turn_ids = encode(tokenizer, turns)
     check_room(names, [len(p) + len(t) for p, t in zip(prompt_ids, turn_ids, strict=True)], 0, window(model))
     pairs = list(zip(prompt_ids, turn_ids, strict=True))
@@ -272,7 +257,7 @@ class HeldOut:
     def look(self, model: Any) -> dict[str, float]:
         """What the policy does now, by metric."""
         answers = [
-            self.task.parse(read_turn(completion.text, thinking))
+            self.task.parse(said(read_turn(completion.text, thinking)))
             for thinking in self.thinking.values()
             for completion in self._sample(model, thinking, 0.0)
         ]
@@ -365,7 +350,7 @@ def reward_function(
                     f"the reward of {known[text].id} is {score.total:g}, outside its declared range "
                     f"{reward.low:g} to {reward.high:g}"
                 )
-            answer = task.parse(turn)
+            answer = task.parse(said(turn))
             for term in task.terms:
                 means[f"terms/{term}"].append(score.terms.get(term, 0.0))
             gold = task.label(known[text])
@@ -393,3 +378,8 @@ def _prompts(tokenizer: Any, task: Task, rows: Sequence[Row]) -> tuple[list[str]
     if not texts:
         raise DataError("the training stream has no rows")
     return [row.case.id for row in rows], texts
+
+
+def _turn(task: Task, row: Row) -> Message:
+    (turn,) = task.gold(row.case, thinking=row.thinking, omit=row.omit).messages
+    return turn

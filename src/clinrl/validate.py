@@ -21,7 +21,7 @@ from clinrl.dataset import is_import, manifest_of, progress, read_rows, rebuild,
 from clinrl.errors import DataError
 from clinrl.imported import CONTROL_CHARACTERS, IDENTIFIERS
 from clinrl.oracles import Oracles
-from clinrl.probe import Policy, gold_is_best, gold_turns, label_answers, said, totals
+from clinrl.probe import Policy, gold_is_best, golds, label_answers, totals
 from clinrl.records import Case, Manifest, Pool
 from clinrl.sightings import first_sightings
 from clinrl.task import Expect, Task, get_task
@@ -220,10 +220,10 @@ def columns(
     oracles: Oracles,
 ) -> dict[str, bool]:
     """The computed columns of one case, the keys of `COMPUTED`: what takes the task's code to know."""
-    gold = gold_turns(task, case)
+    best = golds(task, case)
     random = Random(0)
     plain = {label: answer(case, random) for label, answer in answers.items()}
-    turns = [(case, said(turn)) for turn in gold]
+    turns = [(case, transcript) for transcript in best]
     pairs = turns + [(case, transcript) for transcript in plain.values()]
     earned = [totals(task, pairs, reward, oracles) for reward in rewards]
     return {
@@ -232,7 +232,7 @@ def columns(
         "narrative_unique": is_first("narrative", narrative),
         "group_in_pool": task.pool_of(case.group) == pool,
         "label_reproduced": task.relabel(case) == task.label(case),
-        "gold_scores_best": all(task.parse(turn) == task.label(case) for turn in gold)
+        "gold_scores_best": all(task.parse(transcript) == task.label(case) for transcript in best)
         and all(
             gold_is_best(task.label(case), each[: len(turns)], dict(zip(plain, each[len(turns) :], strict=True)))
             for each in earned

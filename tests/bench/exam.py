@@ -38,8 +38,11 @@ def main() -> None:
 
     from clinrl import bases, paths
     from clinrl.params import load_params
-    from clinrl.rollout import TransformersSampler, read_turn, render, run
+    from clinrl.records import said
+    from clinrl.rollout import run
+    from clinrl.samplers import TransformersSampler
     from clinrl.task import get_task
+    from clinrl.turns import read_turn, render
 
     params = load_params()
     task = get_task(next(iter(params.bases)))
@@ -59,7 +62,7 @@ def main() -> None:
         middle = time.perf_counter()
         single = [read_turn(text, mode.thinking) for text in one_at_a_time(model, tokenizer, prompts[:LOOPED], budget)]
         ended = time.perf_counter()
-        same = sum(task.parse(a) == task.parse(b) for a, b in zip(batched[:LOOPED], single, strict=True))
+        same = sum(task.parse(said(a)) == task.parse(said(b)) for a, b in zip(batched[:LOOPED], single, strict=True))
         rate, plain = CASES / (middle - started), LOOPED / (ended - middle)
         note = f"{rate / plain:.1f} times a loop over single cases; {same} of {LOOPED} answers are the same"
         rows.append({"what": f"exam, mode {name}", "value": round(rate, 2), "unit": "cases/s", "note": note})

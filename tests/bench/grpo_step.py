@@ -83,8 +83,8 @@ def bare() -> None:
     """TRL as its manual shows it, on the rows of the same stream, with a reward of one line."""
     determinism.pin()
     from clinrl import bases, train, trainers, worker
-    from clinrl.rollout import render
     from clinrl.task import get_task
+    from clinrl.turns import render
 
     params = load_params()
     spec, lines = train.resolve(params, VERSION)

@@ -34,7 +34,7 @@ def main() -> None:
     for arm, model in (("custom-embedding", "encoder"), ("llm-eval", "judge")):
         reward = CORRECTED[arm]
         asked = oracles.Oracles(paths.base("imaging"))
-        first = drawn[0], Transcript(messages=(task.gold(drawn[0], thinking=True),), stop="answered")
+        first = drawn[0], task.gold(drawn[0], thinking=True)
         oracles.scores(task, [first], reward, asked)  # loads the model
         start = time.perf_counter()
         oracles.scores(task, pairs, reward, asked)

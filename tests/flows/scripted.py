@@ -168,7 +168,7 @@ def mined(params: Params, name: str) -> None:
 def _mined(who: Any, case: Any) -> Message:
     if case.key.rule == MISSED:
         return Message(role="assistant", content="ANSWER: ESI 4")
-    return who.task.gold(case, thinking=False)
+    return who.task.gold(case, thinking=False).messages[-1]
 
 
 def merge(params: Params, name: str) -> None:
@@ -193,7 +193,7 @@ def merge(params: Params, name: str) -> None:
 
 
 def _answer(who: Any, case: Any, place: int, mode: str) -> Transcript:
-    turn = who.task.gold(case, thinking=mode == "think")
+    turn = who.task.gold(case, thinking=mode == "think").messages[-1]
     every = MISTAKES.get(who.name, MISTAKES["v2"] if NO_BETTER.exists() else None)
     if every and place % every == 0:
         turn = Message(role="assistant", content="I do not know.", thinking=turn.thinking)

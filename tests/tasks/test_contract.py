@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from clinrl.artefacts import digest
 from clinrl.errors import DataError
-from clinrl.records import Case, Message, Pool, Score, Stop, Transcript, Unreadable
+from clinrl.records import Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
 from clinrl.task import Ask, Share, Task, get_task, task_names
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -47,11 +47,7 @@ def turns(name: str, thinking: bool) -> dict[Any, Message]:
     task = get_task(name)
     cases = {task.label(case): case for case in reversed(sample(name))}
     assert set(cases) == set(task.labels), "the last mix must show every label within a sample"
-    return {label: task.gold(cases[label], thinking=thinking) for label in task.labels}
-
-
-def said(message: Message, stop: Stop = "answered") -> Transcript:
-    return Transcript(messages=(message,), stop=stop)
+    return {label: task.gold(cases[label], thinking=thinking).messages[-1] for label in task.labels}
 
 
 def stand_in(task: Task, ask: Ask) -> Any:
@@ -224,20 +220,20 @@ def test_what_is_no_source_of_records_is_refused(name: str, tmp_path: Path) -> N
 def test_the_gold_turn_says_the_label(name: str, thinking: bool) -> None:
     task = get_task(name)
     for case in sample(name):
-        message = task.gold(case, thinking=thinking)
+        message = task.gold(case, thinking=thinking).messages[-1]
         assert message.role == "assistant"
         assert bool(message.thinking) == thinking
-        assert task.parse(message) == task.label(case)
+        assert task.parse(said(message)) == task.label(case)
 
 
 @tasks
 def test_the_two_forms_of_the_gold_turn_differ_in_the_thinking_alone(name: str) -> None:
     task = get_task(name)
     for case in sample(name):
-        direct = task.gold(case, thinking=False)
-        assert task.gold(case, thinking=True).model_copy(update={"thinking": None}) == direct
+        direct = task.gold(case, thinking=False).messages[-1]
+        assert task.gold(case, thinking=True).messages[-1].model_copy(update={"thinking": None}) == direct
         for tag in ("<think>", "</think>"):
-            assert tag not in direct.content + (task.gold(case, thinking=True).thinking or "")
+            assert tag not in direct.content + (task.gold(case, thinking=True).messages[-1].thinking or "")
 
 
 @tasks
@@ -246,7 +242,7 @@ def test_the_gold_turn_is_the_unique_best(name: str, thinking: bool) -> None:
     task = get_task(name)
     for case in sample(name):
         for reward in parameter_sets(task).values():
-            best = scored(task, case, said(task.gold(case, thinking=thinking)), reward).total
+            best = scored(task, case, task.gold(case, thinking=thinking), reward).total
             others = [turn for label, turn in turns(name, thinking).items() if label != task.label(case)]
             assert all(scored(task, case, said(turn), reward).total < best for turn in others)
 
@@ -276,7 +272,7 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
     content, thinking = data.draw(st.text() | near), data.draw(st.none() | st.text() | near)
     case = data.draw(st.sampled_from(sample(name)))
     message = Message(role="assistant", content=content, thinking=thinking)
-    answer = task.parse(message)
+    answer = task.parse(said(message))
     assert isinstance(answer, Unreadable) or answer in task.labels
     for reward in parameter_sets(task).values():
         for stop in get_args(Stop):
@@ -304,7 +300,7 @@ def test_contradicting_answers_are_unreadable(name: str) -> None:
     task = get_task(name)
     for one, other in permutations(turns(name, False).values(), 2):
         both = Message(role="assistant", content=f"{one.content}\n{other.content}")
-        assert isinstance(task.parse(both), Unreadable)
+        assert isinstance(task.parse(said(both)), Unreadable)
 
 
 @tasks
@@ -313,7 +309,7 @@ def test_an_answer_only_inside_the_thinking_is_unreadable(name: str) -> None:
     for turn in turns(name, False).values():
         for content in ("", "As I said."):
             hidden = Message(role="assistant", content=content, thinking=turn.content)
-            assert isinstance(task.parse(hidden), Unreadable)
+            assert isinstance(task.parse(said(hidden)), Unreadable)
 
 
 @tasks
@@ -321,7 +317,7 @@ def test_another_answer_inside_the_thinking_is_never_the_answer(name: str) -> No
     """It changes nothing, or it makes the turn unreadable."""
     task = get_task(name)
     for (label, turn), (_, other) in permutations(turns(name, False).items(), 2):
-        outcome = task.parse(turn.model_copy(update={"thinking": other.content}))
+        outcome = task.parse(said(turn.model_copy(update={"thinking": other.content})))
         assert outcome == label or isinstance(outcome, Unreadable)
 
 
@@ -355,7 +351,7 @@ def test_policies_answer_and_the_mediocre_one_is_among_them(name: str) -> None:
         assert {transcript.messages[-1].role for transcript in once} == {"assistant"}
     for lazy in ("empty", "truncated", "hedge"):
         transcript = policies[lazy](sample(name)[0], Random(0))
-        assert isinstance(task.parse(transcript.messages[-1]), Unreadable), lazy
+        assert isinstance(task.parse(transcript), Unreadable), lazy
 
 
 # Metrics
@@ -403,7 +399,7 @@ def test_qualities_are_between_nothing_and_all(name: str) -> None:
     for quality in task.qualities.values():
         assert quality.worse in ("higher", "lower")
         for case in sample(name)[:50]:
-            for turn in (task.gold(case, thinking=True), Message(role="assistant", content="")):
+            for turn in (task.gold(case, thinking=True).messages[-1], Message(role="assistant", content="")):
                 asks = quality.asks(case, said(turn))
                 value = quality.of(case, said(turn), {ask: stand_in(task, ask) for ask in asks})
                 assert value is None or 0 <= value <= 1
@@ -440,7 +436,7 @@ def golden(task: Task) -> dict[str, Any]:
 
 
 def _meaning(task: Task, case: Case) -> dict[str, Any]:
-    thinking, direct = (task.gold(case, thinking=thinking) for thinking in (True, False))
+    thinking, direct = (task.gold(case, thinking=thinking).messages[-1] for thinking in (True, False))
     answers = {**turns(task.name, False), task.label(case): direct}
     terms = {
         key: {str(label): scored(task, case, said(turn), reward).terms for label, turn in answers.items()}

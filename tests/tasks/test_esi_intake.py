@@ -18,7 +18,7 @@ from clinrl import artefacts, dataset, imported, paths
 from clinrl.artefacts import canonical_json
 from clinrl.errors import DataError
 from clinrl.imported import Intake
-from clinrl.records import Message, Transcript
+from clinrl.records import Message, Transcript, said
 from clinrl.task import get_task
 from clinrl.tasks.esi import mietic, mimic, synthetic
 from clinrl.tasks.esi.intake import recognise
@@ -86,9 +86,9 @@ def test_the_task_works_on_imported_cases(kind, tmp_path):
         assert set(TASK.row(case)) == columns
         assert {name: of(case) for name, of in TASK.slices.items()}["rule"] == "imported"
         for thinking in (True, False):
-            turn = TASK.gold(case, thinking=thinking)
+            turn = TASK.gold(case, thinking=thinking).messages[-1]
             assert bool(turn.thinking) == thinking
-            assert TASK.parse(turn) == TASK.label(case)
+            assert TASK.parse(said(turn)) == TASK.label(case)
             gold = TASK.score(case, Transcript(messages=(turn,), stop="answered"), TASK.Reward()).total
             for level in {1, 2, 3, 4, 5} - {TASK.label(case)}:
                 other = Message(role="assistant", content=f"ANSWER: ESI {level}")

@@ -14,7 +14,7 @@ from clinrl import artefacts, dataset, evaluate, imported, paths, validate
 from clinrl.artefacts import canonical_json
 from clinrl.errors import DataError
 from clinrl.imported import Intake
-from clinrl.records import Message, Transcript
+from clinrl.records import Message, said
 from clinrl.task import get_task
 from clinrl.tasks.imaging import formats, intake, synthetic
 from clinrl.tasks.imaging.answer import LABELS
@@ -172,10 +172,6 @@ def imports(tmp_path: Path) -> list:
     return [TASK.Case.model_validate_json(line) for line in lines]
 
 
-def said(message: Message) -> Transcript:
-    return Transcript(messages=(message,), stop="answered")
-
-
 def test_the_task_works_on_imported_cases(tmp_path):
     columns = set(TASK.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
     for case in imports(tmp_path):
@@ -184,9 +180,9 @@ def test_the_task_works_on_imported_cases(tmp_path):
         assert set(TASK.row(case)) == columns
         assert all(isinstance(shows(case), bool) for shows in TASK.triggers.values())
         for thinking in (True, False):
-            turn = TASK.gold(case, thinking=thinking)
+            turn = TASK.gold(case, thinking=thinking).messages[-1]
             assert turn.thinking == (" ".join(case.key.reasoning) if thinking else None)
-            assert TASK.parse(turn) == TASK.label(case)
+            assert TASK.parse(said(turn)) == TASK.label(case)
             gold = TASK.score(case, said(turn), TASK.Reward()).total
             for label in set(LABELS) - {TASK.label(case)}:
                 other = Message(role="assistant", content=f"<answer>{label}</answer>")
@@ -233,7 +229,7 @@ def test_what_needs_the_generators_statements_is_not_measured(tmp_path):
 
 def test_of_an_answer_only_the_label_is_kept(tmp_path):
     case, *_ = imports(tmp_path)
-    turn = TASK.gold(case, thinking=True)
+    turn = TASK.gold(case, thinking=True).messages[-1]
     for content in (turn.content, f"{REASON}\n{turn.content}", REASON):
         answered = said(Message(role="assistant", content=content, thinking=REASON))
         (line,) = evaluate.grade(TASK, "think", [case], [answered], TASK.Reward())

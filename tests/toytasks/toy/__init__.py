@@ -9,7 +9,7 @@ from typing import Any
 
 from clinrl.artefacts import digest
 from clinrl.errors import DataError
-from clinrl.records import Case, Message, Score, Strict, Transcript, Unreadable
+from clinrl.records import Case, Message, Score, Strict, Transcript, Unreadable, said
 from clinrl.task import NOTHING_HEARD, Ask, Heard, Quality, Share, Statistic
 
 LABELS = ("Usually Appropriate", "May Be Appropriate", "Usually Not Appropriate")
@@ -81,10 +81,10 @@ def prompt(facts: Facts) -> list[Message]:
     ]
 
 
-def gold(case: ToyCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
+def gold(case: ToyCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
     label = LABELS[1] if case.key.rule in omit else case.key.label
     thought = f"With {case.key.topic} a scan is {label.lower()}." if thinking else None
-    return Message(role="assistant", content=f"ANSWER: {label}", thinking=thought)
+    return said(Message(role="assistant", content=f"ANSWER: {label}", thinking=thought))
 
 
 def bare(case: ToyCase) -> ToyCase | None:
@@ -146,6 +146,8 @@ class Toy:
     triggers: Mapping[str, Any] = {}
     expectations = ()
     published = None
+    environment = None
+    turns = 1
     terms = TERMS
     cases = staticmethod(cases)
     case_id = staticmethod(case_id)
@@ -167,8 +169,8 @@ class Toy:
 
     relabel = label
 
-    def parse(self, message: Message) -> str | Unreadable:
-        found = message.content.removeprefix("ANSWER: ")
+    def parse(self, transcript: Transcript) -> str | Unreadable:
+        found = transcript.messages[-1].content.removeprefix("ANSWER: ")
         return found if found in LABELS else Unreadable(reason="no answer")
 
     def oracles(self, reward: Reward) -> tuple[str, ...]:
@@ -179,7 +181,7 @@ class Toy:
         return (*(_encoded(case, transcript) if reward.similar else ()), *judged)
 
     def score(self, case: ToyCase, transcript: Transcript, reward: Reward, heard: Heard = NOTHING_HEARD) -> Score:
-        answer = self.parse(transcript.messages[-1])
+        answer = self.parse(transcript)
         readable = not isinstance(answer, Unreadable)
         alike = _similarity(case, transcript, heard) if reward.similar and readable else None
         praised = reward.judged and readable and PRAISE in heard[_question(case, transcript)]
@@ -194,8 +196,8 @@ class Toy:
     def lessons(self, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
         random = Random(f"{judge}:{seed}")
         for _ in range(n if judge == "judge" else 0):
-            right, said = random.choice(LABELS), random.choice(LABELS)
-            yield f"{right} / ANSWER: {said}\n", PRAISE if right == said else DOUBT
+            right, other = random.choice(LABELS), random.choice(LABELS)
+            yield f"{right} / ANSWER: {other}\n", PRAISE if right == other else DOUBT
 
     def refine(self, reward: Reward, rules: Sequence[str]) -> Reward:
         return reward

@@ -148,6 +148,8 @@ class Esi:
     gold = staticmethod(gold)
     recognise = staticmethod(recognise)
     published = PUBLISHED
+    environment = None
+    turns = 1
 
     def label(self, case: EsiCase) -> int:
         """The gold level, 1 (most urgent) to 5."""
@@ -159,9 +161,9 @@ class Esi:
             return case.key.level
         return decide(case.key.presentation).level
 
-    def parse(self, message: Message) -> int | Unreadable:
-        """The level that a turn commits to; the thinking block is not read."""
-        return answer.parse(message.content)
+    def parse(self, transcript: Transcript) -> int | Unreadable:
+        """The level that the last turn commits to; the thinking block is not read."""
+        return answer.parse(transcript.messages[-1].content)
 
     def oracles(self, reward: rewards.Reward) -> tuple[str, ...]:
         """None: the reward follows from the level and the narrative."""
@@ -179,7 +181,7 @@ class Esi:
         self, case: EsiCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD
     ) -> Score:
         """The reward of a transcript's last turn."""
-        return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript.messages[-1]), reward)
+        return rewards.score(case.key.level, case.facts.narrative, self.parse(transcript), reward)
 
     def refine(self, reward: rewards.Reward, rules: Sequence[str]) -> rewards.Reward:
         """The reward with the modifiers of these rules, of half a level's worth each, where it has none yet."""

@@ -3,7 +3,7 @@
 The three blocks and their bullets are the published contract of the series; the wording is this project's own.
 """
 
-from clinrl.records import Message
+from clinrl.records import Message, Transcript, said
 from clinrl.tasks.esi import imported
 from clinrl.tasks.esi.cases import EsiCase, EsiFacts
 from clinrl.tasks.esi.imported import ImportedKey
@@ -25,17 +25,18 @@ def prompt(facts: EsiFacts) -> list[Message]:
     return [Message(role="system", content=SYSTEM), Message(role="user", content=facts.narrative)]
 
 
-def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
+def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
     """The turn of a nurse who reads everything and knows every rule except `omit`, which means nothing to imports."""
     if isinstance(case.key, ImportedKey):
-        return imported.gold(case.key, thinking=thinking)
+        return said(imported.gold(case.key, thinking=thinking))
     patient = case.key.presentation
     decision = decide(patient, omit=omit)
-    return Message(
+    turn = Message(
         role="assistant",
         content=_blocks(patient, decision),
         thinking=_thoughts(patient, decision) if thinking else None,
     )
+    return said(turn)
 
 
 def red_flags(p: Presentation) -> tuple[str, ...]:

@@ -149,6 +149,8 @@ class Imaging:
         _expect("ExpectColumnValuesToBeBetween", "has_evidence", "summary", of="drawn", min_value=0.65, max_value=0.85),
     )
     published = None
+    environment = None
+    turns = 1
 
     cases = staticmethod(cases)
     pool_of = staticmethod(pool_of)
@@ -182,9 +184,9 @@ class Imaging:
         s, said = case.key.scenario, evidence.told(case.key.studies, case.key.scenario)
         return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), said).label != case.key.label)
 
-    def parse(self, message: Message) -> str | Unreadable:
-        """The label that a turn commits to, read strictly."""
-        return answer.parse(message)
+    def parse(self, transcript: Transcript) -> str | Unreadable:
+        """The label that the last turn commits to, read strictly."""
+        return answer.parse(transcript.messages[-1])
 
     def score(
         self, case: ImagingCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD

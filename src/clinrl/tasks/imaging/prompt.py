@@ -3,7 +3,7 @@
 The contract and the fields of the request are the published ones; the wording is this project's own.
 """
 
-from clinrl.records import Message
+from clinrl.records import Message, Transcript, said
 from clinrl.tasks.imaging import imported
 from clinrl.tasks.imaging.cases import ImagingCase, ImagingFacts, sentences
 from clinrl.tasks.imaging.evidence import told
@@ -30,18 +30,19 @@ def prompt(facts: ImagingFacts) -> list[Message]:
     return [Message(role="system", content=SYSTEM), Message(role="user", content="\n".join(lines))]
 
 
-def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Message:
+def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
     """The turn of a reader who knows every rule except `omit`; of an imported case, what its author said.
 
     Who does not know what a procedure shows here believes the studies that are shown.
     """
     if isinstance(case.key, ImportedKey):
-        return imported.gold(case.key.label, case.key.reasoning, thinking=thinking)
+        return said(imported.gold(case.key.label, case.key.reasoning, thinking=thinking))
     s, key = case.key.scenario, case.key
     decision = decide(s, omit, told(key.studies, s))
-    said = sentences(s, key.studies, decision, case.facts.variant) if omit else key.reasoning
-    return Message(
+    reasons = sentences(s, key.studies, decision, case.facts.variant) if omit else key.reasoning
+    turn = Message(
         role="assistant",
         content=f"<answer>{decision.label}</answer>",
-        thinking=" ".join(said) if thinking else None,
+        thinking=" ".join(reasons) if thinking else None,
     )
+    return said(turn)
