@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from clinrl.determinism import settle
 from clinrl.errors import Refused
 from clinrl.task import Task
-from clinrl.turns import encode, render, write_turn
+from clinrl.rollout import schemas
+from clinrl.turns import Example, Piece, encoded, spelt
 
 if TYPE_CHECKING:
     from clinrl.origins import Embedded, EmbeddedBase, EmbeddedJudge
 
-Pair = tuple[str, str]
-"""A prompt as the model is given it, and what it should write, with the end of the turn."""
+Text = Sequence[Piece]
+"""What a model learns: a prompt as it is given it, what it should write, with the end of the turn, and so on."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def build(task: Task, spec: "EmbeddedBase", out: Path, scratch: Path) -> None:
     marks = next((family for family in (QWEN, LLAMA) if family.end in template), None)
     if marks is None:
         raise Refused(f"the chat template {spec.template} ends no turn with {QWEN.end} or {LLAMA.end}; choose another")
-    teach(spec, _pairs(task, spec, marks, template), marks, template, out, scratch)
+    teach(spec, _texts(task, spec, marks, template), marks, template, out, scratch)
 
 
 def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch: Path) -> None:
@@ -76,43 +77,45 @@ def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch
 
     Raises Refused if the task has no lessons for it.
     """
-    pairs = [(prompt, reply + QWEN.end) for prompt, reply in task.lessons(name, spec.lessons, spec.seed)]
-    if not pairs:
+    lessons = task.lessons(name, spec.lessons, spec.seed)
+    texts = [(Piece(prompt, own=False), Piece(reply + QWEN.end, own=True)) for prompt, reply in lessons]
+    if not texts:
         raise Refused(f"the task {task.name} has no lessons for a {name}; leave it out of bases.{task.name}.embedded")
-    teach(spec, pairs, QWEN, None, out, scratch)
+    teach(spec, texts, QWEN, None, out, scratch)
 
 
 def teach(
-    spec: "Embedded", pairs: Sequence[Pair], marks: Marks, template: str | None, out: Path, scratch: Path
+    spec: "Embedded", texts: Sequence[Text], marks: Marks, template: str | None, out: Path, scratch: Path
 ) -> None:
-    """Learn a vocabulary from the pairs, train a model on them, and write both to `out`."""
+    """Learn a vocabulary from the texts, train a model on them, and write both to `out`."""
     settle(spec.seed)
-    tokenizer = _tokenizer(spec.vocab, pairs, marks, template)
-    prompts, completions = (encode(tokenizer, list(texts)) for texts in zip(*pairs, strict=True))
-    examples = [(prompt + completion, len(prompt)) for prompt, completion in zip(prompts, completions, strict=True)]
+    tokenizer = _tokenizer(spec.vocab, texts, marks, template)
+    examples = encoded(tokenizer, texts)
     model = _model(spec, tokenizer, max(len(ids) for ids, _ in examples))
     _train(model, spec, _ordered(examples, spec), tokenizer.pad_token_id, scratch)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def _pairs(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> list[Pair]:
-    """Each case, rendered, with the turn of a forgetful reader; modes alternate."""
+def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> list[Text]:
+    """Each case, rendered, with what a forgetful reader does; modes alternate."""
     from tokenizers import Tokenizer, models
 
     blank = _wrapped(Tokenizer(models.BPE()), marks, template)  # rendering needs the template alone
     rng = Random(f"base/{spec.seed}")
-    pairs = []
+    tools = schemas(task)
+    texts = []
     for index, case in enumerate(task.cases(spec.cases, spec.seed, pool="base", mix="reporting")):
         careful = spec.careful > 0 and rng.random() < spec.careful
         omit = frozenset(rule for rule in task.rules if not careful and rng.random() < spec.forget)
-        (turn,) = task.gold(case, thinking=index % 2 == 0, omit=omit).messages
-        thinking = turn.thinking is not None
-        pairs.append((render(blank, task.prompt(case.facts), thinking), write_turn(turn, thinking) + marks.end))
-    return pairs
+        thinking = index % 2 == 0
+        done = task.gold(case, thinking=thinking, omit=omit)
+        thinking = done.messages[0].thinking is not None
+        texts.append(spelt(blank, task.prompt(case.facts), done, thinking, tools, marks.end))
+    return texts
 
 
-def _tokenizer(vocab: int, pairs: Sequence[Pair], marks: Marks, template: str | None) -> Any:
+def _tokenizer(vocab: int, taught: Sequence[Text], marks: Marks, template: str | None) -> Any:
     """Byte-level BPE over whole texts, digits apart.
 
     Think tags are ordinary text, because TRL drops special tokens when it decodes.
@@ -129,7 +132,10 @@ def _tokenizer(vocab: int, pairs: Sequence[Pair], marks: Marks, template: str | 
     backend.decoder = decoders.ByteLevel()
     between = re.compile("|".join(map(re.escape, marks.all)))
     texts = [
-        part for prompt, completion in pairs[:TOKENIZER_TEXTS] for part in between.split(prompt + completion) if part
+        part
+        for text in taught[:TOKENIZER_TEXTS]
+        for part in between.split("".join(piece.text for piece in text))
+        if part
     ]
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
@@ -191,7 +197,7 @@ def _model(spec: "Embedded", tokenizer: Any, longest: int) -> Any:
     )
 
 
-def _ordered(examples: list[tuple[list[int], int]], spec: "Embedded") -> list[tuple[list[int], int]]:
+def _ordered(examples: list[Example], spec: "Embedded") -> list[Example]:
     """The texts of all steps in order: shuffled passes, sorted by length within a window so that batches pad little."""
     rng = Random(f"order/{spec.seed}")
     needed = spec.steps * spec.batch
@@ -209,7 +215,7 @@ def _ordered(examples: list[tuple[list[int], int]], spec: "Embedded") -> list[tu
     return ordered
 
 
-def _train(model: Any, spec: "Embedded", rows: list[tuple[list[int], int]], pad: int, scratch: Path) -> None:
+def _train(model: Any, spec: "Embedded", rows: list[Example], pad: int, scratch: Path) -> None:
     import torch
     from torch.nn.functional import cross_entropy
     from torch.utils.data import SequentialSampler
@@ -231,7 +237,7 @@ def _train(model: Any, spec: "Embedded", rows: list[tuple[list[int], int]], pad:
             loss = (losses * weights).sum() / weights.sum()
             return (loss, None) if return_outputs else loss
 
-    def collate(batch: list[tuple[list[int], int]]) -> dict[str, Any]:
+    def collate(batch: list[Example]) -> dict[str, Any]:
         longest = max(len(ids) for ids, _ in batch)
         gaps = [longest - len(ids) for ids, _ in batch]
         return {
@@ -241,8 +247,8 @@ def _train(model: Any, spec: "Embedded", rows: list[tuple[list[int], int]], pad:
             ),
             "weights": torch.tensor(
                 [
-                    [spec.prompt_weight] * asked + [1.0] * (len(ids) - asked) + [0.0] * gap
-                    for (ids, asked), gap in zip(batch, gaps, strict=True)
+                    [1.0 if mine else spec.prompt_weight for mine in own] + [0.0] * gap
+                    for (_, own), gap in zip(batch, gaps, strict=True)
                 ]
             ),
         }

@@ -10,9 +10,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from clinrl.records import Call, Message
+from clinrl.records import Call, Message, Transcript
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,6 +22,15 @@ CLOSE: Final = "</think>"
 OPEN: Final = "<think>"
 CALL: Final = "<tool_call>"
 CALLED: Final = "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a conversation's text, encoded by itself."""
+
+    text: str
+    own: bool
+    """Whether the model writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,20 @@ def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[l
     return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
+Example = tuple[list[int], bytes]
+"""Token ids of a text, and for each whether the model writes it (1) or is given it (0)."""
+
+
+def encoded(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[Sequence[Piece]]) -> list[Example]:
+    """Token ids of texts, encoded piece by piece."""
+    ids = iter(encode(tokenizer, [piece.text for text in texts for piece in text]))
+    examples = []
+    for text in texts:
+        found = [(next(ids), piece.own) for piece in text]
+        examples.append((sum((part for part, _ in found), []), b"".join(bytes([own]) * len(part) for part, own in found)))
+    return examples
+
+
 def decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], ends: Collection[int]) -> Completion:
     """Token ids after a prompt, up to the first end-of-turn token, as a completion.
 
@@ -127,6 +151,25 @@ def end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -
     declared = model.generation_config.eos_token_id
     ids = [declared] if isinstance(declared, int) else list(declared or [])
     return frozenset([*ids, tokenizer.eos_token_id])
+
+
+def spelt(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: Sequence[Message],
+    transcript: Transcript,
+    thinking: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+    end: str = "",
+) -> list[Piece]:
+    """Prompt and transcript as pieces: the opening, a turn of the model with its `end`, the results of its calls, and
+    so on. Piece by piece encoded, they are what a model is asked and would have written."""
+    pieces = [Piece(render(tokenizer, prompt, thinking, tools), own=False)]
+    for own, turns in groupby(transcript.messages, key=lambda message: message.role == "assistant"):
+        if own:
+            pieces += [Piece(write_turn(turn, thinking) + end, own=True) for turn in turns]
+        else:
+            pieces.append(Piece(results(tokenizer, list(turns), thinking), own=False))
+    return pieces
 
 
 def read_turn(text: str, thinking: bool) -> Message:
