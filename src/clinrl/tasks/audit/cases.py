@@ -34,6 +34,7 @@ from clinrl.tasks.audit.rules import (
 
 Level = Literal["easy", "medium", "hard"]
 LEVEL_NAMES: Final[tuple[Level, ...]] = ("easy", "medium", "hard")
+MOST_PROPOSALS: Final = 12
 
 
 class Proposal(Strict):
@@ -52,7 +53,7 @@ class AuditFacts(Strict):
 
     level: Level
     protocol: TrialProtocol
-    proposals: tuple[Proposal, ...] = Field(min_length=1)
+    proposals: tuple[Proposal, ...] = Field(min_length=1, max_length=MOST_PROPOSALS)
     records: tuple[PatientRecord, ...]
     """Of the patients who are proposed, and of a few others, in any order."""
 

@@ -62,14 +62,19 @@ class Call(Strict):
     """False: it was answered with an error and did nothing."""
 
 
-def step_limit(facts: AuditFacts) -> int:
-    """How many calls an episode has room for."""
-    return 8 * len(facts.proposals) + 4
+def calls_for(proposals: int) -> int:
+    """How many calls an episode with so many proposals has room for."""
+    return 8 * proposals + 4
 
 
 def was_submitted(log: Iterable[Call]) -> bool:
     """Whether the audit was handed in."""
     return any(call.valid and call.tool == SUBMIT for call in log)
+
+
+def _is_text(value: object) -> bool:
+    """Models do not keep to the declared types."""
+    return isinstance(value, str)
 
 
 class AuditEnv:
@@ -174,7 +179,7 @@ class AuditEnv:
             return self._refuse(FLAG, given, refusal)
         if not isinstance(error_type, str) or error_type not in ERROR_TYPES:
             return self._refuse(FLAG, given, f"no such error type; there are {' '.join(ERROR_TYPES)}")
-        if not isinstance(reason, str):
+        if not _is_text(reason):
             return self._refuse(FLAG, given, "the reason must be a text")
         self._decided.add(proposal_id)
         return self._answer(FLAG, given, "recorded")
@@ -202,7 +207,7 @@ class AuditEnv:
         given = {"report": report}
         if self._over:
             return CLOSED
-        if not isinstance(report, str):
+        if not _is_text(report):
             return self._refuse(SUBMIT, given, "the report must be a text")
         self._submitted = True
         return self._answer(SUBMIT, given, "submitted")
@@ -235,7 +240,7 @@ class AuditEnv:
         self._proposals = {proposal.proposal_id: proposal for proposal in facts.proposals}
         self._records = {record.patient_id: record for record in facts.records}
         self._differences = differences_of(facts)
-        self._limit = step_limit(facts)
+        self._limit = calls_for(len(facts.proposals))
 
     def _answer(self, tool: str, arguments: dict[str, Any], result: str, *, valid: bool = True) -> str:
         self._log.append(Call(tool=tool, arguments=arguments, result=result, valid=valid))

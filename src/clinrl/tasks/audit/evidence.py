@@ -68,25 +68,34 @@ def truths(found: Differences) -> dict[str, frozenset[Claim]]:
 
     The distance of the comorbidity from its threshold may be called by either name; its sign tells it from the value.
     """
-    death = "none" if found.death is None else f"{found.death:+d}"
     said = {
         "age": frozenset({("age", str(found.age_years))}),
-        "lower": frozenset({("lower", f"{found.lower:+d}")}),
-        "upper": frozenset({("upper", f"{found.upper:+d}")}),
+        "lower": frozenset({("lower", _shown(found.lower))}),
+        "upper": frozenset({("upper", _shown(found.upper))}),
         "comorbidity": frozenset({("comorbidity", str(found.comorbidity))}),
         "delay": frozenset({("delay", str(found.delay_days))}),
-        "standard": frozenset({("standard", f"{found.standard:+d}")}),
-        "stage_iv": frozenset({("stage_iv", f"{found.stage_iv:+d}")}),
-        "death": frozenset({("death", death)}),
+        "standard": frozenset({("standard", _shown(found.standard))}),
+        "stage_iv": frozenset({("stage_iv", _shown(found.stage_iv))}),
+        "death": frozenset({("death", _shown(found.death))}),
     }
     if found.threshold is not None:
-        said["threshold"] = frozenset((name, f"{found.threshold:+d}") for name in ("threshold", "comorbidity"))
+        said["threshold"] = frozenset((name, _shown(found.threshold)) for name in ("threshold", "comorbidity"))
     return said
 
 
 _NAMES: Final = frozenset(
     {"age", "lower", "upper", "comorbidity", "threshold", "delay", "standard", "stage_iv", "death"}
 )
+
+
+def write(found: Differences, names: tuple[str, ...], fallacy: str) -> str:
+    """A reason that cites these differences as the tools show them, and the fallacy."""
+    cited = [f"{name.replace('_iv', ' IV')} {_shown(getattr(found, name))}" for name in names]
+    return "; ".join((*cited, fallacy) if fallacy else cited)
+
+
+def _shown(value: int | None) -> str:
+    return "none" if value is None else f"{value:+d}"
 
 
 def supports(reason: Reason, found: Differences, deciding: tuple[str, ...]) -> bool:
