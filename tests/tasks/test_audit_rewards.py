@@ -296,6 +296,7 @@ def test_totals_lie_in_the_declared_range_and_terms_are_complete(calls, mix, pla
     env = replay(case.facts, actions)
     found = score(case, env.log, submitted=env.submitted, malformed=malformed, reward=reward)
     assert set(found.terms) == set(TERMS)
+    assert "-0.0" not in [str(value) for value in found.terms.values()]
     assert reward.low - 1e-9 <= found.total <= reward.high + 1e-9
 
 

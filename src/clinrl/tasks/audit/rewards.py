@@ -186,6 +186,7 @@ def score(case: AuditCase, log: Sequence[Call], *, submitted: bool, malformed: i
         terms |= published.dense(case, log, malformed, reward.dense)
     else:
         terms |= _corrected(case, log, submitted, malformed, reward.corrected)
+    terms = {name: value + 0.0 for name, value in terms.items()}  # no minus zero in a report
     return Score(terms=terms, total=math.fsum(terms.values()))
 
 
