@@ -124,6 +124,12 @@ def test_published_score_without_errors():
     assert earned(case, [[("approve", {"proposal_id": clean[0]})]], PUBLISHED).total == 0.9
 
 
+def test_a_report_has_no_effect_on_the_published_score():
+    case, _, clean = published_case(6, 0)
+    turns = [[("approve", {"proposal_id": clean[0]})]]
+    assert earned(case, [*turns, [("submit_audit_report", {"report": "age window"})]], PUBLISHED).total == 0.2056
+
+
 def test_the_published_score_does_not_look_at_types():
     case, errors, _ = published_case(6, 1)
     for error_type in ERROR_TYPES:
