@@ -1,0 +1,114 @@
+"""Reads the reason of a flag: pairs of a name and a value, and the name of the Actor's fallacy.
+
+"upper +1; generic_range" cites one value and names one fallacy. A reason is short, so that nothing is gained by
+writing everything into it, and every number in it must be true of the patient.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from clinrl.tasks.audit.phrases import FALLACY_NAMES
+from clinrl.tasks.audit.rules import Differences
+
+MOST_CHARACTERS: Final = 160
+"""A longer reason says nothing."""
+MOST_WORDS: Final = 8
+"""Words that may stand beside values and fallacies."""
+MOST_BEYOND: Final = 2
+"""True values that may be cited beyond those that decide."""
+
+_FALLACIES: Final = frozenset(FALLACY_NAMES)
+_VALUE: Final = re.compile(r"[+-]?[0-9]{1,4}|none")
+_SEPARATORS: Final = re.compile(r"[\s;,:.]+")
+
+Claim = tuple[str, str]
+"""A name and a value, as written: ("upper", "+1")."""
+
+
+class Reason(NamedTuple):
+    """What a reason says."""
+
+    claims: frozenset[Claim]
+    fallacies: tuple[str, ...]
+    """Every mention of one, in order."""
+    acceptable: bool
+    """False: too long, too many words, or a number that belongs to no name."""
+
+
+NOTHING: Final = Reason(claims=frozenset(), fallacies=(), acceptable=False)
+
+
+def read(reason: str) -> Reason:
+    """What a reason cites and names. Never raises; linear in its length, of which only a bounded part is read."""
+    if len(reason) > MOST_CHARACTERS:
+        return NOTHING
+    claims: set[Claim] = set()
+    fallacies: list[str] = []
+    words, name, stray = 0, "", False
+    for token in _SEPARATORS.split(reason.lower().replace("\u2212", "-").replace("stage iv", "stage_iv")):
+        if not token:
+            continue
+        if token in _FALLACIES:
+            fallacies.append(token)
+        elif _VALUE.fullmatch(token) and name in _NAMES:
+            claims.add((name, token))
+            words -= 1  # its name was no mere word
+        elif any(character.isdigit() for character in token):
+            stray = True
+        else:
+            words += 1
+            name = token
+            continue
+        name = ""
+    return Reason(frozenset(claims), tuple(fallacies), not stray and words <= MOST_WORDS)
+
+
+def truths(found: Differences) -> dict[str, frozenset[Claim]]:
+    """For each difference, and each value that has one, the claims that are true of a patient.
+
+    The distance of the comorbidity from its threshold may be called by either name; its sign tells it from the value.
+    """
+    said = {
+        "age": frozenset({("age", str(found.age_years))}),
+        "lower": frozenset({("lower", _shown(found.lower))}),
+        "upper": frozenset({("upper", _shown(found.upper))}),
+        "comorbidity": frozenset({("comorbidity", str(found.comorbidity))}),
+        "delay": frozenset({("delay", str(found.delay_days))}),
+        "standard": frozenset({("standard", _shown(found.standard))}),
+        "stage_iv": frozenset({("stage_iv", _shown(found.stage_iv))}),
+        "death": frozenset({("death", _shown(found.death))}),
+    }
+    if found.threshold is not None:
+        said["threshold"] = frozenset((name, _shown(found.threshold)) for name in ("threshold", "comorbidity"))
+    return said
+
+
+_NAMES: Final = frozenset(
+    {"age", "lower", "upper", "comorbidity", "threshold", "delay", "standard", "stage_iv", "death"}
+)
+
+
+def write(found: Differences, names: tuple[str, ...], fallacy: str) -> str:
+    """A reason that cites these differences as the tools show them, and the fallacy."""
+    cited = [f"{name.replace('_iv', ' IV')} {_shown(getattr(found, name))}" for name in names]
+    return "; ".join((*cited, fallacy) if fallacy else cited)
+
+
+def _shown(value: int | None) -> str:
+    return "none" if value is None else f"{value:+d}"
+
+
+def supports(reason: Reason, found: Differences, deciding: tuple[str, ...]) -> bool:
+    """Whether a reason cites all that decides, nothing false, and little else."""
+    true = truths(found)
+    return (
+        reason.acceptable
+        and reason.claims <= frozenset().union(*true.values())
+        and all(reason.claims & true[name] for name in deciding)
+        and len(reason.claims) <= len(deciding) + MOST_BEYOND
+    )
+
+
+def names_fallacy(reason: Reason, fallacy: str) -> bool:
+    """Whether exactly one fallacy is named, once, and it is this one."""
+    return reason.acceptable and reason.fallacies == (fallacy,)

@@ -1,0 +1,328 @@
+"""Auditors without a model: perfect ones, a mediocre one, and those that look for pay without reading.
+
+A policy gives turns, and a turn is a list of calls. Those that read look a proposal up in the turn in which they decide
+the one before it, so that what they copy was read a moment ago.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from types import MappingProxyType
+from typing import Annotated, Any, Final, NamedTuple
+
+from pydantic import Field
+
+from clinrl.records import Message, Strict
+from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal, differences_of
+from clinrl.tasks.audit.env import (
+    APPROVE,
+    COHORT,
+    FLAG,
+    INVESTIGATE,
+    REVIEW,
+    SHAP,
+    SUBMIT,
+    TIMELINE,
+    AuditEnv,
+    Call,
+    perform,
+    replay,
+)
+from clinrl.tasks.audit.evidence import write
+from clinrl.tasks.audit.observations import CATEGORICAL, NUMERIC
+from clinrl.tasks.audit.phrases import FALLACY_NAMES, Argued, argued
+from clinrl.tasks.audit.prompt import EXAMPLE_REASON, prompt
+from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences, ErrorType, deciding
+
+Action = tuple[str, dict[str, Any]]
+"""A tool and its arguments."""
+Turns = list[list[Action]]
+Policy = Callable[[AuditCase, Random], Turns]
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+REPORT: Final = "done"
+THRESHOLD: Final = 0.88
+"""The confidence below which a published heuristic flags."""
+
+
+class Slips(Strict):
+    """How often a reader slips, per proposal. The default reader never does."""
+
+    death: Share = 0.0
+    """Does not weigh the death."""
+    stage_iv_window: Share = 0.0
+    """Takes the shorter window in stage IV too."""
+    override: Share = 0.0
+    """Grants the longer window whatever the comorbidity."""
+    age_bound: Share = 0.0
+    """Weighs one bound of the age range alone."""
+    fallacy: Share = 0.0
+    """Does not name the fallacy."""
+    reason: Share = 0.0
+    """Gives no distances."""
+    coin: Share = 0.0
+    """Turns its decision round."""
+
+
+MEDIOCRE: Final = Slips(
+    death=0.3, stage_iv_window=0.4, override=0.5, age_bound=0.15, fallacy=0.3, reason=0.2, coin=0.03
+)
+
+
+class Seen(NamedTuple):
+    """What the tools showed of one proposal."""
+
+    proposal_id: str
+    action: str
+    argued: Argued
+    found: Differences
+
+
+def play(case: AuditCase, turns: Sequence[Sequence[Action]]) -> tuple[Call, ...]:
+    """The log after these turns."""
+    return replay(case.facts, (action for turn in turns for action in turn)).log
+
+
+def oracle(case: AuditCase, rng: Random) -> Turns:
+    """Decides by the key, having looked everything up."""
+    found = differences_of(case.facts)
+    decided = []
+    for proposal, truth in zip(case.facts.proposals, case.key.truths, strict=True):
+        if truth.error is None:
+            decided.append(_approve(proposal.proposal_id))
+        else:
+            reason = write(found[proposal.patient_id], truth.deciding, truth.fallacy)
+            decided.append(_flag(proposal.proposal_id, truth.error, reason))
+    return _reading(case, decided)
+
+
+def reader(case: AuditCase, rng: Random) -> Turns:
+    """Decides by the rules, from the prompt and what the tools say alone."""
+    return _read_and_decide(case, rng, Slips())
+
+
+def mediocre(case: AuditCase, rng: Random) -> Turns:
+    """The same, slipping as often as `MEDIOCRE` says."""
+    return _read_and_decide(case, rng, MEDIOCRE)
+
+
+def _read_and_decide(case: AuditCase, rng: Random, slips: Slips) -> Turns:
+    env = AuditEnv()
+    env.reset(case)
+    told = prompt(case.facts)
+    return _reading(case, [_decide(_look_up(env, *ids), slips, rng) for ids in listed(told)])
+
+
+_LISTED: Final = re.compile(r"^(A\S+) (P\S+) (?:clear|reject) [0-9.]+$", re.MULTILINE)
+_REVIEW: Final = re.compile(r"^\S+ \S+ (clear|reject) confidence [0-9.]+\. (.*) cites: ")
+_PATIENT: Final = re.compile(
+    r"age (\d+), lower ([+-]\d+), upper ([+-]\d+); stage (\S+); comorbidity (\d+)(?:, threshold ([+-]\d+))?\n"
+)
+_TIMELINE: Final = re.compile(r"delay (\d+), standard ([+-]\d+), stage IV ([+-]\d+), death (\S+)$")
+
+
+def listed(told: Sequence[Message]) -> list[tuple[str, str]]:
+    """The ids of all proposals and their patients, as a prompt lists them."""
+    return _LISTED.findall(told[-1].content)
+
+
+def _look_up(env: AuditEnv, proposal_id: str, patient_id: str) -> Seen:
+    review, patient, timeline = (
+        _match(pattern, perform(env, tool, arguments))
+        for pattern, (tool, arguments) in zip(
+            (_REVIEW, _PATIENT, _TIMELINE), _look_ups(proposal_id, patient_id), strict=True
+        )
+    )
+    said = argued(review[1])
+    assert said is not None, f"no fallacy is known that reads {review[1]!r}"
+    age, lower, upper, stage, comorbidity, threshold = patient
+    delay, standard, stage_iv, death = timeline
+    found = Differences(
+        age_years=int(age),
+        lower=int(lower),
+        upper=int(upper),
+        stage=stage,
+        comorbidity=int(comorbidity),
+        threshold=None if threshold is None else int(threshold),
+        delay_days=int(delay),
+        standard=int(standard),
+        stage_iv=int(stage_iv),
+        death=None if death == "none" else int(death),
+    )
+    return Seen(proposal_id, review[0], said, found)
+
+
+def _match(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
+    found = pattern.search(text)
+    assert found is not None, f"a tool answered {text!r}, which no reader understands"
+    return found.groups()
+
+
+def _decide(seen: Seen, slips: Slips, rng: Random) -> Action:
+    broken = _broken(seen.found, slips, rng)
+    wrong = (broken is None) == (seen.action == "reject")
+    if rng.random() < slips.coin:
+        wrong = not wrong
+    if not wrong:
+        return _approve(seen.proposal_id)
+    rule = broken or seen.argued.rule
+    names = () if rng.random() < slips.reason else deciding(rule, seen.found)
+    fallacy = "" if rng.random() < slips.fallacy else seen.argued.fallacy
+    return _flag(seen.proposal_id, rule, write(seen.found, names, fallacy))
+
+
+def _broken(found: Differences, slips: Slips, rng: Random) -> ErrorType | None:
+    """The rule that the signs of the differences show to be broken; written apart from `rules.violations`."""
+    one_bound = rng.random() < slips.age_bound
+    if found.upper > 0 or (found.lower < 0 and not one_bound):
+        return AGE
+    if found.death is not None and found.death < 0 and rng.random() >= slips.death:
+        return TEMPORAL
+    if found.standard <= 0:
+        return None
+    if found.stage != "IV" or found.stage_iv > 0 or rng.random() < slips.stage_iv_window:
+        return WINDOW
+    if found.threshold is not None and found.threshold > 0 and rng.random() >= slips.override:
+        return OVERRIDE
+    return None
+
+
+def _look_ups(proposal_id: str, patient_id: str) -> list[Action]:
+    return [
+        (REVIEW, {"proposal_id": proposal_id}),
+        (INVESTIGATE, {"patient_id": patient_id}),
+        (TIMELINE, {"patient_id": patient_id}),
+    ]
+
+
+def _approve(proposal_id: str) -> Action:
+    return APPROVE, {"proposal_id": proposal_id}
+
+
+def _flag(proposal_id: str, error_type: ErrorType, reason: str) -> Action:
+    return FLAG, {"proposal_id": proposal_id, "error_type": error_type, "reason": reason}
+
+
+def _submit(report: str = REPORT) -> Action:
+    return SUBMIT, {"report": report}
+
+
+def _reading(case: AuditCase, decided: Sequence[Action]) -> Turns:
+    """Looks each proposal up, and decides it in the turn in which the next one is looked up."""
+    looked = [_look_ups(one.proposal_id, one.patient_id) for one in case.facts.proposals]
+    after = [*looked[1:], [_submit()]]
+    return [looked[0], *([decision, *next_] for decision, next_ in zip(decided, after, strict=True))]
+
+
+def _bare(case: AuditCase, decided: Sequence[Action]) -> Turns:
+    """Decides everything at once without a look."""
+    return [[*decided, _submit()]]
+
+
+def _all(decide: Callable[[Proposal, AuditCase, Random], Action], layout: Callable[..., Turns]) -> Policy:
+    """Decides every proposal by what the prompt and the text say."""
+    return lambda case, rng: layout(case, [decide(one, case, rng) for one in case.facts.proposals])
+
+
+def commonest(case: AuditCase) -> ErrorType:
+    """The type that is flagged most often at the level of a case."""
+    spec = LEVELS[case.facts.level]
+    return OVERRIDE if spec.pairs else max(spec.about, key=lambda rule: spec.about[rule])
+
+
+def _approves(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    return _approve(one.proposal_id)
+
+
+def _flags(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    return _flag(one.proposal_id, commonest(case), "")
+
+
+def _tosses(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    if rng.random() < 0.5:
+        return _approve(one.proposal_id)
+    return _flag(one.proposal_id, rng.choice(tuple(LEVELS[case.facts.level].about)), "")
+
+
+def _doubts(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    """Flags what the Actor is unsure of."""
+    return (_flags if one.confidence < THRESHOLD else _approves)(one, case, rng)
+
+
+def _distrusts(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    """Flags everything for the rule and with the fallacy of the text."""
+    said = argued(one.text) or Argued(commonest(case), "")
+    return _flag(one.proposal_id, said.rule, said.fallacy)
+
+
+def _gambles(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    """The same for every other proposal."""
+    return (_distrusts if rng.random() < 0.5 else _approves)(one, case, rng)
+
+
+def _copies(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    """Flags with the example of the prompt."""
+    return _flag(one.proposal_id, AGE, EXAMPLE_REASON)
+
+
+_KEYWORDS: Final = " ".join(
+    (*ERROR_TYPES, *FALLACY_NAMES, "age death window delay comorbidity override stage iv before")
+)
+
+
+def _stuffs(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    """Flags everything with every word that a reason may hold."""
+    return _flag(one.proposal_id, commonest(case), _KEYWORDS)
+
+
+def nothing(case: AuditCase, rng: Random) -> Turns:
+    """Does not begin."""
+    return []
+
+
+def submit_only(case: AuditCase, rng: Random) -> Turns:
+    """Hands in at once."""
+    return [[_submit("")]]
+
+
+def report_only(case: AuditCase, rng: Random) -> Turns:
+    """Hands in a long report at once."""
+    return [[_submit(f"All proposals were audited with care for {_KEYWORDS}.")]]
+
+
+def tool_farming(case: AuditCase, rng: Random) -> Turns:
+    """Looks up all that there is, as long as it may, decides nothing, and hands in."""
+    looked = [action for one in case.facts.proposals for action in _look_ups(one.proposal_id, one.patient_id)]
+    looked += [(COHORT, {"feature": feature}) for feature in (*NUMERIC, *CATEGORICAL)]
+    looked += [
+        (SHAP, {"patient_id": one.patient_id, "feature": feature})
+        for one in case.facts.proposals
+        for feature in NUMERIC
+    ]
+    return [looked[: 8 * len(case.facts.proposals)], [_submit()]]
+
+
+TRIVIAL: Final[Mapping[str, Policy]] = MappingProxyType(
+    {
+        "null": nothing,
+        "submit_only": submit_only,
+        "report_only": report_only,
+        "tool_farming": tool_farming,
+        "approve_all": _all(_approves, _bare),
+        "approve_all_diligent": _all(_approves, _reading),
+        "flag_all": _all(_flags, _bare),
+        "flag_all_diligent": _all(_flags, _reading),
+        "coin": _all(_tosses, _bare),
+        "coin_diligent": _all(_tosses, _reading),
+        "confidence_threshold": _all(_doubts, _bare),
+        "confidence_threshold_diligent": _all(_doubts, _reading),
+        "text_only": _all(_distrusts, _reading),
+        "text_coin": _all(_gambles, _reading),
+        "copy_the_example": _all(_copies, _reading),
+        "keyword_stuffing": _all(_stuffs, _reading),
+    }
+)
+"""Policies that read no record. The diligent ones call every look-up and do not heed what it says."""
+
+READERS: Final[Mapping[str, Policy]] = MappingProxyType({"oracle": oracle, "reader": reader, "mediocre": mediocre})

@@ -1,0 +1,214 @@
+"""The published rewards: the episode score that trained the adapter, and the table of bonuses that was advertised.
+
+The episode score divides by the errors of all patients, most of whom nobody proposes, so that no audit reaches 1, and
+does not look at the type of a flag. Both pay for look-ups whatever becomes of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+
+from clinrl.records import Strict
+from clinrl.tasks.audit.cases import MOST_PROPOSALS, AuditCase, Truth
+from clinrl.tasks.audit.env import (
+    APPROVE,
+    COHORT,
+    FLAG,
+    INVESTIGATE,
+    REVIEW,
+    SHAP,
+    SUBMIT,
+    TIMELINE,
+    Call,
+    calls_for,
+)
+from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, ErrorType
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+MOST_CALLS: Final = calls_for(MOST_PROPOSALS)
+"""Of the largest episode; what the declared range of the bonuses rests on."""
+
+
+class Episode(Strict):
+    """The numbers of the published episode score."""
+
+    detection: Weight = 0.7
+    approvals: Weight = 0.2
+    activity: Weight = 0.1
+    beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.5
+    actions_per_error: Annotated[float, Field(gt=0.0)] = 3.0
+    """How many distinct actions for each error earn all that activity can."""
+    floor: Finite = 0.01
+    ceiling: Finite = 0.99
+    without_errors: tuple[Finite, Finite] = (0.5, 0.4)
+    """If no patient has an error: this, and this times the share of right approvals."""
+
+
+class Dense(Strict):
+    """The numbers of the published table, in the later of its two versions, all of them added up."""
+
+    flag: Finite = 0.30
+    false_flag: Finite = -0.25
+    approval: Finite = 0.15
+    false_approval: Finite = -0.20
+    review: Finite = 0.04
+    look_up: Finite = 0.10
+    """Investigating, or auditing the dates of, a patient who breaks a rule."""
+    idle_look_up: Finite = 0.02
+    """The same of another patient, and a Shapley value that does not matter."""
+    shap: Finite = 0.12
+    cohort: Finite = 0.06
+    fallacy: Finite = 0.05
+    """"Theory of mind": a right flag whose reason holds a keyword of its rule."""
+    report: Finite = 0.05
+    report_quality: Finite = 0.10
+    """A report with at least two keywords."""
+    completion: Finite = 0.08
+    """If most proposals are decided when the report comes."""
+    completion_share: Finite = 0.8
+    duplicate: Finite = -0.04
+    decided_twice: Finite = -0.03
+    invalid: Finite = -0.05
+    step: Finite = -0.003
+    """For each call that is neither invalid nor a second decision."""
+
+    @property
+    def _look_ups(self) -> tuple[float, ...]:
+        return self.review, self.look_up, self.idle_look_up, self.shap, self.cohort
+
+    @property
+    def low(self) -> float:
+        """A bound below every total: the largest episode, all of it at the worst price."""
+        decision = min(self.flag, self.false_flag, self.approval, self.false_approval, 0.0)
+        call = min(self.duplicate, self.invalid, self.decided_twice, *self._look_ups, 0.0) + min(self.step, 0.0)
+        return MOST_PROPOSALS * decision + 2 * MOST_CALLS * call
+
+    @property
+    def high(self) -> float:
+        """A bound above every total: the largest episode, all of it at the best price."""
+        decision = max(self.flag + max(self.fallacy, 0.0), self.approval, self.false_flag, self.false_approval, 0.0)
+        call = max(*self._look_ups, 0.0)
+        report = sum(max(part, 0.0) for part in (self.report, self.report_quality, self.completion))
+        return MOST_PROPOSALS * decision + MOST_CALLS * (call + max(self.step, 0.0)) + report
+
+
+FALLACY_KEYWORDS: Final[Mapping[ErrorType, tuple[str, ...]]] = MappingProxyType(
+    {
+        AGE: ("age", "old", "young", "eligib"),
+        TEMPORAL: ("death", "temporal", "before", "deceased", "timeline"),
+        WINDOW: ("window", "delay", "schedule", "days", "late"),
+        OVERRIDE: ("comorbidity", "override", "exception", "stage iv"),
+    }
+)
+REPORT_KEYWORDS: Final = (
+    "age", "temporal", "window", "bias", "comorbidity", "hallucination", "death", "protocol", "override",
+)  # fmt: skip
+REPORT_HITS: Final = 2
+
+RELEVANT: Final[Mapping[ErrorType, frozenset[str]]] = MappingProxyType(
+    {AGE: frozenset({"age"}), OVERRIDE: frozenset({"comorbidity"}), TEMPORAL: frozenset(), WINDOW: frozenset()}
+)
+"""The features whose Shapley value matters to a rule, of those that can be asked for here."""
+
+
+def f_beta(precision: float, recall: float, beta: float) -> float:
+    """The weighted harmonic mean of both, 0 to 1; 0 if both are 0."""
+    weighted = beta**2 * precision + recall
+    return (1 + beta**2) * precision * recall / weighted if weighted else 0.0
+
+
+def episode(case: AuditCase, log: Sequence[Call], numbers: Episode) -> dict[str, float]:
+    """The terms of the published episode score; `clipping` is what its rounding and clipping add."""
+    wrong = {truth.proposal_id for truth in case.key.truths if truth.error is not None}
+    flags = [call.arguments["proposal_id"] in wrong for call in log if call.valid and call.tool == FLAG]
+    approvals = [call.arguments["proposal_id"] not in wrong for call in log if call.valid and call.tool == APPROVE]
+    quality = sum(approvals) / max(1, len(approvals))
+    errors = case.key.pool_errors
+    if errors == 0:
+        base, slope = numbers.without_errors
+        terms = {"approvals": slope * quality, "activity": base}
+    else:
+        actions = {key for call in log if (key := _rewarded(call)) is not None}
+        terms = {
+            "detection": numbers.detection * f_beta(sum(flags) / max(1, len(flags)), sum(flags) / errors, numbers.beta),
+            "approvals": numbers.approvals * quality,
+            "activity": numbers.activity * min(1.0, len(actions) / (numbers.actions_per_error * errors)),
+        }
+    plain = math.fsum(terms.values())
+    terms["clipping"] = min(numbers.ceiling, max(numbers.floor, round(plain, 4))) - plain
+    return terms
+
+
+def _rewarded(call: Call) -> tuple[str, ...] | None:
+    """What makes an action distinct; None for one that earns nothing. A report has no effect."""
+    if not call.valid or call.tool == SUBMIT:
+        return None
+    return call.tool, *(
+        call.arguments[name] for name in ("proposal_id", "patient_id", "feature") if name in call.arguments
+    )
+
+
+def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) -> dict[str, float]:
+    """The terms of the published table, added up. The range holds for as many malformed calls as a log has room for."""
+    truths = {truth.proposal_id: truth for truth in case.key.truths}
+    broken = {proposal.patient_id: truths[proposal.proposal_id].broken for proposal in case.facts.proposals}
+    terms = dict.fromkeys(("detection", "approvals", "fallacy", "look_ups", "report", "steps", "invalid"), 0.0)
+    terms["malformed"] = numbers.invalid * min(malformed, MOST_CALLS)
+    seen: set[tuple[str, ...]] = set()
+    decided = 0
+    for call in log:
+        if not call.valid:
+            twice = call.tool in (FLAG, APPROVE) and _names_one(call.arguments["proposal_id"], seen)
+            terms["invalid"] += numbers.decided_twice if twice else numbers.invalid
+            continue
+        terms["steps"] += numbers.step
+        key = _rewarded(call)
+        if key is not None and key in seen:
+            terms["look_ups"] += numbers.duplicate
+            continue
+        if key is not None:
+            seen.add(key)
+        if call.tool in (FLAG, APPROVE):
+            decided += 1
+            truth = truths[call.arguments["proposal_id"]]
+            if call.tool == APPROVE:
+                terms["approvals"] += numbers.false_approval if truth.error else numbers.approval
+            else:
+                terms["detection"] += numbers.flag if truth.error else numbers.false_flag
+                terms["fallacy"] += numbers.fallacy * _names_a_keyword(truth, call.arguments["reason"])
+        elif call.tool == SUBMIT:
+            terms["report"] += numbers.report + numbers.report_quality * _is_wordy(call.arguments["report"])
+            terms["report"] += numbers.completion * (decided >= numbers.completion_share * len(truths))
+        else:
+            terms["look_ups"] += _look_up(call, broken, numbers)
+    return terms
+
+
+def _names_one(proposal_id: Any, seen: set[tuple[str, ...]]) -> bool:
+    """Whether this is a proposal that was decided; it may be of any type."""
+    return isinstance(proposal_id, str) and any((tool, proposal_id) in seen for tool in (FLAG, APPROVE))
+
+
+def _look_up(call: Call, broken: Mapping[str, ErrorType | None], numbers: Dense) -> float:
+    if call.tool == REVIEW:
+        return numbers.review
+    if call.tool == COHORT:
+        return numbers.cohort
+    rule = broken.get(call.arguments["patient_id"])
+    if call.tool == SHAP:
+        return numbers.shap if rule and call.arguments["feature"] in RELEVANT[rule] else numbers.idle_look_up
+    assert call.tool in (INVESTIGATE, TIMELINE), f"no reward for {call.tool}"
+    return numbers.look_up if rule else numbers.idle_look_up
+
+
+def _names_a_keyword(truth: Truth, reason: str) -> bool:
+    return truth.error is not None and any(word in reason.lower() for word in FALLACY_KEYWORDS[truth.error])
+
+
+def _is_wordy(report: str) -> bool:
+    return sum(word in report.lower() for word in REPORT_KEYWORDS) >= REPORT_HITS

@@ -1,0 +1,215 @@
+"""The rewards of an audit: the published episode score, the published table of bonuses, and a corrected score.
+
+Every number is a field of `Reward`. All three read the log of calls at the end; the published bonuses were paid during
+the episode, call by call, which told the model what the labels are.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, NamedTuple
+
+from pydantic import Field
+
+from clinrl.records import Score, Strict
+from clinrl.tasks.audit import published
+from clinrl.tasks.audit.cases import AuditCase, Truth, differences_of
+from clinrl.tasks.audit.env import APPROVE, FLAG, INVESTIGATE, REVIEW, TIMELINE, Call
+from clinrl.tasks.audit.evidence import names_fallacy, read, supports
+from clinrl.tasks.audit.published import Dense, Episode
+
+Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+TERMS: Final = (
+    "detection", "evidence", "fallacy", "steps", "invalid", "unsubmitted", "malformed", "approvals", "activity",
+    "clipping", "look_ups", "report",
+)  # fmt: skip
+"""Every term of a score, always all of them: zero where it does not apply."""
+
+NEEDED_CALLS: Final = 4
+"""Per proposal: three look-ups and a decision. Handing in is one more."""
+
+
+class Corrected(Strict):
+    """The numbers of the corrected score."""
+
+    detection: Weight = 0.8
+    """Of F-beta of the flags times the share of clean proposals that were approved."""
+    beta: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.5
+    typed_credit: Fraction = 0.5
+    """A flag of the right type without right evidence; with it, 1. A flag of a wrong type is worth nothing."""
+    ungrounded_credit: Fraction = 0.0
+    """By what a flag's worth is multiplied if not everything was looked up before it."""
+    evidence: Weight = 0.1
+    """Of the share of proposals decided rightly, everything about them having been looked up before."""
+    fallacy: Weight = 0.1
+    """Of the share of errors whose fallacy was named, times what detection is a weight of."""
+    step: Weight = 0.01
+    """What a call beyond those needed costs, and `invalid` and `malformed` what one that does nothing costs."""
+    invalid: Weight = 0.02
+    malformed: Weight = 0.02
+    most: Weight = 0.2
+    """What each of these three costs at most."""
+    unsubmitted: Weight = 0.2
+    """What an audit that was never handed in costs, beside all that it would have earned."""
+
+    @property
+    def low(self) -> float:
+        """The least total."""
+        return -(3 * self.most + self.unsubmitted)
+
+    @property
+    def high(self) -> float:
+        """The greatest total: that of the best audit."""
+        return math.fsum((self.detection, self.evidence, self.fallacy))
+
+
+class Reward(Strict):
+    """Which reward, and every number of each."""
+
+    kind: Literal["published_episode", "published_dense", "corrected"] = "corrected"
+    corrected: Corrected = Corrected()
+    episode: Episode = Episode()
+    dense: Dense = Dense()
+
+    @property
+    def low(self) -> float:
+        """The least total that any outcome can have."""
+        return {
+            "corrected": self.corrected.low,
+            "published_episode": self.episode.floor,
+            "published_dense": self.dense.low,
+        }[self.kind]
+
+    @property
+    def high(self) -> float:
+        """The greatest total that any outcome can have."""
+        return {
+            "corrected": self.corrected.high,
+            "published_episode": self.episode.ceiling,
+            "published_dense": self.dense.high,
+        }[self.kind]
+
+
+PUBLISHED: Final = Reward(kind="published_episode")
+DENSE: Final = Reward(kind="published_dense")
+CORRECTED: Final = Reward()
+REWARDS: Final[Mapping[str, Reward]] = MappingProxyType(
+    {"published": PUBLISHED, "dense": DENSE, "corrected": CORRECTED}
+)
+
+
+class Decided(NamedTuple):
+    """What was decided about one proposal, and what it is worth."""
+
+    truth: Truth
+    flagged: bool
+    grounded: bool
+    """Reviewed, and the patient investigated and audited for dates, before the decision."""
+    typed: bool
+    """Flagged with the right type."""
+    evident: bool
+    """And its reason gives right evidence."""
+    understood: bool
+    """And its reason names the Actor's fallacy."""
+
+    @property
+    def right(self) -> bool:
+        """Whether a clean proposal was approved, or an error flagged as what it is."""
+        return self.typed if self.truth.error else not self.flagged
+
+
+def decisions(case: AuditCase, log: Sequence[Call]) -> tuple[Decided, ...]:
+    """Every decision, in the order of the log. Pure; never raises on what a model wrote."""
+    truths = {truth.proposal_id: truth for truth in case.key.truths}
+    patients = {proposal.proposal_id: proposal.patient_id for proposal in case.facts.proposals}
+    found = differences_of(case.facts)
+    seen: set[tuple[str, str]] = set()
+    made = []
+    for call in log:
+        if not call.valid:
+            continue
+        if call.tool == REVIEW:
+            seen.add((REVIEW, call.arguments["proposal_id"]))
+        elif call.tool in (INVESTIGATE, TIMELINE):
+            seen.add((call.tool, call.arguments["patient_id"]))
+        elif call.tool in (FLAG, APPROVE):
+            truth = truths[call.arguments["proposal_id"]]
+            patient = patients[truth.proposal_id]
+            typed = call.tool == FLAG and truth.error is not None and call.arguments["error_type"] == truth.error
+            reason = read(call.arguments["reason"]) if typed else None
+            made.append(
+                Decided(
+                    truth=truth,
+                    flagged=call.tool == FLAG,
+                    grounded={(REVIEW, truth.proposal_id), (INVESTIGATE, patient), (TIMELINE, patient)} <= seen,
+                    typed=typed,
+                    evident=reason is not None and supports(reason, found[patient], truth.deciding),
+                    understood=reason is not None and names_fallacy(reason, truth.fallacy),
+                )
+            )
+    return tuple(made)
+
+
+def detection(case: AuditCase, made: Sequence[Decided], numbers: Corrected) -> float:
+    """F-beta of the flags times specificity, 0 to 1: 1 if every error is flagged well and all else approved.
+
+    Without errors F is 1, without clean proposals specificity is 1; what is undecided counts as neither.
+    """
+    errors = sum(truth.error is not None for truth in case.key.truths)
+    clean = len(case.key.truths) - errors
+    flags = sum(one.flagged for one in made)
+    worth = math.fsum(_worth(one, numbers) for one in made)
+    approved = sum(one.grounded and one.right for one in made if one.truth.error is None)
+    f = published.f_beta(worth / flags if flags else 0.0, worth / errors, numbers.beta) if errors else 1.0
+    return f * (approved / clean if clean else 1.0)
+
+
+def _worth(one: Decided, numbers: Corrected) -> float:
+    if not one.typed:
+        return 0.0
+    return (1.0 if one.evident else numbers.typed_credit) * (1.0 if one.grounded else numbers.ungrounded_credit)
+
+
+def score(case: AuditCase, log: Sequence[Call], *, submitted: bool, malformed: int, reward: Reward) -> Score:
+    """The reward of an episode, taken apart into all of `TERMS`; it lies in [reward.low, reward.high].
+
+    `malformed`: calls that could not be read or that no tool takes; they are not in the log. Raises nothing on what a
+    model wrote.
+    """
+    terms = dict.fromkeys(TERMS, 0.0)
+    if reward.kind == "published_episode":
+        terms |= published.episode(case, log, reward.episode)
+    elif reward.kind == "published_dense":
+        terms |= published.dense(case, log, malformed, reward.dense)
+    else:
+        terms |= _corrected(case, log, submitted, malformed, reward.corrected)
+    terms = {name: value + 0.0 for name, value in terms.items()}  # no minus zero in a report
+    return Score(terms=terms, total=math.fsum(terms.values()))
+
+
+def _corrected(
+    case: AuditCase, log: Sequence[Call], submitted: bool, malformed: int, numbers: Corrected
+) -> dict[str, float]:
+    valid = Counter(call.valid for call in log)
+    needed = NEEDED_CALLS * len(case.key.truths) + 1
+    costs = {
+        "steps": -min(numbers.most, numbers.step * max(0, len(log) - needed)),
+        "invalid": -min(numbers.most, numbers.invalid * valid[False]),
+        "malformed": -min(numbers.most, numbers.malformed * malformed),
+    }
+    if not submitted:
+        return {**costs, "unsubmitted": -numbers.unsubmitted}
+    made = decisions(case, log)
+    found = detection(case, made, numbers)
+    errors = [truth for truth in case.key.truths if truth.error is not None]
+    well = sum(one.grounded and one.right for one in made) / len(case.key.truths)
+    understood = sum(one.grounded and one.understood for one in made) / len(errors) if errors else 1.0
+    return {
+        **costs,
+        "detection": numbers.detection * found,
+        "evidence": numbers.evidence * well,
+        "fallacy": numbers.fallacy * understood * found,
+    }
