@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl.determinism import settle
 from clinrl.errors import Refused
-from clinrl.task import Task
 from clinrl.rollout import schemas
+from clinrl.task import Task
 from clinrl.turns import Example, Piece, encoded, spelt
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> lis
     blank = _wrapped(Tokenizer(models.BPE()), marks, template)  # rendering needs the template alone
     rng = Random(f"base/{spec.seed}")
     tools = schemas(task)
-    texts = []
+    texts: list[Text] = []
     for index, case in enumerate(task.cases(spec.cases, spec.seed, pool="base", mix="reporting")):
         careful = spec.careful > 0 and rng.random() < spec.careful
         omit = frozenset(rule for rule in task.rules if not careful and rng.random() < spec.forget)

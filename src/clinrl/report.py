@@ -167,7 +167,9 @@ def build(
     golds, answers = [task.label(case) for case in cases], [line.answer for line in graded]
     silent = Counter(answer.reason for answer in answers if isinstance(answer, Unreadable))
     stops = Counter[str](line.transcript.stop for line in graded)
-    predicted = Counter(column(answer) for answer in answers)
+    predicted = Counter(
+        answered for gold, answer in zip(golds, answers, strict=True) for _, answered in _cells(task, gold, answer)
+    )
     clusters = clusters_of(task, cases)
     metrics = estimates(task.metrics, golds, answers, clusters)
     shown = [seen(task, case, view) for case in cases]
@@ -269,9 +271,16 @@ def measured(
 
 def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confusion:
     """Counts of gold label by answer, with a last column for unreadable answers."""
-    cells = Counter((str(gold), column(answer)) for gold, answer in zip(golds, answers, strict=True))
+    cells = Counter(cell for gold, answer in zip(golds, answers, strict=True) for cell in _cells(task, gold, answer))
     rows, wide = tuple(str(label) for label in task.labels), columns(task)
     return Confusion(rows=rows, columns=wide, counts=tuple(tuple(cells[r, c] for c in wide) for r in rows))
+
+
+def _cells(task: Task, gold: Any, answer: Any) -> list[tuple[str, str]]:
+    """Row and column of each part of an answer; an unreadable answer is unreadable in each part of its gold label."""
+    parts = task.parts(gold)
+    answered = [answer] * len(parts) if isinstance(answer, Unreadable) else task.parts(answer)
+    return [(str(row), column(part)) for row, part in zip(parts, answered, strict=True)]
 
 
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:

@@ -191,6 +191,9 @@ class Task(Protocol):
         """The label that a transcript commits to: its last turn, or the decisions in all of them. Never raises on
         model text."""
 
+    def parts(self, answer: Any) -> Sequence[Any]:
+        """The labels that an answer, or a gold label, is made of: itself, or one for each decision of an episode."""
+
     def oracles(self, reward: Any) -> tuple[str, ...]:
         """The models, of those that an `Ask` names, that this reward asks: part of what a training follows from."""
 

@@ -21,12 +21,25 @@ from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from clinrl.errors import DataError, TrainingError
 from clinrl.oracles import Oracles, scores
-from clinrl.records import Case, Message, Transcript, Unreadable, said
+from clinrl.records import Call, Case, Message, Transcript, Unreadable, said
+from clinrl.rollout import schemas
 from clinrl.samplers import Prompt, TransformersSampler, batches, check_room, window
 from clinrl.task import GIVEN, Task, seen
-from clinrl.turns import Completion, decode, encode, end_tokens, read_turn, render, write_turn
+from clinrl.turns import (
+    Completion,
+    decode,
+    encode,
+    encoded,
+    end_tokens,
+    is_malformed,
+    read_turn,
+    render,
+    results,
+    spelt,
+)
 
 WEIGHTS = "adapter_model.safetensors"
+NO_ROWS = "the training stream has no rows"
 HELD_OUT_SEED = 271828
 """Of the held-out cases of every run: they are the same for all versions."""
 
@@ -121,17 +134,30 @@ class Sft(SFTTrainer):  # type: ignore[misc]  # TRL has no types
 def sft_trainer(
     model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path
 ) -> Sft:
-    """Supervised fine-tuning on gold turns, less what the rows omit. The loss covers the completion and its end."""
-    names, texts = _prompts(tokenizer, task, rows)
-    prompt_ids = encode(tokenizer, texts)
-    turns = [write_turn(_turn(task, row), row.thinking) + tokenizer.eos_token for row in rows]
-    turn_ids = encode(tokenizer, turns)
-    check_room(names, [len(p) + len(t) for p, t in zip(prompt_ids, turn_ids, strict=True)], 0, window(model))
-    pairs = list(zip(prompt_ids, turn_ids, strict=True))
+    """Supervised fine-tuning on gold transcripts, less what the rows omit. The loss covers the model's turns and their
+    ends, not what its tools returned."""
+    if not rows:
+        raise DataError(NO_ROWS)
+    tools = schemas(task)
+    taught = [
+        spelt(
+            tokenizer,
+            task.prompt(row.case.facts),
+            task.gold(row.case, thinking=row.thinking, omit=row.omit),
+            row.thinking,
+            tools,
+            tokenizer.eos_token,
+        )
+        for row in rows
+    ]
+    examples = encoded(tokenizer, taught)
+    check_room([row.case.id for row in rows], [len(ids) for ids, _ in examples], 0, window(model))
     dataset = Dataset.from_dict(
         {
-            "input_ids": [prompt + turn for prompt, turn in pairs],
-            "labels": [[-100] * len(prompt) + turn for prompt, turn in pairs],
+            "input_ids": [ids for ids, _ in examples],
+            "labels": [
+                [token if mine else -100 for token, mine in zip(ids, own, strict=True)] for ids, own in examples
+            ],
         }
     )
     batch = spec["trainer"]["batch"]
@@ -157,12 +183,24 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     held_out: "HeldOut | None" = None
     """Asked before the first step and every so many steps after it."""
+    thinking: bool = True
+    """The mode of every row, where cases are played in an environment."""
+    tools: Sequence[Mapping[str, Any]] = ()
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
 
-    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        return encode(self.processing_class, prompts), None, {}
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        texts = [prompt if isinstance(prompt, str) else self._opening(prompt) for prompt in prompts]
+        return encode(self.processing_class, texts), None, {}
+
+    def _opening(self, prompt: list[dict[str, Any]]) -> str:
+        messages = [Message(role=turn["role"], content=turn["content"]) for turn in prompt]
+        return render(self.processing_class, messages, self.thinking, self.tools)
+
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
+        found = [Message(role="tool", content=turn["content"]) for turn in tool_messages]
+        return encode(self.processing_class, [results(self.processing_class, found, self.thinking)])[0]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         served = [row["row"] for row in inputs]
@@ -190,14 +228,22 @@ def grpo_trainer(
     output: Path,
     oracles: Oracles,
 ) -> Grpo:
-    """GRPO on the task's reward: each row is one group of completions, each step one round of generation."""
+    """GRPO on the task's reward: each row is one group of completions, each step one round of generation.
+
+    A task with an environment is played through TRL's tool loop, every row in the same mode: what tools return is
+    masked, and a group shares one episode.
+    """
     trainer = spec["trainer"]
-    names, texts = _prompts(tokenizer, task, rows)
+    if not rows:
+        raise DataError(NO_ROWS)
+    tools = schemas(task)
+    texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking, tools) for row in rows]
     lengths = [len(ids) for ids in encode(tokenizer, texts)]
-    check_room(names, lengths, trainer["max_completion"], window(model))
+    check_room([row.case.id for row in rows], lengths, trainer["max_completion"], window(model))
+    asked = [[turn.model_dump(include={"role", "content"}) for turn in task.prompt(row.case.facts)] for row in rows]
     dataset = Dataset.from_dict(
         {
-            "prompt": texts,
+            "prompt": texts if task.environment is None else asked,
             "case": [row.case.model_dump_json() for row in rows],
             "mode": [row.mode for row in rows],
             "row": list(range(len(rows))),
@@ -215,6 +261,7 @@ def grpo_trainer(
         beta=trainer["beta"],
         scale_rewards=trainer["scale_rewards"],
         use_vllm=trainer["vllm"],
+        **({} if task.environment is None else {"max_tool_calling_iterations": task.turns - 1}),
         **common_settings(spec, output),
     )
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
@@ -227,7 +274,16 @@ def grpo_trainer(
         group=trainer["group"],
         oracles=oracles,
     )
-    return Grpo(model=model, args=settings, reward_funcs=[score], train_dataset=dataset, processing_class=tokenizer)
+    grpo = Grpo(
+        model=model,
+        args=settings,
+        reward_funcs=[score],
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        **({} if task.environment is None else {"environment_factory": task.environment}),
+    )
+    grpo.thinking, grpo.tools = rows[0].thinking, tools
+    return grpo
 
 
 class HeldOut:
@@ -317,14 +373,16 @@ def reward_function(
     """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
 
     Each completion is decoded from its token ids, so that the reward sees the very text the model wrote, and carries
-    its case with it. Logs the mean of every term, the shares of each answer and of each gold label, of groups of
-    `group` completions that were all right or all wrong, and per mode the mean total and the shares of unreadable and
-    clipped turns. Whatever the score raises ends the training.
+    its case with it; an episode is taken from TRL's own turns. Logs the mean of every term, the shares of each answer
+    and of each gold label, of groups of `group` completions that were all right or all wrong, and per mode the mean
+    total and the shares of unreadable and clipped transcripts, of episodes also that of turns with malformed calls.
+    Whatever the score raises ends the training.
     """
 
     def task_reward(
         *,
         completion_ids: Sequence[Sequence[int]],
+        completions: Sequence[Any],
         case: Sequence[str],
         mode: Sequence[str],
         log_metric: Callable[[str, float], None],
@@ -335,32 +393,43 @@ def reward_function(
         means |= {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
         totals: list[float] = []
         right: list[bool] = []
-        completions = [decode(tokenizer, ids, ends) for ids in completion_ids]
-        turns = [read_turn(completion.text, thinking[name]) for completion, name in zip(completions, mode, strict=True)]
-        pairs = [
-            (known[text], Transcript(messages=(turn,), stop=completion.stop))
-            for text, turn, completion in zip(case, turns, completions, strict=True)
-        ]
+        if task.environment is None:
+            written = [decode(tokenizer, ids, ends) for ids in completion_ids]
+            done = [
+                said(read_turn(text.text, thinking[name]), text.stop) for text, name in zip(written, mode, strict=True)
+            ]
+        else:
+            done = [
+                played(turns, clipped=ids[-1] not in ends)
+                for turns, ids in zip(completions, completion_ids, strict=True)
+            ]
+        pairs = [(known[text], transcript) for text, transcript in zip(case, done, strict=True)]
         began = time.monotonic()
         earned = scores(task, pairs, reward, oracles)
         log_metric("reward_time", time.monotonic() - began)  # no part of the history: a clock decides it
-        for completion, turn, score, text, name in zip(completions, turns, earned, case, mode, strict=True):
+        for transcript, score, text, name in zip(done, earned, case, mode, strict=True):
             if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
                 raise TrainingError(
                     f"the reward of {known[text].id} is {score.total:g}, outside its declared range "
                     f"{reward.low:g} to {reward.high:g}"
                 )
-            answer = task.parse(said(turn))
+            answer = task.parse(transcript)
             for term in task.terms:
                 means[f"terms/{term}"].append(score.terms.get(term, 0.0))
             gold = task.label(known[text])
-            for label in task.labels:
-                means[f"answer/{label}"].append(float(answer == label))
-                means[f"gold/{label}"].append(float(gold == label))
+            for what, parts in (
+                ("answer", () if isinstance(answer, Unreadable) else task.parts(answer)),
+                ("gold", task.parts(gold)),
+            ):
+                for label in task.labels:
+                    means[f"{what}/{label}"].append(parts.count(label) / max(1, len(parts)))
             right.append(answer == gold)
             means.setdefault(f"reward/{name}", []).append(score.total)
             means.setdefault(f"parse_fail/{name}", []).append(float(isinstance(answer, Unreadable)))
-            means.setdefault(f"clipped/{name}", []).append(float(completion.stop == "max_tokens"))
+            means.setdefault(f"clipped/{name}", []).append(float(transcript.stop == "max_tokens"))
+            if task.environment is not None:
+                own = [turn for turn in transcript.messages if turn.role == "assistant"]
+                means.setdefault(f"malformed/{name}", []).append(sum(map(is_malformed, own)) / len(own))
             totals.append(score.total)
         groups = [right[i : i + group] for i in range(0, len(right), group)]
         means["groups/all_right"] = [float(all(some)) for some in groups]
@@ -372,14 +441,18 @@ def reward_function(
     return task_reward
 
 
-def _prompts(tokenizer: Any, task: Task, rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """The id of each row's case, to name it by, and its prompt."""
-    texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking) for row in rows]
-    if not texts:
-        raise DataError("the training stream has no rows")
-    return [row.case.id for row in rows], texts
-
-
-def _turn(task: Task, row: Row) -> Message:
-    (turn,) = task.gold(row.case, thinking=row.thinking, omit=row.omit).messages
-    return turn
+def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool) -> Transcript:
+    """The transcript of an episode as TRL's tool loop reports it. `clipped`: its last turn has no end."""
+    messages = tuple(
+        Message(role="tool", content=turn["content"])
+        if turn["role"] == "tool"
+        else Message(
+            role="assistant",
+            content=turn["content"],
+            thinking=turn.get("reasoning_content"),
+            calls=tuple(Call(**call["function"]) for call in turn.get("tool_calls") or ()),
+        )
+        for turn in turns
+    )
+    unheard = bool(messages and messages[-1].calls)
+    return Transcript(messages=messages, stop="max_tokens" if clipped else "max_turns" if unheard else "answered")

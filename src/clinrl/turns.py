@@ -125,7 +125,9 @@ def encoded(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[Sequence[Piece
     examples = []
     for text in texts:
         found = [(next(ids), piece.own) for piece in text]
-        examples.append((sum((part for part, _ in found), []), b"".join(bytes([own]) * len(part) for part, own in found)))
+        examples.append(
+            (sum((part for part, _ in found), []), b"".join(bytes([own]) * len(part) for part, own in found))
+        )
     return examples
 
 

@@ -180,6 +180,9 @@ class Toy:
         judged = (_question(case, transcript),) if reward.judged else ()
         return (*(_encoded(case, transcript) if reward.similar else ()), *judged)
 
+    def parts(self, answer: str) -> Sequence[str]:
+        return (answer,)
+
     def score(self, case: ToyCase, transcript: Transcript, reward: Reward, heard: Heard = NOTHING_HEARD) -> Score:
         answer = self.parse(transcript)
         readable = not isinstance(answer, Unreadable)

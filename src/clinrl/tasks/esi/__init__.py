@@ -177,6 +177,10 @@ class Esi:
         """Nothing: no judge is asked."""
         return iter(())
 
+    def parts(self, answer: Any) -> Sequence[Any]:
+        """The answer itself."""
+        return (answer,)
+
     def score(
         self, case: EsiCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD
     ) -> Score:

@@ -188,6 +188,10 @@ class Imaging:
         """The label that the last turn commits to, read strictly."""
         return answer.parse(transcript.messages[-1])
 
+    def parts(self, answer: Any) -> Sequence[Any]:
+        """The answer itself."""
+        return (answer,)
+
     def score(
         self, case: ImagingCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD
     ) -> Score:
