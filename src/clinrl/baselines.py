@@ -25,7 +25,15 @@ BAG_OF_WORDS = "bag of words"
 
 
 def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[str, list[Any]]:
-    """Answers to the exam by row name, in exam order. Without training cases, no row that learns from them."""
+    """Answers to the exam by row name, in exam order. Without training cases, no row that learns from them.
+
+    Where cases are played in several turns, the rows are the task's policies.
+    """
+    if task.environment is not None:
+        return {
+            name: [task.parse(policy(case, Random(f"{SEED}/{name}/{case.id}"))) for case in exam]
+            for name, policy in task.policies().items()
+        }
     rows: dict[str, list[Any]] = {f"always {label}": [label] * len(exam) for label in task.labels}
     rows[RANDOM] = guesses(task.labels, [1] * len(task.labels), len(exam))
     if training:

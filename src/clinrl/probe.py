@@ -7,6 +7,7 @@ seconds where it asks none.
 """
 
 import json
+import math
 import statistics
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ from clinrl.dataset import is_import, manifest_of, progress, read_cases
 from clinrl.errors import ArtefactError, ProbeError
 from clinrl.oracles import Oracles, Pair, scores
 from clinrl.params import Params
-from clinrl.records import Case, Message, Transcript
+from clinrl.records import Case, Message, Transcript, Unreadable
 from clinrl.stream import Row, omitted, shares, training_stream
 from clinrl.task import Task, get_task, seen
 
@@ -202,15 +203,16 @@ def outcomes(cases: Sequence[Case], task: Task, reward: Any, oracles: Oracles) -
     The best reward of an unreadable answer, the worst of a readable one, and the number of cases whose gold answer is
     not the only best one, with the id of the first.
     """
-    answers = label_answers(task)
     unreadable = totals(task, [(case, silent) for case in cases for silent in UNREADABLE], reward, oracles)
-    plain = [(case, answer(case, Random(0))) for case in cases for answer in answers.values()]
+    lazy = {case.id: plain(task, case) for case in cases}
     gold = [(case, best) for case in cases for best in golds(task, case)]
-    earned, best = totals(task, plain, reward, oracles), totals(task, gold, reward, oracles)
-    worst, beaten = min(earned), []
+    each = iter(totals(task, [(case, done) for case in cases for _, done in lazy[case.id]], reward, oracles))
+    best = totals(task, gold, reward, oracles)
+    worst, beaten = math.inf, []
     for i, case in enumerate(cases):
-        by_label = dict(zip(answers, earned[i * len(answers) : (i + 1) * len(answers)], strict=True))
-        if not gold_is_best(task.label(case), best[2 * i : 2 * i + 2], by_label):
+        earned = [(answer, next(each)) for answer, _ in lazy[case.id]]
+        worst = min([worst, *(total for answer, total in earned if not isinstance(answer, Unreadable))])
+        if not gold_is_best(task.label(case), best[2 * i : 2 * i + 2], earned):
             beaten.append(case.id)
     return {
         "best_unreadable": round(max(unreadable), 6),
@@ -245,10 +247,16 @@ def judge(policies: Mapping[str, Mapping[str, float]], extremes: Mapping[str, An
     return None
 
 
-def label_answers(task: Task) -> dict[Any, Policy]:
-    """For each label the policy that always gives it: `always_<label>`, which every task has."""
+def plain(task: Task, case: Case) -> list[tuple[Any, Transcript]]:
+    """Answers to a case without reasons, and the transcripts that give them.
+
+    Each label as the policy `always_<label>` gives it; of an episode, what each lazy policy does.
+    """
     policies = task.policies()
-    return {label: policies[f"always_{label}"] for label in task.labels}
+    if task.environment is None:
+        return [(label, policies[f"always_{label}"](case, Random(0))) for label in task.labels]
+    done = [policy(case, Random(0)) for name, policy in policies.items() if name != HONEST]
+    return [(task.parse(transcript), transcript) for transcript in done]
 
 
 def golds(task: Task, case: Case) -> tuple[Transcript, Transcript]:
@@ -256,13 +264,15 @@ def golds(task: Task, case: Case) -> tuple[Transcript, Transcript]:
     return task.gold(case, thinking=True), task.gold(case, thinking=False)
 
 
-def gold_is_best(label: Any, gold: Sequence[float], plain: Mapping[Any, float]) -> bool:
-    """Whether each gold turn earns at least what any plain answer does, and more than every answer but the right one.
+def gold_is_best(label: Any, gold: Sequence[float], plain: Sequence[tuple[Any, float]]) -> bool:
+    """Whether each gold answer earns at least what any plain one does, and more than every one but the right one.
 
-    `label` is the right one, `gold` what the gold turns earn, `plain` what the plain answer of each label does.
+    `label` is the right one, `gold` what the gold transcripts earn, `plain` answers with what they do.
     """
-    others = max(earned for answer, earned in plain.items() if answer != label)
-    return min(gold) > others + TOLERANCE and min(gold) >= plain[label] - TOLERANCE
+    return all(
+        min(gold) >= earned - TOLERANCE if answer == label else min(gold) > earned + TOLERANCE
+        for answer, earned in plain
+    )
 
 
 def totals(task: Task, pairs: Sequence[Pair], reward: Any, oracles: Oracles) -> list[float]:

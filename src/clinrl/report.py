@@ -167,9 +167,7 @@ def build(
     golds, answers = [task.label(case) for case in cases], [line.answer for line in graded]
     silent = Counter(answer.reason for answer in answers if isinstance(answer, Unreadable))
     stops = Counter[str](line.transcript.stop for line in graded)
-    predicted = Counter(
-        answered for gold, answer in zip(golds, answers, strict=True) for _, answered in _cells(task, gold, answer)
-    )
+    predicted = Counter(given for _, given in _cells(task, golds, answers))
     clusters = clusters_of(task, cases)
     metrics = estimates(task.metrics, golds, answers, clusters)
     shown = [seen(task, case, view) for case in cases]
@@ -194,7 +192,7 @@ def build(
         predicted={outcome: predicted[outcome] for outcome in columns(task)},
         confusion=confusion(task, golds, answers),
         slices={
-            **{what: _slice(task, cases, golds, answers, of) for what, of in task.slices.items()},
+            **{what: _slice(task, cases, shown, golds, graded, of) for what, of in task.slices.items()},
             **({VIEW: _views(task, cases, {GIVEN: graded, **views})} if views else {}),
         },
         terms=terms,
@@ -271,16 +269,15 @@ def measured(
 
 def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confusion:
     """Counts of gold label by answer, with a last column for unreadable answers."""
-    cells = Counter(cell for gold, answer in zip(golds, answers, strict=True) for cell in _cells(task, gold, answer))
+    cells = Counter(_cells(task, golds, answers))
     rows, wide = tuple(str(label) for label in task.labels), columns(task)
     return Confusion(rows=rows, columns=wide, counts=tuple(tuple(cells[r, c] for c in wide) for r in rows))
 
 
-def _cells(task: Task, gold: Any, answer: Any) -> list[tuple[str, str]]:
-    """Row and column of each part of an answer; an unreadable answer is unreadable in each part of its gold label."""
-    parts = task.parts(gold)
-    answered = [answer] * len(parts) if isinstance(answer, Unreadable) else task.parts(answer)
-    return [(str(row), column(part)) for row, part in zip(parts, answered, strict=True)]
+def _cells(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> list[tuple[str, str]]:
+    """Row and column of each part of each answer."""
+    pairs = zip(golds, answers, strict=True)
+    return [(str(row), column(given)) for gold, answer in pairs for row, given in task.parts(gold, answer)]
 
 
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
@@ -317,17 +314,27 @@ def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any], clusters: Seq
 
 
 def _slice(
-    task: Task, cases: Sequence[Case], golds: Sequence[Any], answers: Sequence[Any], of: Callable[[Case], str]
+    task: Task,
+    cases: Sequence[Case],
+    shown: Sequence[Case],
+    golds: Sequence[Any],
+    graded: Sequence[Graded],
+    of: Callable[[Case], str],
 ) -> dict[str, Estimates]:
+    """The cases by a property, `shown` as they were seen."""
     members: dict[str, list[int]] = {}
     for i, case in enumerate(cases):
         members.setdefault(of(case), []).append(i)
-    metrics = {name: task.metrics[name] for name in COMPARED}
+    metrics = {name: task.metrics[name] for name in task.slice_measures if name in task.metrics}
+    qualities = {name: task.qualities[name] for name in task.slice_measures if name in task.qualities}
     clusters = clusters_of(task, cases)
-    return {
-        value: estimates(metrics, _at(golds, rows), _at(answers, rows), clusters and _at(clusters, rows))
-        for value, rows in sorted(members.items())
-    }
+    found = {}
+    for value, rows in sorted(members.items()):
+        alike, lines = clusters and _at(clusters, rows), _at(graded, rows)
+        said = [line.transcript for line in lines]
+        found[value] = estimates(metrics, _at(golds, rows), [line.answer for line in lines], alike)
+        found[value] |= measured(qualities, _at(shown, rows), said, NOTHING_HEARD, alike)
+    return found
 
 
 def _views(task: Task, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> dict[str, Estimates]:

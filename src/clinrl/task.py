@@ -134,6 +134,8 @@ class Task(Protocol):
     """What a summary shows, in order: names of `metrics` and `qualities`, and `no_parse` and `clipped`."""
     row_metrics: tuple[str, ...]
     """Names of `metrics` that a row of the comparison table shows."""
+    slice_measures: tuple[str, ...]
+    """What each slice shows, `exact` and `dangerous` first: names of `metrics`, and of `qualities` that ask no model."""
     views: Mapping[str, Callable[[AnyCase], AnyCase | None]]
     """Other ways to show a case, by name: the case with other `facts`, and the reasons that then are gold, but the same
     id, group and label; or None where it has no such view. The case as it is, `given`, is never among them."""
@@ -191,8 +193,8 @@ class Task(Protocol):
         """The label that a transcript commits to: its last turn, or the decisions in all of them. Never raises on
         model text."""
 
-    def parts(self, answer: Any) -> Sequence[Any]:
-        """The labels that an answer, or a gold label, is made of: itself, or one for each decision of an episode."""
+    def parts(self, gold: Any, answer: Any | Unreadable) -> Sequence[tuple[Any, Any | Unreadable]]:
+        """Right and given label, each one of `labels`: the two themselves, or those of each decision of an episode."""
 
     def oracles(self, reward: Any) -> tuple[str, ...]:
         """The models, of those that an `Ask` names, that this reward asks: part of what a training follows from."""

@@ -417,12 +417,10 @@ def reward_function(
             for term in task.terms:
                 means[f"terms/{term}"].append(score.terms.get(term, 0.0))
             gold = task.label(known[text])
-            for what, parts in (
-                ("answer", () if isinstance(answer, Unreadable) else task.parts(answer)),
-                ("gold", task.parts(gold)),
-            ):
-                for label in task.labels:
-                    means[f"{what}/{label}"].append(parts.count(label) / max(1, len(parts)))
+            parts = task.parts(gold, answer)
+            for label in task.labels:
+                means[f"answer/{label}"].append(sum(given == label for _, given in parts) / len(parts))
+                means[f"gold/{label}"].append(sum(right_one == label for right_one, _ in parts) / len(parts))
             right.append(answer == gold)
             means.setdefault(f"reward/{name}", []).append(score.total)
             means.setdefault(f"parse_fail/{name}", []).append(float(isinstance(answer, Unreadable)))

@@ -125,9 +125,8 @@ def encoded(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[Sequence[Piece
     examples = []
     for text in texts:
         found = [(next(ids), piece.own) for piece in text]
-        examples.append(
-            (sum((part for part, _ in found), []), b"".join(bytes([own]) * len(part) for part, own in found))
-        )
+        whole = [token for part, _ in found for token in part]
+        examples.append((whole, b"".join(bytes([own]) * len(part) for part, own in found)))
     return examples
 
 

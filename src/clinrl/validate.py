@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from clinrl import artefacts, paths
@@ -21,7 +20,7 @@ from clinrl.dataset import is_import, manifest_of, progress, read_rows, rebuild,
 from clinrl.errors import DataError
 from clinrl.imported import CONTROL_CHARACTERS, IDENTIFIERS
 from clinrl.oracles import Oracles
-from clinrl.probe import Policy, gold_is_best, golds, label_answers, totals
+from clinrl.probe import gold_is_best, golds, plain, totals
 from clinrl.records import Case, Manifest, Pool
 from clinrl.sightings import first_sightings
 from clinrl.task import Expect, Task, get_task
@@ -123,7 +122,6 @@ def examine(
     suites = {"rows": row_suite(task, imported=imported), "summary": summary_suite(task, size, imported=imported)}
     tallies = {on: [Tally(expect, withheld=imported) for expect in suite] for on, suite in suites.items()}
     check = checker(name, suites, withheld=imported)
-    answers = label_answers(task)
     counts: Counter[str] = Counter()
     oracles = Oracles(paths.base(task.name))
     with first_sightings() as is_first, progress(name, size) as advance:
@@ -132,7 +130,7 @@ def examine(
             table = []
             for row, case in chunk:
                 line = task.row(case)
-                computed = columns(case, line["narrative"], task, pool, rewards, answers, is_first, oracles)
+                computed = columns(case, line["narrative"], task, pool, rewards, is_first, oracles)
                 table.append(line | computed | {"row": row, "id": case.id})
                 counts["cases"] += 1
                 counts["duplicates"] += not (computed["id_unique"] and computed["narrative_unique"])
@@ -215,16 +213,14 @@ def columns(
     task: Task,
     pool: Pool,
     rewards: Sequence[Any],
-    answers: Mapping[Any, Policy],
     is_first: Callable[[str, str], bool],
     oracles: Oracles,
 ) -> dict[str, bool]:
     """The computed columns of one case, the keys of `COMPUTED`: what takes the task's code to know."""
     best = golds(task, case)
-    random = Random(0)
-    plain = {label: answer(case, random) for label, answer in answers.items()}
+    lazy = plain(task, case)
     turns = [(case, transcript) for transcript in best]
-    pairs = turns + [(case, transcript) for transcript in plain.values()]
+    pairs = turns + [(case, transcript) for _, transcript in lazy]
     earned = [totals(task, pairs, reward, oracles) for reward in rewards]
     return {
         "id_matches_content": task.case_id(case.facts, case.key) == case.id,
@@ -234,7 +230,11 @@ def columns(
         "label_reproduced": task.relabel(case) == task.label(case),
         "gold_scores_best": all(task.parse(transcript) == task.label(case) for transcript in best)
         and all(
-            gold_is_best(task.label(case), each[: len(turns)], dict(zip(plain, each[len(turns) :], strict=True)))
+            gold_is_best(
+                task.label(case),
+                each[: len(turns)],
+                [(answer, total) for (answer, _), total in zip(lazy, each[len(turns) :], strict=True)],
+            )
             for each in earned
         ),
     }

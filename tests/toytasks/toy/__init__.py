@@ -141,6 +141,7 @@ class Toy:
     qualities: Mapping[str, Any] = {"similarity": Quality(of=_similarity, worse="lower", asks=_encoded)}
     headline = ("exact", "dangerous", "agreement", "similarity", "no_parse")
     row_metrics = ("exact", "agreement")
+    slice_measures = ("exact", "dangerous")
     views: Mapping[str, Any] = {"no-evidence": bare}
     slices: Mapping[str, Any] = {"rule": lambda case: case.key.rule}
     triggers: Mapping[str, Any] = {}
@@ -180,8 +181,8 @@ class Toy:
         judged = (_question(case, transcript),) if reward.judged else ()
         return (*(_encoded(case, transcript) if reward.similar else ()), *judged)
 
-    def parts(self, answer: str) -> Sequence[str]:
-        return (answer,)
+    def parts(self, gold: str, answer: str | Unreadable) -> Sequence[tuple[str, str | Unreadable]]:
+        return ((gold, answer),)
 
     def score(self, case: ToyCase, transcript: Transcript, reward: Reward, heard: Heard = NOTHING_HEARD) -> Score:
         answer = self.parse(transcript)

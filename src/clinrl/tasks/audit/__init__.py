@@ -1,1 +1,187 @@
-"""Auditing what another agent decided about the patients of a trial, over several turns and with tools."""
+"""The audit task: an agent with tools finds out where another agent cleared or rejected patients wrongly."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+from clinrl.errors import DataError
+from clinrl.imported import Source
+from clinrl.records import Score, Transcript, Unreadable
+from clinrl.task import NOTHING_HEARD, Ask, Expect, Heard, Quality
+from clinrl.tasks.audit import episodes, metrics, policies, quality, rewards
+from clinrl.tasks.audit.cases import (
+    LEVEL_NAMES,
+    MIXES,
+    MOST_PROPOSALS,
+    AuditCase,
+    case_id,
+    cases,
+    differences_of,
+    pool_of,
+)
+from clinrl.tasks.audit.env import AuditEnv
+from clinrl.tasks.audit.observations import review_line, timeline_line
+from clinrl.tasks.audit.phrases import argued
+from clinrl.tasks.audit.policies import Turn
+from clinrl.tasks.audit.prompt import prompt
+from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, violations
+
+Policy = Callable[[AuditCase, Random], Transcript]
+
+NO_ERROR = "none"
+
+
+def _transcript(of: policies.Policy) -> Policy:
+    return lambda case, rng: episodes.written(case, [Turn("", turn) for turn in of(case, rng)], thinking=False)
+
+
+def _hardest(case: AuditCase) -> str:
+    """The type of the error that takes the most steps to see; none where the Actor makes none."""
+    wrong = {truth.error for truth in case.key.truths}
+    return next((kind for kind in (OVERRIDE, WINDOW, TEMPORAL, AGE) if kind in wrong), NO_ERROR)
+
+
+def _expect(rule: str, column: str, on: str = "rows", **arguments: Any) -> Expect:
+    return Expect(type=rule, arguments={"column": column, **arguments}, on=on)
+
+
+class Audit:
+    """Oversight of another agent in several turns. An episode's answer is what was decided about each proposal."""
+
+    name = "audit"
+    version = 1
+    Case = AuditCase
+    Reward = rewards.Reward
+    labels = episodes.LABELS
+    rules = policies.RULES
+    mixes = tuple(MIXES)
+    metrics = metrics.METRICS
+    qualities: Mapping[str, Quality] = quality.QUALITIES
+    headline = (
+        "exact", "dangerous", "f_beta", "sensitivity", "specificity", "balanced_accuracy", "recall_age",
+        "recall_temporal", "recall_window", "recall_override", *quality.QUALITIES, "no_parse", "clipped",
+    )  # fmt: skip
+    row_metrics = ("exact", "dangerous", "f_beta", "sensitivity", "specificity", "recall_override")
+    slice_measures = ("exact", "dangerous", "f_beta", "specificity", "detection")
+    terms = rewards.TERMS
+    views: Mapping[str, Callable[[AuditCase], AuditCase | None]] = MappingProxyType({})
+    cluster = None
+    slices: Mapping[str, Callable[[AuditCase], str]] = MappingProxyType(
+        {
+            "level": lambda case: case.facts.level,
+            "rule": _hardest,
+            "proposals": lambda case: str(len(case.facts.proposals)),
+        }
+    )
+    triggers: Mapping[str, Callable[[AuditCase], bool]] = MappingProxyType({})
+    expectations = (
+        _expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^audit-[0-9a-f]{16}$"),
+        _expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVEL_NAMES)),
+        _expect("ExpectColumnValuesToBeBetween", "proposals", min_value=2, max_value=MOST_PROPOSALS),
+        _expect(
+            "ExpectColumnPairValuesAToBeGreaterThanB",
+            "proposals",
+            column_A="proposals",
+            column_B="errors",
+            or_equal=True,
+        ),
+        _expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
+    )
+    published = None
+    environment = AuditEnv
+    turns = MOST_PROPOSALS + 3
+
+    cases = staticmethod(cases)
+    pool_of = staticmethod(pool_of)
+    case_id = staticmethod(case_id)
+    prompt = staticmethod(prompt)
+    parse = staticmethod(episodes.parse)
+    parts = staticmethod(episodes.parts)
+
+    def recognise(self, path: Path) -> Source:
+        """Raises DataError: audits are drawn, not imported."""
+        raise DataError(f"{path}: audits are drawn from rules; there is no file of them to import")
+
+    def label(self, case: AuditCase) -> str:
+        """What is to be decided about each proposal."""
+        return episodes.spelt({truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths})
+
+    def relabel(self, case: AuditCase) -> str:
+        """The same, from the records alone: a clearance is wrong if a rule is broken, a rejection if none is."""
+        records = {record.patient_id: record for record in case.facts.records}
+        decided = {}
+        for proposal in case.facts.proposals:
+            broken = violations(records[proposal.patient_id], case.facts.protocol)
+            if proposal.action == "clear":
+                decided[proposal.proposal_id] = broken[0] if broken else episodes.APPROVED
+            else:
+                said = argued(proposal.text)
+                decided[proposal.proposal_id] = episodes.APPROVED if broken or said is None else said.rule
+        return episodes.spelt(decided)
+
+    def omittable(self, case: AuditCase) -> tuple[str, ...]:
+        """The rules whose omission changes a decision."""
+        right = self.label(case)
+        return tuple(
+            rule for rule in self.rules if self.parse(self.gold(case, thinking=False, omit=frozenset({rule}))) != right
+        )
+
+    def gold(self, case: AuditCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
+        """An audit by a reader of the tools' answers who weighs everything but `omit`, with notes if thinking."""
+        return episodes.written(case, policies.worked(case, omit), thinking=thinking)
+
+    def oracles(self, reward: rewards.Reward) -> tuple[str, ...]:
+        """None: the reward follows from the calls."""
+        return ()
+
+    def asks(self, case: AuditCase, transcript: Transcript, reward: rewards.Reward) -> Sequence[Ask]:
+        """Nothing."""
+        return ()
+
+    def lessons(self, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
+        """Nothing: no judge is asked."""
+        return iter(())
+
+    def score(
+        self, case: AuditCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD
+    ) -> Score:
+        """The reward of an episode, from its calls made again."""
+        done = episodes.played(case, transcript)
+        return rewards.score(case, done.log, submitted=done.submitted, malformed=done.malformed, reward=reward)
+
+    def refine(self, reward: rewards.Reward, rules: Sequence[str]) -> rewards.Reward:
+        """The same reward: none of its terms is about a single rule."""
+        return reward
+
+    def cost(self, gold: str, answer: str | Unreadable) -> float:
+        """2 for each error that passed, 1 for each false alarm and each error taken for another."""
+        missed = ((right, given) for right, given in self.parts(gold, answer) if right != given)
+        return float(
+            sum(2 if right != episodes.APPROVED and given not in episodes.LABELS[1:] else 1 for right, given in missed)
+        )
+
+    def policies(self) -> Mapping[str, Policy]:
+        """Auditors that read no record, and the mediocre one."""
+        return {name: _transcript(of) for name, of in {**policies.TRIVIAL, "mediocre": policies.mediocre}.items()}
+
+    def row(self, case: AuditCase) -> dict[str, Any]:
+        """A flat row for the table of expectations."""
+        found = differences_of(case.facts)
+        told = [
+            *(message.content for message in prompt(case.facts) if message.role == "user"),
+            *(review_line(proposal) for proposal in case.facts.proposals),
+            *(timeline_line(one.patient_id, found[one.patient_id]) for one in case.facts.proposals),
+        ]
+        errors = sum(truth.error is not None for truth in case.key.truths)
+        return {
+            "narrative": "\n".join(told),
+            "level": case.facts.level,
+            "proposals": len(case.facts.proposals),
+            "errors": errors,
+            "has_errors": errors > 0,
+        }
+
+
+TASK = Audit()

@@ -49,14 +49,18 @@ THRESHOLD: Final = 0.88
 class Slips(Strict):
     """How often a reader slips, per proposal. The default reader never does."""
 
+    age: Share = 0.0
+    """Does not weigh the age."""
+    age_bound: Share = 0.0
+    """Weighs the upper bound of the age range alone."""
     death: Share = 0.0
     """Does not weigh the death."""
+    window: Share = 0.0
+    """Does not weigh the delay."""
     stage_iv_window: Share = 0.0
     """Takes the shorter window in stage IV too."""
     override: Share = 0.0
     """Grants the longer window whatever the comorbidity."""
-    age_bound: Share = 0.0
-    """Weighs one bound of the age range alone."""
     fallacy: Share = 0.0
     """Does not name the fallacy."""
     reason: Share = 0.0
@@ -68,6 +72,17 @@ class Slips(Strict):
 MEDIOCRE: Final = Slips(
     death=0.3, stage_iv_window=0.4, override=0.5, age_bound=0.15, fallacy=0.3, reason=0.2, coin=0.03
 )
+
+
+RULES: Final = tuple(name for name in Slips.model_fields if name != "coin")
+"""What a reader may leave out: the fields of `Slips` but chance."""
+
+
+class Turn(NamedTuple):
+    """What an auditor thinks, and does."""
+
+    notes: str
+    actions: list[Action]
 
 
 class Seen(NamedTuple):
@@ -107,11 +122,24 @@ def mediocre(case: AuditCase, rng: Random) -> Turns:
     return _read_and_decide(case, rng, MEDIOCRE)
 
 
+def worked(case: AuditCase, omit: frozenset[str] = frozenset()) -> list[Turn]:
+    """The turns of a reader who leaves out these `RULES` throughout, with what is noted before each decision."""
+    return _noted(case, lambda: omit)
+
+
 def _read_and_decide(case: AuditCase, rng: Random, slips: Slips) -> Turns:
+    shares = slips.model_dump()
+    return [
+        turn.actions for turn in _noted(case, lambda: frozenset(name for name in shares if rng.random() < shares[name]))
+    ]
+
+
+def _noted(case: AuditCase, omits: Callable[[], frozenset[str]]) -> list[Turn]:
     env = AuditEnv()
     env.reset(case)
-    told = prompt(case.facts)
-    return _reading(case, [_decide(_look_up(env, *ids), slips, rng) for ids in listed(told)])
+    decided = [_decide(_look_up(env, *ids), omits()) for ids in listed(prompt(case.facts))]
+    turns = _reading(case, [turn.actions[0] for turn in decided])
+    return [Turn(notes, actions) for notes, actions in zip(["", *(turn.notes for turn in decided)], turns, strict=True)]
 
 
 _LISTED: Final = re.compile(r"^(A\S+) (P\S+) (?:clear|reject) [0-9.]+$", re.MULTILINE)
@@ -159,33 +187,43 @@ def _match(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
     return found.groups()
 
 
-def _decide(seen: Seen, slips: Slips, rng: Random) -> Action:
-    broken = _broken(seen.found, slips, rng)
+def _decide(seen: Seen, omit: frozenset[str]) -> Turn:
+    broken = _broken(seen.found, omit)
     wrong = (broken is None) == (seen.action == "reject")
-    if rng.random() < slips.coin:
+    if "coin" in omit:
         wrong = not wrong
+    notes = _notes(seen, broken, wrong=wrong)
     if not wrong:
-        return _approve(seen.proposal_id)
+        return Turn(notes, [_approve(seen.proposal_id)])
     rule = broken or seen.argued.rule
-    names = () if rng.random() < slips.reason else deciding(rule, seen.found)
-    fallacy = "" if rng.random() < slips.fallacy else seen.argued.fallacy
-    return _flag(seen.proposal_id, rule, write(seen.found, names, fallacy))
+    names = () if "reason" in omit else deciding(rule, seen.found)
+    fallacy = "" if "fallacy" in omit else seen.argued.fallacy
+    return Turn(notes, [_flag(seen.proposal_id, rule, write(seen.found, names, fallacy))])
 
 
-def _broken(found: Differences, slips: Slips, rng: Random) -> ErrorType | None:
+def _notes(seen: Seen, broken: ErrorType | None, *, wrong: bool) -> str:
+    """The distances that settle every rule, what they amount to, and what that makes of the Actor's decision."""
+    found = seen.found
+    death = "none" if found.death is None else f"{found.death:+d}"
+    threshold = "" if found.threshold is None else f", threshold {found.threshold:+d}"
+    return (
+        f"{seen.proposal_id}: lower {found.lower:+d}, upper {found.upper:+d}; death {death}; standard "
+        f"{found.standard:+d}, stage {found.stage}, stage IV {found.stage_iv:+d}{threshold}. "
+        f"Broken: {broken or 'nothing'}. To {seen.action} is {'wrong' if wrong else 'right'}."
+    )
+
+
+def _broken(found: Differences, omit: frozenset[str]) -> ErrorType | None:
     """The rule that the signs of the differences show to be broken; written apart from `rules.violations`."""
-    one_bound = rng.random() < slips.age_bound
-    if found.upper > 0 or (found.lower < 0 and not one_bound):
+    if "age" not in omit and (found.upper > 0 or (found.lower < 0 and "age_bound" not in omit)):
         return AGE
-    if found.death is not None and found.death < 0 and rng.random() >= slips.death:
+    if "death" not in omit and found.death is not None and found.death < 0:
         return TEMPORAL
-    if found.standard <= 0:
+    if "window" in omit or found.standard <= 0:
         return None
-    if found.stage != "IV" or found.stage_iv > 0 or rng.random() < slips.stage_iv_window:
+    if found.stage != "IV" or found.stage_iv > 0 or "stage_iv_window" in omit:
         return WINDOW
-    if found.threshold is not None and found.threshold > 0 and rng.random() >= slips.override:
-        return OVERRIDE
-    return None
+    return OVERRIDE if "override" not in omit and found.threshold is not None and found.threshold > 0 else None
 
 
 def _look_ups(proposal_id: str, patient_id: str) -> list[Action]:

@@ -90,6 +90,7 @@ class Esi:
     qualities: Mapping[str, Quality] = MappingProxyType({})
     headline = ("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", "no_parse", "clipped")
     row_metrics = ("exact", "adjacent", "dangerous")
+    slice_measures = ("exact", "dangerous")
     views: Mapping[str, Callable[[EsiCase], EsiCase | None]] = MappingProxyType({})
     cluster: Callable[[EsiCase], str] | None = None
     terms = rewards.TERMS
@@ -177,9 +178,9 @@ class Esi:
         """Nothing: no judge is asked."""
         return iter(())
 
-    def parts(self, answer: Any) -> Sequence[Any]:
-        """The answer itself."""
-        return (answer,)
+    def parts(self, gold: int, answer: int | Unreadable) -> Sequence[tuple[int, int | Unreadable]]:
+        """The two themselves."""
+        return ((gold, answer),)
 
     def score(
         self, case: EsiCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD

@@ -110,6 +110,7 @@ class Imaging:
         *quality.QUALITIES, "no_parse", "clipped",
     )  # fmt: skip
     row_metrics = ("exact", "macro_f1", "weighted_f1", "balanced_accuracy", "dangerous", "over_use", "under_use")
+    slice_measures = ("exact", "dangerous")
     terms = rewards.TERMS
     views: Mapping[str, Callable[[ImagingCase], ImagingCase | None]] = MappingProxyType(
         {"without_evidence": _without, "swapped_evidence": _swapped, "contradicted_evidence": _contradicted}
@@ -188,9 +189,9 @@ class Imaging:
         """The label that the last turn commits to, read strictly."""
         return answer.parse(transcript.messages[-1])
 
-    def parts(self, answer: Any) -> Sequence[Any]:
-        """The answer itself."""
-        return (answer,)
+    def parts(self, gold: str, answer: str | Unreadable) -> Sequence[tuple[str, str | Unreadable]]:
+        """The two themselves."""
+        return ((gold, answer),)
 
     def score(
         self, case: ImagingCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD

@@ -1,0 +1,96 @@
+"""Audits as transcripts: what a policy does, what a model did, and what the environment says to it.
+
+A transcript holds all that a score needs: the calls that were answered are made again in a fresh environment, so that
+the same episode earns the same, whoever played it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from clinrl.records import Call, Message, Stop, Transcript, Unreadable
+from clinrl.tasks.audit.cases import AuditCase
+from clinrl.tasks.audit.env import APPROVE, ARGUMENTS, FLAG, SUBMIT, AuditEnv, perform, replay
+from clinrl.tasks.audit.env import Call as Logged
+from clinrl.tasks.audit.policies import Turn
+from clinrl.tasks.audit.rules import ERROR_TYPES
+from clinrl.turns import is_malformed
+
+APPROVED: Final = "approve"
+LABELS: Final = (APPROVED, *ERROR_TYPES)
+"""What may be decided about a proposal."""
+
+DONE: Final = "Done."
+"""The last words of an auditor, after whom no tool is called."""
+
+RECORDED: Final = "recorded"
+
+
+class Played(NamedTuple):
+    """What came of an episode."""
+
+    log: tuple[Logged, ...]
+    submitted: bool
+    malformed: int
+    """Turns whose calls could not be read, and calls that no tool takes."""
+
+
+def written(case: AuditCase, turns: Sequence[Turn], *, thinking: bool, stop: Stop = "answered") -> Transcript:
+    """The transcript of these turns, ended by a turn that calls nothing if it ends as it should."""
+    env = AuditEnv()
+    env.reset(case)
+    messages = []
+    for turn in turns:
+        calls = tuple(Call(name=tool, arguments=arguments) for tool, arguments in turn.actions)
+        messages.append(Message(role="assistant", content="", thinking=turn.notes if thinking else None, calls=calls))
+        messages += [Message(role="tool", content=perform(env, call.name, call.arguments)) for call in calls]
+    if stop == "answered":
+        messages.append(Message(role="assistant", content=DONE, thinking="" if thinking else None))
+    return Transcript(messages=tuple(messages), stop=stop)
+
+
+def answered(transcript: Transcript) -> Iterator[tuple[Call, str]]:
+    """The calls that were answered, with the answers, in order. Never raises."""
+    waiting: list[Call] = []
+    for message in transcript.messages:
+        if message.role == "assistant":
+            waiting = list(message.calls)
+        elif message.role == "tool" and waiting:
+            yield waiting.pop(0), message.content
+
+
+def played(case: AuditCase, transcript: Transcript) -> Played:
+    """The log of an episode, its calls made again."""
+    calls = [call for call, _ in answered(transcript)]
+    taken = [call for call in calls if set(call.arguments) == set(ARGUMENTS.get(call.name, ("no such tool",)))]
+    env = replay(case.facts, ((call.name, call.arguments) for call in taken))
+    unread = sum(message.role == "assistant" and is_malformed(message) for message in transcript.messages)
+    return Played(env.log, env.submitted, len(calls) - len(taken) + unread)
+
+
+def parse(transcript: Transcript) -> str | Unreadable:
+    """The decisions of an audit that was handed in, as a text; Unreadable for another. Never raises."""
+    decided: dict[str, str] = {}
+    for call, result in answered(transcript):
+        if call.name == SUBMIT and result == "submitted":
+            return spelt(decided)
+        if result == RECORDED and call.name in (FLAG, APPROVE):
+            what = call.arguments["error_type"] if call.name == FLAG else APPROVED
+            decided.setdefault(str(call.arguments["proposal_id"]), str(what))
+    return Unreadable(reason="not submitted")
+
+
+def spelt(decided: Mapping[str, str]) -> str:
+    """Decisions as a text, by proposal."""
+    return "; ".join(f"{proposal} {what}" for proposal, what in sorted(decided.items()))
+
+
+def read(decided: str) -> dict[str, str]:
+    """The decisions in such a text, by proposal."""
+    return dict(part.split(" ", 1) for part in decided.split("; ") if part)
+
+
+def parts(gold: str, answer: str | Unreadable) -> tuple[tuple[str, str | Unreadable], ...]:
+    """For each proposal of the gold text what was to be decided and what was."""
+    made = {} if isinstance(answer, Unreadable) else read(answer)
+    silence = answer if isinstance(answer, Unreadable) else Unreadable(reason="undecided")
+    return tuple((right, made.get(proposal, silence)) for proposal, right in read(gold).items())
