@@ -135,7 +135,7 @@ class Task(Protocol):
     row_metrics: tuple[str, ...]
     """Names of `metrics` that a row of the comparison table shows."""
     slice_measures: tuple[str, ...]
-    """What each slice shows, `exact` and `dangerous` first: names of `metrics`, and of `qualities` that ask no model."""
+    """What each slice shows, `exact` and `dangerous` first: metrics, and qualities that ask no model."""
     views: Mapping[str, Callable[[AnyCase], AnyCase | None]]
     """Other ways to show a case, by name: the case with other `facts`, and the reasons that then are gold, but the same
     id, group and label; or None where it has no such view. The case as it is, `given`, is never among them."""
