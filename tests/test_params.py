@@ -62,7 +62,7 @@ def test_the_projects_own_file_loads():
 def test_lookups_follow_the_scale():
     embedded, full = Params.model_validate(VALID), Params.model_validate(edited("scale", "full"))
     assert (embedded.base("esi").hidden, full.base("esi").repo) == (128, "Qwen/Qwen3.5-9B")
-    assert (embedded.budget("direct"), full.budget("direct")) == (100, 1024)
+    assert (embedded.budget("direct", "esi"), full.budget("direct", "esi")) == (100, 1024)
     assert (embedded.trainer("grpo").steps, full.trainer("grpo").steps) == (40, 500)
     assert isinstance(embedded.trainer("sft"), SftTrainer)
     assert isinstance(full.trainer("grpo"), GrpoTrainer)

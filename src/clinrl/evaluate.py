@@ -196,7 +196,8 @@ def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, lis
     graded = {}
     for name, (mode, asked) in shown.items():
         with progress(f"{who.name} {name}", len(asked)) as advance:
-            transcripts = run(sampler, who.task, asked, params.modes[mode], params.budget(mode), SEED, progress=advance)
+            budget = params.budget(mode, who.task.name)
+            transcripts = run(sampler, who.task, asked, params.modes[mode], budget, SEED, progress=advance)
         graded[name] = grade(who.task, mode, asked, transcripts, who.reward, who.oracles)
     return graded
 
@@ -304,7 +305,7 @@ def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cas
         task=who.task.name,
         task_version=who.task.version,
         mode=mode,
-        mode_spec=decoding(params, mode),
+        mode_spec=decoding(params, mode, who.task.name),
         exam_digest=exam_digest,
         golds=[who.task.label(case) for case in cases],
         answers=(),
@@ -322,10 +323,10 @@ def unanswered(params: "Params", name: str) -> tuple[Examinee, list[Case], dict[
     return who, cases, {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
 
 
-def decoding(params: "Params", mode: str) -> dict[str, Any]:
-    """How answers are decoded in a mode at the active scale, as reports hold it."""
+def decoding(params: "Params", mode: str, task: str) -> dict[str, Any]:
+    """How answers to a task are decoded in a mode at the active scale, as reports hold it."""
     spec = params.modes[mode]
-    return {"thinking": spec.thinking, "temperature": spec.temperature, "max_new_tokens": params.budget(mode)}
+    return {"thinking": spec.thinking, "temperature": spec.temperature, "max_new_tokens": params.budget(mode, task)}
 
 
 def load_report(name: str, mode: str) -> EvalReport:

@@ -86,7 +86,7 @@ def stage(params: "Params", name: str) -> None:
             who,
             cases,
             graded,
-            modes={mode: decoding(params, mode) for mode in params.modes},
+            modes={mode: decoding(params, mode, who.task.name) for mode in params.modes},
             adapter_digest=adapter,
             data_digest=digest,
             heard=hear(who, cases, graded),

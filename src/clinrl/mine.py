@@ -110,7 +110,7 @@ def stage(params: "Params", name: str) -> None:
         check_apart(params, name, who, cases)
         adapter = verified(who.folder)
         graded = sit(params, who, cases)
-        modes = {mode: decoding(params, mode) for mode in params.modes}
+        modes = {mode: decoding(params, mode, who.task.name) for mode in params.modes}
         inputs = {"adapter": identity(adapter), "base": adapter.inputs["base"], "data": digest}
         keep(paths.mined(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)
         report = mined(who, cases, graded, modes=modes, adapter_digest=identity(adapter), data_digest=digest)

@@ -74,6 +74,9 @@ class EmbeddedBase(Embedded):
     careful: Share = Field(default=0.0, exclude_if=unless(0.0))
     """Share of texts whose reader forgets nothing, 0 to 1. Care then comes in whole texts, which a reward can pick out;
     a policy that forgets each rule by itself is hardly ever right where several rules meet."""
+    max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
+    """Tokens that an answer may use in every mode, where those of the modes do not fit: an episode has many turns, and
+    what its tools return counts too. Null: those of the modes."""
     judges: dict[Judge, EmbeddedJudge] = Field(default_factory=dict, exclude_if=unless({}))
     """The judges that the task's reward or measures ask: judge, second_judge."""
 
@@ -105,6 +108,8 @@ class HubBase(HubModel):
 
     quantize: Literal["nf4", "none"]
     """nf4: weights held in 4 bits (QLoRA). none: bfloat16."""
+    max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
+    """As at the embedded scale."""
     judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))
     """The judges that the task's reward or measures ask: judge, second_judge."""
     encoder: HubModel | None = Field(default=None, exclude_if=unless(None))

@@ -277,10 +277,13 @@ class Params(Section):
         known("params.yaml", profile, self.profiles, "a profile")
         return self.profiles[profile].trainer[self.scale]
 
-    def budget(self, mode: str) -> int:
-        """Tokens that a turn may use in a mode, at the active scale. Raises ParamsError for an unknown mode."""
+    def budget(self, mode: str, task: str) -> int:
+        """Tokens that an answer to a task may use in a mode, at the active scale: those of the mode, or of the task's
+        base, if it has its own. Raises ParamsError for an unknown mode."""
         known("params.yaml", mode, self.modes, "a mode")
-        return self.modes[mode].max_new_tokens[self.scale]
+        base = self.bases.get(task)
+        own = base and (base.embedded if self.scale == "embedded" else base.full).max_new_tokens
+        return own or self.modes[mode].max_new_tokens[self.scale]
 
     def lineage(self, version: str) -> tuple[str, ...]:
         """A version and its ancestors, root first, without <task>-base. Raises ParamsError for an unknown version."""

@@ -54,7 +54,7 @@ def main() -> None:
     cases = list(task.cases(CASES, SEED, pool="mine", mix=task.mixes[0]))
     rows = []
     for name, mode in params.modes.items():
-        budget = params.budget(name)
+        budget = params.budget(name, task.name)
         prompts = [render(tokenizer, task.prompt(case.facts), mode.thinking) for case in cases]
         run(sampler, task, cases[:2], mode, budget, SEED)  # warms up
         started = time.perf_counter()
