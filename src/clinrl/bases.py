@@ -111,8 +111,10 @@ def _digest_of(checkpoint: Path) -> str:
     return "local-" + digest({str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
 
 
-def load(params: "Params", task_name: str, *, for_training: bool) -> tuple[Any, Any]:
+def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
     """The base model and its tokenizer: left-padding, a pad token that does not end a turn.
+
+    With `qlora` its weights are held in 4 bits, whatever the base says.
 
     Raises ArtefactError when the base folder is absent, altered, or of another scale than `params` asks for.
     """
@@ -120,13 +122,13 @@ def load(params: "Params", task_name: str, *, for_training: bool) -> tuple[Any, 
     verified(folder)
     if (folder / REFERENCE).exists() == (params.scale == "embedded"):
         raise ArtefactError(f"{folder} was not built at scale {params.scale}; run `clinrl base {task_name}` first")
-    return open_base(folder, for_training=for_training)
+    return open_base(folder, for_training=for_training, qlora=qlora)
 
 
-def open_base(folder: Path, *, for_training: bool) -> tuple[Any, Any]:
+def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
     """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
     verified(folder)
-    model, tokenizer = _open(folder, reference(folder), folder)
+    model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
     return model.train(for_training), tokenizer
 
 
@@ -157,7 +159,7 @@ def locate(named: dict[str, Any], by: Path) -> dict[str, str]:
     return {"pretrained_model_name_or_path": named["repo"]}
 
 
-def _open(folder: Path, named: dict[str, Any], by: Path) -> tuple[Any, Any]:
+def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False) -> tuple[Any, Any]:
     """The model that a base folder names, or the one that lies in `folder`, and its tokenizer."""
     import torch
     from transformers import (
@@ -180,19 +182,20 @@ def _open(folder: Path, named: dict[str, Any], by: Path) -> tuple[Any, Any]:
     weights: dict[str, Any] = {"dtype": torch.float32}
     if named:
         origin, weights = locate(named, by), hub_sized
-        if named["quantize"] == "nf4":
-            weights["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=torch.bfloat16,
-            )
+        qlora = qlora or named["quantize"] == "nf4"
         reader = AutoTokenizer
     elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
         weights, reader = hub_sized, AutoTokenizer  # a merge of a hub checkpoint
     else:
         # By the architecture's name AutoTokenizer would put Qwen2's own splitting into a tokenizer that is not Qwen2's.
         reader = PreTrainedTokenizerFast
+    if qlora:
+        weights["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if weights is hub_sized else torch.float32,
+        )
     tokenizer = reader.from_pretrained(**origin, padding_side="left")
     if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
         tokenizer.pad_token = RESERVED_PAD

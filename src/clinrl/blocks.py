@@ -170,6 +170,8 @@ class Profile(Section):
     """How rows are drawn."""
     view: str = Field(default="given", exclude_if=unless("given"))
     """How the cases are shown: given, as they are, or a view of the task."""
+    qlora: bool = Field(default=False, exclude_if=unless(False))
+    """Whether the base's weights are held in 4 bits (nf4) even where the base is not quantised, in training and exam."""
     waiver: str = ""
     """Why a recipe that the probe refuses, or that an alarm would stop, is trained all the same; what it trains is
     never released. Empty: it is not trained."""

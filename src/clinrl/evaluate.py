@@ -20,6 +20,7 @@ from clinrl.artefacts import (
     canonical_json,
     exclusive,
     identity,
+    read_manifest,
     seal,
     staged,
     verified,
@@ -416,7 +417,8 @@ def _sampler(params: "Params", who: Examinee) -> Sampler:
     determinism.settle(SEED)
     if (who.folder / "config.json").exists():
         return TransformersSampler(*bases.open_base(who.folder, for_training=False))
-    model, tokenizer = bases.load(params, who.task.name, for_training=False)
+    qlora = bool(read_manifest(who.folder).spec.get("qlora", False))
+    model, tokenizer = bases.load(params, who.task.name, for_training=False, qlora=qlora)
     if (who.folder / "adapter_config.json").exists():
         from peft import PeftModel
 

@@ -139,6 +139,8 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
         spec["waiver"] = profile.waiver
     if profile.view != GIVEN:
         spec["view"] = profile.view
+    if profile.qlora:
+        spec["qlora"] = True
     if profile.method == "grpo" and (asked := identities(task, params.reward(version), paths.base(block.task))):
         spec["oracles"] = asked
     # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.

@@ -96,7 +96,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     transformers.utils.logging.set_verbosity_error()
     task = get_task(spec["task"])
     rows = read_rows(folder, spec, task)
-    model, tokenizer = bases.open_base(paths.base(spec["task"]), for_training=True)
+    model, tokenizer = bases.open_base(paths.base(spec["task"]), for_training=True, qlora=spec.get("qlora", False))
     parent = None if spec["parent"] == f"{spec['task']}-base" else paths.adapter(spec["parent"])
     model = trainers.start_adapter(model, spec, parent)
     start = trainers.adapter_state(model)
