@@ -171,7 +171,7 @@ class Profile(Section):
     view: str = Field(default="given", exclude_if=unless("given"))
     """How the cases are shown: given, as they are, or a view of the task."""
     qlora: bool = Field(default=False, exclude_if=unless(False))
-    """Whether the base's weights are held in 4 bits (nf4) even where the base is not quantised, in training and exam."""
+    """Whether the base is held in 4 bits (nf4) where it is not quantised itself, in training and in the exam."""
     waiver: str = ""
     """Why a recipe that the probe refuses, or that an alarm would stop, is trained all the same; what it trains is
     never released. Empty: it is not trained."""
