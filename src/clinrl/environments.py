@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
 
-from clinrl.errors import Refused
+from clinrl.errors import ParamsError, Refused
 from clinrl.section import did_you_mean
 from clinrl.task import task_names
 
@@ -21,10 +21,10 @@ def names() -> list[str]:
 def stage(name: str, *, host: str, port: int, sessions: int) -> None:
     """Serve until interrupted; the first line of the output is the address. Port 0: any free one.
 
-    Raises Refused where there is nothing to serve, OpenEnv is not installed, or the address cannot be had.
+    Raises ParamsError for a task without one, Refused where OpenEnv is not installed or the address cannot be had.
     """
     if name not in names():
-        raise Refused(f"{name!r} is no task whose environment can be served; {did_you_mean(name, names())}")
+        raise ParamsError(f"{name!r} is no task whose environment can be served; {did_you_mean(name, names())}")
     try:
         server = import_module(f"clinrl.tasks.{name}.served.server")
     except ModuleNotFoundError as missing:

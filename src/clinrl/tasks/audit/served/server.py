@@ -4,6 +4,7 @@ An episode is over when the audit is handed in, when the limit of calls is reach
 are no more calls. Then, and not before, it is scored, by the function that scores every other transcript.
 """
 
+from collections.abc import Mapping
 from itertools import islice
 from secrets import randbits
 from typing import Any, Final
@@ -11,6 +12,7 @@ from uuid import uuid4
 
 from openenv.core.env_server import Environment, create_fastapi_app
 from openenv.core.env_server.types import EnvironmentMetadata
+from pydantic import ValidationError
 
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import AuditCase, cases
@@ -21,6 +23,13 @@ from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, Audi
 
 SESSIONS: Final = 64
 """How many sessions a server has room for unless it is told otherwise. Each is a thread."""
+
+
+def _start(options: Mapping[str, Any]) -> Start:
+    try:
+        return Start.model_validate(options)
+    except ValidationError as wrong:  # OpenEnv's client would show its title alone
+        raise ValueError("; ".join(f"{one['loc'][0]}: {one['msg']}" for one in wrong.errors())) from None
 
 
 def drawn(start: Start) -> AuditCase:
@@ -46,9 +55,9 @@ class AuditEnvironment(Environment):  # type: ignore[misc]  # OpenEnv is an extr
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> AuditObservation:
         """Start an episode, and say what there is to do. `options`: as in `Start`.
 
-        Raises pydantic's ValidationError for an option that does not exist; the episode before goes on then.
+        Raises ValueError for what is no option or no value of one; the episode before goes on then.
         """
-        start = Start.model_validate({"seed": seed, **options})
+        start = _start({"seed": seed, **options})
         case = drawn(start)
         self._env.reset(case)
         self._case, self._malformed = case, 0
