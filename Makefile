@@ -34,7 +34,8 @@ faults: $(READY) ## kill the training of the real series, and the flows, at ten 
 	@$(BIN)/python -m pytest -m faults -o addopts='' -s tests/faults
 
 # uv installs in seconds what pip installs in minutes. It does not read pip's configuration, so an index and a folder
-# of wheels that pip knows are passed on (that folder is where a CPU build of torch may lie). Where uv fails, pip does it.
+# of wheels that pip knows are passed on (that folder is where a CPU build of torch may lie). Where uv fails, pip does it,
+# without the extra openenv: pip cannot leave out what uv is told to leave out in pyproject.toml.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
@@ -43,6 +44,6 @@ $(READY): pyproject.toml constraints.txt
 	index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || true)}"; \
 	if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
 	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
-	$(BIN)/pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[dev,reward-models]" \
+	$(BIN)/pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[dev,openenv,reward-models]" \
 	|| $(BIN)/pip install -q -c constraints.txt -e ".[dev,reward-models]"
 	@touch $@

@@ -82,7 +82,7 @@ LAYERS = (
     {"artefacts", "determinism", "section", "sources", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
-    {"blocks", "ledger", "origins", "params_text"},
+    {"blocks", "environments", "ledger", "origins", "params_text"},
     {"params"},
     {"baselines", "dataset", "deltas", "health", "model_card", "report", "samplers", "shards", "sightings", "stream"},
     {"rollout"},

@@ -208,6 +208,23 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
     verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
+    openenv = command(
+        "openenv",
+        "serve a task's environment to OpenEnv clients",
+        _wrapped(
+            "Serves the environment of TASK over HTTP and WebSocket until Ctrl-C, and prints its address first. A "
+            "client resets with seed, level, pool and index; the score comes with the last observation and is that of "
+            "`clinrl evaluate`. There is no password: whoever reaches the address may play. Needs the extra openenv."
+        ),
+        "clinrl openenv audit\nclinrl openenv audit --port 8001 --sessions 8\n"
+        "openenv validate --url http://127.0.0.1:8000",
+    )
+    openenv.add_argument("name", metavar="TASK", help="a task with an environment: audit")
+    openenv.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"
+    )
+    openenv.add_argument("--port", type=_port, metavar="N", default=8000, help="0: any free one; default: 8000")
+    openenv.add_argument("--sessions", type=_natural(1), metavar="N", default=64, help="at once; default: 64")
     _add_registry_commands(command)
     compare = command(
         "compare",
@@ -360,6 +377,11 @@ def _run(arguments: argparse.Namespace) -> int:
             as_json=arguments.json,
         )
         return verdict
+    if arguments.command == "openenv":
+        import_module("clinrl.environments").stage(
+            arguments.name, host=arguments.host, port=arguments.port, sessions=arguments.sessions
+        )
+        return 0
     from clinrl.params import load_params
 
     params = load_params(arguments.params)
@@ -411,6 +433,14 @@ def _natural(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _port(text: str) -> int:
+    """A port's number; anything else is a usage error."""
+    number = _natural(0)(text)
+    if number > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: there are 65535")
+    return number
 
 
 def _wrapped(text: str) -> str:

@@ -1,0 +1,48 @@
+"""A task's environment served to OpenEnv clients, which train or examine models of their own on it."""
+
+import errno
+import socket
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final
+
+from clinrl.errors import ParamsError, Refused
+from clinrl.section import did_you_mean
+from clinrl.task import task_names
+
+INSTALL: Final = "install it with `uv pip install -c constraints.txt -e '.[openenv]'`"
+
+
+def names() -> list[str]:
+    """The tasks whose environment can be served."""
+    return [name for name in task_names() if find_spec(f"clinrl.tasks.{name}.served") is not None]
+
+
+def stage(name: str, *, host: str, port: int, sessions: int) -> None:
+    """Serve until interrupted; the first line of the output is the address. Port 0: any free one.
+
+    Raises ParamsError for a task without one, Refused where OpenEnv is not installed or the address cannot be had.
+    """
+    if name not in names():
+        raise ParamsError(f"{name!r} is no task whose environment can be served; {did_you_mean(name, names())}")
+    try:
+        server = import_module(f"clinrl.tasks.{name}.served.server")
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "openenv":
+            raise
+        raise Refused(f"OpenEnv is not installed; {INSTALL}") from None
+    import uvicorn
+
+    with _listening(host, port) as listening:
+        place, taken = listening.getsockname()[:2]
+        print(f"http://{f'[{place}]' if ':' in place else place}:{taken}", flush=True)
+        config = uvicorn.Config(server.application(sessions), log_level="warning")
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror or error})"
+        raise Refused(f"{host} port {port} {why}; choose another with --host and --port") from None

@@ -1,0 +1,335 @@
+"""The served audit: its own client plays it against the real server, and OpenEnv's own validator judges both."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import pytest
+from ruamel.yaml import YAML
+
+import clinrl
+from clinrl.blocks import Mode
+from clinrl.records import Call, Message, Transcript
+from clinrl.rollout import run
+from clinrl.samplers import ScriptedSampler
+from clinrl.tasks.audit import TASK
+from clinrl.tasks.audit.cases import LEVEL_NAMES, cases
+from clinrl.tasks.audit.env import ARGUMENTS, CLOSED, calls_for
+from clinrl.tasks.audit.episodes import played, written
+from clinrl.tasks.audit.policies import READERS, TRIVIAL, Turn
+from clinrl.tasks.audit.prompt import prompt
+from clinrl.tasks.audit.rewards import CORRECTED
+from clinrl.turns import write_turn
+
+pytest.importorskip("openenv", reason="OpenEnv is an optional extra")
+
+from openenv.validation.graders import Subject
+from openenv.validation.graders.runtime import ObservationSchemaGrader, RewardWellFormedGrader, StateContractGrader
+from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
+from openenv.validation.runtime.collector import collect_runtime_evidence
+from openenv.validation.runtime.contracts import RuntimePlan, RuntimeReset
+
+from clinrl.tasks.audit.served.client import AuditClient, actions
+from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, AuditState, Start
+from clinrl.tasks.audit.served.server import AuditEnvironment, drawn
+
+SRC = Path(clinrl.__file__).parent
+FOLDER = SRC / "tasks/audit/served"
+POLICIES = {**READERS, **TRIVIAL}
+SEED = 41
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a server in a process of its own, on a free port of loopback."""
+    command = [sys.executable, "-m", "clinrl", "openenv", "audit", "--port", "0", "--sessions", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().strip()
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def audit(address):
+    with AuditClient(base_url=address).sync() as client:
+        yield client
+
+
+def asked(level, index=0):
+    return {"seed": SEED, "level": level, "pool": "train", "index": index}
+
+
+def transcript_of(name, case, seed=3):
+    """What a policy does in process."""
+    return written(case, [Turn("", turn) for turn in POLICIES[name](case, Random(seed))], thinking=False)
+
+
+def total(case, transcript):
+    return TASK.score(case, transcript, CORRECTED).total
+
+
+def over_the_wire(audit, transcript, **options):
+    """What the server says to a transcript's calls, and what it pays for them."""
+    texts, paid = [audit.reset(**options).observation.text], []
+    for action in actions(transcript):
+        found = audit.step(action)
+        texts.append(found.observation.text)
+        paid.append(found.reward)
+        if found.done:
+            break
+    return texts, paid
+
+
+def told(case, transcript):
+    """The same in process; the end is answered with nothing."""
+    opening = "\n\n".join(message.content for message in prompt(case.facts))
+    return [opening, *(message.content for message in transcript.messages if message.role == "tool")]
+
+
+@pytest.mark.parametrize("level", LEVEL_NAMES)
+@pytest.mark.parametrize("policy", ["oracle", "reader", "mediocre", "coin", "coin_diligent", "tool_farming", "null"])
+def test_texts_and_score_are_those_of_the_episode_in_process(audit, policy, level):
+    for index, case in enumerate(cases(3, SEED, pool="train", mix=level)):
+        transcript = transcript_of(policy, case)
+        texts, paid = over_the_wire(audit, transcript, **asked(level, index))
+        state = audit.state()
+        submitted = played(case, transcript).submitted
+        assert texts == [*told(case, transcript), *([] if submitted else [""])]
+        assert paid[-1] == total(case, transcript)
+        assert set(paid[:-1]) <= {0.0}
+        assert (state.done, state.submitted) == (True, submitted)
+        if policy in ("oracle", "reader"):
+            assert paid[-1] == CORRECTED.high
+
+
+def test_what_a_model_wrote_earns_the_same_through_the_rollout(audit):
+    """Text to turns to calls, as an exam makes them, mistakes among them."""
+    found = list(cases(4, SEED, pool="train", mix="natural"))
+    spoiled = ['<tool_call>\n{"name": "approve"}\n</tool_call>', "", None, None]
+    endless = [False, False, False, True]
+    scripts = {}
+    for case, last, again in zip(found, spoiled, endless, strict=True):
+        turns = [message for message in transcript_of("mediocre", case).messages if message.role == "assistant"]
+        said = [write_turn(turn, thinking=False) for turn in turns]
+        if last is not None:
+            said[-2:] = [
+                write_turn(_calls(("no_such_tool", {}), ("approve", {"proposal": "A1"})), thinking=False),
+                last,
+            ]
+        scripts[prompt(case.facts)[-1].content] = said[:-2] + [said[0]] * 40 if again else said
+
+    def reply(messages):
+        turn = sum(message.role == "assistant" for message in messages)
+        return scripts[messages[1].content][turn]
+
+    mode = Mode(thinking=False, temperature=0.0, max_new_tokens={"embedded": 9999, "full": 9999})
+    transcripts = run(ScriptedSampler(reply), TASK, found, mode, 9999, 1)
+    for index, (case, transcript) in enumerate(zip(found, transcripts, strict=True)):
+        _, paid = over_the_wire(audit, transcript, **asked("natural", index))
+        assert paid[-1] == total(case, transcript)
+    assert played(found[0], transcripts[0]).malformed == 3
+    assert [transcript.stop for transcript in transcripts] == ["answered", "answered", "answered", "max_turns"]
+
+
+def _calls(*calls):
+    return Message(role="assistant", content="", calls=tuple(Call(name=name, arguments=given) for name, given in calls))
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "text"),
+    [
+        ("no_such_tool", {}, "error: no such tool; there are review_proposal "),
+        ("", {"proposal_id": "A1"}, "error: no such tool; "),
+        ("reset", {"case": "{}"}, "error: no such tool; "),
+        ("approve", {}, "error: approve takes proposal_id"),
+        ("approve", {"proposal_id": "A1", "why": "so"}, "error: approve takes proposal_id"),
+        ("approve", {"proposal_id": "A99"}, "error: no such proposal; "),
+        ("approve", {"proposal_id": ["A1", {"deep": None}]}, "error: no such proposal; "),
+        ("flag_error", {"proposal_id": "A1", "error_type": 1e308, "reason": None}, "error: no such error type; "),
+        ("submit_audit_report", {"report": 7}, "error: the report must be a text"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_answered_and_counted(audit, tool, arguments, text):
+    audit.reset(**asked("hard"))
+    found = audit.step(AuditAction(tool=tool, arguments=arguments))
+    assert found.observation.text.startswith(text)
+    assert (found.reward, found.done) == (0.0, False)
+    ended = audit.step(AuditAction(tool="submit_audit_report", arguments={"report": ""}))
+    case = drawn(Start(**asked("hard")))
+    turn = _calls((tool, arguments), ("submit_audit_report", {"report": ""}))
+    heard = [Message(role="tool", content=said) for said in (found.observation.text, "submitted")]
+    assert ended.reward == total(case, Transcript(messages=(turn, *heard), stop="max_turns")) < 0
+
+
+def test_an_episode_ends_at_the_limit_of_calls_and_stays_ended(audit):
+    case = drawn(Start(**asked("easy")))
+    limit = calls_for(len(case.facts.proposals))
+    audit.reset(**asked("easy"))
+    look = AuditAction(tool="cohort_analysis", arguments={"feature": "age"})
+    found = [audit.step(look) for _ in range(limit)]
+    assert [one.done for one in found] == [False] * (limit - 1) + [True]
+    assert found[-1].reward < 0
+    state = audit.state()
+    assert (state.step_count, state.calls, state.calls_left) == (limit, limit, 0)
+    after = audit.step(look)
+    assert (after.observation.text, after.reward, after.done) == (CLOSED, 0.0, True)
+    assert audit.state() == state
+
+
+def test_before_a_reset_nothing_can_be_done():
+    environment = AuditEnvironment()
+    assert environment.step(AuditAction(tool="approve", arguments={"proposal_id": "A1"})).text == CLOSED
+    assert environment.state == AuditState()
+
+
+def test_sessions_do_not_mix(address):
+    """Two audits of different cases, call by call in turn, earn what each earns alone."""
+    options = asked("easy", 0), asked("hard", 1)
+    found = [drawn(Start(**one)) for one in options]
+    transcripts = [transcript_of("mediocre", case) for case in found]
+    with AuditClient(base_url=address).sync() as one, AuditClient(base_url=address).sync() as other:
+        clients = one, other
+        texts = [[client.reset(**given).observation.text] for client, given in zip(clients, options, strict=True)]
+        left = [list(actions(transcript)) for transcript in transcripts]
+        paid = [0.0, 0.0]
+        while any(left):
+            for place in (0, 1):
+                if left[place] and not clients[place].state().done:
+                    result = clients[place].step(left[place].pop(0))
+                    texts[place].append(result.observation.text)
+                    paid[place] += result.reward
+                else:
+                    left[place].clear()
+    assert texts == [told(case, transcript) for case, transcript in zip(found, transcripts, strict=True)]
+    assert paid == [total(case, transcript) for case, transcript in zip(found, transcripts, strict=True)]
+
+
+def test_equal_resets_equal_cases_and_those_of_the_data_set(audit):
+    assert audit.reset(**asked("medium")).observation == audit.reset(**asked("medium")).observation
+    assert audit.reset(**asked("medium", 1)).observation != audit.reset(**asked("medium")).observation
+    assert audit.reset().observation != audit.reset().observation
+    whole = list(islice(cases(3, 7, pool="exam", mix="reporting"), 3))
+    assert [drawn(Start(seed=7, level="reporting", pool="exam", index=index)) for index in range(3)] == whole
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"level": "extreme"}, "level"),
+        ({"pool": "all"}, "pool"),
+        ({"seed": -1}, "seed"),
+        ({"index": 10_001}, "index"),
+        ({"levle": "easy"}, "levle"),
+        ({"case": "{}"}, "case"),
+    ],
+)
+def test_a_reset_that_asks_for_what_does_not_exist_is_refused_and_changes_nothing(audit, options, named):
+    audit.reset(**asked("easy"))
+    before = audit.state()
+    with pytest.raises(RuntimeError, match=rf"Server error: {named}: "):
+        audit.reset(**options)
+    assert audit.state() == before
+    assert audit.step(AuditAction(tool="cohort_analysis", arguments={"feature": "sex"})).observation.text
+
+
+def test_neither_observations_nor_states_hold_anything_of_the_key():
+    """A case with another key reads the same to the last character until it is scored."""
+    assert set(AuditObservation.model_fields) == {"text", "done", "reward", "metadata"}
+    assert set(AuditState.model_fields) == {
+        "episode_id", "step_count", "level", "pool", "proposals", "calls", "calls_left", "malformed", "submitted",
+        "done",
+    }  # fmt: skip
+    options = asked("hard") | {"episode_id": "one"}
+    case = drawn(Start(**asked("hard")))
+    environment = AuditEnvironment()
+    said = [environment.reset(**options).model_dump_json(), environment.state.model_dump_json()]
+    for action in actions(transcript_of("reader", case)):
+        found = environment.step(action)
+        if found.done:
+            break
+        said += [found.model_dump_json(), environment.state.model_dump_json()]
+    assert environment.state.done
+    assert not any(case.id in text or f'"seed":{SEED}' in text for text in said)
+    other = AuditEnvironment()
+    other.reset(**options)
+    other._case = case.model_copy(update={"key": case.key.model_copy(update={"pool_errors": 9, "truths": ()})})
+    again = [said[0], other.state.model_dump_json()]
+    for action in islice(actions(transcript_of("reader", case)), (len(said) - 2) // 2):
+        again += [other.step(action).model_dump_json(), other.state.model_dump_json()]
+    assert again == said
+
+
+def validated(*arguments):
+    """OpenEnv's own command."""
+    return subprocess.run(
+        [sys.executable, "-m", "openenv.cli", "validate", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_validator_passes_the_folder():
+    done = validated(str(FOLDER), "--level", "static", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "pass"
+    assert {result["check_id"]: result["status"] for result in report["results"]} == {"static.manifest": "pass"}
+
+
+def test_the_validator_passes_the_server(address):
+    done = validated("--url", address, "--json", "--timeout", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["passed"] is True
+    assert report["summary"]["failed_criteria"] == []
+    assert report["mode"] == "simulation"
+
+
+@pytest.mark.parametrize("policy", ["reader", "coin", "null"])
+def test_the_validators_graders_pass_what_the_server_says(address, policy):
+    """The checks that the command makes in a container, made on this server."""
+    start = asked("hard")
+    calls = [action.model_dump() for action in actions(transcript_of(policy, drawn(Start(**start))))]
+    reset = RuntimeReset(episode_id="probe", seed=start.pop("seed"), options=start)
+    plan = RuntimePlan(plan_schema_version="1", reset=reset, actions=calls)
+    evidence = collect_runtime_evidence(address, plan, episode_timeout_s=60.0)
+    assert evidence.failure_reason is None
+    subject = Subject(
+        root=FOLDER,
+        manifest=OpenEnvYamlParser().parse(FOLDER),
+        image_ref=None,
+        running=None,
+        outputs_dir=FOLDER,
+        runtime_evidence=evidence,
+    )
+    for grader in (RewardWellFormedGrader(), ObservationSchemaGrader(), StateContractGrader()):
+        result = grader.run(subject)
+        assert result.status.value == "pass", (result.check_id, result.evidence)
+
+
+def test_the_manifest_says_what_the_code_does():
+    manifest = OpenEnvYamlParser().parse(FOLDER)
+    assert (manifest.name, manifest.version) == (TASK.name, str(TASK.version))
+    assert manifest.reward.range == (CORRECTED.low, CORRECTED.high)
+    assert manifest.capabilities.declared_tools == list(ARGUMENTS)
+    place, _, name = YAML().load(FOLDER / "openenv.yaml")["app"].partition(":")
+    assert (SRC.parent / place.replace(".", "/")).with_suffix(".py").is_file()
+    assert name == "app"
+
+
+def test_openenv_is_imported_by_what_it_serves_alone():
+    def imported(path):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield node.module or ""
+
+    users = {path for path in SRC.rglob("*.py") if any(name.partition(".")[0] == "openenv" for name in imported(path))}
+    assert users
+    assert {path.parent for path in users} == {FOLDER}
