@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from clinrl.records import Call, Message, Stop, Transcript, Unreadable
 from clinrl.tasks.audit.cases import AuditCase
-from clinrl.tasks.audit.env import APPROVE, ARGUMENTS, FLAG, SUBMIT, AuditEnv, perform, replay
+from clinrl.tasks.audit.env import APPROVE, ARGUMENTS, FLAG, SUBMIT, AuditEnv, perform
 from clinrl.tasks.audit.env import Call as Logged
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.rules import ERROR_TYPES
@@ -59,12 +59,24 @@ def answered(transcript: Transcript) -> Iterator[tuple[Call, str]]:
 
 
 def played(case: AuditCase, transcript: Transcript) -> Played:
-    """The log of an episode, its calls made again."""
-    calls = [call for call, _ in answered(transcript)]
-    taken = [call for call in calls if set(call.arguments) == set(ARGUMENTS.get(call.name, ("no such tool",)))]
-    env = replay(case.facts, ((call.name, call.arguments) for call in taken))
-    unread = sum(message.role == "assistant" and is_malformed(message) for message in transcript.messages)
-    return Played(env.log, env.submitted, len(calls) - len(taken) + unread)
+    """The log of an episode, its calls made again. What comes after it was handed in counts for nothing."""
+    env = AuditEnv()
+    env.reset(case)
+    malformed = 0
+    waiting: list[Call] = []
+    for message in transcript.messages:
+        if env.submitted:
+            break
+        if message.role == "assistant":
+            waiting = list(message.calls)
+            malformed += is_malformed(message)
+        elif message.role == "tool" and waiting:
+            call = waiting.pop(0)
+            taken = set(call.arguments) == set(ARGUMENTS.get(call.name, ("no such tool",)))
+            malformed += not taken
+            if taken:
+                perform(env, call.name, call.arguments)
+    return Played(env.log, env.submitted, malformed)
 
 
 def parse(transcript: Transcript) -> str | Unreadable:
