@@ -19,12 +19,14 @@ from safetensors.torch import load_file
 from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from clinrl.blocks import Phase
 from clinrl.errors import DataError, TrainingError
 from clinrl.held_out import HeldOut
 from clinrl.oracles import Oracles, scores
 from clinrl.records import Call, Case, Message, Transcript, Unreadable, said
 from clinrl.rollout import schemas
 from clinrl.samplers import check_room, window
+from clinrl.stream import phase_of, served
 from clinrl.task import Task
 from clinrl.turns import (
     decode,
@@ -32,6 +34,7 @@ from clinrl.turns import (
     encoded,
     end_tokens,
     is_malformed,
+    read_calls,
     read_turn,
     render,
     results,
@@ -120,6 +123,15 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
 class Sft(SFTTrainer):  # type: ignore[misc]  # TRL has no types
     """TRL's trainer without its model card, and with a token count that survives a resumed run."""
 
+    served: Sequence[Mapping[str, float]] = ()
+    """Of each step, what is logged of the phases."""
+
+    def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+        """Log a step with what it served."""
+        if self.served and "loss" in logs:
+            logs = {**logs, **self.served[self.state.global_step - 1]}
+        super().log(logs, *arguments, **named)
+
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
 
@@ -169,7 +181,54 @@ def sft_trainer(
         dataset_kwargs={"skip_prepare_dataset": True},  # tokenised above, prompt and turn apart, as in generation
         **common_settings(spec, output),
     )
-    return Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
+    sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
+    if phases := phases_of(spec):
+        of, numbers = task.slices[phases[0].slice], _numbers(phases, spec, len(rows))
+        sft.served = [
+            _logged([of(row.case) for row in rows[first : first + batch]], numbers[first : first + batch], phases)
+            for first in range(0, len(rows), batch)
+        ]
+    return sft
+
+
+def phases_of(spec: Mapping[str, Any]) -> list[Phase]:
+    """The phases of the stream of a resolved spec; none for most."""
+    return [Phase.model_validate(phase) for phase in spec["stream"].get("phases", ())]
+
+
+def _numbers(phases: Sequence[Phase], spec: Mapping[str, Any], rows: int) -> list[int]:
+    """The phase of each row."""
+    steps = spec["trainer"]["steps"]
+    return [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows)]
+
+
+def _logged(values: Sequence[str], numbers: Sequence[int], phases: Sequence[Phase]) -> dict[str, float]:
+    """What is logged of the rows of a step: the share of each value that a phase serves, and the phase."""
+    found = {f"served/{value}": share for value, share in served(values, phases).items()}
+    return found | {"phase": sum(numbers) / len(numbers)}
+
+
+class Reader:
+    """A tokenizer that reads a turn as everything here does, where TRL asks it what its tool loop is to call.
+
+    TRL's own parser makes calls that no record can hold, and would make them in training alone.
+    """
+
+    def __init__(self, tokenizer: Any, thinking: bool, ends: frozenset[int]) -> None:
+        self.tokenizer, self.thinking, self.ends = tokenizer, thinking, ends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def parse_response(self, ids: Sequence[int], **_: Any) -> dict[str, Any]:
+        """The turn that these tokens are, in TRL's notation; `played` reads it back."""
+        turn = read_calls(read_turn(decode(self.tokenizer, ids, self.ends).text, self.thinking))
+        read: dict[str, Any] = {"role": "assistant", "content": turn.content}
+        if turn.thinking is not None:
+            read["reasoning_content"] = turn.thinking
+        if turn.calls:
+            read["tool_calls"] = [{"type": "function", "function": dict(call)} for call in turn.calls]
+        return read
 
 
 class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -183,10 +242,16 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """Asked before the first step and every so many steps after it."""
     thinking: bool = True
     """The mode of every row, where cases are played in an environment."""
-    tools: Sequence[Mapping[str, Any]] = ()
+    offered: Sequence[Mapping[str, Any]] = ()
+    """The schemas of its tools."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
+
+    def play(self, thinking: bool, offered: Sequence[Mapping[str, Any]], ends: frozenset[int]) -> None:
+        """Play every row in this mode, with these tools, and read turns as `rollout.run` does."""
+        self.thinking, self.offered = thinking, offered
+        self._tokenizer = Reader(self.processing_class, thinking, ends)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
         texts = [prompt if isinstance(prompt, str) else self._opening(prompt) for prompt in prompts]
@@ -194,7 +259,7 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _opening(self, prompt: list[dict[str, Any]]) -> str:
         messages = [Message(role=turn["role"], content=turn["content"]) for turn in prompt]
-        return render(self.processing_class, messages, self.thinking, self.tools)
+        return render(self.processing_class, messages, self.thinking, self.offered)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         found = [Message(role="tool", content=turn["content"]) for turn in tool_messages]
@@ -245,6 +310,7 @@ def grpo_trainer(
             "case": [row.case.model_dump_json() for row in rows],
             "mode": [row.mode for row in rows],
             "row": list(range(len(rows))),
+            **({"phase": _numbers(phases, spec, len(rows))} if (phases := phases_of(spec)) else {}),
         }
     )
     completions = trainer["prompts"] * trainer["group"]
@@ -271,6 +337,7 @@ def grpo_trainer(
         ends=end_tokens(model, tokenizer),
         group=trainer["group"],
         oracles=oracles,
+        phases=phases,
     )
     grpo = Grpo(
         model=model,
@@ -280,7 +347,8 @@ def grpo_trainer(
         processing_class=tokenizer,
         **({} if task.environment is None else {"environment_factory": task.environment}),
     )
-    grpo.thinking, grpo.tools = rows[0].thinking, tools
+    if task.environment is not None:
+        grpo.play(rows[0].thinking, tools, end_tokens(model, tokenizer))
     return grpo
 
 
@@ -293,6 +361,7 @@ def reward_function(
     ends: frozenset[int],
     group: int,
     oracles: Oracles,
+    phases: Sequence[Phase] = (),
 ) -> Callable[..., list[float]]:
     """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
 
@@ -300,7 +369,7 @@ def reward_function(
     its case with it; an episode is taken from TRL's own turns. Logs the mean of every term, the shares of each answer
     and of each gold label, of groups of `group` completions that were all right or all wrong, and per mode the mean
     total and the shares of unreadable and clipped transcripts, of episodes also that of turns with malformed calls.
-    Whatever the score raises ends the training.
+    With `phases`, also the share of rows of each value that these serve. Whatever the score raises ends the training.
     """
 
     def task_reward(
@@ -310,6 +379,7 @@ def reward_function(
         case: Sequence[str],
         mode: Sequence[str],
         log_metric: Callable[[str, float], None],
+        phase: Sequence[int] = (),
         **_: Any,
     ) -> list[float]:
         known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
@@ -324,7 +394,7 @@ def reward_function(
             ]
         else:
             done = [
-                played(turns, clipped=ids[-1] not in ends)
+                played(turns, clipped=ids[-1] not in ends, most=task.turns)
                 for turns, ids in zip(completions, completion_ids, strict=True)
             ]
         pairs = [(known[text], transcript) for text, transcript in zip(case, done, strict=True)]
@@ -358,13 +428,21 @@ def reward_function(
         means["groups/all_wrong"] = [float(not any(some)) for some in groups]
         for name, values in means.items():
             log_metric(name, sum(values) / len(values))
+        if phases:
+            of = task.slices[phases[0].slice]
+            for name, value in _logged([of(known[text]) for text in case], phase, phases).items():
+                log_metric(name, value)
         return totals
 
     return task_reward
 
 
-def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool) -> Transcript:
-    """The transcript of an episode as TRL's tool loop reports it. `clipped`: its last turn has no end."""
+def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool, most: int) -> Transcript:
+    """The transcript of an episode as TRL's tool loop reports it, in turns as `Reader` gives them.
+
+    `clipped`: its last turn has no end. `most`: turns after which the loop ends; where it ended at calls before, there
+    was no room for their results.
+    """
     messages = tuple(
         Message(role="tool", content=turn["content"])
         if turn["role"] == "tool"
@@ -376,5 +454,7 @@ def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool) -> Transcript:
         )
         for turn in turns
     )
-    unheard = bool(messages and messages[-1].calls)
-    return Transcript(messages=messages, stop="max_tokens" if clipped else "max_turns" if unheard else "answered")
+    if messages[-1].calls and not clipped:
+        own = sum(message.role == "assistant" for message in messages)
+        return Transcript(messages=messages, stop="max_turns" if own == most else "max_tokens")
+    return Transcript(messages=messages, stop="max_tokens" if clipped else "answered")
