@@ -55,12 +55,13 @@ def converse(
 
     An episode also ends after `task.turns` turns, and where the budget leaves no room for results or for more of a
     turn; calls whose results the model could not read any more are not in it as made: no result follows them. Results
-    that fill the budget to the last token are, and a turn of nothing is after them, as in TRL's loop.
+    that fill the budget to the last token are its end, as in TRL's loop.
     """
     tools = schemas(task)
     episodes = [_Episode(task, case, sampler.opening(task.prompt(case.facts), tools, mode.thinking)) for case in cases]
     for turn in range(task.turns):
-        going = [episode for episode in episodes if episode.stop is None]
+        if not (going := [episode for episode in episodes if episode.stop is None]):
+            break
         completions = sampler.sample(
             [
                 Prompt(episode.case.id, [*episode.prompt, *episode.said], episode.ids, budget - episode.used)
@@ -68,7 +69,7 @@ def converse(
             ],
             thinking=mode.thinking,
             temperature=mode.temperature,
-            budget=max((budget - episode.used for episode in going), default=1),
+            budget=max(budget - episode.used for episode in going),
             seed=seed + turn,
         )
         for episode, completion in zip(going, completions, strict=True):
@@ -87,9 +88,7 @@ def converse(
                 else:
                     episode.said += found
                     episode.ids += ids
-                    if episode.used == budget:
-                        episode.said.append(read_turn("", mode.thinking))
-                        episode.stop = "max_tokens"
+                    episode.stop = "max_tokens" if episode.used == budget else None
             if episode.stop is not None and progress is not None:
                 progress()
     return [Transcript(messages=tuple(episode.said), stop=episode.stop or "max_turns") for episode in episodes]

@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
     spec = json.loads(path.read_text(encoding="utf-8"))
     # Deprecations between transformers and TRL are the pinned versions' business, not the reader's.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
+    warnings.filterwarnings("ignore", message=".*environment_factory.*")  # experimental; TRL's version is pinned
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # reports optional CPU kernels as errors
     determinism.settle(spec["seed"])
     return _train(path.parent, spec)
