@@ -423,6 +423,25 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     assert any(not (before[name] == after[name]).all() for name in before)
 
 
+def test_an_imitation_logs_what_each_step_served(tmp_path):
+    hard = list(TASK.cases(2, 3, pool="train", mix="hard"))
+    cases = [CASES[0], CASES[1], CASES[0], *hard, CASES[1]]
+    phases = [
+        {"share": 1 / 3, "slice": "level", "values": ["easy"]},
+        {"share": 2 / 3, "slice": "level", "values": ["easy", "hard"]},
+    ]
+    spec = {
+        "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {"phases": phases},
+        "trainer": {"steps": 3, "batch": 2, "micro_batch": 1, "lr": 1.0e-3},
+    }  # fmt: skip
+    rows = [trainers.Row(case, "m", False, frozenset()) for case in cases]
+    sft = trainers.sft_trainer(model(), tokenizer(), TASK, spec, rows, tmp_path)
+    sft.train()
+    logged = [entry for entry in sft.state.log_history if "loss" in entry]
+    assert [entry["phase"] for entry in logged] == [1, 2, 2]
+    assert [(entry["served/easy"], entry["served/hard"]) for entry in logged] == [(1.0, 0.0), (0.5, 0.5), (0.5, 0.5)]
+
+
 def groups_of(transcript: Transcript):
     """The results of each turn's calls."""
     found = []
