@@ -70,3 +70,35 @@ def test_answers_keep_the_order_of_the_labels(tmp_path, monkeypatch):
     figures.curves(history, "Training of v1", tmp_path / "a.png", ("Never", "May Be", "Always"))
     legend = drawn[0].axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["Never", "May Be", "Always"]
+
+
+def served(step):
+    """A step of a run in three phases; in the second chance leaves a level out now and then."""
+    phase = 1 if step <= 4 else 2 if step <= 9 else 3
+    shares = {1: (1.0, 0.0, 0.0), 2: (0.5, 0.5, 0.0) if step % 2 else (0.25, 0.25, 0.5), 3: (0.0, 0.0, 1.0)}[phase]
+    levels = dict(zip(("easy", "medium", "hard"), shares, strict=True))
+    return {"step": step, "reward": step / 10, "phase": phase, **{f"served/{name}": of for name, of in levels.items()}}
+
+
+def test_phases_are_bounded_where_one_follows_another(tmp_path, monkeypatch):
+    history = [served(step) for step in range(1, 13)]
+    assert figures.phases(history) == [(0.5, 4.5), (4.5, 9.5), (9.5, 12.5)]
+    assert figures.phases(history[:3]) == [(0.5, 3.5)]
+    assert figures.phases(HISTORY) == []
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.append(figure))
+    figures.curves(history, "Training of v1", tmp_path / "a.png")
+    shown = [axes for axes in drawn[0].axes if axes.get_visible()]
+    assert [axes.get_title() for axes in shown] == ["", ""]
+    assert [axes.get_title(loc="left") for axes in shown] == ["Reward", "Served"]
+    assert [text.get_text() for text in shown[1].get_legend().get_texts()] == ["easy", "hard", "medium"]
+    for axes in shown:
+        assert [(span.get_x(), span.get_x() + span.get_width()) for span in axes.patches] == figures.phases(history)
+
+
+def test_a_run_without_phases_is_drawn_without_shades(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.append(figure))
+    figures.curves(HISTORY, "Training of v1", tmp_path / "a.png")
+    assert not any(axes.patches for axes in drawn[0].axes)
+    assert "Served" not in {axes.get_title(loc="left") for axes in drawn[0].axes}

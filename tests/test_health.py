@@ -71,6 +71,37 @@ def test_a_failure_raises_its_own_alarm_and_no_other(changes, expected):
     assert {name for name, _, _ in found} == {expected[0]}
 
 
+EPISODES = {"malformed/direct": lambda n: 0.01, "tools/failure_frequency": lambda n: 0.02}
+"""What a run on episodes logs beside the rest."""
+
+
+def test_a_healthy_run_on_episodes_raises_nothing():
+    assert raised(run(200, **EPISODES, **{"parse_fail/direct": lambda n: 0.35 * 0.8**n})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "alarm", "about", "warn", "stop"),
+    [
+        ("tools/failure_frequency", "tool_failures", "", 0.15, 0.4),
+        ("malformed/direct", "malformed_calls", "direct", 0.15, 0.4),
+        ("parse_fail/direct", "not_submitted", "direct", 0.3, 0.7),
+    ],
+)
+def test_episodes_have_alarms_of_their_own(name, alarm, about, warn, stop):
+    for level, value in (("warn", warn), ("stop", stop)):
+        (found,) = alarms(run(**EPISODES | {name: lambda n, value=value: value}))
+        assert (found.name, found.about, found.level, found.step) == (alarm, about, level, 3)
+        assert f"{value:.0%} of the " in found.says
+        assert found.helps
+    worse = raised(run(**EPISODES | {name: lambda n: min(1.0, 0.03 * n)}))
+    assert worse == [(alarm, about, "warn"), (alarm, about, "stop")]
+
+
+def test_an_episode_that_is_not_submitted_is_not_called_unreadable():
+    (found,) = alarms(run(**EPISODES, **{"parse_fail/direct": lambda n: 0.3}))
+    assert found.says == "30% of the episodes in mode direct were not submitted over 3 steps"
+
+
 def test_each_alarm_is_raised_once_at_each_level_and_a_stop_is_not_warned_of():
     found = raised(run(40, **{"answer/1": lambda n: min(1.0, 0.3 + 0.03 * n)}))
     assert found.count(("level_share", "1", "warn")) == 1

@@ -1,6 +1,7 @@
 """Every refusal of params.yaml, by editing a valid file in one place."""
 
 import copy
+import json
 import math
 import string
 from pathlib import Path
@@ -170,6 +171,7 @@ def test_a_profile_dumps_and_parses_again():
 
 EMBEDDED, FULL = "bases/esi/embedded/", "bases/esi/full/"
 SFT, GRPO = "profiles/sft/", "profiles/grpo/"
+PHASE = {"share": 1.0, "slice": "level", "values": ["1"]}
 ARMS = "comparisons/recipes/"
 
 REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
@@ -317,6 +319,29 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (GRPO + "stream/cap", {1: 0.0}, ("profiles.grpo.stream.cap.1 is 0.0", "greater than 0")),
     (GRPO + "stream/cap", {1: 1.1}, ("profiles.grpo.stream.cap.1 is 1.1", "less than or equal to 1")),
     (GRPO + "stream/cap", dict.fromkeys(range(1, 6), 0.1), ("profiles.grpo.stream.cap", "sums to 0.5")),
+    (GRPO + "stream/phases", [{**PHASE, "share": 0.5}], ("profiles.grpo.stream.phases have shares that sum to 0.5",)),
+    (
+        GRPO + "stream/phases",
+        [{**PHASE, "share": 0.0}],
+        ("profiles.grpo.stream.phases.0.share is 0.0", "greater than 0"),
+    ),
+    (GRPO + "stream/phases", [{**PHASE, "values": []}], ("profiles.grpo.stream.phases.0.values is empty",)),
+    (GRPO + "stream/phases", [{**PHASE, "of": 1}], ("profiles.grpo.stream.phases.0.of is not a key here", "share")),
+    (
+        GRPO + "stream/phases",
+        [{**PHASE, "slice": "levle"}],
+        ("profiles.grpo.stream.phases.0.slice: 'levle' is not a slice of esi", "did you mean level?"),
+    ),
+    (
+        GRPO + "stream/phases",
+        [{**PHASE, "share": 0.5}, {**PHASE, "share": 0.5, "slice": "rule"}],
+        ("profiles.grpo.stream.phases name the slices level, rule; all phases must name one",),
+    ),
+    (
+        GRPO + "stream/phases",
+        [{**PHASE, "share": 0.99}, {**PHASE, "share": 0.01}],
+        ("profiles.grpo.stream.phases.1.share is 0.01, less than half a step of the 40 at embedded scale",),
+    ),
     # trainers
     (SFT + "trainer/full", REMOVED, ("profiles.sft.trainer.full is missing",)),
     (SFT + "trainer/embedded/group", 8, ("profiles.sft.trainer.embedded.group is not a key here", "batch")),
@@ -425,6 +450,33 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     for name, fragment in [("none.yaml", "does not exist"), (".", "is a folder"), ("latin.yaml", "not UTF-8")]:
         with pytest.raises(ParamsError, match=fragment):
             load_params(tmp_path / name)
+
+
+def audits(**changes: Any) -> dict[str, Any]:
+    """The valid mapping with audits in the place of triage, and its grpo recipe changed."""
+    text = json.dumps({key: VALID[key] for key in ("scale", "bases", "modes", "datasets", "profiles", "versions")})
+    mapping = json.loads(text.replace('"esi"', '"audit"').replace('"esi-base"', '"audit-base"'))
+    for data in mapping["datasets"].values():
+        data["mix"] = get_task("audit").mixes[0]
+    mapping["profiles"]["sft"] |= {"omit": {}, "stream": {}}
+    mapping["profiles"]["grpo"] |= {"modes": ["direct"], "stream": {}, "reward": {}, **changes}
+    return mapping
+
+
+def test_a_recipe_of_episodes_has_one_mode_and_no_held_out_looks(tmp_path):
+    phases = [
+        {"share": 0.5, "slice": "level", "values": ["easy"]},
+        {"share": 0.5, "slice": "level", "values": ["easy", "hard"]},
+    ]
+    params = Params.model_validate(audits(stream={"phases": phases}))
+    assert [phase.values for phase in params.profiles["grpo"].stream.phases] == [("easy",), ("easy", "hard")]
+    assert params.profiles["sft"].modes == ("think", "direct")  # an imitation renders each row by itself
+    sentence = refusal(audits(modes=["direct", "think"]), tmp_path)
+    assert sentence.startswith("profiles.grpo.modes are direct, think, but an episode of audit is played in one mode")
+    trainer = VALID["profiles"]["grpo"]["trainer"]
+    looking = trainer["full"] | {"held_out": {"cases": 4, "every": 2}}
+    sentence = refusal(audits(trainer={"embedded": trainer["embedded"], "full": looking}), tmp_path)
+    assert sentence.startswith("profiles.grpo.trainer.full.held_out is set, but a look at held-out cases is one turn")
 
 
 def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

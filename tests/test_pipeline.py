@@ -45,6 +45,7 @@ DOORS = {
         "deltas",
         "determinism",
         "equivalence",
+        "held_out",
         "merge",
         "oracles",
         "pretrain",
@@ -74,7 +75,7 @@ DOORS = {
 }
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 
-CHILD = {"checkpoints", "trainers", "worker"}
+CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 LAYERS = (
@@ -93,7 +94,7 @@ LAYERS = (
     {"probe"},
     {"validate"},
     {"snapshot"},
-    {"equivalence"},
+    {"equivalence", "held_out"},
     {"merge", "trainers", "train"},
     {"evaluate", "plan", "verify", "worker"},
     {"tracking"},

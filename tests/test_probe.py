@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from clinrl import artefacts, dataset, paths, probe, validate
+from clinrl.blocks import Phase
 from clinrl.errors import ArtefactError, ProbeError
 from clinrl.oracles import Oracles
 from clinrl.params import Params
 from clinrl.section import read_yaml
+from clinrl.stream import draw
 from clinrl.task import get_task
 
 ROOT = Path(__file__).parent.parent
@@ -152,6 +154,24 @@ def test_outcomes_are_computed_over_all_labels(unreadable: float) -> None:
     found = probe.outcomes(cases, TASK, TASK.Reward(kind="naive", unreadable=unreadable), Oracles(paths.base("esi")))
     expected = {"best_unreadable": unreadable, "worst_readable": 0.0, "gold_beaten": 0, "gold_beaten_first": None}
     assert found == expected
+
+
+def test_the_phases_of_a_stream_are_described_and_only_if_there_are_any() -> None:
+    cases = list(TASK.cases(60, 1, pool="train", mix="reporting"))
+    phases = (
+        Phase(share=0.25, slice="level", values=("level_1",)),
+        Phase(share=0.75, slice="level", values=("level_2", "level_3")),
+    )
+    rows = draw(
+        cases, task=TASK, modes=["think"], repeat={}, cap={}, rows=80, seed=1, phases=phases, each=4
+    )  # fmt: skip
+    found = probe.describe(rows, TASK, phases, steps=20)
+    plain = probe.describe(rows, TASK)
+    first, second = found["phases"]
+    assert first == {"slice": "level", "share": 0.25, "shares": {"level_1": 1.0}}
+    assert (second["slice"], second["share"], list(second["shares"])) == ("level", 0.75, ["level_2", "level_3"])
+    assert sum(second["shares"].values()) == pytest.approx(1.0)
+    assert {key: value for key, value in found.items() if key != "phases"} == plain
 
 
 def test_declared_omissions_show_in_the_stream() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clinrl import stream
-from clinrl.blocks import GrpoTrainer
+from clinrl.blocks import GrpoTrainer, Phase, Stream, lengths
 from clinrl.errors import DataError
 from clinrl.params import Params
 from clinrl.section import read_yaml
@@ -120,6 +120,80 @@ def test_another_process_draws_the_same_stream() -> None:
     command = [sys.executable, "-c", code, str(ROOT / "src")]
     found = subprocess.run(command, check=True, env={"PYTHONHASHSEED": "5"}, capture_output=True, text=True).stdout
     assert json.loads(found) == [row.case.id for row in draw(90, repeat={1: 5}, cap={1: 0.33})]
+
+
+def phase(share: float, *values: str, of: str = "level") -> Phase:
+    return Phase(share=share, slice=of, values=values)
+
+
+ALL = tuple(f"level_{label}" for label in TASK.labels)
+LEVEL = TASK.slices["level"]
+
+
+def test_the_steps_of_phases_are_whole_and_all_there_are() -> None:
+    assert lengths((phase(0.5, "1"), phase(0.3, "2"), phase(0.2, "3")), 10) == [5, 3, 2]
+    assert lengths((phase(1 / 3, "1"), phase(1 / 3, "2"), phase(1 / 3, "3")), 10) == [3, 4, 3]
+    assert lengths((), 10) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.lists(st.tuples(st.integers(1, 5), st.sets(st.sampled_from(ALL), min_size=1)), min_size=1, max_size=4),
+    steps=st.integers(1, 60),
+    each=st.integers(1, 8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_phases_follow_one_another_at_whole_steps(
+    parts: list[tuple[int, set[str]]], steps: int, each: int, seed: int
+) -> None:
+    whole = sum(weight for weight, _ in parts)
+    phases = tuple(phase(weight / whole, *sorted(values)) for weight, values in parts)
+    drawn = draw(steps * each, phases=phases, each=each, seed=seed)
+    assert len(drawn) == steps * each
+    counts = lengths(phases, steps)
+    assert sum(counts) == steps
+    assert all(abs(count - steps * one.share) <= 1 for count, one in zip(counts, phases, strict=True))
+    start = 0
+    for number, (count, one) in enumerate(zip(counts, phases, strict=True), start=1):
+        part = drawn[start : start + count * each]
+        assert {LEVEL(row.case) for row in part} <= set(one.values)
+        places = range(start, start + count * each)
+        assert {stream.phase_of(place, phases, steps=steps, each=each) for place in places} <= {number}
+        start += count * each
+    assert drawn == draw(steps * each, phases=phases, each=each, seed=seed)
+    assert [row.mode for row in drawn] == [row.mode for row in draw(steps * each)]
+
+
+def test_one_phase_of_everything_is_the_stream_without_phases() -> None:
+    how: dict[str, Any] = {"repeat": {1: 5}, "cap": {1: 0.33}}
+    assert draw(200, phases=(phase(1.0, *ALL),), each=4, **how) == draw(200, **how)
+
+
+def test_a_phase_serves_each_of_its_cases_before_one_again_and_obeys_the_caps() -> None:
+    ones = LABELS[1]
+    drawn = draw(
+        ones + 40, phases=(phase(ones / (ones + 40), "level_1"), phase(40 / (ones + 40), "level_1", "level_2")), cap={}
+    )
+    assert len({row.case.id for row in drawn[:ones]}) == ones
+    capped = draw(80, phases=(phase(0.5, "level_2", "level_3"), phase(0.5, "level_1", "level_2")), cap={1: 0.25})
+    assert stream.shares(capped[40:], TASK)[1] <= 0.25 + 1 / 40
+
+
+def test_a_phase_of_values_that_no_case_has_is_refused() -> None:
+    with pytest.raises(DataError, match=r"serves level 'level_6', but no case .* has it; "):
+        draw(10, phases=(phase(0.5, "level_1"), phase(0.5, "level_2", "level_6")))
+
+
+def test_what_was_served_is_told_for_every_value_of_the_phases() -> None:
+    phases = (phase(0.5, "1"), phase(0.5, "2", "1"))
+    assert stream.served(["1", "1", "2", "3"], phases) == {"1": 0.5, "2": 0.25}
+    assert stream.served([], phases) == {"1": 0.0, "2": 0.0}
+
+
+def test_phases_are_in_no_record_that_does_not_use_them() -> None:
+    assert "phases" not in Stream().model_dump(mode="json")
+    whole = Stream(phases=(phase(1.0, "1"),))
+    assert Stream.model_validate(whole.model_dump(mode="json")) == whole
 
 
 def test_a_version_draws_its_steps_times_its_batch() -> None:

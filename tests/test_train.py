@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from ruamel.yaml import YAML
 import dolls
 from clinrl import bases, checkpoints, paths, train, trainers
 from clinrl.artefacts import verified, write_json
+from clinrl.blocks import Phase
 from clinrl.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.oracles import Oracles
@@ -348,7 +350,9 @@ def scorer(project):
     case = next(read_cases(paths.cases("d1"), task))
     model, tokenizer = bases.load(dolls.params(), "esi", for_training=False)
 
-    def call(turns: list[str], reward: object = None, score: object = None) -> tuple[list[float], dict[str, float]]:
+    def call(
+        turns: list[str], reward: object = None, score: object = None, phases: Sequence[Phase] = ()
+    ) -> tuple[list[float], dict[str, float]]:
         logged: dict[str, float] = {}
         stub = SimpleNamespace(
             Case=task.Case,
@@ -356,17 +360,20 @@ def scorer(project):
             labels=task.labels,
             label=task.label,
             parse=task.parse,
+            parts=task.parts,
             asks=task.asks,
+            environment=None,
+            slices=task.slices,
             score=score or task.score,
         )
         function = trainers.reward_function(
             stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
-            ends=end_tokens(model, tokenizer), group=2, oracles=Oracles(paths.base("esi")),
+            ends=end_tokens(model, tokenizer), group=2, oracles=Oracles(paths.base("esi")), phases=phases,
         )  # fmt: skip
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),
             case=[case.model_dump_json()] * len(turns), mode=["think", "direct"] * (len(turns) // 2),
-            log_metric=logged.__setitem__,
+            log_metric=logged.__setitem__, **({"phase": [2] * len(turns)} if phases else {}),
         )  # fmt: skip
         return totals, logged
 
@@ -385,6 +392,19 @@ def test_the_reward_sees_the_text_with_its_think_tags(scorer):
     assert logged["reward/think"] == (totals[0] + totals[2]) / 2
     assert logged[f"gold/{case.key.level}"] == 1.0
     assert (logged["groups/all_right"], logged["groups/all_wrong"]) == (0.5, 0.0)  # groups of two
+
+
+def test_the_reward_logs_what_the_phases_serve_and_nothing_without_them(scorer):
+    case, call = scorer
+    level = f"level_{case.key.level}"
+    other = "level_1" if level != "level_1" else "level_2"
+    phases = [Phase(share=0.5, slice="level", values=(other,)), Phase(share=0.5, slice="level", values=(other, level))]
+    _, logged = call(["a", "b"], phases=phases)
+    assert {name: value for name, value in logged.items() if "served" in name or name == "phase"} == {
+        f"served/{other}": 0.0, f"served/{level}": 1.0, "phase": 2.0,
+    }  # fmt: skip
+    _, logged = call(["a", "b"])
+    assert not [name for name in logged if "served" in name or name == "phase"]
 
 
 def test_a_broken_reward_raises(scorer):
@@ -422,3 +442,7 @@ def test_the_overridden_methods_of_trl_are_what_they_were():
     assert arguments(GRPOTrainer._generate_and_score_completions) == ["self", "inputs"]
     assert "self._total_train_tokens = 0" in inspect.getsource(SFTTrainer.__init__)
     assert "encode" in inspect.getsource(trainers.Grpo._tokenize_prompts)
+    assert arguments(GRPOTrainer._get_tool_suffix_ids) == ["self", "tool_messages"]
+    assert arguments(SFTTrainer.log) == ["self", "logs", "start_time"]
+    for method in (GRPOTrainer._generate, GRPOTrainer._tool_call_loop):
+        assert "self._tokenizer, ids, prefix=" in inspect.getsource(method)  # whom a turn is read by

@@ -3,6 +3,9 @@
 Each block checks itself when it is read; `params` checks what they say of each other.
 """
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -83,6 +86,17 @@ class Lora(Section):
         return f"rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}"
 
 
+class Phase(Section):
+    """A part of a training that serves some of the cases only."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    """Of the optimiser steps, above 0 to 1; the shares of all phases sum to 1."""
+    slice: str
+    """A slice of the task, the same in all phases."""
+    values: Distinct
+    """Which of its values are served."""
+
+
 class Stream(Section):
     """How training rows are drawn from a data set."""
 
@@ -90,6 +104,23 @@ class Stream(Section):
     """Label to weight of its cases, 1 or more; labels not named have weight 1."""
     cap: dict[Label, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
     """Label to the largest share of rows it may take, above 0 to 1."""
+    phases: Annotated[tuple[Phase, ...], Field(strict=False)] = Field(default=(), exclude_if=unless(()))
+    """Which cases are served when, in order; empty: all of them throughout."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Stream":
+        total = math.fsum(phase.share for phase in self.phases)
+        if self.phases and not math.isclose(total, 1.0, abs_tol=1e-6):
+            raise refusal(f"have shares that sum to {total:g}; they must sum to 1", "phases")
+        if len(slices := sorted({phase.slice for phase in self.phases})) > 1:
+            raise refusal(f"name the slices {', '.join(slices)}; all phases must name one and the same", "phases")
+        return self
+
+
+def lengths(phases: Sequence[Phase], steps: int) -> list[int]:
+    """The optimiser steps of each phase, of so many together. Whole ones, each within one of its share."""
+    ends = [round(math.fsum(phase.share for phase in phases[: place + 1]) * steps) for place in range(len(phases))]
+    return [end - start for start, end in pairwise([0, *ends])]
 
 
 class Trainer(Section):

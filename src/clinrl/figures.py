@@ -8,6 +8,7 @@ import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +39,7 @@ STYLE = {
 PANELS: tuple[tuple[str, str, str], ...] = (
     ("Reward", "mean total, points", r"reward(?:/(.+))?"),
     ("Loss", "cross-entropy, nats a token", r"(loss)"),
+    ("Served", "share of rows", r"served/(.+)"),
     ("Reward terms", "mean contribution, points", r"terms/(.+)"),
     ("Answers", "share of completions", r"answer/(.+)"),
     ("Unreadable", "share of completions", r"parse_fail/(.+)"),
@@ -49,7 +51,7 @@ PANELS: tuple[tuple[str, str, str], ...] = (
 )
 """Title, axis label and the log entries shown. The group is a line's label: a term, an answer or a mode; none: all."""
 TOTAL = "all"
-SHARES = ("Answers", "Unreadable", "Out of tokens", "Held-out cases")
+SHARES = ("Served", "Answers", "Unreadable", "Out of tokens", "Held-out cases")
 """Panels whose axis is a share, from 0 to 1."""
 
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
@@ -187,7 +189,8 @@ def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ())
     """Write the training curves as a PNG, a panel for each quantity in the log, over optimiser steps.
 
     `labels` are the task's, in order: lines that are about answers keep it. Entries that stay zero throughout are left
-    out. Raises ArtefactError if the log has nothing to show.
+    out. Where cases were served in phases, every other phase is shaded. Raises ArtefactError if the log has nothing to
+    show.
     """
     panels = _panels(history, [str(label) for label in labels])
     if not panels:
@@ -198,12 +201,28 @@ def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ())
         grid = figure.subplots(rows, 2, squeeze=False).flatten()
         for place, (axes, (name, keys)) in enumerate(zip(grid, panels.items(), strict=False)):
             _panel(axes, name, keys, history)
+            for number, (start, end) in enumerate(phases(history)):
+                axes.axvspan(start, end, color="0.95" if number % 2 else "white", linewidth=0, zorder=0)
+                if number:
+                    axes.axvline(start, color="0.75", linewidth=0.8, zorder=0.5)
             if place >= len(panels) - 2:
                 axes.set_xlabel("optimiser step")
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         _save(figure, path)
+
+
+def phases(history: History) -> list[tuple[float, float]]:
+    """Where each phase of a log starts and ends, in optimiser steps; between two steps where one follows another.
+
+    Steps are drawn at their numbers, so the first phase begins half a step before the first. Nothing for a log without.
+    """
+    known = [(entry["step"], entry["phase"]) for entry in history if "phase" in entry]
+    if not known:
+        return []
+    starts = [step - 0.5 for (_, before), (step, now) in pairwise([(0.0, 0.0), *known]) if now != before]
+    return list(pairwise([*starts, known[-1][0] + 0.5]))
 
 
 def _panel(axes: "Axes", name: str, keys: Mapping[str, str], history: History) -> None:

@@ -29,6 +29,7 @@ from clinrl.blocks import (
     SftProfile,
     SftTrainer,
     VersionSpec,
+    lengths,
 )
 from clinrl.errors import ParamsError
 from clinrl.origins import BaseSpec, EmbeddedBase, HubBase
@@ -232,6 +233,16 @@ class Params(Section):
         for key, labels in (("repeat", profile.stream.repeat), ("cap", profile.stream.cap)):
             for label in labels:
                 known(f"{at}.stream.{key}", label, task.labels, f"a label of {task.name}")
+        for place, phase in enumerate(profile.stream.phases):
+            known(f"{at}.stream.phases.{place}.slice", phase.slice, task.slices, f"a slice of {task.name}")
+        for scale, trainer in profile.trainer.items():
+            if short := [
+                place for place, steps in enumerate(lengths(profile.stream.phases, trainer.steps)) if not steps
+            ]:
+                raise ParamsError(
+                    f"{at}.stream.phases.{short[0]}.share is {profile.stream.phases[short[0]].share:g}, less than half "
+                    f"a step of the {trainer.steps} at {scale} scale; raise it, or leave the phase out"
+                )
         known(f"{at}.view", profile.view, [GIVEN, *task.views], f"a view of {task.name}")
         caps = profile.stream.cap.values()
         if len(caps) == len(task.labels) and sum(caps) < 1:
@@ -241,12 +252,28 @@ class Params(Section):
                 known(f"{at}.omit", rule, task.rules, f"a rule of {task.name}")
             return
         self.reward(name)
+        if task.environment is not None:
+            self._check_episodes(at, profile, task.name)
         quantize = self.bases[version.task].full.quantize
         if profile.trainer["full"].vllm and quantize != "none":
             raise ParamsError(
                 f"{at}.trainer.full.vllm is true, but bases.{version.task}.full.quantize is {quantize!r} and vLLM must "
                 "serve the weights that are trained; allowed: quantize none, or vllm false"
             )
+
+    def _check_episodes(self, at: str, profile: GrpoProfile, task: str) -> None:
+        """Refuse what a training on episodes cannot have."""
+        if len(profile.modes) > 1:
+            raise ParamsError(
+                f"{at}.modes are {', '.join(profile.modes)}, but an episode of {task} is played in one mode throughout "
+                "the training; allowed: one of them"
+            )
+        for scale, trainer in profile.trainer.items():
+            if trainer.held_out is not None:
+                raise ParamsError(
+                    f"{at}.trainer.{scale}.held_out is set, but a look at held-out cases is one turn and a case of "
+                    f"{task} is an episode; allowed: leave it out"
+                )
 
     @property
     def data_sets(self) -> dict[str, DatasetSpec | ImportSpec]:

@@ -16,13 +16,13 @@ from random import Random
 from typing import Any
 
 from clinrl import artefacts, paths
-from clinrl.blocks import GrpoTrainer, SftProfile
+from clinrl.blocks import GrpoTrainer, Phase, SftProfile
 from clinrl.dataset import is_import, manifest_of, progress, read_cases
 from clinrl.errors import ArtefactError, ProbeError
 from clinrl.oracles import Oracles, Pair, scores
 from clinrl.params import Params
 from clinrl.records import Case, Message, Transcript, Unreadable
-from clinrl.stream import Row, omitted, shares, training_stream
+from clinrl.stream import Row, omitted, phase_of, served, shares, training_stream
 from clinrl.task import Task, get_task, seen
 
 Policy = Callable[[Case, Random], Transcript]
@@ -66,7 +66,7 @@ def stage(params: Params, version: str) -> None:
             "data": {"name": block.data, "identity": data},
             "method": profile.method,
             "seed": block.seed,
-            "stream": describe(rows, task),
+            "stream": describe(rows, task, profile.stream.phases, params.trainer(block.profile).steps),
         }
         fault = None
         trainer = params.trainer(block.profile)
@@ -112,15 +112,36 @@ def proven(data: str, task: Task) -> str:
     return identity
 
 
-def describe(rows: Sequence[Row], task: Task) -> dict[str, Any]:
-    """The stream in numbers: rows, distinct cases, and the share (0..1) of each label and each mode."""
+def describe(rows: Sequence[Row], task: Task, phases: Sequence[Phase] = (), steps: int = 1) -> dict[str, Any]:
+    """The stream in numbers: rows, distinct cases, and the share (0..1) of each label and each mode.
+
+    Of each phase, if there are any, what it serves: its share of the rows, and among them that of each value.
+    """
     modes = Counter(row.mode for row in rows)
+    if phases:
+        return describe(rows, task) | {"phases": _phases(rows, task, phases, steps)}
     return {
         "rows": len(rows),
         "distinct_cases": len({row.case.id for row in rows}),
         "shares": {str(label): round(share, 6) for label, share in shares(rows, task).items()},
         "modes": {mode: round(count / len(rows), 6) for mode, count in sorted(modes.items())},
     }
+
+
+def _phases(rows: Sequence[Row], task: Task, phases: Sequence[Phase], steps: int) -> list[dict[str, Any]]:
+    of = task.slices[phases[0].slice]
+    each = len(rows) // steps
+    values: list[list[str]] = [[] for _ in phases]
+    for index, row in enumerate(rows):
+        values[phase_of(index, phases, steps=steps, each=each) - 1].append(of(row.case))
+    return [
+        {
+            "slice": phase.slice,
+            "share": round(len(found) / len(rows), 6),
+            "shares": {value: round(share, 6) for value, share in served(found, [phase]).items()},
+        }
+        for phase, found in zip(phases, values, strict=True)
+    ]
 
 
 def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], seed: int) -> dict[str, Any]:

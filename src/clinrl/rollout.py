@@ -54,17 +54,22 @@ def converse(
     """One episode a case: the model's turns, and what the environment answers to their calls, until a turn calls none.
 
     An episode also ends after `task.turns` turns, and where the budget leaves no room for results or for more of a
-    turn; calls whose results the model could not read any more are not in it as made: no result follows them.
+    turn; calls whose results the model could not read any more are not in it as made: no result follows them. Results
+    that fill the budget to the last token are its end, as in TRL's loop.
     """
     tools = schemas(task)
     episodes = [_Episode(task, case, sampler.opening(task.prompt(case.facts), tools, mode.thinking)) for case in cases]
     for turn in range(task.turns):
-        going = [episode for episode in episodes if episode.stop is None]
+        if not (going := [episode for episode in episodes if episode.stop is None]):
+            break
         completions = sampler.sample(
-            [Prompt(episode.case.id, [*episode.prompt, *episode.said], episode.ids) for episode in going],
+            [
+                Prompt(episode.case.id, [*episode.prompt, *episode.said], episode.ids, budget - episode.used)
+                for episode in going
+            ],
             thinking=mode.thinking,
             temperature=mode.temperature,
-            budget=max((budget - episode.used for episode in going), default=1),
+            budget=max(budget - episode.used for episode in going),
             seed=seed + turn,
         )
         for episode, completion in zip(going, completions, strict=True):
@@ -78,11 +83,12 @@ def converse(
             else:
                 found = [act(episode.environment, call) for call in said.calls]
                 ids = [*written.ids, *sampler.after(found, mode.thinking)]
-                if episode.used + len(ids) >= budget:
+                if episode.used + len(ids) > budget:
                     episode.stop = "max_tokens"
                 else:
                     episode.said += found
                     episode.ids += ids
+                    episode.stop = "max_tokens" if episode.used == budget else None
             if episode.stop is not None and progress is not None:
                 progress()
     return [Transcript(messages=tuple(episode.said), stop=episode.stop or "max_turns") for episode in episodes]

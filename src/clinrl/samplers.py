@@ -24,6 +24,12 @@ class Prompt:
     messages: Sequence[Message]
     ids: Sequence[int] | None = None
     """Token ids of all that: None before the first turn of a conversation, and for what is none."""
+    left: int | None = None
+    """Tokens that it may still use, where that is less than the others may: what is written beyond is cut off."""
+
+    def room(self, budget: int) -> int:
+        """Tokens that must fit after it."""
+        return budget if self.left is None else min(budget, self.left)
 
 
 class Sampler(Protocol):
@@ -91,11 +97,12 @@ def alike(lengths: Sequence[int], rows: int) -> Iterator[tuple[list[int], int]]:
             yield batch + [batch[0]] * (rows - len(batch)), width
 
 
-def check_room(names: Sequence[str], lengths: Sequence[int], budget: int, limit: int | None) -> None:
-    """Raise DataError naming the first prompt that leaves no room for `budget` tokens in the model's window."""
+def check_room(names: Sequence[str], lengths: Sequence[int], budgets: int | Sequence[int], limit: int | None) -> None:
+    """Raise DataError naming the first prompt that leaves no room for its budget of tokens in the model's window."""
     if limit is None:
         return
-    for name, length in zip(names, lengths, strict=True):
+    each = [budgets] * len(names) if isinstance(budgets, int) else budgets
+    for name, length, budget in zip(names, lengths, each, strict=True):
         if length + budget > limit:
             raise DataError(
                 f"{name}: its prompt is {length} tokens, and with a budget of {budget} it exceeds the model's "
@@ -137,6 +144,7 @@ class TransformersSampler:
             budget=budget,
             seed=seed,
             progress=progress,
+            rooms=[prompt.room(budget) for prompt in prompts],
         )
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], thinking: bool) -> list[int]:
@@ -174,13 +182,14 @@ class TransformersSampler:
         budget: int,
         seed: int,
         progress: Callable[[], None] | None = None,
+        rooms: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """As `sample`, after token ids."""
+        """As `sample`, after token ids. `rooms`: tokens that must fit after each, where not all of the budget."""
         import torch
         from transformers import GenerationConfig
 
         lengths = [len(row) for row in ids]
-        check_room(names, lengths, budget, window(self.model))
+        check_room(names, lengths, budget if rooms is None else rooms, window(self.model))
         ends = end_tokens(self.model, self.tokenizer)
         choice = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0} if temperature > 0 else {}
         config = GenerationConfig(
@@ -318,7 +327,7 @@ class VllmSampler:
         check_room(
             [prompt.name for prompt in prompts],
             [len(row) for row in ids],
-            budget,
+            [prompt.room(budget) for prompt in prompts],
             self.engine.llm_engine.model_config.max_model_len,
         )
         settings = SamplingParams(

@@ -8,13 +8,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 from typing import Any
 
-from clinrl.blocks import GrpoTrainer
+from clinrl.blocks import GrpoTrainer, Phase, lengths
 from clinrl.errors import DataError
 from clinrl.params import Params
 from clinrl.records import Case
+from clinrl.section import did_you_mean
 from clinrl.task import Task, get_task, seen
 
 
@@ -37,14 +39,17 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
     profile = params.profiles[block.profile]
     trainer = params.trainer(block.profile)
     task = get_task(block.task)
+    each = trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch
     return draw(
         [seen(task, case, profile.view) for case in cases],
         task=task,
         modes=profile.modes,
         repeat=profile.stream.repeat,
         cap=profile.stream.cap,
-        rows=trainer.steps * (trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch),
+        rows=trainer.steps * each,
         seed=block.seed,
+        phases=profile.stream.phases,
+        each=each,
     )
 
 
@@ -57,6 +62,8 @@ def draw(
     cap: Mapping[Any, float],
     rows: int,
     seed: int,
+    phases: Sequence[Phase] = (),
+    each: int = 1,
 ) -> list[Row]:
     """`rows` rows in training order. Pure: equal arguments give the equal list in any process.
 
@@ -64,12 +71,58 @@ def draw(
     then a label with a `cap` (a share in 0..1) loses repeats, and only then cases, at random until its share of the
     pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. Modes take turns row by row.
 
-    Over the whole stream the share of a capped label is at most `cap + 1 / rows`. Raises DataError if there are no
-    cases, or if the caps leave too few other cases for any stream.
+    With `phases` there is such a chain for each, over its cases alone and for its whole steps, of `each` rows.
+
+    Over the whole stream, and over each phase, the share of a capped label is at most `cap + 1 / rows`. Raises
+    DataError if there are no cases, or none of a value that a phase serves, or if the caps leave too few other cases
+    for any stream.
     """
     if not cases:
         raise DataError("a training stream needs at least one case; the data set has none")
     random = Random(seed)
+    parts = [(cases, rows)]
+    if phases:
+        steps = lengths(phases, rows // each)
+        parts = [(_served(cases, task, phase), each * count) for phase, count in zip(phases, steps, strict=True)]
+    stream = [case for part, count in parts for case in _chain(part, task, repeat, cap, count, random)]
+    return [Row(case, modes[index % len(modes)]) for index, case in enumerate(stream)]
+
+
+def served(values: Sequence[str], phases: Sequence[Phase]) -> dict[str, float]:
+    """The share of rows of each value that a phase serves, in the order of the phases, given the value of each row."""
+    counts = Counter(values)
+    named = dict.fromkeys(value for phase in phases for value in phase.values)
+    return {value: counts[value] / max(1, len(values)) for value in named}
+
+
+def phase_of(row: int, phases: Sequence[Phase], *, steps: int, each: int) -> int:
+    """The phase, 1 for the first, to which a row of the stream belongs, counted from 0."""
+    ends = accumulate(each * count for count in lengths(phases, steps))
+    return 1 + sum(row >= end for end in ends)
+
+
+def _served(cases: Sequence[Case], task: Task, phase: Phase) -> list[Case]:
+    """The cases of a phase. Raises DataError naming the first of its values that none has."""
+    of = task.slices[phase.slice]
+    there = {of(case) for case in cases}
+    for value in phase.values:
+        if value not in there:
+            raise DataError(
+                f"a phase of the training stream serves {phase.slice} {value!r}, but no case of the data set has it; "
+                f"{did_you_mean(value, there)}"
+            )
+    return [case for case in cases if of(case) in phase.values]
+
+
+def _chain(
+    cases: Sequence[Case],
+    task: Task,
+    repeat: Mapping[Any, int],
+    cap: Mapping[Any, float],
+    rows: int,
+    random: Random,
+) -> list[Case]:
+    """`rows` cases, pass after pass."""
     by_label: dict[Any, list[Case]] = {}
     for case in cases:
         by_label.setdefault(task.label(case), []).append(case)
@@ -85,7 +138,7 @@ def draw(
         random.shuffle(passed)
         short = rows - len(stream)
         stream.extend(passed if len(passed) <= short else _prefix(passed, short, cap, task))
-    return [Row(case, modes[index % len(modes)]) for index, case in enumerate(stream)]
+    return stream
 
 
 def shares(rows: Sequence[Row], task: Task) -> dict[Any, float]:

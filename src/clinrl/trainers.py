@@ -19,19 +19,22 @@ from safetensors.torch import load_file
 from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from clinrl.blocks import Phase
 from clinrl.errors import DataError, TrainingError
+from clinrl.held_out import HeldOut
 from clinrl.oracles import Oracles, scores
 from clinrl.records import Call, Case, Message, Transcript, Unreadable, said
 from clinrl.rollout import schemas
-from clinrl.samplers import Prompt, TransformersSampler, batches, check_room, window
-from clinrl.task import GIVEN, Task, seen
+from clinrl.samplers import check_room, window
+from clinrl.stream import phase_of, served
+from clinrl.task import Task
 from clinrl.turns import (
-    Completion,
     decode,
     encode,
     encoded,
     end_tokens,
     is_malformed,
+    read_calls,
     read_turn,
     render,
     results,
@@ -40,8 +43,6 @@ from clinrl.turns import (
 
 WEIGHTS = "adapter_model.safetensors"
 NO_ROWS = "the training stream has no rows"
-HELD_OUT_SEED = 271828
-"""Of the held-out cases of every run: they are the same for all versions."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,15 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
 class Sft(SFTTrainer):  # type: ignore[misc]  # TRL has no types
     """TRL's trainer without its model card, and with a token count that survives a resumed run."""
 
+    served: Sequence[Mapping[str, float]] = ()
+    """Of each step, what is logged of the phases."""
+
+    def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+        """Log a step with what it served."""
+        if self.served and "loss" in logs:
+            logs = {**logs, **self.served[self.state.global_step - 1]}
+        super().log(logs, *arguments, **named)
+
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
 
@@ -171,7 +181,54 @@ def sft_trainer(
         dataset_kwargs={"skip_prepare_dataset": True},  # tokenised above, prompt and turn apart, as in generation
         **common_settings(spec, output),
     )
-    return Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
+    sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
+    if phases := phases_of(spec):
+        of, numbers = task.slices[phases[0].slice], _numbers(phases, spec, len(rows))
+        sft.served = [
+            _logged([of(row.case) for row in rows[first : first + batch]], numbers[first : first + batch], phases)
+            for first in range(0, len(rows), batch)
+        ]
+    return sft
+
+
+def phases_of(spec: Mapping[str, Any]) -> list[Phase]:
+    """The phases of the stream of a resolved spec; none for most."""
+    return [Phase.model_validate(phase) for phase in spec["stream"].get("phases", ())]
+
+
+def _numbers(phases: Sequence[Phase], spec: Mapping[str, Any], rows: int) -> list[int]:
+    """The phase of each row."""
+    steps = spec["trainer"]["steps"]
+    return [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows)]
+
+
+def _logged(values: Sequence[str], numbers: Sequence[int], phases: Sequence[Phase]) -> dict[str, float]:
+    """What is logged of the rows of a step: the share of each value that a phase serves, and the phase."""
+    found = {f"served/{value}": share for value, share in served(values, phases).items()}
+    return found | {"phase": sum(numbers) / len(numbers)}
+
+
+class Reader:
+    """A tokenizer that reads a turn as everything here does, where TRL asks it what its tool loop is to call.
+
+    TRL's own parser makes calls that no record can hold, and would make them in training alone.
+    """
+
+    def __init__(self, tokenizer: Any, thinking: bool, ends: frozenset[int]) -> None:
+        self.tokenizer, self.thinking, self.ends = tokenizer, thinking, ends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def parse_response(self, ids: Sequence[int], **_: Any) -> dict[str, Any]:
+        """The turn that these tokens are, in TRL's notation; `played` reads it back."""
+        turn = read_calls(read_turn(decode(self.tokenizer, ids, self.ends).text, self.thinking))
+        read: dict[str, Any] = {"role": "assistant", "content": turn.content}
+        if turn.thinking is not None:
+            read["reasoning_content"] = turn.thinking
+        if turn.calls:
+            read["tool_calls"] = [{"type": "function", "function": dict(call)} for call in turn.calls]
+        return read
 
 
 class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
@@ -181,14 +238,20 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     `_generate_and_score_completions` that rows are served in the order of the stream.
     """
 
-    held_out: "HeldOut | None" = None
+    held_out: HeldOut | None = None
     """Asked before the first step and every so many steps after it."""
     thinking: bool = True
     """The mode of every row, where cases are played in an environment."""
-    tools: Sequence[Mapping[str, Any]] = ()
+    offered: Sequence[Mapping[str, Any]] = ()
+    """The schemas of its tools."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
+
+    def play(self, thinking: bool, offered: Sequence[Mapping[str, Any]], ends: frozenset[int]) -> None:
+        """Play every row in this mode, with these tools, and read turns as `rollout.run` does."""
+        self.thinking, self.offered = thinking, offered
+        self._tokenizer = Reader(self.processing_class, thinking, ends)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
         texts = [prompt if isinstance(prompt, str) else self._opening(prompt) for prompt in prompts]
@@ -196,7 +259,7 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _opening(self, prompt: list[dict[str, Any]]) -> str:
         messages = [Message(role=turn["role"], content=turn["content"]) for turn in prompt]
-        return render(self.processing_class, messages, self.thinking, self.tools)
+        return render(self.processing_class, messages, self.thinking, self.offered)
 
     def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
         found = [Message(role="tool", content=turn["content"]) for turn in tool_messages]
@@ -247,6 +310,7 @@ def grpo_trainer(
             "case": [row.case.model_dump_json() for row in rows],
             "mode": [row.mode for row in rows],
             "row": list(range(len(rows))),
+            **({"phase": _numbers(phases, spec, len(rows))} if (phases := phases_of(spec)) else {}),
         }
     )
     completions = trainer["prompts"] * trainer["group"]
@@ -273,6 +337,7 @@ def grpo_trainer(
         ends=end_tokens(model, tokenizer),
         group=trainer["group"],
         oracles=oracles,
+        phases=phases,
     )
     grpo = Grpo(
         model=model,
@@ -282,82 +347,9 @@ def grpo_trainer(
         processing_class=tokenizer,
         **({} if task.environment is None else {"environment_factory": task.environment}),
     )
-    grpo.thinking, grpo.tools = rows[0].thinking, tools
+    if task.environment is not None:
+        grpo.play(rows[0].thinking, tools, end_tokens(model, tokenizer))
     return grpo
-
-
-class HeldOut:
-    """Cases of the mine pool that a policy answers while it trains: how often it is right, and how far it has moved.
-
-    `exact` is the share of greedy answers that are the gold label; `excess/<label>` by how much the share of a label
-    among the answers exceeds that among the golds. `kl` estimates the divergence from the parent in
-    nats a token: the mean of r - 1 - log r over tokens that the parent sampled, r being the ratio of the policy's
-    probability to the parent's (Schulman's low-variance estimator). Built before training, with the parent's weights.
-    """
-
-    def __init__(self, model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any]) -> None:
-        settings = spec["trainer"]["held_out"]
-        self.every: int = settings["every"]
-        self.task, self.tokenizer = task, tokenizer
-        drawn = task.cases(settings["cases"], HELD_OUT_SEED, pool="mine", mix=task.mixes[-1])
-        self.cases = [seen(task, case, spec.get("view", GIVEN)) for case in drawn]
-        self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
-        self.budget: int = spec["trainer"]["max_completion"]
-        self.texts = [
-            (prompt, completion.text + (tokenizer.eos_token if completion.stop == "answered" else ""))
-            for thinking in self.thinking.values()
-            for prompt, completion in zip(self._prompts(thinking), self._sample(model, thinking, 1.0), strict=True)
-        ]
-        self.before = self._log_probabilities(model)
-
-    def look(self, model: Any) -> dict[str, float]:
-        """What the policy does now, by metric."""
-        answers = [
-            self.task.parse(said(read_turn(completion.text, thinking)))
-            for thinking in self.thinking.values()
-            for completion in self._sample(model, thinking, 0.0)
-        ]
-        golds = [self.task.label(case) for case in self.cases] * len(self.thinking)
-        exact = sum(answer == gold for answer, gold in zip(answers, golds, strict=True)) / len(golds)
-        excess = {
-            f"excess/{label}": (sum(answer == label for answer in answers) - golds.count(label)) / len(golds)
-            for label in self.task.labels
-        }
-        change = self._log_probabilities(model) - self.before
-        return excess | {"exact": exact, "kl": float((change.exp() - 1 - change).mean())}
-
-    def _prompts(self, thinking: bool) -> list[str]:
-        return [render(self.tokenizer, self.task.prompt(case.facts), thinking) for case in self.cases]
-
-    def _sample(self, model: Any, thinking: bool, temperature: float) -> list[Completion]:
-        prompts = [Prompt(case.id, self.task.prompt(case.facts)) for case in self.cases]
-        sampler = TransformersSampler(model, self.tokenizer)
-        return sampler.sample(
-            prompts, thinking=thinking, temperature=temperature, budget=self.budget, seed=HELD_OUT_SEED
-        )
-
-    def _log_probabilities(self, model: Any) -> torch.Tensor:
-        """Of every token that the parent wrote, in one row."""
-        prompts, written = (encode(self.tokenizer, list(texts)) for texts in zip(*self.texts, strict=True))
-        found = []
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.inference_mode():
-                for batch in batches([len(p) + len(w) for p, w in zip(prompts, written, strict=True)], 0, 8192):
-                    rows = [torch.tensor(prompts[i] + written[i], device=model.device) for i in batch]
-                    ids = torch.nn.utils.rnn.pad_sequence(
-                        rows, batch_first=True, padding_value=self.tokenizer.pad_token_id
-                    )
-                    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-                    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
-                    picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-                    for place, i in enumerate(batch):
-                        first = len(prompts[i]) - 1
-                        found.append(picked[place, first : first + len(written[i])].cpu())
-        finally:
-            model.train(was_training)
-        return torch.cat(found)
 
 
 def reward_function(
@@ -369,6 +361,7 @@ def reward_function(
     ends: frozenset[int],
     group: int,
     oracles: Oracles,
+    phases: Sequence[Phase] = (),
 ) -> Callable[..., list[float]]:
     """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
 
@@ -376,7 +369,7 @@ def reward_function(
     its case with it; an episode is taken from TRL's own turns. Logs the mean of every term, the shares of each answer
     and of each gold label, of groups of `group` completions that were all right or all wrong, and per mode the mean
     total and the shares of unreadable and clipped transcripts, of episodes also that of turns with malformed calls.
-    Whatever the score raises ends the training.
+    With `phases`, also the share of rows of each value that these serve. Whatever the score raises ends the training.
     """
 
     def task_reward(
@@ -386,6 +379,7 @@ def reward_function(
         case: Sequence[str],
         mode: Sequence[str],
         log_metric: Callable[[str, float], None],
+        phase: Sequence[int] = (),
         **_: Any,
     ) -> list[float]:
         known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
@@ -400,7 +394,7 @@ def reward_function(
             ]
         else:
             done = [
-                played(turns, clipped=ids[-1] not in ends)
+                played(turns, clipped=ids[-1] not in ends, most=task.turns)
                 for turns, ids in zip(completions, completion_ids, strict=True)
             ]
         pairs = [(known[text], transcript) for text, transcript in zip(case, done, strict=True)]
@@ -434,13 +428,21 @@ def reward_function(
         means["groups/all_wrong"] = [float(not any(some)) for some in groups]
         for name, values in means.items():
             log_metric(name, sum(values) / len(values))
+        if phases:
+            of = task.slices[phases[0].slice]
+            for name, value in _logged([of(known[text]) for text in case], phase, phases).items():
+                log_metric(name, value)
         return totals
 
     return task_reward
 
 
-def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool) -> Transcript:
-    """The transcript of an episode as TRL's tool loop reports it. `clipped`: its last turn has no end."""
+def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool, most: int) -> Transcript:
+    """The transcript of an episode as TRL's tool loop reports it, in turns as `Reader` gives them.
+
+    `clipped`: its last turn has no end. `most`: turns after which the loop ends; where it ended at calls before, there
+    was no room for their results.
+    """
     messages = tuple(
         Message(role="tool", content=turn["content"])
         if turn["role"] == "tool"
@@ -452,5 +454,7 @@ def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool) -> Transcript:
         )
         for turn in turns
     )
-    unheard = bool(messages and messages[-1].calls)
-    return Transcript(messages=messages, stop="max_tokens" if clipped else "max_turns" if unheard else "answered")
+    if messages[-1].calls and not clipped:
+        own = sum(message.role == "assistant" for message in messages)
+        return Transcript(messages=messages, stop="max_turns" if own == most else "max_tokens")
+    return Transcript(messages=messages, stop="max_tokens" if clipped else "answered")

@@ -22,6 +22,8 @@ CLOSE: Final = "</think>"
 OPEN: Final = "<think>"
 CALL: Final = "<tool_call>"
 CALLED: Final = "</tool_call>"
+MOST_BRACKETS: Final = 100
+"""Opening brackets in a call: what is nested without end can be neither read nor recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,18 +192,23 @@ def read_turn(text: str, thinking: bool) -> Message:
 def read_calls(turn: Message) -> Message:
     """The same turn with the calls that its content writes, in the notation of the Qwen and Hermes templates.
 
-    Unless every call is JSON with a name and arguments, none is made and the content stays as it is: a turn with a
-    malformed call does nothing. Never raises.
+    A call reaches to the next closing tag, whatever is in between; content is what stands around the calls. Unless
+    every call is closed and is JSON with a name, and with arguments that are an object or absent, none is made and the
+    content stays as it is: a turn with a malformed call does nothing. Never raises.
     """
-    head, *rest = turn.content.split(CALL)
-    calls = []
-    for block in rest:
-        written, closed, after = block.partition(CALLED)
-        call = _call(written) if closed and not after.strip() else None
+    around, calls, rest = [], [], turn.content
+    while CALL in rest:
+        before, _, rest = rest.partition(CALL)
+        written, closed, rest = rest.partition(CALLED)
+        call = _call(written) if closed else None
         if call is None:
             return turn
+        around.append(before)
         calls.append(call)
-    return turn.model_copy(update={"content": head.rstrip("\n"), "calls": tuple(calls)}) if calls else turn
+    if not calls:
+        return turn
+    said = (text.strip("\n") for text in (*around, rest))
+    return turn.model_copy(update={"content": "\n".join(text for text in said if text), "calls": tuple(calls)})
 
 
 def is_malformed(turn: Message) -> bool:
@@ -210,13 +217,18 @@ def is_malformed(turn: Message) -> bool:
 
 
 def _call(written: str) -> Call | None:
+    if written.count("{") + written.count("[") > MOST_BRACKETS:
+        return None
     try:
         found = json.loads(written)
-    except (ValueError, RecursionError):
+        # Infinity and half a character are JSON to Python, and can be written to no file.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
     arguments = found.get("arguments")
+    arguments = {} if arguments is None else arguments
     return Call(name=found["name"], arguments=arguments) if isinstance(arguments, dict) else None
 
 

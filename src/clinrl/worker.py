@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
     spec = json.loads(path.read_text(encoding="utf-8"))
     # Deprecations between transformers and TRL are the pinned versions' business, not the reader's.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
+    warnings.filterwarnings("ignore", message=".*environment_factory.*")  # experimental; TRL's version is pinned
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # reports optional CPU kernels as errors
     determinism.settle(spec["seed"])
     return _train(path.parent, spec)
@@ -88,6 +89,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl import bases, paths, trainers
     from clinrl.artefacts import canonical_json
     from clinrl.checkpoints import history
+    from clinrl.held_out import HeldOut
     from clinrl.oracles import Oracles
     from clinrl.task import get_task
 
@@ -113,7 +115,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         not torch.equal(tensor, start[name]) for name, tensor in trainers.adapter_state(model).items()
     )
     if spec["trainer"].get("held_out"):
-        trainer.held_out = trainers.HeldOut(model, tokenizer, task, spec)
+        trainer.held_out = HeldOut(model, tokenizer, task, spec)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     if checkpoint is not None and spec["method"] == "sft":

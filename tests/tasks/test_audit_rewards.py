@@ -395,3 +395,21 @@ def test_types_of_wrong_rejections_are_what_the_actor_misapplied():
                 assert truth.error == truth.about
                 seen.add(truth.error)
     assert seen == {AGE, TEMPORAL, WINDOW, OVERRIDE}
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 59),
+    st.sampled_from(sorted({**READERS, **TRIVIAL})),
+    st.integers(0, 9),
+    st.integers(0, 12),
+)
+def test_an_audit_that_is_not_handed_in_earns_less_than_any_with_the_same_calls_that_is(place, name, seed, malformed):
+    case = drawn("natural", 60)[place]
+    actions = [action for turn in {**READERS, **TRIVIAL}[name](case, Random(seed)) for action in turn]
+    made = [action for action in actions if action[0] != "submit_audit_report"]
+    for kept in range(len(made) + 1):
+        silent = earned(case, [made[:kept]], malformed=malformed)
+        submitted = earned(case, [made[:kept], [("submit_audit_report", {"report": ""})]], malformed=malformed)
+        assert silent.total < submitted.total
+        assert silent.terms["unsubmitted"] < 0 == submitted.terms["unsubmitted"]
