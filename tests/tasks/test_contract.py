@@ -15,6 +15,7 @@ from functools import cache
 from itertools import combinations, islice, pairwise, permutations
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any, get_args
 
 import numpy
@@ -24,7 +25,8 @@ from hypothesis import strategies as st
 
 from clinrl.artefacts import digest
 from clinrl.errors import DataError
-from clinrl.records import Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
+from clinrl.records import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
+from clinrl.rollout import act
 from clinrl.task import Ask, Share, Task, get_task, task_names
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,6 +35,8 @@ SAMPLE = 300
 """Cases a task is judged on: per pool, and in the digest of the golden file."""
 
 tasks = pytest.mark.parametrize("name", task_names())
+of_one_turn = pytest.mark.parametrize("name", [name for name in task_names() if get_task(name).environment is None])
+of_several = pytest.mark.parametrize("name", [name for name in task_names() if get_task(name).environment is not None])
 
 
 @cache
@@ -144,7 +148,8 @@ def test_labels_follow_from_the_latent_facts(name: str) -> None:
     for pool in POOLS:
         for case in sample(name, pool):
             assert task.relabel(case) == task.label(case)
-            assert task.label(case) in task.labels
+            gold = task.label(case)
+            assert all(right in task.labels and right == given for right, given in task.parts(gold, gold))
 
 
 @tasks
@@ -215,7 +220,7 @@ def test_what_is_no_source_of_records_is_refused(name: str, tmp_path: Path) -> N
 # The gold turn
 
 
-@tasks
+@of_one_turn
 @pytest.mark.parametrize("thinking", [True, False])
 def test_the_gold_turn_says_the_label(name: str, thinking: bool) -> None:
     task = get_task(name)
@@ -226,7 +231,7 @@ def test_the_gold_turn_says_the_label(name: str, thinking: bool) -> None:
         assert task.parse(said(message)) == task.label(case)
 
 
-@tasks
+@of_one_turn
 def test_the_two_forms_of_the_gold_turn_differ_in_the_thinking_alone(name: str) -> None:
     task = get_task(name)
     for case in sample(name):
@@ -236,7 +241,7 @@ def test_the_two_forms_of_the_gold_turn_differ_in_the_thinking_alone(name: str) 
             assert tag not in direct.content + (task.gold(case, thinking=True).messages[-1].thinking or "")
 
 
-@tasks
+@of_one_turn
 @pytest.mark.parametrize("thinking", [True, False])
 def test_the_gold_turn_is_the_unique_best(name: str, thinking: bool) -> None:
     task = get_task(name)
@@ -255,14 +260,14 @@ def test_omitting_a_rule_changes_the_answer_where_it_is_said_to(name: str) -> No
     for case in sample(name):
         for rule in task.omittable(case):
             answer = task.parse(task.gold(case, thinking=False, omit=frozenset({rule})))
-            assert answer in task.labels
+            assert all(given in task.labels for _, given in task.parts(task.label(case), answer))
             assert answer != task.label(case)
 
 
 # Reading and scoring
 
 
-@tasks
+@of_one_turn
 @settings(max_examples=200)
 @given(data=st.data())
 def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
@@ -286,7 +291,7 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
             assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
 
 
-@tasks
+@of_one_turn
 def test_an_unreadable_turn_is_strictly_the_worst(name: str) -> None:
     task, reward = get_task(name), get_task(name).Reward()
     for case in sample(name):
@@ -295,7 +300,7 @@ def test_an_unreadable_turn_is_strictly_the_worst(name: str) -> None:
             assert scored(task, case, said(Message(role="assistant", content=content)), reward).total < worst
 
 
-@tasks
+@of_one_turn
 def test_contradicting_answers_are_unreadable(name: str) -> None:
     task = get_task(name)
     for one, other in permutations(turns(name, False).values(), 2):
@@ -303,7 +308,7 @@ def test_contradicting_answers_are_unreadable(name: str) -> None:
         assert isinstance(task.parse(said(both)), Unreadable)
 
 
-@tasks
+@of_one_turn
 def test_an_answer_only_inside_the_thinking_is_unreadable(name: str) -> None:
     task = get_task(name)
     for turn in turns(name, False).values():
@@ -312,7 +317,7 @@ def test_an_answer_only_inside_the_thinking_is_unreadable(name: str) -> None:
             assert isinstance(task.parse(said(hidden)), Unreadable)
 
 
-@tasks
+@of_one_turn
 def test_another_answer_inside_the_thinking_is_never_the_answer(name: str) -> None:
     """It changes nothing, or it makes the turn unreadable."""
     task = get_task(name)
@@ -321,7 +326,7 @@ def test_another_answer_inside_the_thinking_is_never_the_answer(name: str) -> No
         assert outcome == label or isinstance(outcome, Unreadable)
 
 
-@tasks
+@of_one_turn
 def test_only_the_gold_label_costs_nothing(name: str) -> None:
     task = get_task(name)
     for gold in task.labels:
@@ -344,14 +349,15 @@ def test_triggers_are_read_in_the_text_alone(name: str) -> None:
 def test_policies_answer_and_the_mediocre_one_is_among_them(name: str) -> None:
     task = get_task(name)
     policies = task.policies()
-    assert {"mediocre", "empty", "truncated", "hedge", "random"} <= set(policies)
+    lazy = {"empty", "truncated", "hedge", "random"} if task.environment is None else {"null", "coin"}
+    assert {"mediocre"} | lazy <= set(policies)
     for policy, answer in policies.items():
         once, again = ([answer(case, rng) for case in sample(name)[:50]] for rng in (Random(policy), Random(policy)))
         assert once == again
         assert {transcript.messages[-1].role for transcript in once} == {"assistant"}
-    for lazy in ("empty", "truncated", "hedge"):
-        transcript = policies[lazy](sample(name)[0], Random(0))
-        assert isinstance(task.parse(transcript), Unreadable), lazy
+    for silent in lazy & {"empty", "truncated", "hedge", "null"}:
+        transcript = policies[silent](sample(name)[0], Random(0))
+        assert isinstance(task.parse(transcript), Unreadable), silent
 
 
 # Metrics
@@ -378,7 +384,7 @@ def test_metrics_are_defined_when_nothing_was_readable(name: str) -> None:
     silent = Unreadable(reason="empty")
     for metric, how in task.metrics.items():
         if isinstance(how, Share):
-            values = [how.of(gold, silent) for gold in task.labels]
+            values = [how.of(task.label(case), silent) for case in sample(name)]
             assert all(value is None or isinstance(value, bool) for value in values), metric
             assert how.worse == "higher" or not any(values), f"{metric} counts an unreadable answer as good"
 
@@ -415,6 +421,98 @@ def test_lessons_are_the_same_each_time(name: str, judge: str) -> None:
     assert all(isinstance(text, str) and text for pair in first for text in pair)
 
 
+# Episodes
+
+
+@of_several
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_gold_episode_decides_everything_rightly_and_earns_the_most(name: str, thinking: bool) -> None:
+    task, reward = get_task(name), get_task(name).Reward()
+    for case in sample(name):
+        gold = task.gold(case, thinking=thinking)
+        assert task.parse(gold) == task.label(case) == task.relabel(case)
+        assert scored(task, case, gold, reward).total == pytest.approx(reward.high)
+        turns_of_its_own = [message for message in gold.messages if message.role == "assistant"]
+        assert all((turn.thinking is not None) == thinking for turn in turns_of_its_own)
+        assert len(turns_of_its_own) <= task.turns
+        assert [message.calls for message in gold.messages if message.role == "tool"] == [()] * (
+            sum(len(turn.calls) for turn in turns_of_its_own)
+        )
+
+
+@of_several
+def test_the_modes_of_the_gold_episode_make_the_same_calls(name: str) -> None:
+    task = get_task(name)
+    for case in sample(name)[:100]:
+        both = [task.gold(case, thinking=thinking) for thinking in (True, False)]
+        assert [[turn.calls for turn in one.messages] for one in both][0] == [turn.calls for turn in both[1].messages]
+
+
+@of_several
+@settings(max_examples=200)
+@given(data=st.data())
+def test_any_episode_is_read_and_scored(name: str, data: st.DataObject) -> None:
+    task = get_task(name)
+    case = data.draw(st.sampled_from(sample(name)[:20]))
+    known = [call for turn in task.gold(case, thinking=False).messages for call in turn.calls]
+    values = st.none() | st.integers() | st.text(max_size=8) | st.lists(st.text(max_size=3), max_size=2)
+    strange = st.builds(
+        Call, name=st.text(max_size=10), arguments=st.dictionaries(st.text(max_size=10), values, max_size=3)
+    )
+    bent = st.sampled_from(known).flatmap(
+        lambda call: st.builds(
+            Call, name=st.just(call.name), arguments=st.fixed_dictionaries(dict.fromkeys(call.arguments, values))
+        )
+    )
+    calls = st.lists(st.sampled_from(known) | strange | bent, max_size=6).map(tuple)
+    environment = task.environment()
+    environment.reset(case=case)
+    messages: list[Message] = []
+    for made in data.draw(st.lists(calls, max_size=5)):
+        messages.append(Message(role="assistant", content=data.draw(st.text(max_size=20)), calls=made))
+        messages += [act(environment, call) for call in made]
+    transcript = Transcript(messages=tuple(messages), stop=data.draw(st.sampled_from(get_args(Stop))))
+    answer = task.parse(transcript)
+    for right, given_label in task.parts(task.label(case), answer):
+        assert right in task.labels
+        assert isinstance(given_label, Unreadable) or given_label in task.labels
+    for reward in parameter_sets(task).values():
+        score = task.score(case, transcript, reward)
+        assert reward.low <= score.total <= reward.high
+        assert tuple(score.terms) == tuple(task.terms)
+        assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
+    assert task.cost(task.label(case), answer) >= 0
+    for quality in task.qualities.values():
+        value = quality.of(case, transcript, {})
+        assert value is None or 0 <= value <= 1
+
+
+@of_several
+def test_lazy_episodes_earn_less_than_a_mediocre_reader(name: str) -> None:
+    task, reward = get_task(name), get_task(name).Reward()
+    earned = {
+        policy: fmean(
+            scored(task, case, play(case, Random(f"{policy}/{case.id}")), reward).total for case in sample(name)
+        )
+        for policy, play in task.policies().items()
+    }
+    mediocre = earned.pop("mediocre")
+    assert max(earned.values()) < mediocre, earned
+    assert all(
+        scored(task, case, said(Message(role="assistant", content="")), reward).total < 0 for case in sample(name)
+    )
+
+
+@of_several
+def test_only_right_decisions_cost_nothing(name: str) -> None:
+    task = get_task(name)
+    for case in sample(name)[:100]:
+        gold = task.label(case)
+        assert task.cost(gold, gold) == 0
+        others = [task.parse(play(case, Random(0))) for play in task.policies().values()]
+        assert all(task.cost(gold, other) > 0 for other in others if other != gold)
+
+
 # What the version number promises
 
 
@@ -426,7 +524,8 @@ def golden(task: Task) -> dict[str, Any]:
     """
     cases = sample(task.name)
     first = {task.label(case): case for case in reversed(cases)}
-    chosen = list({case.id: case for case in (*(first[label] for label in task.labels), *cases)}.values())[:5]
+    labels = task.labels if task.environment is None else ()
+    chosen = list({case.id: case for case in (*(first[label] for label in labels), *cases)}.values())[:5]
     return {
         "task": task.name,
         "version": task.version,
@@ -436,17 +535,20 @@ def golden(task: Task) -> dict[str, Any]:
 
 
 def _meaning(task: Task, case: Case) -> dict[str, Any]:
-    thinking, direct = (task.gold(case, thinking=thinking).messages[-1] for thinking in (True, False))
-    answers = {**turns(task.name, False), task.label(case): direct}
+    thinking, direct = (task.gold(case, thinking=thinking) for thinking in (True, False))
+    if task.environment is None:
+        answers = {label: said(turn) for label, turn in turns(task.name, False).items()} | {task.label(case): direct}
+    else:
+        answers = {"gold": direct, **{name: play(case, Random(name)) for name, play in task.policies().items()}}
     terms = {
-        key: {str(label): scored(task, case, said(turn), reward).terms for label, turn in answers.items()}
+        key: {str(label): scored(task, case, answer, reward).terms for label, answer in answers.items()}
         for key, reward in parameter_sets(task).items()
     }
     unreadable = scored(task, case, said(Message(role="assistant", content="")), task.Reward()).terms
     return {
         "id": case.id,
         "prompt": digest([message.model_dump(mode="json") for message in task.prompt(case.facts)]),
-        "gold": digest([message.model_dump(mode="json") for message in (thinking, direct)]),
+        "gold": digest([turn.model_dump(mode="json") for done in (thinking, direct) for turn in done.messages]),
         "terms": {
             **{key: {label: _nonzero(values) for label, values in each.items()} for key, each in terms.items()},
             "unreadable": _nonzero(unreadable),

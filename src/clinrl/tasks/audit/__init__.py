@@ -80,12 +80,9 @@ class Audit:
         _expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^audit-[0-9a-f]{16}$"),
         _expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVEL_NAMES)),
         _expect("ExpectColumnValuesToBeBetween", "proposals", min_value=2, max_value=MOST_PROPOSALS),
-        _expect(
-            "ExpectColumnPairValuesAToBeGreaterThanB",
-            "proposals",
-            column_A="proposals",
-            column_B="errors",
-            or_equal=True,
+        Expect(
+            type="ExpectColumnPairValuesAToBeGreaterThanB",
+            arguments={"column_A": "proposals", "column_B": "errors", "or_equal": True},
         ),
         _expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
     )
@@ -102,7 +99,7 @@ class Audit:
 
     def recognise(self, path: Path) -> Source:
         """Raises DataError: audits are drawn, not imported."""
-        raise DataError(f"{path}: audits are drawn from rules; there is no file of them to import")
+        raise DataError(f"{path}: audits must be drawn; no file of them can be imported")
 
     def label(self, case: AuditCase) -> str:
         """What is to be decided about each proposal."""
@@ -176,6 +173,7 @@ class Audit:
         ]
         errors = sum(truth.error is not None for truth in case.key.truths)
         return {
+            "id": case.id,
             "narrative": "\n".join(told),
             "level": case.facts.level,
             "proposals": len(case.facts.proposals),
