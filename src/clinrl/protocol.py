@@ -393,8 +393,8 @@ def page(report: ProtocolReport) -> str:
         "## The published protocol",
         f"One episode for each of the seeds {seeds} and the levels {', '.join(levels)}, sampled at temperature "
         f"{settings['temperature']:g} with that seed. An episode is the first of its level among the cases that its "
-        f"seed draws from the mix `{published.mix}` of the pool `{POOL}`. These are {len(report.cells)} episodes: their "
-        "intervals are wide, and with so few too narrow rather than too wide.",
+        f"seed draws from the mix `{published.mix}` of the pool `{POOL}`. These are {len(report.cells)} episodes: "
+        "their intervals are wide, and with so few too narrow rather than too wide.",
         f"The published figures are not comparable: {published.source}.",
         *(
             text

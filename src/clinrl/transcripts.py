@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from clinrl import paths
+from clinrl import imported, paths
 from clinrl.errors import ParamsError
 from clinrl.evaluate import Examinee, load_sitting, read_graded, unanswered
 from clinrl.imported import is_imported
@@ -147,6 +147,7 @@ def read(who: Examinee, case: Case, line: Graded, *, number: int, of: int) -> Ep
     """The episode of a graded answer. Pure."""
     task, gold = who.task, who.task.label(case)
     withheld = is_imported(case)
+    said = imported.withheld(task, case, line).transcript
     pairs = zip(task.part_names(gold), task.parts(gold, line.answer), strict=True)
     return Episode(
         name=who.name,
@@ -158,8 +159,8 @@ def read(who: Examinee, case: Case, line: Graded, *, number: int, of: int) -> Ep
         traits={what: value(case) for what, value in task.slices.items()},
         withheld=withheld,
         request=() if withheld else tuple(task.prompt(who.sees(case).facts)),
-        messages=line.transcript.messages,
-        stop=line.transcript.stop,
+        messages=said.messages,
+        stop=said.stop,
         parts=tuple(Part(about=about, right=right, decided=given) for about, (right, given) in pairs),
         score=line.score,
     )

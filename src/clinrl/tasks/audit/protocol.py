@@ -21,6 +21,6 @@ PROTOCOL: Final = PublishedProtocol(
             "published, trained": MappingProxyType({"easy": 0.287, "medium": 0.129, "hard": 0.044}),
         }
     ),
-    source="they were printed for SynthAudit.Env and its 3B adapter, five seeds a level without intervals: another model "
-    "on other episodes, its prompt and sampling unknown",
+    source="they were printed for SynthAudit.Env and its 3B adapter, five seeds a level without intervals: another "
+    "model on other episodes, its prompt and sampling unknown",
 )
