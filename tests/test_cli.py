@@ -112,7 +112,7 @@ def test_a_usage_error_exits_with_2(arguments, capsys):
         ("validate", "v1", ("no dataset", "esi-x1")),
         ("base", "esl", ("no task", "did you mean esi?")),
         ("evaluate", "esi-bsae", ("no version", "did you mean esi-base?")),
-        ("show", "esi-bsae", ("no name", "did you mean esi-base?")),
+        ("protocol", "esi-bsae", ("no version", "did you mean esi-base?")),
         ("plan", "v99", ("is not a version", "allowed: ")),
         ("replicate", "v99", ("is not a version", "allowed: ")),
     ],

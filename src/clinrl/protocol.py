@@ -277,26 +277,31 @@ def reported(
     exam: Sequence[Case],
     sat: Mapping[tuple[str, str], Sequence[Transcript]],
 ) -> ProtocolReport:
-    """The report on transcripts: of the cells by mode, of the exam by mode and decoding. Loads no model."""
+    """The report on transcripts: of the cells by mode, of the exam by mode and decoding. Loads no model.
+
+    Where there is an earlier report on the same episodes, the rows of policies and the oracle are taken from it.
+    """
     task = who.task
     mine = [_played(task, head, who.name, mode, cells, said) for mode, said in played.items()]
-    others = [_played(task, head, row, "", cells, said) for row, said in idle(task, cells)]
-    rivals = list(idle(task, exam))
+    mine_sat, others, others_sat = [], [], []
+    rivals = [] if before else list(idle(task, exam))
     with progress(f"{head.name}, intervals", len(sat) + len(rivals)) as advance:
-        mine_sat, others_sat = [], []
         for (mode, decoding), said in sat.items():
             mine_sat.append(_sat(task, head, head.name, mode, decoding, exam, said))
             advance()
         for row, said in rivals:
             others_sat.append(_sat(task, head, row, "", "", exam, said))
             advance()
-    earlier_played = [row for row in before.played if row.who == before.name] if before else []
-    earlier_sat = [row for row in before.sat if row.who == before.name] if before else []
+    if before:  # the same episodes, so nobody plays them again
+        others = [row for row in before.played if not row.mode or row.who == before.name]
+        others_sat = [row for row in before.sat if not row.mode or row.who == before.name]
+    else:
+        others = [_played(task, head, row, "", cells, said) for row, said in idle(task, cells)]
     return head.model_copy(
         update={
-            "played": (*mine, *earlier_played, *others),
-            "sat": (*mine_sat, *earlier_sat, *others_sat),
-            "above": tuple(_above(mine_sat, [*earlier_sat, *(row for row in others_sat if row.who != ORACLE)])),
+            "played": (*mine, *others),
+            "sat": (*mine_sat, *others_sat),
+            "above": tuple(_above(mine_sat, [row for row in others_sat if row.who != ORACLE])),
         }
     )
 
