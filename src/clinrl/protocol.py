@@ -393,7 +393,8 @@ def page(report: ProtocolReport) -> str:
     seeds = ", ".join(map(str, settings["seeds"]))
     parts = [
         f"# {report.name} beyond its exam",
-        f"{report.note} Not for clinical use. Brackets hold 95% intervals, by a bootstrap over episodes. `{ORACLE}` is "
+        f"{report.note} Not for clinical use. Brackets hold 95% intervals, by a bootstrap over episodes, "
+        f"or Wilson's where all decisions or none are right. `{ORACLE}` is "
         "the task's own best answer; `mediocre` reads and slips; the other rows without a mode read no record.",
         "## The published protocol",
         f"One episode for each of the seeds {seeds} and the levels {', '.join(levels)}, sampled at temperature "
