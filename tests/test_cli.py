@@ -68,7 +68,7 @@ def test_help_names_every_subcommand(capsys):
         assert f"\n    {name} " in text
 
 
-@pytest.mark.parametrize("name", [*cli.STAGES, "plan", "replicate", "verify", "openenv"])
+@pytest.mark.parametrize("name", [*cli.STAGES, "plan", "replicate", "show", "verify", "openenv"])
 def test_help_of_a_subcommand_has_examples(name, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
@@ -88,6 +88,9 @@ def test_help_of_a_subcommand_has_examples(name, capsys):
         ["train", "a", "--par", "x"],
         ["replicate"],
         ["replicate", "esi-v46", "--seeds", "1"],
+        ["show", "esi-v46"],
+        ["show", "esi-v46", "3", "--random", "1"],
+        ["show", "esi-v46", "--wrong", "0"],
         ["verify", "esi-v46", "--threads", "0"],
         ["verify", "esi-v46", "--hash-seed", "-1"],
         ["verify", "esi-v46", "--hash-seed", "x"],
@@ -109,6 +112,7 @@ def test_a_usage_error_exits_with_2(arguments, capsys):
         ("validate", "v1", ("no dataset", "esi-x1")),
         ("base", "esl", ("no task", "did you mean esi?")),
         ("evaluate", "esi-bsae", ("no version", "did you mean esi-base?")),
+        ("protocol", "esi-bsae", ("no version", "did you mean esi-base?")),
         ("plan", "v99", ("is not a version", "allowed: ")),
         ("replicate", "v99", ("is not a version", "allowed: ")),
     ],

@@ -232,7 +232,7 @@ def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, i
     who = evaluate.examinee(params, "v1")
     assert (who.view, who.others) == ("no-evidence", ())
     asked = []
-    monkeypatch.setattr(evaluate, "_sampler", lambda *_: None)
+    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
     monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or answers(cases))
     cases = list(dataset.read_cases(paths.cases("x1"), who.task))
     graded = evaluate.sit(params, who, cases)
@@ -256,7 +256,7 @@ def answers(cases):
 
 
 def test_the_exam_is_sat_under_every_view_and_reported_in_words(project, monkeypatch):
-    monkeypatch.setattr(evaluate, "_sampler", lambda *_: None)
+    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
     monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: answers(cases))
     evaluate.stage(toys.params(), "toy-base")
     cases = list(dataset.read_cases(paths.cases("x1"), get_task("toy")))

@@ -98,7 +98,7 @@ LAYERS = (
     {"merge", "trainers", "train"},
     {"evaluate", "plan", "verify", "worker"},
     {"tracking"},
-    {"comparison", "external", "live", "mine", "replicate", "series", "served"},
+    {"comparison", "external", "live", "mine", "protocol", "replicate", "series", "served", "transcripts"},
     {"recording"},
     {"registry"},
     {"release", "draft"},
@@ -163,6 +163,8 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"mine@{name}" for name in params.mining}
     expected |= {f"{group}@{name}" for group in ("import", "validate-import") for name in params.imports}
     expected |= {f"external@{name}" for name in params.external}
+    expected |= {f"protocol-base@{name}" for name in params.protocols.bases}
+    expected |= {f"protocol@{name}" for name in params.protocols.versions}
     expected |= {f"compare-{name}" for name in params.comparisons}
     assert expected == set(stages)
 

@@ -322,6 +322,50 @@ class External(Section):
     """A data set whose use is exam."""
 
 
+class BaseProtocol(Section):
+    """The published protocol played by a base, and its exam answered once more at a temperature."""
+
+    task: str
+    """The task, one with a published protocol."""
+    exam: str
+    """The exam that it sat."""
+    seeds: Annotated[tuple[Seed, ...], Field(strict=False, min_length=1)]
+    """Seeds, each of one episode a level: of the draw and of the sampling."""
+    levels: Distinct
+    """Levels of the task."""
+    temperature: float = Field(gt=0, le=2)
+    """Sampling temperature, above 0 to 2."""
+    episodes: Count
+    """Cases of the exam a level: the first so many."""
+
+    @model_validator(mode="after")
+    def _apart(self) -> "BaseProtocol":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise refusal(f"names {', '.join(map(str, self.seeds))}; each may be named once", "seeds")
+        return self
+
+
+class VersionProtocol(BaseProtocol):
+    """The same for a version, beside one that it comes from."""
+
+    against: str
+    """Its parent, another ancestor or the base; it needs a protocol of its own with the same settings."""
+
+
+class Protocols(Section):
+    """Evaluations beyond the exam, of tasks that are played in an environment."""
+
+    bases: dict[Name, BaseProtocol] = Field(default_factory=dict)
+    """Base to its protocol."""
+    versions: dict[Name, VersionProtocol] = Field(default_factory=dict)
+    """Version to its protocol."""
+
+    @property
+    def all(self) -> dict[str, BaseProtocol]:
+        """Both by name."""
+        return {**self.bases, **self.versions}
+
+
 BASE = "base"
 """The row of the untrained base in a comparison; under another view of the task it is `base, <view>`."""
 

@@ -98,6 +98,16 @@ STAGES = {
         "task's published rows.",
         "clinrl external esi-v49",
     ),
+    "protocol": _Stage(
+        "protocol",
+        "VERSION",
+        "let a version, or a base, play a published protocol, and sample its exam",
+        "For tasks that are played in an environment. Lets VERSION play the episodes that `protocols` in params.yaml "
+        "names, in every mode, and answer its exam once more at their temperature. Writes "
+        "data/reports/protocol/VERSION.json and .md: the published and the corrected score, beside lazy policies, the "
+        "oracle and the published figures; and level by level whether its interval lies above theirs.",
+        "clinrl protocol audit-base",
+    ),
     "comparison": _Stage(
         "comparison",
         "COMPARISON",
@@ -129,8 +139,9 @@ ARGUMENTS = {
     "alarms": "VERSION",
     "draft": "TASK",
     "compare": "NAME",
+    "show": "NAME",
 }
-"""What the commands that answer questions take; `clinrl.desk` has a function for each."""
+"""What the commands that answer questions take. `clinrl.desk` has a function for each but `show`."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -238,6 +249,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("name", metavar="NAME", help="a version or a merge of params.yaml")
     compare.add_argument("other", metavar="OTHER", help="another, or TASK-base, that sat the same exam")
     compare.add_argument("--json", action="store_true", help="one JSON list of objects")
+    _add_show(command)
     draft = command(
         "draft",
         "write the next version into params.yaml, from the champion's errors",
@@ -255,6 +267,30 @@ def parser() -> argparse.ArgumentParser:
     draft.add_argument("--lever", metavar="LEVER", help="modifiers, data, lower-rate or higher-rate; default: the next")
     draft.add_argument("--json", action="store_true", help="the draft as one JSON object")
     return top
+
+
+def _add_show(command: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
+    """The subcommand that prints what was kept of an exam."""
+    show = command(
+        "show",
+        "print one answer of an exam as a person would read it",
+        _wrapped(
+            "Prints what NAME did with a case of its exam: the request, each turn with its thinking, calls and what "
+            "the tools answered, what was decided and what was right, and the score term by term. Reads the graded "
+            "answers; asks no model. EPISODE is a case id, the beginning of one, or a number in the order of the exam."
+        ),
+        "clinrl show esi-v49 1\nclinrl show esi-v49 esi-00a1 --mode direct\nclinrl show esi-v49 --random 7\n"
+        "clinrl show esi-v49 --wrong 3\nclinrl show esi-base --wrong --json",
+    )
+    show.add_argument("name", metavar="NAME", help="a version or a merge of params.yaml, or TASK-base")
+    which = show.add_mutually_exclusive_group(required=True)
+    which.add_argument("episode", metavar="EPISODE", nargs="?", help="a case id, its beginning, or a number from 1")
+    which.add_argument("--random", type=_natural(0), metavar="SEED", help="one drawn with this seed")
+    which.add_argument(
+        "--wrong", type=_natural(1), nargs="?", const=1, metavar="N", help="the first N that are wrong; default: 1"
+    )
+    show.add_argument("--mode", metavar="MODE", help="a mode of params.yaml; default: the first")
+    show.add_argument("--json", action="store_true", help="one JSON list of objects")
 
 
 def _add_registry_commands(command: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
@@ -394,6 +430,17 @@ def _run(arguments: argparse.Namespace) -> int:
         )
         return 0
     _check_name(params, arguments.command, arguments.name)
+    if arguments.command == "show":
+        import_module("clinrl.transcripts").stage(
+            params,
+            arguments.name,
+            arguments.episode,
+            mode=arguments.mode,
+            random=arguments.random,
+            wrong=arguments.wrong,
+            as_json=arguments.json,
+        )
+        return 0
     if arguments.command not in STAGES:
         code: int = getattr(import_module("clinrl.desk"), arguments.command)(params, arguments)
         return code
@@ -416,7 +463,9 @@ def _check_name(params: "Params", command: str, name: str) -> None:
         "NAME": [*params.versions, *merges],
         "MODEL": [model for task in params.bases for model in (task, f"{task}-merged")],
     }[argument]
-    if command == "evaluate":
+    if command == "protocol":
+        names += [f"{task}-base" for task in params.bases]
+    if command in ("evaluate", "show"):
         names += [*merges, *(f"{task}-base" for task in params.bases)]
     if name not in names:
         raise ParamsError(

@@ -188,7 +188,7 @@ def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, lis
 
     Under the key `<mode>.<view>` is how it answers the cases that have another view, in their order.
     """
-    sampler = _sampler(params, who)
+    sampler = open_sampler(params, who)
     shown = {name: (name, [who.sees(case) for case in cases]) for name in params.modes}
     thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
     for view in who.others if thoughtful else ():
@@ -411,7 +411,8 @@ def _models(who: Examinee) -> dict[str, str]:
     return {"adapter": identity(model), "base": identity(base)}
 
 
-def _sampler(params: "Params", who: Examinee) -> Sampler:
+def open_sampler(params: "Params", who: Examinee) -> Sampler:
+    """What answers as `who`, its model loaded. Settles the process for equal answers."""
     from clinrl import bases, determinism
 
     determinism.settle(SEED)

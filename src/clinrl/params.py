@@ -25,6 +25,7 @@ from clinrl.blocks import (
     Merges,
     Mining,
     Mode,
+    Protocols,
     Schedule,
     SftProfile,
     SftTrainer,
@@ -43,7 +44,10 @@ from clinrl.section import (
 )
 from clinrl.task import GIVEN, get_task, task_names
 
-RESERVED = ("candidate", "champion", "comparisons", "data", "drafts", "external", "mine", "previous", "probe", "seeds")
+RESERVED = (
+    "candidate", "champion", "comparisons", "data", "drafts", "external", "mine", "previous", "probe", "protocol",
+    "seeds",
+)  # fmt: skip
 """Folders of data/reports that are not about one version."""
 
 
@@ -70,6 +74,8 @@ class Params(Section):
     """Name to data set that is read from somebody's records."""
     external: dict[Name, External] = Field(default_factory=dict)
     """Version to the data of its external exam."""
+    protocols: Protocols = Protocols()
+    """Bases and versions whose evaluation goes beyond the exam, by name."""
     comparisons: dict[Name, Comparison] = Field(default_factory=dict)
     """Name to recipes that are compared over seeds."""
     gates: dict[str, Gate] = Field(default_factory=dict)
@@ -111,6 +117,8 @@ class Params(Section):
             known("external", name, self.versions, "a version")
             known(f"external.{name}.task", external.task, [self.versions[name].task], "the task of the version")
             self._check_use(f"external.{name}.data", external.data, "exam", external.task)
+        for name in self.protocols.all:
+            self._check_protocol(name)
         for name, comparison in self.comparisons.items():
             self._check_comparison(f"comparisons.{name}", comparison)
         for task, gate in self.gates.items():
@@ -118,6 +126,39 @@ class Params(Section):
         for task, schedule in self.schedules.items():
             self._check_schedule(f"schedules.{task}", task, schedule)
         return self
+
+    def _check_protocol(self, name: str) -> None:
+        """Refuse a protocol of a task that has none, of another exam, or beside one that cannot be compared."""
+        protocols = self.protocols
+        spec = protocols.all[name]
+        at = f"protocols.{'versions' if name in protocols.versions else 'bases'}.{name}"
+        if name in protocols.versions:
+            known(at, name, self.versions, "a version")
+            task, exam = self.versions[name].task, self.versions[name].exam
+        else:
+            roots = {f"{task}-base": task for task in self.bases}
+            known(at, name, roots, "the base of a task")
+            task, exam = roots[name], self.bases[roots[name]].exam
+        known(f"{at}.task", spec.task, [task], "its task")
+        published = get_task(task).protocol
+        if published is None:
+            fitting = [task for task in task_names() if get_task(task).protocol is not None]
+            known(f"{at}.task", task, fitting, "a task with a published protocol")
+            return
+        known(f"{at}.exam", spec.exam, [exam], "the exam that it sat")
+        for level in spec.levels:
+            known(f"{at}.levels", level, published.levels, f"a level of {task}")
+        if name in protocols.versions:
+            against = protocols.versions[name].against
+            before = [*self.lineage(name)[:-1], f"{task}-base"]
+            known(f"{at}.against", against, before, "an ancestor or the base")
+            known(f"{at}.against", against, protocols.all, "one with a protocol, which it needs")
+            other = protocols.all[against]
+            for key in type(other).model_fields.keys() - {"against"}:
+                if getattr(spec, key) != getattr(other, key):
+                    raise ParamsError(
+                        f"{at}.{key} is not that of {against}, with which it is compared; both need the same"
+                    )
 
     def _check_merge(self, at: str, name: str, merge: Fold | Blend, parts: Mapping[str, str]) -> None:
         """Refuse a merge that is called like a version, or whose versions are not of its task and exam."""

@@ -75,6 +75,11 @@ def external_report(version: str) -> Path:
     return Path("data/reports/external") / f"{version}.json"
 
 
+def protocol_report(name: str) -> Path:
+    """The published protocol and the sampled exam of a version or a base; the page lies beside it."""
+    return Path("data/reports/protocol") / f"{name}.json"
+
+
 def seeds_report(version: str) -> Path:
     """The replication of a version's lineage over several seeds."""
     return Path("data/reports/seeds") / f"{version}.json"

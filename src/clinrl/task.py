@@ -112,6 +112,30 @@ class Published:
     rows: Sequence[PublishedRow]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublishedProtocol:
+    """How somebody else evaluated this task, what they reached, and what an exam of it is judged by here."""
+
+    mix: str
+    """The mix that their episodes are drawn from."""
+    by: str
+    """The slice whose values are reported one by one."""
+    levels: tuple[str, ...]
+    """Its values, the easiest first."""
+    theirs: BaseModel
+    """The reward that they scored with."""
+    ours: BaseModel
+    """The reward that stands beside it."""
+    quality: str
+    """The quality that an exam is judged by; it asks no model."""
+    statistic: str
+    """A statistic of the task that is shown beside it."""
+    printed: Mapping[str, Mapping[str, float]]
+    """Who they examined to the score that they printed, by level."""
+    source: str
+    """Where the figures come from, and why they are not comparable."""
+
+
 class Task(Protocol):
     """The contract of a task folder's `TASK`. `tests/tasks/test_contract.py` checks every folder against it."""
 
@@ -148,6 +172,8 @@ class Task(Protocol):
     expectations: Sequence[Expect]
     published: Published | None
     """What others reached on an external exam."""
+    protocol: PublishedProtocol | None
+    """How others evaluated a task that is played in an environment; None: nobody did."""
     terms: tuple[str, ...]
     """Names of all reward terms, as they appear in scores, logs and reports."""
 
@@ -195,6 +221,9 @@ class Task(Protocol):
 
     def parts(self, gold: Any, answer: Any | Unreadable) -> Sequence[tuple[Any, Any | Unreadable]]:
         """Right and given label, each one of `labels`: the two themselves, or those of each decision of an episode."""
+
+    def part_names(self, gold: Any) -> Sequence[str]:
+        """What each of `parts` is about, in their order."""
 
     def oracles(self, reward: Any) -> tuple[str, ...]:
         """The models, of those that an `Ask` names, that this reward asks: part of what a training follows from."""

@@ -33,7 +33,14 @@ def project(folder: Path, lineage: tuple[str, ...]) -> Path:
         shutil.copyfile(ROOT / name, folder / name)
     tree = read_yaml(ROOT / "params.yaml")
     tree["versions"] = {name: tree["versions"][name] for name in lineage}
-    tree |= {"merges": {"folds": {}, "blends": {}}, "mining": {}, "external": {}, "comparisons": {}, "schedules": {}}
+    tree |= {
+        "protocols": {"bases": {}, "versions": {}},
+        "merges": {"folds": {}, "blends": {}},
+        "mining": {},
+        "external": {},
+        "comparisons": {},
+        "schedules": {},
+    }
     with (folder / "params.yaml").open("w") as stream:
         YAML(typ="safe").dump(tree, stream)
     for task in load_params().bases:

@@ -42,6 +42,7 @@ PARAMS: dict[str, Any] = {
     "mining": {},
     "imports": {},
     "external": {},
+    "protocols": {"bases": {}, "versions": {}},
     "gates": {
         "esi": {
             "least_cases": 20,

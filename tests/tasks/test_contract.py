@@ -27,7 +27,7 @@ from clinrl.artefacts import digest
 from clinrl.errors import DataError
 from clinrl.records import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
 from clinrl.rollout import act
-from clinrl.task import Ask, Share, Task, get_task, task_names
+from clinrl.task import Ask, Share, Statistic, Task, get_task, no_asks, task_names
 
 GOLDEN = Path(__file__).parent / "golden"
 POOLS: tuple[Pool, ...] = get_args(Pool)
@@ -84,6 +84,31 @@ def test_there_are_tasks() -> None:
 
 
 # Cases
+
+
+@tasks
+def test_each_part_of_an_answer_has_a_name(name: str) -> None:
+    task = get_task(name)
+    for case in sample(name):
+        gold = task.label(case)
+        names = task.part_names(gold)
+        assert len(names) == len(set(names)) == len(task.parts(gold, gold))
+
+
+@tasks
+def test_a_published_protocol_is_about_what_the_task_has(name: str) -> None:
+    task = get_task(name)
+    if task.protocol is None:
+        return
+    found = task.protocol
+    assert task.environment is not None
+    assert found.mix in task.mixes
+    assert set(found.levels) <= {task.slices[found.by](case) for case in sample(name, "exam")}
+    assert task.qualities[found.quality].asks is no_asks
+    assert isinstance(task.metrics[found.statistic], Statistic)
+    assert all(set(figures) <= set(found.levels) for figures in found.printed.values())
+    assert isinstance(found.theirs, task.Reward)
+    assert isinstance(found.ours, task.Reward)
 
 
 @tasks
@@ -445,7 +470,8 @@ def test_the_modes_of_the_gold_episode_make_the_same_calls(name: str) -> None:
     task = get_task(name)
     for case in sample(name)[:100]:
         both = [task.gold(case, thinking=thinking) for thinking in (True, False)]
-        assert [[turn.calls for turn in one.messages] for one in both][0] == [turn.calls for turn in both[1].messages]
+        thoughtful, direct = ([turn.calls for turn in one.messages] for one in both)
+        assert thoughtful == direct
 
 
 @of_several

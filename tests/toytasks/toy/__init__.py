@@ -147,6 +147,7 @@ class Toy:
     triggers: Mapping[str, Any] = {}
     expectations = ()
     published = None
+    protocol = None
     environment = None
     turns = 1
     terms = TERMS
@@ -183,6 +184,9 @@ class Toy:
 
     def parts(self, gold: str, answer: str | Unreadable) -> Sequence[tuple[str, str | Unreadable]]:
         return ((gold, answer),)
+
+    def part_names(self, gold: str) -> Sequence[str]:
+        return ("answer",)
 
     def score(self, case: ToyCase, transcript: Transcript, reward: Reward, heard: Heard = NOTHING_HEARD) -> Score:
         answer = self.parse(transcript)

@@ -9,8 +9,8 @@ from typing import Any
 from clinrl.errors import DataError
 from clinrl.imported import Source
 from clinrl.records import Score, Transcript, Unreadable
-from clinrl.task import NOTHING_HEARD, Ask, Expect, Heard, Quality
-from clinrl.tasks.audit import episodes, metrics, policies, quality, rewards
+from clinrl.task import NOTHING_HEARD, Ask, Expect, Heard, PublishedProtocol, Quality
+from clinrl.tasks.audit import episodes, metrics, policies, protocol, quality, rewards
 from clinrl.tasks.audit.cases import (
     LEVEL_NAMES,
     MIXES,
@@ -87,6 +87,7 @@ class Audit:
         _expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
     )
     published = None
+    protocol: PublishedProtocol | None = protocol.PROTOCOL
     environment = AuditEnv
     turns = MOST_PROPOSALS + 3
 
@@ -96,6 +97,7 @@ class Audit:
     prompt = staticmethod(prompt)
     parse = staticmethod(episodes.parse)
     parts = staticmethod(episodes.parts)
+    part_names = staticmethod(episodes.part_names)
 
     def recognise(self, path: Path) -> Source:
         """Raises DataError: audits are drawn, not imported."""

@@ -106,3 +106,8 @@ def parts(gold: str, answer: str | Unreadable) -> tuple[tuple[str, str | Unreada
     made = {} if isinstance(answer, Unreadable) else read(answer)
     silence = answer if isinstance(answer, Unreadable) else Unreadable(reason="undecided")
     return tuple((right, made.get(proposal, silence)) for proposal, right in read(gold).items())
+
+
+def part_names(gold: str) -> tuple[str, ...]:
+    """The proposals of the gold text, in the order of `parts`."""
+    return tuple(read(gold))

@@ -3,9 +3,10 @@
 An episode that was never handed in has no decisions: its errors are missed and its clean proposals not approved.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from clinrl.records import Unreadable
 from clinrl.task import Share, Statistic
@@ -33,23 +34,52 @@ def dangerous(gold: str, answer: Answer) -> bool | None:
     return any(made.get(proposal, APPROVED) == APPROVED for proposal in errors)
 
 
+class Tally(NamedTuple):
+    """Proposals of one audit. `kinds` holds, for each error type in order, those that are so, those that are flagged so,
+    and those that are both."""
+
+    errors: int
+    flags: int
+    hits: int
+    clean: int
+    approved: int
+    kinds: tuple[tuple[int, int, int], ...]
+
+
+@lru_cache(maxsize=1 << 16)  # a bootstrap asks about the same audits thousands of times
+def tally(gold: str, answer: Answer) -> Tally:
+    """What was right and what was decided; a flag of another type than the error's is a false alarm and a miss."""
+    found = parts(gold, answer)
+    kinds = tuple(
+        (
+            sum(right == kind for right, _ in found),
+            sum(given == kind for _, given in found),
+            sum(right == given == kind for right, given in found),
+        )
+        for kind in ERROR_TYPES
+    )
+    errors, flags, hits = (sum(column) for column in zip(*kinds, strict=True))
+    approved = sum(right == given == APPROVED for right, given in found)
+    return Tally(errors, flags, hits, len(found) - errors, approved, kinds)
+
+
 def f_beta(golds: Sequence[str], answers: Sequence[Answer]) -> float:
-    """F-beta of the flags, beta 1.5; a flag of another type than the error's is a false alarm and a miss."""
-    found = list(_decided(golds, answers))
-    flags = sum(given in ERROR_TYPES for _, given in found)
-    errors = sum(right != APPROVED for right, _ in found)
-    hits = sum(right == given for right, given in found if right != APPROVED)
-    return f_of(hits / flags if flags else 0.0, hits / errors if errors else 0.0, BETA)
+    """F-beta of the flags, beta 1.5."""
+    found = _tallies(golds, answers)
+    hits = sum(one.hits for one in found)
+    return f_of(_share(hits, sum(one.flags for one in found)), _share(hits, sum(one.errors for one in found)), BETA)
 
 
 def specificity(golds: Sequence[str], answers: Sequence[Answer]) -> float:
     """Share of the clean proposals that are approved; undecided ones are not. 0 where there are none."""
-    return _share([given == APPROVED for right, given in _decided(golds, answers) if right == APPROVED])
+    found = _tallies(golds, answers)
+    return _share(sum(one.approved for one in found), sum(one.clean for one in found))
 
 
 def sensitivity(golds: Sequence[str], answers: Sequence[Answer]) -> float:
     """Share of the errors that are flagged by their type. 0 where there are none."""
-    return _share([given == right for right, given in _decided(golds, answers) if right != APPROVED])
+    found = _tallies(golds, answers)
+    return _share(sum(one.hits for one in found), sum(one.errors for one in found))
 
 
 def balanced_accuracy(golds: Sequence[str], answers: Sequence[Answer]) -> float:
@@ -57,21 +87,22 @@ def balanced_accuracy(golds: Sequence[str], answers: Sequence[Answer]) -> float:
     return (sensitivity(golds, answers) + specificity(golds, answers)) / 2
 
 
-def _recall(kind: str) -> Callable[[Sequence[str], Sequence[Answer]], float]:
-    return lambda golds, answers: _share([given == kind for right, given in _decided(golds, answers) if right == kind])
+def _of_kind(place: int, column: int) -> Callable[[Sequence[str], Sequence[Answer]], float]:
+    """Recall (column 0: of those that are so) or precision (1: of those that are flagged so) of an error type."""
+
+    def share(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+        kinds = [one.kinds[place] for one in _tallies(golds, answers)]
+        return _share(sum(kind[2] for kind in kinds), sum(kind[column] for kind in kinds))
+
+    return share
 
 
-def _precision(kind: str) -> Callable[[Sequence[str], Sequence[Answer]], float]:
-    return lambda golds, answers: _share([right == kind for right, given in _decided(golds, answers) if given == kind])
+def _tallies(golds: Sequence[str], answers: Sequence[Answer]) -> list[Tally]:
+    return [tally(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
 
 
-def _decided(golds: Sequence[str], answers: Sequence[Answer]) -> Iterator[tuple[str, str | Unreadable]]:
-    for gold, answer in zip(golds, answers, strict=True):
-        yield from parts(gold, answer)
-
-
-def _share(verdicts: Sequence[bool]) -> float:
-    return sum(verdicts) / len(verdicts) if verdicts else 0.0
+def _share(some: int, of: int) -> float:
+    return some / of if of else 0.0
 
 
 def _statistic(of: Callable[[Sequence[str], Sequence[Answer]], float]) -> Statistic:
@@ -86,7 +117,7 @@ METRICS: Final[Mapping[str, Share | Statistic]] = MappingProxyType(
         "sensitivity": _statistic(sensitivity),
         "specificity": _statistic(specificity),
         "balanced_accuracy": _statistic(balanced_accuracy),
-        **{f"recall_{SHORT[kind]}": _statistic(_recall(kind)) for kind in ERROR_TYPES},
-        **{f"precision_{SHORT[kind]}": _statistic(_precision(kind)) for kind in ERROR_TYPES},
+        **{f"recall_{SHORT[kind]}": _statistic(_of_kind(place, 0)) for place, kind in enumerate(ERROR_TYPES)},
+        **{f"precision_{SHORT[kind]}": _statistic(_of_kind(place, 1)) for place, kind in enumerate(ERROR_TYPES)},
     }
 )

@@ -149,6 +149,7 @@ class Esi:
     gold = staticmethod(gold)
     recognise = staticmethod(recognise)
     published = PUBLISHED
+    protocol = None
     environment = None
     turns = 1
 
@@ -181,6 +182,10 @@ class Esi:
     def parts(self, gold: int, answer: int | Unreadable) -> Sequence[tuple[int, int | Unreadable]]:
         """The two themselves."""
         return ((gold, answer),)
+
+    def part_names(self, gold: int) -> Sequence[str]:
+        """There is one decision."""
+        return ("answer",)
 
     def score(
         self, case: EsiCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD

@@ -150,6 +150,7 @@ class Imaging:
         _expect("ExpectColumnValuesToBeBetween", "has_evidence", "summary", of="drawn", min_value=0.65, max_value=0.85),
     )
     published = None
+    protocol = None
     environment = None
     turns = 1
 
@@ -192,6 +193,10 @@ class Imaging:
     def parts(self, gold: str, answer: str | Unreadable) -> Sequence[tuple[str, str | Unreadable]]:
         """The two themselves."""
         return ((gold, answer),)
+
+    def part_names(self, gold: str) -> Sequence[str]:
+        """There is one decision."""
+        return ("answer",)
 
     def score(
         self, case: ImagingCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD
