@@ -87,7 +87,7 @@ def examine(project: Params, name: str, policy: Policy) -> None:
     cases = list(read_cases(paths.cases("x1"), TASK))
     with speaking(policy, cases):
         graded = evaluate.sit(project, who, cases)
-    modes = {mode: evaluate.decoding(project, mode) for mode in project.modes}
+    modes = {mode: evaluate.decoding(project, mode, "audit") for mode in project.modes}
     inputs = {
         "exam": identity(read_manifest(paths.cases("x1"))),
         "adapter": identity(read_manifest(paths.adapter(name))),

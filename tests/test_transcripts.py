@@ -249,7 +249,7 @@ def test_a_task_of_one_turn_is_shown_too(tmp_path, monkeypatch, capsys):
     graded = {mode: evaluate.grade(who.task, mode, cases, [said] * len(cases), who.reward) for mode in params.modes}
     evaluate.keep(
         paths.graded("esi-base"), who, cases, graded,
-        spec={"modes": {mode: evaluate.decoding(params, mode) for mode in params.modes}},
+        spec={"modes": {mode: evaluate.decoding(params, mode, who.task.name) for mode in params.modes}},
         inputs={"exam": named["data"]["identity"], "adapter": "0" * 64},
     )  # fmt: skip
     right = next(i for i, case in enumerate(cases) if who.task.label(case) == 3)

@@ -35,8 +35,8 @@ def dangerous(gold: str, answer: Answer) -> bool | None:
 
 
 class Tally(NamedTuple):
-    """Proposals of one audit. `kinds` holds, for each error type in order, those that are so, those that are flagged so,
-    and those that are both."""
+    """Proposals of one audit. `kinds` holds, for each error type in order, those that are so, those that are flagged
+    so, and those that are both."""
 
     errors: int
     flags: int
