@@ -176,7 +176,7 @@ class Audit:
         errors = sum(truth.error is not None for truth in case.key.truths)
         return {
             "id": case.id,
-            "narrative": "\n".join(told),
+            "narrative": " ".join("\n".join(told).split()),
             "level": case.facts.level,
             "proposals": len(case.facts.proposals),
             "errors": errors,
