@@ -97,7 +97,7 @@ def test_calls_are_those_that_trl_reads(said, thought):
     assert [(call.name, call.arguments) for call in turn.calls] == calls_of(parsed)
     assert is_malformed(turn) == ("<tool_call>" in said and not turn.calls)
     if (
-        not said.partition("<tool_call>")[2].rpartition("</tool_call>")[2].strip()
+        not said.partition("<tool_call>")[2].partition("</tool_call>")[2].strip()
         and said.count("<tool_call>") == len(turn.calls) < 2
     ):
         assert turn.content.strip() == parsed["content"].strip()

@@ -87,12 +87,24 @@ def test_an_sft_version_has_no_reward():
 
 
 @pytest.mark.parametrize(
-    ("method", "name"),
-    [("base", "imaging"), ("trainer", "grop"), ("budget", "thnk"), ("lineage", "v9"), ("reward", "v9")],
+    ("method", "names"),
+    [
+        ("base", ["imaging"]),
+        ("trainer", ["grop"]),
+        ("budget", ["thnk", "esi"]),
+        ("lineage", ["v9"]),
+        ("reward", ["v9"]),
+    ],
 )
-def test_an_unknown_name_is_refused_by_every_lookup(method, name):
-    with pytest.raises(ParamsError, match=f"'{name}'.*allowed: "):
-        getattr(Params.model_validate(VALID), method)(name)
+def test_an_unknown_name_is_refused_by_every_lookup(method, names):
+    with pytest.raises(ParamsError, match=f"'{names[0]}'.*allowed: "):
+        getattr(Params.model_validate(VALID), method)(*names)
+
+
+def test_a_base_may_have_its_own_budget():
+    own = Params.model_validate(edited("bases/esi/embedded/max_new_tokens", 900))
+    assert (own.budget("think", "esi"), own.budget("direct", "esi")) == (900, 900)
+    assert "max_new_tokens" not in Params.model_validate(VALID).bases["esi"].embedded.model_dump()
 
 
 def test_omit_stream_and_optional_fields_have_defaults():
