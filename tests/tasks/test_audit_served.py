@@ -112,7 +112,7 @@ def test_texts_and_score_are_those_of_the_episode_in_process(audit, policy, leve
 def test_what_a_model_wrote_earns_the_same_through_the_rollout(audit):
     """Text to turns to calls, as an exam makes them, mistakes among them."""
     found = list(cases(4, SEED, pool="train", mix="natural"))
-    spoiled = ['<tool_call>\n{"name": "approve"}\n</tool_call>', "", None, None]
+    spoiled = ['<tool_call>\n{"name": 3}\n</tool_call>', "", None, None]
     endless = [False, False, False, True]
     scripts = {}
     for case, last, again in zip(found, spoiled, endless, strict=True):
