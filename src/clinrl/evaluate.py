@@ -100,7 +100,11 @@ def stage(params: "Params", name: str) -> None:
         # Before the expensive part: a parent that sat another exam is found out now.
         check_apart(params, name, who, cases)
         parent = who.parent
-        before = {mode: load_sitting(parent, like, cases) for mode, like in blank.items()} if parent else {}
+        before = (
+            {mode: with_views(load_sitting(parent, like, cases), cases) for mode, like in blank.items()}
+            if parent
+            else {}
+        )
         graded = sit(params, who, cases)
         spec = {"modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()}, "seed": SEED}
         keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
@@ -362,14 +366,20 @@ def load_sitting(name: str, like: Sitting, cases: Sequence[Case], folder: Path |
     lines = read_graded(folder / f"{like.mode}.jsonl")
     if [line.case_id for line in lines] != [case.id for case in cases]:
         raise ArtefactError(f"{folder}/{like.mode}.jsonl does not answer the cases of this exam in its order; {advice}")
-    task = get_task(like.task)
-    files = {view: folder / f"{like.mode}.{view}.jsonl" for view in task.views}
-    under = {view: answered_under(task, cases, lines, view, path) for view, path in files.items() if path.exists()}
-    return replace(
-        sitting,
-        answers=[line.answer for line in lines],
-        under={view: [line.answer for line in shown] for view, shown in under.items()},
-    )
+    return replace(sitting, answers=[line.answer for line in lines])
+
+
+def with_views(sitting: Sitting, cases: Sequence[Case]) -> Sitting:
+    """The same with its answers to the cases as other views show them, where it was asked under any.
+
+    Raises ArtefactError as `answered_under`.
+    """
+    task, folder = get_task(sitting.task), paths.graded(sitting.name)
+    files = {view: folder / f"{sitting.mode}.{view}.jsonl" for view in task.views}
+    there = {view: path for view, path in files.items() if path.exists()}
+    given = read_graded(folder / f"{sitting.mode}.jsonl") if there else []
+    shown = {view: answered_under(task, cases, given, view, path) for view, path in there.items()}
+    return replace(sitting, under={view: [line.answer for line in lines] for view, lines in shown.items()})
 
 
 def read_graded(path: Path) -> list[Graded]:
