@@ -416,7 +416,7 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
 
     (line,) = [entry for entry in grpo.state.log_history if "loss" in entry]
     assert (line["served/easy"], line["served/hard"], line["phase"]) == (1.0, 0.0, 1.0)
-    assert line["parse_fail/m"] == pytest.approx(7 / 8)
+    assert line["not_submitted/m"] == pytest.approx(7 / 8)
     assert line["malformed/m"] > 0
     assert line["tools/failure_frequency"] > 0
     after = trainers.adapter_state(adapted)

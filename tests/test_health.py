@@ -76,7 +76,7 @@ EPISODES = {"malformed/direct": lambda n: 0.01, "tools/failure_frequency": lambd
 
 
 def test_a_healthy_run_on_episodes_raises_nothing():
-    assert raised(run(200, **EPISODES, **{"parse_fail/direct": lambda n: 0.35 * 0.8**n})) == []
+    assert raised(run(200, **EPISODES, **{"not_submitted/direct": lambda n: 0.35 * 0.8**n})) == []
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_healthy_run_on_episodes_raises_nothing():
     [
         ("tools/failure_frequency", "tool_failures", "", 0.15, 0.4),
         ("malformed/direct", "malformed_calls", "direct", 0.15, 0.4),
-        ("parse_fail/direct", "not_submitted", "direct", 0.3, 0.7),
+        ("not_submitted/direct", "not_submitted", "direct", 0.3, 0.7),
     ],
 )
 def test_episodes_have_alarms_of_their_own(name, alarm, about, warn, stop):
@@ -98,7 +98,7 @@ def test_episodes_have_alarms_of_their_own(name, alarm, about, warn, stop):
 
 
 def test_an_episode_that_is_not_submitted_is_not_called_unreadable():
-    (found,) = alarms(run(**EPISODES, **{"parse_fail/direct": lambda n: 0.3}))
+    (found,) = alarms(run(**EPISODES, **{"not_submitted/direct": lambda n: 0.3}))
     assert found.says == "30% of the episodes in mode direct were not submitted over 3 steps"
 
 

@@ -42,7 +42,7 @@ PANELS: tuple[tuple[str, str, str], ...] = (
     ("Served", "share of rows", r"served/(.+)"),
     ("Reward terms", "mean contribution, points", r"terms/(.+)"),
     ("Answers", "share of completions", r"answer/(.+)"),
-    ("Unreadable", "share of completions", r"parse_fail/(.+)"),
+    ("Unreadable", "share of completions", r"(?:parse_fail|not_submitted)/(.+)"),
     ("Out of tokens", "share of completions", r"clipped/(.+)"),
     ("Entropy", "nats a token", r"(entropy)"),
     ("Held-out cases", "share of exact answers", r"held_out/(exact)"),

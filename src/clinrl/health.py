@@ -81,21 +81,6 @@ def _excess(lines: Sequence[Line]) -> dict[str, float]:
     return {label: share - right[label] for label, share in given.items() if label in right}
 
 
-def _unread(lines: Sequence[Line]) -> Mapping[str, float]:
-    """The share of answers that could not be read, where cases are answered in one turn."""
-    return {} if _of_episodes(lines) else _means("parse_fail")(lines)
-
-
-def _not_submitted(lines: Sequence[Line]) -> Mapping[str, float]:
-    """The share of episodes that were never handed in."""
-    return _means("parse_fail")(lines) if _of_episodes(lines) else {}
-
-
-def _of_episodes(lines: Sequence[Line]) -> bool:
-    """Whether cases are played with tools: only then are calls logged."""
-    return any(name.startswith("malformed/") for name in lines[-1])
-
-
 def _one(name: str) -> Callable[[Sequence[Line]], Mapping[str, float]]:
     def observe(lines: Sequence[Line]) -> dict[str, float]:
         mean = _mean(lines, name)
@@ -127,7 +112,7 @@ RULES = (
         window=3,
         warn=0.1,
         stop=0.3,
-        observe=_unread,
+        observe=_means("parse_fail"),
         says="{observed:.0%} of the answers in mode {about} could not be read over {window} steps",
         helps="make an unreadable answer the worst outcome of the reward, and look whether answers are cut short",
     ),
@@ -136,7 +121,7 @@ RULES = (
         window=3,
         warn=0.25,
         stop=0.6,
-        observe=_not_submitted,
+        observe=_means("not_submitted"),
         says="{observed:.0%} of the episodes in mode {about} were not submitted over {window} steps",
         helps="raise trainer.max_completion if they run out of tokens, or make an episode cost that is never handed in",
     ),

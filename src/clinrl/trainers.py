@@ -368,7 +368,8 @@ def reward_function(
     Each completion is decoded from its token ids, so that the reward sees the very text the model wrote, and carries
     its case with it; an episode is taken from TRL's own turns. Logs the mean of every term, the shares of each answer
     and of each gold label, of groups of `group` completions that were all right or all wrong, and per mode the mean
-    total and the shares of unreadable and clipped transcripts, of episodes also that of turns with malformed calls.
+    total and the shares of unreadable (of episodes: not submitted) and clipped transcripts, of episodes also that of
+    turns with malformed calls.
     With `phases`, also the share of rows of each value that these serve. Whatever the score raises ends the training.
     """
 
@@ -417,7 +418,8 @@ def reward_function(
                 means[f"gold/{label}"].append(sum(right_one == label for right_one, _ in parts) / len(parts))
             right.append(answer == gold)
             means.setdefault(f"reward/{name}", []).append(score.total)
-            means.setdefault(f"parse_fail/{name}", []).append(float(isinstance(answer, Unreadable)))
+            silent = "parse_fail" if task.environment is None else "not_submitted"
+            means.setdefault(f"{silent}/{name}", []).append(float(isinstance(answer, Unreadable)))
             means.setdefault(f"clipped/{name}", []).append(float(transcript.stop == "max_tokens"))
             if task.environment is not None:
                 own = [turn for turn in transcript.messages if turn.role == "assistant"]
