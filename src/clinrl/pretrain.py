@@ -110,7 +110,6 @@ def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> lis
         omit = frozenset(rule for rule in task.rules if not careful and rng.random() < spec.forget)
         thinking = index % 2 == 0
         done = task.gold(case, thinking=thinking, omit=omit)
-        thinking = done.messages[0].thinking is not None
         texts.append(spelt(blank, task.prompt(case.facts), done, thinking, tools, marks.end))
     return texts
 
