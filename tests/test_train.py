@@ -16,8 +16,8 @@ import pytest
 from ruamel.yaml import YAML
 
 import dolls
-from clinrl import bases, checkpoints, paths, train, trainers
-from clinrl.artefacts import verified, write_json
+from clinrl import bases, checkpoints, evaluate, paths, train, trainers
+from clinrl.artefacts import read_manifest, verified, write_json
 from clinrl.blocks import Phase
 from clinrl.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
@@ -190,6 +190,26 @@ def test_a_quantised_base_trains_an_adapter_in_full_precision(project):
     weights = load_file(paths.adapter("v3") / trainers.WEIGHTS)
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
+
+
+def test_a_recipe_may_hold_the_embedded_base_in_four_bits(project):
+    from safetensors.torch import load_file
+
+    profiles = dolls.params().model_dump()["profiles"]
+    profiles[dolls.params().versions["v1"].profile]["qlora"] = True
+    params = dolls.params(profiles=profiles)
+    assert "qlora" not in train.resolve(dolls.params(), "v1")[0]
+    train.stage(params, "v1")
+    manifest = read_manifest(paths.adapter("v1"))
+    assert manifest.spec["qlora"] is True
+    weights = load_file(paths.adapter("v1") / trainers.WEIGHTS)
+    assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
+    assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
+    # The exam sees the base as the training did.
+    sampler = evaluate.open_sampler(params, evaluate.examinee(params, "v1"))
+    assert sampler.model.base_model.model.is_loaded_in_4bit
+    plain = evaluate.open_sampler(params, evaluate.examinee(params, "esi-base"))
+    assert not getattr(plain.model, "is_loaded_in_4bit", False)
 
 
 def test_a_missing_parent_is_named(project):
