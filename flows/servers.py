@@ -74,9 +74,7 @@ def mlflow(port: int) -> "subprocess.Popen[str]":
     from clinrl import tracking
 
     store = tracking.STORE.absolute()
-    store.parent.mkdir(exist_ok=True)
-    with tracking.opened(store):
-        tracking.follow(store)
+    tracking.prepared(store)
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
         # Clients on this machine read and write files by their own paths, so that a run is the same through the server

@@ -1,7 +1,10 @@
 """The tracking server: what is sent to it, and the sentence for each way in which it does not answer."""
 
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -173,3 +176,25 @@ def test_a_store_that_another_process_keeps_locked_is_one_sentence(tmp_path, mon
         client.create_registered_model("other")
     other.close()
     assert capfd.readouterr().err == ""
+
+
+KILLED = """
+import os, signal
+from alembic import command
+command.upgrade = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the first tables are made, their changes are not
+from clinrl.tracking import asked
+with asked():
+    pass
+"""
+
+
+def test_who_is_killed_while_a_store_is_made_leaves_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    killed = subprocess.run([sys.executable, "-c", KILLED], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "mlflow.db.new").stat().st_size > 0
+    assert not (tmp_path / "mlflow.db").exists()
+    with asked() as client:
+        client.create_registered_model("esi")
+        assert client.get_experiment("0").artifact_location == f"file://{tmp_path}/artifacts/0"
+    assert not (tmp_path / "mlflow.db.new").exists()

@@ -112,15 +112,31 @@ def _client(uri: str) -> "MlflowClient":
     for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     file = file_of(uri)
-    with opened(file):
-        if file is not None:
-            follow(file)
-        return MlflowClient(uri)
+    if file is not None:
+        prepared(file)
+    return MlflowClient(uri)
 
 
-def opened(file: Path | None) -> AbstractContextManager[None]:
-    """Open a SQLite store alone: who opens a new one makes its tables, and who came second would find half of them."""
-    return _alone(file, "lock")
+def prepared(file: Path) -> None:
+    """See that a SQLite store is there, whole, and points to the artefacts beside it. One process at a time."""
+    with _alone(file, "lock"):
+        if not file.exists():
+            _begin(file)
+        _follow(file)
+
+
+def _begin(file: Path) -> None:
+    """Make a new store elsewhere and put it in place: MLflow cannot go on with tables half made.
+
+    Whoever makes them may be killed meanwhile, as is the follower of a training that ends before they are there.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    new = file.with_name(f"{file.name}.new")
+    for left in (new, file.with_name(f"{new.name}-journal")):
+        left.unlink(missing_ok=True)
+    SqlAlchemyStore(f"{SQLITE}{new}", (file.parent / BESIDE).as_uri()).engine.dispose()
+    new.replace(file)
 
 
 def writing(client: "MlflowClient") -> AbstractContextManager[None]:
@@ -140,14 +156,12 @@ def _alone(file: Path | None, what: str) -> Iterator[None]:
         yield
 
 
-def follow(file: Path) -> None:
+def _follow(file: Path) -> None:
     """Let a store that was moved or copied, with the artefacts beside it, point to where they are now.
 
     MLflow keeps absolute addresses. Those of artefacts elsewhere, as on a server or in a bucket, stay; so do all, as
     long as no artefacts lie beside the file.
     """
-    if not file.exists():
-        return
     try:
         with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as database, database:
             here = (file.parent / BESIDE).as_uri()
