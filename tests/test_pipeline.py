@@ -89,6 +89,7 @@ LAYERS = (
     {"rollout"},
     {"arms"},
     {"checkpoints", "figures", "findings", "gate", "pretrain", "prose"},
+    {"protocol_report"},
     {"bases"},
     {"oracles"},
     {"probe"},
