@@ -95,7 +95,7 @@ LAYERS = (
     {"probe"},
     {"validate"},
     {"snapshot"},
-    {"equivalence", "held_out"},
+    {"equivalence", "feedback", "held_out"},
     {"merge", "trainers", "train"},
     {"evaluate", "plan", "verify", "worker"},
     {"tracking"},
