@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl.chat_template_utils import add_response_schema, parse_response
 
 import dolls
-from clinrl import rollout, trainers
+from clinrl import feedback, rollout, trainers
 from clinrl.blocks import Mode
 from clinrl.errors import DataError
 from clinrl.oracles import Oracles
@@ -150,10 +150,10 @@ def test_what_trl_would_call_and_is_not_called(text, thinking, end):
 @given(st.text() | st.lists(PIECES | st.sampled_from(["<think>", "</think>"]), max_size=9).map("".join), st.booleans())
 def test_a_turn_is_the_same_in_trl_s_notation_and_whatever_is_called_can_be_written(text, thinking):
     turn = ours(text, thinking)
-    reader = trainers.Reader(tokenizer(), thinking, frozenset({tokenizer().eos_token_id}))
+    reader = feedback.Reader(tokenizer(), thinking, frozenset({tokenizer().eos_token_id}))
     if tokenizer().eos_token not in text and text.isprintable():
         parsed = parse_response(reader, encode(tokenizer(), [text + tokenizer().eos_token])[0], prefix=[1])
-        assert trainers.played([parsed], clipped=False, most=1).messages == (turn,)
+        assert feedback.played([parsed], clipped=False, most=1).messages == (turn,)
     assert Message.model_validate_json(turn.model_dump_json()) == turn
 
 
@@ -350,9 +350,9 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
         [reading[0]] * TASK.turns, thought(["?" * 20000]), [turn] * (TASK.turns + 1), thought(["So be it."]),
     ]  # fmt: skip
     seen = []
-    earn = trainers.scores
+    earn = feedback.scores
     monkeypatch.setattr(
-        trainers,
+        feedback,
         "scores",
         lambda task, pairs, *rest: [seen.append((pairs, found := earn(task, pairs, *rest))), found][1],
     )

@@ -13,7 +13,7 @@ from clinrl.artefacts import identity, read_manifest
 from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.params import Params
-from clinrl.protocol import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
+from clinrl.protocol_report import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
 
 LEVELS = ["easy", "medium", "hard"]
 POLICIES = TASK.policies()

@@ -16,7 +16,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import dolls
-from clinrl import bases, checkpoints, evaluate, paths, train, trainers
+from clinrl import bases, checkpoints, evaluate, feedback, paths, train, trainers
 from clinrl.artefacts import read_manifest, verified, write_json
 from clinrl.blocks import Phase
 from clinrl.dataset import read_cases
@@ -386,7 +386,7 @@ def scorer(project):
             slices=task.slices,
             score=score or task.score,
         )
-        function = trainers.reward_function(
+        function = feedback.reward_function(
             stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
             ends=end_tokens(model, tokenizer), group=2, oracles=Oracles(paths.base("esi")), phases=phases,
         )  # fmt: skip

@@ -7,10 +7,7 @@ answers that the exam kept. Policies that do not read and the oracle play all of
 
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
-
-from pydantic import Field
 
 from clinrl import baselines, paths
 from clinrl.artefacts import exclusive, identity, read_manifest, verified, write_json, write_text
@@ -28,103 +25,33 @@ from clinrl.evaluate import (
     sitting_of,
 )
 from clinrl.probe import proven
-from clinrl.prose import table
-from clinrl.records import Case, Estimate, Strict, Transcript
-from clinrl.report import NOTE, estimates, measured
+from clinrl.protocol_report import (
+    ALL,
+    EXAMINED,
+    ORACLE,
+    POOL,
+    SAMPLED,
+    Above,
+    Cell,
+    Level,
+    Played,
+    ProtocolReport,
+    Sat,
+    page,
+    published_of,
+)
+from clinrl.records import Case, Transcript
+from clinrl.report import estimates, measured
 from clinrl.rollout import run
 from clinrl.section import did_you_mean
 from clinrl.statistics import DIGITS, mean, rate
-from clinrl.task import NOTHING_HEARD, PublishedProtocol, Task, get_task
+from clinrl.task import NOTHING_HEARD, Task
 
 if TYPE_CHECKING:
     from clinrl.params import Params
 
-POOL: Final = "exam"
-ORACLE: Final = "oracle"
-SAMPLED: Final = "sampled"
-EXAMINED: Final = "as examined"
-"""The answers that the exam kept, at the temperature of the mode: greedy where that is 0."""
 MOST_DRAWN: Final = 1000
 """Cases that are drawn of a seed before a level is given up."""
-ALL: Final = "all"
-SCORES: Final[Mapping[str, str]] = MappingProxyType({"theirs": "published score", "ours": "corrected score"})
-
-
-class Cell(Strict):
-    """One episode of the published protocol: the first of its level that its seed draws."""
-
-    seed: int
-    level: str
-    case_id: str
-
-
-class Played(Strict):
-    """Somebody's scores in the published protocol."""
-
-    who: str
-    mode: str
-    """Empty for a policy and the oracle."""
-    scores: dict[str, tuple[float, ...]]
-    """By `SCORES`, in the order of the cells."""
-    means: dict[str, dict[str, Estimate]]
-    """The same, then by level and for all; the interval is a bootstrap over cells."""
-
-
-class Level(Strict):
-    """Somebody's exam at one level."""
-
-    quality: Estimate
-    """What the exam is judged by, the mean over episodes; the interval is a bootstrap over them."""
-    statistic: Estimate | None
-    """What stands beside it; None where it is undefined."""
-    recall: dict[str, Estimate]
-    """For each label that is right somewhere, the share of its decisions that are it; n counts decisions, and the
-    interval is a bootstrap over episodes."""
-
-
-class Sat(Strict):
-    """Somebody's exam, level by level."""
-
-    who: str
-    mode: str
-    decoding: str
-    """`SAMPLED` or `EXAMINED`; empty, as the mode, for a policy and the oracle."""
-    levels: dict[str, Level]
-
-
-class Above(Strict):
-    """Whether the interval of `ProtocolReport.name` lies wholly above another's at each level."""
-
-    other: str
-    mode: str
-    decoding: str
-    levels: dict[str, bool]
-
-
-class ProtocolReport(Strict):
-    """A version or a base in the published protocol and on its exam. Holds no times: equal answers, equal bytes."""
-
-    name: str
-    task: str
-    task_version: int
-    adapter_digest: str
-    exam: str
-    exam_digest: str
-    against: str | None
-    """An ancestor or the base, whose rows are those of its own report."""
-    settings: dict[str, Any]
-    """Seeds, levels, temperature and episodes."""
-    modes: dict[str, dict[str, Any]]
-    """Decoding of the exam in each mode; of what is sampled all but the temperature."""
-    cells: tuple[Cell, ...] = Field(min_length=1)
-    played: tuple[Played, ...]
-    """The version in each mode, what it is against, policies, the oracle."""
-    sat: tuple[Sat, ...]
-    """The same."""
-    above: tuple[Above, ...]
-    printed: dict[str, dict[str, float]]
-    """What was published, by level."""
-    note: str = NOTE
 
 
 def stage(params: "Params", name: str) -> None:
@@ -139,7 +66,7 @@ def stage(params: "Params", name: str) -> None:
     if name not in protocols.all:
         raise ParamsError(f"params.yaml has no protocol of {name!r}; {did_you_mean(name, protocols.all)}")
     spec, who = protocols.all[name], examinee(params, name)
-    published = _published(who.task)
+    published = published_of(who.task)
     target = paths.protocol_report(name)
     with exclusive(target):
         exam_digest = proven(who.exam, who.task)
@@ -177,7 +104,7 @@ def draw(task: Task, seeds: Sequence[int], levels: Sequence[str]) -> dict[tuple[
     The mix draws levels by itself. Cases are of the exam's pool, whose templates nobody trains on. Raises DataError if
     a seed draws no case of a level.
     """
-    published = _published(task)
+    published = published_of(task)
     found: dict[tuple[int, str], Case] = {}
     for seed in seeds:
         firsts: dict[str, Case] = {}
@@ -197,7 +124,7 @@ def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: in
 
     Raises ParamsError if it has fewer.
     """
-    of = task.slices[_published(task).by]
+    of = task.slices[published_of(task).by]
     by_level: dict[str, list[int]] = {level: [] for level in levels}
     for place, case in enumerate(exam):
         if (level := of(case)) in by_level and len(by_level[level]) < episodes:
@@ -209,12 +136,6 @@ def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: in
                 "lower its episodes or enlarge the exam"
             )
     return sorted(place for places in by_level.values() for place in places)
-
-
-def _published(task: Task) -> PublishedProtocol:
-    if task.protocol is None:  # params.yaml is refused before
-        raise ParamsError(f"nobody published a protocol of {task.name}")
-    return task.protocol
 
 
 def _kept(
@@ -316,7 +237,7 @@ def idle(task: Task, cases: Sequence[Case]) -> Iterator[tuple[str, list[Transcri
 def _played(
     task: Task, head: ProtocolReport, who: str, mode: str, cases: Sequence[Case], said: Sequence[Transcript]
 ) -> Played:
-    published = _published(task)
+    published = published_of(task)
     pairs = list(zip(cases, said, strict=True))
     found, means = {}, {}
     for name, reward in (("theirs", published.theirs), ("ours", published.ours)):
@@ -339,7 +260,7 @@ def _sat(
     exam: Sequence[Case],
     said: Sequence[Transcript],
 ) -> Sat:
-    of = task.slices[_published(task).by]
+    of = task.slices[published_of(task).by]
     pairs = list(zip(exam, said, strict=True))
     levels = {
         level: _level(task, [(case, one) for case, one in pairs if of(case) == level])
@@ -349,7 +270,7 @@ def _sat(
 
 
 def _level(task: Task, pairs: Sequence[tuple[Case, Transcript]]) -> Level:
-    published = _published(task)
+    published = published_of(task)
     cases, said = [case for case, _ in pairs], [one for _, one in pairs]
     golds, answers = [task.label(case) for case in cases], [answer(task, one) for one in said]
     verdicts: dict[Any, list[tuple[bool, str]]] = {label: [] for label in task.labels}
@@ -383,105 +304,3 @@ def _above(mine: Sequence[Sat], others: Sequence[Sat]) -> Iterator[Above]:
                         for level, found in row.levels.items()
                     },
                 )
-
-
-def page(report: ProtocolReport) -> str:
-    """The report as Markdown."""
-    task = get_task(report.task)
-    published = _published(task)
-    settings, levels = report.settings, report.settings["levels"]
-    seeds = ", ".join(map(str, settings["seeds"]))
-    parts = [
-        f"# {report.name} beyond its exam",
-        f"{report.note} Not for clinical use. Brackets hold 95% intervals, by a bootstrap over episodes, "
-        f"or Wilson's where all decisions or none are right. `{ORACLE}` is "
-        "the task's own best answer; `mediocre` reads and slips; the other rows without a mode read no record.",
-        "## The published protocol",
-        f"One episode for each of the seeds {seeds} and the levels {', '.join(levels)}, sampled at temperature "
-        f"{settings['temperature']:g} with that seed. An episode is the first of its level among the cases that its "
-        f"seed draws from the mix `{published.mix}` of the pool `{POOL}`. These are {len(report.cells)} episodes: "
-        "their intervals are wide, and with so few too narrow rather than too wide.",
-        f"The published figures are not comparable: {published.source}.",
-        *(
-            text
-            for name, title in SCORES.items()
-            for text in (
-                f"### The {title}, means",
-                _means(report, name),
-                f"### The {title}, cells",
-                _cells(report, name),
-            )
-        ),
-        f"## The exam {report.exam}",
-        f"{settings['episodes']} episodes a level. `{SAMPLED}`: once at temperature {settings['temperature']:g}. "
-        f"`{EXAMINED}`: the answers that the exam kept, {_decodings(report)}. `{published.quality}` and "
-        f"`{published.statistic}` are the task's own measures; the other columns are the share of the decisions for "
-        "which a label is right that are it (for a label that approves: the specificity). n counts episodes, in the "
-        "other columns decisions.",
-        *(text for level in levels for text in (f"### Level {level}", _exam(report, level))),
-        f"## Whose interval of {published.quality} lies below",
-        f"yes: the whole interval of {report.name} lies above the whole interval of the other.",
-        _verdicts(report),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _who(row: Played | Sat | Above) -> str:
-    name = row.other if isinstance(row, Above) else row.who
-    return ", ".join([name, *([row.mode] if row.mode else [])])
-
-
-def _shown(found: Estimate | None) -> str:
-    return "" if found is None else f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
-
-
-def _means(report: ProtocolReport, score: str) -> str:
-    columns = [*report.settings["levels"], ALL]
-    first = report.played[0].means[score]
-    body = [(_who(row), *(_shown(row.means[score][column]) for column in columns)) for row in report.played]
-    if score == "theirs":
-        body += [
-            (row, *(f"{found[column]:.3f}" if column in found else "" for column in columns))
-            for row, found in report.printed.items()
-        ]
-    return table(("who", *(f"{column}, n {first[column].n}" for column in columns)), body)
-
-
-def _cells(report: ProtocolReport, score: str) -> str:
-    body = [(_who(row), *(f"{value:.2f}" for value in row.scores[score])) for row in report.played]
-    return table(("who", *(f"{cell.level} {cell.seed}" for cell in report.cells)), body)
-
-
-def _decodings(report: ProtocolReport) -> str:
-    return ", ".join(
-        f"{mode} {'greedy' if spec['temperature'] == 0 else 'at temperature ' + format(spec['temperature'], 'g')}"
-        for mode, spec in report.modes.items()
-    )
-
-
-def _exam(report: ProtocolReport, level: str) -> str:
-    published = _published(get_task(report.task))
-    labels = list(dict.fromkeys(label for row in report.sat for label in row.levels[level].recall))
-    body = []
-    for row in report.sat:
-        found = row.levels[level]
-        recalls = [found.recall.get(label) for label in labels]
-        body.append(
-            (_who(row), row.decoding, found.quality.n, *map(_shown, (found.quality, found.statistic, *recalls)))
-        )
-    counts = report.sat[0].levels[level].recall
-    heads = [f"{label}, n {counts[label].n}" if label in counts else label for label in labels]
-    return table(("who", "decoding", "n", published.quality, published.statistic, *heads), body)
-
-
-def _verdicts(report: ProtocolReport) -> str:
-    """A row for each other, a column for each mode, decoding and level."""
-    found = {
-        (row.other, row.mode, row.decoding, level): yes for row in report.above for level, yes in row.levels.items()
-    }
-    columns = list(dict.fromkeys(key[1:] for key in found))
-    body = [
-        (other, *({True: "yes", False: "no"}[found[other, *column]] for column in columns))
-        for other in dict.fromkeys(row.other for row in report.above)
-    ]
-    return table(("above", *(" ".join(column) for column in columns)), body)
