@@ -283,7 +283,8 @@ def write_reports(
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))
         pairs = zip(mine.golds, mine.answers, strict=True)
         _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
-        figures.confusion(report.confusion, f"{who.name}, mode {mode}, {who.exam}", out / f"confusion_{mode}.png")
+        title, drawing = f"{who.name}, mode {mode}, {who.exam}", out / f"confusion_{mode}.png"
+        figures.confusion(report.confusion, title, drawing, counted=report.counted)
         reports.append(report)
     golds = [task.label(case) for case in cases]
     agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, metrics)

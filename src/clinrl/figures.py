@@ -101,8 +101,11 @@ def history_columns(history: History) -> list[str]:
     return ["step", *first, *sorted(names - set(first))]
 
 
-def confusion(counts: Confusion, title: str, path: Path) -> None:
-    """Write the confusion matrix as a PNG: counts as text, shares of each gold row as shade, unreadable apart."""
+def confusion(counts: Confusion, title: str, path: Path, *, counted: str = "cases") -> None:
+    """Write the confusion matrix as a PNG: counts as text, shares of each gold row as shade, unreadable apart.
+
+    `counted` says what is counted.
+    """
     with _styled():
         figure = _figure(5.2, 4.2)
         axes = figure.add_subplot()
@@ -116,7 +119,7 @@ def confusion(counts: Confusion, title: str, path: Path) -> None:
                 axes.add_patch(_cell(left[c], r, depth, apart=c == levels))
                 ink = "white" if depth > 0.55 else "0.15" if count else "0.7"
                 axes.text(left[c] + 0.5, r + 0.5, f"{count}", ha="center", va="center", color=ink)
-        axes.set(xlim=(0, levels + 1.4), ylim=(len(counts.rows), 0), xlabel="predicted", ylabel="gold (cases)")
+        axes.set(xlim=(0, levels + 1.4), ylim=(len(counts.rows), 0), xlabel="predicted", ylabel=f"gold ({counted})")
         axes.set_xticks([x + 0.5 for x in left], [_lines(name) for name in counts.columns])
         labels = [f"{_lines(name)} ({sum(row)})" for name, row in zip(counts.rows, counts.counts, strict=True)]
         axes.set_yticks([r + 0.5 for r in range(len(labels))], labels)
@@ -275,7 +278,7 @@ def _cell(x: float, y: float, depth: float, *, apart: bool) -> Any:
 
 def _lines(label: str) -> str:
     """A label of several words on several lines, so that it does not run into its neighbour."""
-    return textwrap.fill(label, 12, break_long_words=False)
+    return textwrap.fill(label.replace("_", " "), 12, break_long_words=False)
 
 
 def _styled() -> Any:

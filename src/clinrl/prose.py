@@ -86,10 +86,10 @@ def answers(report: EvalReport) -> str:
     counts = report.confusion
     right = {name: sum(row) for name, row in zip(counts.rows, counts.counts, strict=True)}
     body = [
-        (what, *(f"{100 * some.get(name, 0) / report.n:.1f}%" for name in counts.columns))
+        (what, *(f"{100 * some.get(name, 0) / counts.total:.1f}%" for name in counts.columns))
         for what, some in (("right", right), ("answered", report.predicted))
     ]
-    return table(("share of cases", *counts.columns), body)
+    return table((f"share of {report.counted}", *counts.columns), body)
 
 
 def tests(paired: Sequence[Paired]) -> str:
@@ -115,9 +115,9 @@ def findings(report: EvalReport, parent: str | None) -> str:
         verdicts = "; ".join(verdict(test) for test in report.paired if test.other == other)
         sentences.append(f"Against {who}: {verdicts}.")
     most = max(report.predicted, key=lambda label: report.predicted[label])
-    share = report.predicted[most] / report.n
+    share = report.predicted[most] / report.confusion.total
     kind = "outcome" if most == UNREADABLE else "answer"
-    sentences.append(f"Its commonest {kind} is {most}, {100 * share:.1f}% of cases.")
+    sentences.append(f"Its commonest {kind} is {most}, {100 * share:.1f}% of {report.counted}.")
     holds = (
         "All figures hold for synthetic cases only."
         if report.note == NOTE

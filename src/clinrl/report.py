@@ -41,11 +41,17 @@ class Row(Strict):
 
 
 class Confusion(Strict):
-    """Counts of cases: a row for each gold label, a column for each answer, the last one for unreadable answers."""
+    """Counts of cases, or of the decisions that cases are made of: a row for each gold label, a column for each answer,
+    the last one for unreadable answers."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
+
+    @property
+    def total(self) -> int:
+        """All that is counted."""
+        return sum(map(sum, self.counts))
 
 
 class EvalReport(Strict):
@@ -71,7 +77,7 @@ class EvalReport(Strict):
     unreadable: dict[str, int]
     """Cases by the reason why their answer could not be read."""
     predicted: dict[str, int]
-    """Cases by answer."""
+    """Cases, or their decisions, by answer."""
     confusion: Confusion
     slices: dict[str, dict[str, Estimates]]
     """Slice, then value, then metric. Values of the slice `view` are other ways to show the cases that have them."""
@@ -81,6 +87,11 @@ class EvalReport(Strict):
     rows: tuple[Row, ...]
     paired: tuple[Paired, ...]
     note: str = NOTE
+
+    @property
+    def counted(self) -> str:
+        """What `confusion` and `predicted` count: a case of several decisions is counted once for each."""
+        return "cases" if self.confusion.total == self.n else "decisions"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,8 +52,9 @@ class Corrected(Strict):
     malformed: Weight = 0.02
     most: Weight = 0.2
     """What each of these three costs at most."""
-    unsubmitted: Weight = 0.2
-    """What an audit that was never handed in costs, beside all that it would have earned."""
+    unsubmitted: Weight = 0.7
+    """What an audit that was never handed in costs, beside all that it would have earned: more than any waste in one
+    that was, so that silence is the worst outcome."""
 
     @property
     def low(self) -> float:
