@@ -138,19 +138,17 @@ def _mode(task: Task, mode: str, base: str, members: Mapping[str, Member], name:
     me = members[name]
     seeds = [other for other, member in members.items() if member.recipe == me.recipe and other != name]
     controls = [other for other, member in members.items() if member.control and member.recipe != me.recipe]
-    kinds: dict[str, Kind] = {name: "version"}
-    for others, kind in ((seeds, "seed"), (controls, "control")):
-        kinds |= dict.fromkeys(others, kind)
-    rows = {other: members[other].report.rows[0] for other in kinds}
+    trained: list[tuple[str, Kind]] = [(name, "version")]
+    trained += [(other, "seed") for other in seeds]
+    trained += [(other, "control") for other in controls]
+    found = {other: (kind, members[other].report.rows[0]) for other, kind in trained}
     # Who descends from another version has that one in its report, and not the base.
     untrained = {base: members[base].report.rows[0]}
-    untrained |= {row: found for member in members.values() for row, found in _rest(member).items() if _of(base, row)}
-    for row, found in (*_rest(me).items(), *untrained.items()):
-        kind: Kind = "base" if _of(base, row) else "parent" if me.parent and _of(me.parent, row) else "trivial"
-        kinds.setdefault(row, kind)
-        rows.setdefault(row, found)
+    untrained |= {row: it for member in members.values() for row, it in _rest(member).items() if _of(base, row)}
+    for row, it in (*_rest(me).items(), *untrained.items()):
+        found.setdefault(row, ("base" if _of(base, row) else "parent" if _of(me.parent, row) else "trivial", it))
     order = list(WHAT)
-    lines = [_line(row, found, kinds[row], members.get(row)) for row, found in rows.items()]
+    lines = [_line(row, it, kind, members.get(row)) for row, (kind, it) in found.items()]
     return Mode(
         mode=mode,
         lines=tuple(sorted(lines, key=lambda line: order.index(line.kind))),
@@ -174,9 +172,9 @@ def _rest(member: Member) -> dict[str, Row]:
     return {row.name: row for row in member.report.rows[1:]}
 
 
-def _of(who: str, row: str) -> bool:
+def _of(who: str | None, row: str) -> bool:
     """A row is about somebody's answers, to the cases as given or under another view."""
-    return row == who or row.startswith(f"{who}, ")
+    return who is not None and (row == who or row.startswith(f"{who}, "))
 
 
 def page(report: Beside) -> str:
