@@ -186,7 +186,7 @@ def page(report: Beside) -> str:
         f"{report.note} Not for clinical use. Task {report.task}, version {report.task_version}; {report.n} exam "
         f"cases{of}, each answered once by everybody in every mode. Recipe: {report.recipe}. Brackets hold 95% "
         f"intervals. The metrics are defined in `clinrl.tasks.{report.task}`.",
-        f"All numbers stand as in the versions' own reports; that of this one is "
+        "All rows stand as in the versions' own reports; that of this one is "
         f"[here](../../{report.name}/report.md). All recipes over their seeds, and the tests between them: "
         f"[{report.comparison}](../{report.comparison}.md).",
     ]
@@ -226,8 +226,8 @@ def _words(task: Task, report: Beside, mode: Mode) -> Iterator[str]:
     )
     if report.clusters is not None:
         said.append(
-            "McNemar's test takes cases for independent, which those of one cluster are not, so that what is shown "
-            "here needs a second look at the tests over clusters and seeds in the comparison."
+            "McNemar's test takes cases for independent, which those of one cluster are not, so its p-values may be "
+            "too small; the tests of the comparison are over clusters and seeds."
         )
     yield " ".join([*said, f"All figures hold for {report.exam} only."])
     yield "Paired tests against the trained controls, exact McNemar, two-sided:"
