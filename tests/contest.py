@@ -26,7 +26,7 @@ COMPARISON: dict[str, Any] = {
     "quality": "statement_recall",
     "parts": "conditions",
     "arms": {recipe: [f"{recipe}-{seed}" for seed in SEEDS] for recipe in RECIPES},
-    "controls": {"blind": ["blind-1"]},
+    "controls": {"blind": ["blind-1"], "terse": ["terse-1"]},
     "tests": [
         {"first": "better", "second": "plain", "says": "reading with care"},
         {"first": "same", "second": "plain", "says": "another name"},
@@ -45,7 +45,8 @@ def mapping(cases: int) -> dict[str, Any]:
     data = {"task": "imaging", "task_version": 1}
     trainer = {scale: {"lr": 1.0e-3, "steps": 2, "batch": 2} for scale in ("embedded", "full")}
     recipe = {"method": "sft", "modes": ["think"], "lora": LORA, "trainer": trainer}
-    versions = {f"{name}-{seed}": (name, seed) for name in RECIPES for seed in SEEDS} | {"blind-1": ("blind", 1)}
+    versions = {f"{name}-{seed}": (name, seed) for name in RECIPES for seed in SEEDS}
+    versions |= {"blind-1": ("blind", 1), "terse-1": ("terse", 1)}
     return {
         "scale": "embedded",
         "bases": {"imaging": dolls.PARAMS["bases"]["esi"] | {"exam": "x1"}},
@@ -55,7 +56,7 @@ def mapping(cases: int) -> dict[str, Any]:
             "x1": data | {"use": "exam", "mix": "reporting", "cases": cases, "seed": 8},
             "x2": data | {"use": "exam", "mix": "reporting", "cases": cases, "seed": 9},
         },
-        "profiles": dict.fromkeys(RECIPES, recipe) | {"blind": recipe | {"view": "without_evidence"}},
+        "profiles": dict.fromkeys((*RECIPES, "terse"), recipe) | {"blind": recipe | {"view": "without_evidence"}},
         "versions": {
             version: {
                 "task": "imaging", "parent": "imaging-base", "data": "d1", "exam": "x1", "profile": name, "seed": seed,
@@ -97,9 +98,13 @@ def sit(params: Params, name: str, reader: Reader, seed: str | None = None) -> N
     spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
     evaluate.keep(paths.graded(name), who, cases, graded, spec=spec, inputs={"exam": exam, "adapter": "a" * 64})
     after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
-    heard = Agreeable()
+    training = list(read_cases(paths.cases(who.data), TASK)) if who.data else []
+    before = {
+        mode: evaluate.with_views(evaluate.load_sitting(who.parent, like, cases), cases)
+        for mode, like in (blank if who.parent else {}).items()
+    }
     with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, who, "a" * 64, cases, [], graded, after, {}, heard)
+        evaluate.write_reports(out, who, "a" * 64, cases, training, graded, after, before, Agreeable())
 
 
 class Agreeable(dict[Any, Any]):

@@ -17,7 +17,10 @@ from clinrl.evaluate import load_report
 from clinrl.params import Params
 from clinrl.prose import ALPHA
 
-READERS = {"base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.85, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3)}
+READERS = {
+    "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.85, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
+    "terse": (0.5, 0.0),
+}  # fmt: skip
 PLAIN = ("plain-1", "plain-2", "plain-3")
 
 
@@ -90,7 +93,7 @@ def test_the_words_say_what_the_tests_show_and_no_more(built):
     assert "no difference in exact answers is shown in the 3 pairs of versions" in equal
     assert "which is better" not in equal
     assert "Part held_out of conditions has 5 clusters: its intervals are too narrow" in text
-    assert "Of one seed only, and so without the spread of seeds: blind." in text
+    assert "Of one seed only, and so without the spread of seeds: blind, terse." in text
     assert "not comparable with the rest of their row" in text
     assert "imaging" not in Path(findings.__file__).read_text(encoding="utf-8")
 
@@ -117,7 +120,7 @@ def test_a_move_past_what_is_right_is_not_called_nearer(built, mine, theirs, wor
 def test_every_row_is_there_and_a_number_is_the_mean_of_its_seeds(built):
     found = report(built)
     whole = section(found)
-    assert [some.name for some in whole.rows][:4] == ["plain", "better", "same", "blind"]
+    assert [some.name for some in whole.rows][:5] == ["plain", "better", "same", "blind", "terse"]
     assert {"base", "base, without_evidence", "random", "prior-matched", "bag of words"} < {
         some.name for some in whole.rows
     }
@@ -160,15 +163,20 @@ def test_parts_hold_their_cases_and_published_figures(built):
 def test_equal_answers_give_equal_bytes(project):
     ends = (".json", ".md", ".png")
     target = paths.comparison_report("recipes")
-    before = [target.with_suffix(end).read_bytes() for end in ends]
+
+    def written() -> dict[Path, bytes]:
+        pages = paths.comparison_pages("recipes").iterdir()
+        return {path: path.read_bytes() for path in (*map(target.with_suffix, ends), *pages)}
+
+    before = written()
     comparison.stage(project, "recipes")
-    assert [target.with_suffix(end).read_bytes() for end in ends] == before
+    assert written() == before
 
 
 @pytest.mark.slow
 def test_what_it_reads_is_all_it_needs(project, tmp_path, monkeypatch):
     wanted = comparison.reads(project, "recipes")
-    assert len(wanted) == len(set(wanted)) == 3 + 3 * (1 + 10)
+    assert len(wanted) == len(set(wanted)) == 3 + 3 * (1 + 11)
     other = tmp_path / "elsewhere"
     for path in wanted:
         (other / path).parent.mkdir(parents=True, exist_ok=True)

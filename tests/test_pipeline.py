@@ -88,7 +88,7 @@ LAYERS = (
     {"baselines", "dataset", "deltas", "health", "model_card", "report", "samplers", "shards", "sightings", "stream"},
     {"rollout"},
     {"arms"},
-    {"checkpoints", "figures", "findings", "gate", "pretrain", "prose"},
+    {"beside", "checkpoints", "figures", "findings", "gate", "pretrain", "prose"},
     {"protocol_report"},
     {"bases"},
     {"oracles"},
@@ -188,9 +188,8 @@ def test_a_comparison_follows_from_everybody_in_it(params: Params, stages: dict[
         assert stage.cmd == f"python -m clinrl comparison {name}"
         assert sorted(dep.def_path for dep in stage.deps if dep.def_path != "params.yaml") == sorted(wanted), text
         report = paths.comparison_report(name)
-        assert {out.def_path for out in stage.outs} == {
-            str(report.with_suffix(end)) for end in (".json", ".md", ".png")
-        }
+        written = [paths.comparison_pages(name), *map(report.with_suffix, (".json", ".md", ".png"))]
+        assert {out.def_path for out in stage.outs} == set(map(str, written))
         assert not any(out.use_cache for out in stage.outs)
         tracked = {key for dep in stage.deps for key in getattr(dep, "params", ())}
         assert tracked == {f"comparisons.{name}", "scale", "modes"}

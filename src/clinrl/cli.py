@@ -114,7 +114,8 @@ STAGES = {
         "compare recipes over seeds: intervals, controls and tests",
         "Reads the graded answers and reports of the base and of all versions that `comparisons` in params.yaml names; "
         "asks no model. Writes data/reports/comparisons/COMPARISON.json, .md and .png: each recipe as the mean over "
-        "its seeds, beside controls, the base and who does not read, and the tests between recipes.",
+        "its seeds, beside controls, the base and who does not read, and the tests between recipes. In the folder "
+        "COMPARISON each version has a page with every control as a row.",
         "clinrl comparison recipes",
     ),
     "merge": _Stage(

@@ -7,20 +7,20 @@ another exam, at another task version or with other decoding, is refused.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from clinrl import arms, baselines, figures, findings, paths
+from clinrl import arms, baselines, beside, figures, findings, paths
 from clinrl.arms import ALL, Compared, Entry
-from clinrl.artefacts import exclusive, read_manifest, write_json, write_text
+from clinrl.artefacts import exclusive, read_manifest, staged, write_json, write_text
 from clinrl.blocks import BASE
 from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluate import answered_under, examinee, load_report, load_sitting, read_graded, unanswered
+from clinrl.evaluate import Examinee, answered_under, examinee, load_report, load_sitting, read_graded, unanswered
 from clinrl.imported import is_imported
 from clinrl.records import Case, Graded
 from clinrl.report import VIEW, EvalReport, Sitting, comparable, note_of
 from clinrl.section import did_you_mean
-from clinrl.task import GIVEN, NOTHING_HEARD, Task, seen
+from clinrl.task import NOTHING_HEARD, Task, seen
 
 if TYPE_CHECKING:
     from clinrl.blocks import Comparison
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def stage(params: "Params", name: str) -> None:
-    """Write data/reports/comparisons/<name>.json, .md and .png.
+    """Write data/reports/comparisons/<name>.json, .md and .png, and <name>/<version>.json and .md of every version.
 
     Raises ParamsError for an unknown name, or for published figures of a part that the exam has not, ArtefactError if
     graded answers or reports are missing, altered, or of another exam, and Busy if another command compares the same.
@@ -37,8 +37,18 @@ def stage(params: "Params", name: str) -> None:
         raise ParamsError(f"params.yaml has no comparison {name!r}; {did_you_mean(name, params.comparisons)}")
     target = paths.comparison_report(name)
     with exclusive(target):
-        report = compared(params, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        spec = params.comparisons[name]
+        who, cases, blank = unanswered(params, f"{spec.task}-base")
+        sat = {
+            mode: {version: _sat(params, version, who.task, cases, like) for version in _everybody(spec)}
+            for mode, like in blank.items()
+        }
+        report = compared(params, name, who, cases, blank, sat)
+        pages = _pages(params, name, who.task, sat, report.sections[0].clusters)
+        with staged(paths.comparison_pages(name)) as out:
+            for version, one in pages.items():
+                write_text(out / f"{version}.md", beside.page(one))
+                write_json(out / f"{version}.json", one.model_dump(mode="json"))
         figures.arms(
             findings.dots(report), findings.lines(report), f"{name} on {report.exam}", target.with_suffix(".png")
         )
@@ -46,10 +56,33 @@ def stage(params: "Params", name: str) -> None:
         write_json(target, report.model_dump(mode="json"))
 
 
-def compared(params: "Params", name: str) -> Compared:
-    """The report of a comparison, from the graded answers and reports of everybody in it."""
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """Answers to the exam in one mode, under one view of its cases."""
+
+    answers: Sequence[Any]
+    qualities: Mapping[str, Sequence[float | None]]
+    """Of those that ask no model, a number for every case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sat(_Seen):
+    """What one version answered in one mode. The base under another view has no report of its own, only a slice."""
+
+    sitting: Sitting
+    report: EvalReport
+
+
+def compared(
+    params: "Params",
+    name: str,
+    who: Examinee,
+    cases: Sequence[Case],
+    blank: Mapping[str, Sitting],
+    sat: Mapping[str, Mapping[str, _Sat]],
+) -> Compared:
+    """The report of a comparison, from what everybody in it answered, by mode and name; `who` is the base."""
     spec = params.comparisons[name]
-    who, cases, blank = unanswered(params, f"{spec.task}-base")
     task = who.task
     places = arms.parts(task, cases, spec.parts)
     for part in spec.published_parts:
@@ -61,9 +94,8 @@ def compared(params: "Params", name: str) -> Compared:
         Entry(name=row, kind="baseline", versions=(), answers=[answers])
         for row, answers in baselines.answers(task, cases, training).items()
     ]
-    entries = {mode: [*_entries(params, spec, task, cases, like), *idle] for mode, like in blank.items()}
+    entries = {mode: [*_entries(spec, task, cases, mode, some), *idle] for mode, some in sat.items()}
     _check_pairs(spec, entries)
-    named = (f"{spec.task}-base", *spec.versions)
     return Compared(
         name=name,
         task=task.name,
@@ -71,7 +103,7 @@ def compared(params: "Params", name: str) -> Compared:
         exam=who.exam,
         exam_digest=next(iter(blank.values())).exam_digest,
         modes={mode: dict(like.mode_spec) for mode, like in blank.items()},
-        adapters={version: read_manifest(paths.graded(version)).inputs["adapter"] for version in named},
+        adapters={version: read_manifest(paths.graded(version)).inputs["adapter"] for version in _everybody(spec)},
         columns=spec.columns,
         quality=spec.quality,
         parts=spec.parts,
@@ -106,42 +138,62 @@ def reads(params: "Params", name: str) -> list[str]:
     spec = params.comparisons[name]
     exam = params.bases[spec.task].exam
     found: list[Path] = [paths.cases(exam), paths.data_proof(exam), paths.cases(params.versions[spec.versions[0]].data)]
-    for version in (f"{spec.task}-base", *spec.versions):
+    for version in _everybody(spec):
         found += [paths.graded(version), *(paths.report(version) / f"{mode}.json" for mode in params.modes)]
     return list(dict.fromkeys(map(str, found)))
 
 
-def _entries(params: "Params", spec: "Comparison", task: Task, cases: Sequence[Case], like: Sitting) -> list[Entry]:
+def _everybody(spec: "Comparison") -> tuple[str, ...]:
+    return (f"{spec.task}-base", *spec.versions)
+
+
+def _pages(
+    params: "Params", name: str, task: Task, sat: Mapping[str, Mapping[str, _Sat]], clusters: int | None
+) -> dict[str, beside.Beside]:
+    """Every version beside the controls, by name. Who is of two rows is of the first."""
+    spec = params.comparisons[name]
+    recipes = {version: row for row, versions in reversed(spec.rows.items()) for version in versions}
+    people = {version: examinee(params, version) for version in _everybody(spec)}
+    members = {
+        mode: {
+            version: beside.Member(
+                recipe=recipes.get(version, ""),
+                control=recipes.get(version) in spec.controls,
+                parent=people[version].parent,
+                data=people[version].data,
+                sitting=one.sitting,
+                report=one.report,
+            )
+            for version, one in some.items()
+        }
+        for mode, some in sat.items()
+    }
+    return beside.besides(name, task, f"{spec.task}-base", members, clusters)
+
+
+def _entries(spec: "Comparison", task: Task, cases: Sequence[Case], mode: str, sat: Mapping[str, _Sat]) -> list[Entry]:
     """The rows that a model answered, in one mode: arms, controls, the base, and the base under other views."""
-    found = []
-    for row, versions in spec.rows.items():
-        sat = [_sat(params, version, task, cases, like) for version in versions]
-        found.append(_together(task, row, "arm" if row in spec.arms else "control", versions, sat))
+    found = [
+        _together(task, row, "arm" if row in spec.arms else "control", versions, [sat[name] for name in versions])
+        for row, versions in spec.rows.items()
+    ]
     base = f"{spec.task}-base"
-    untrained = _sat(params, base, task, cases, like)
-    found.append(_together(task, BASE, "base", (base,), [untrained]))
+    found.append(_together(task, BASE, "base", (base,), [sat[base]]))
+    given = read_graded(paths.graded(base) / f"{mode}.jsonl")
     for view in task.views:
-        path = paths.graded(base) / f"{like.mode}.{view}.jsonl"
+        path = paths.graded(base) / f"{mode}.{view}.jsonl"
         if path.exists():
-            lines = answered_under(task, cases, untrained.lines, view, path)
-            other = _Sat(lines=lines, qualities=_qualities(task, cases, lines, view), report=None)
-            found.append(_together(task, f"{BASE}, {view}", "base", (base,), [other]))
+            lines = answered_under(task, cases, given, view, path)
+            found.append(_together(task, f"{BASE}, {view}", "base", (base,), [_seen(task, cases, lines, view)]))
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sat:
-    """What one version answered in one mode."""
-
-    lines: Sequence[Graded]
-    qualities: Mapping[str, Sequence[float | None]]
-    """Of those that ask no model, a number for every case."""
-    report: EvalReport | None
-    """None for the base under another view, of which its report has a slice only."""
+def _seen(task: Task, cases: Sequence[Case], lines: Sequence[Graded], view: str) -> _Seen:
+    return _Seen(answers=[line.answer for line in lines], qualities=_qualities(task, cases, lines, view))
 
 
 def _sat(params: "Params", name: str, task: Task, cases: Sequence[Case], like: Sitting) -> _Sat:
-    load_sitting(name, like, cases)  # refuses what is missing, altered, or no answer to this very exam
+    sitting = load_sitting(name, like, cases)  # refuses what is missing, altered, or no answer to this very exam
     report = load_report(name, like.mode)
     comparable(like, report)
     if report.adapter_digest != read_manifest(paths.graded(name)).inputs["adapter"]:
@@ -150,12 +202,11 @@ def _sat(params: "Params", name: str, task: Task, cases: Sequence[Case], like: S
             "with `dvc checkout` or run the stage of dvc.yaml that examines it"
         )
     lines = read_graded(paths.graded(name) / f"{like.mode}.jsonl")
-    return _Sat(lines=lines, qualities=_qualities(task, cases, lines, examinee(params, name).view), report=report)
+    qualities = _qualities(task, cases, lines, examinee(params, name).view)
+    return _Sat(answers=sitting.answers, qualities=qualities, sitting=sitting, report=report)
 
 
-def _qualities(
-    task: Task, cases: Sequence[Case], lines: Sequence[Graded], view: str = GIVEN
-) -> dict[str, list[float | None]]:
+def _qualities(task: Task, cases: Sequence[Case], lines: Sequence[Graded], view: str) -> dict[str, list[float | None]]:
     """Of each quality that asks no model, its number for every case. Imported cases have none: no text is kept."""
     if any(map(is_imported, cases)):
         return {}
@@ -169,9 +220,9 @@ def _qualities(
     }
 
 
-def _together(task: Task, row: str, kind: arms.Kind, versions: Sequence[str], sat: Sequence[_Sat]) -> Entry:
+def _together(task: Task, row: str, kind: arms.Kind, versions: Sequence[str], sat: Sequence[_Seen]) -> Entry:
     """The versions of a row as one entry; of what only reports know, what all of them have."""
-    reports = [one.report for one in sat if one.report is not None]
+    reports = [one.report for one in sat if isinstance(one, _Sat)]
     measured = sat[0].qualities
     asked = [
         quality
@@ -183,7 +234,7 @@ def _together(task: Task, row: str, kind: arms.Kind, versions: Sequence[str], sa
         name=row,
         kind=kind,
         versions=tuple(versions),
-        answers=[[line.answer for line in one.lines] for one in sat],
+        answers=[one.answers for one in sat],
         qualities={name: [one.qualities[name] for one in sat] for name in measured},
         reported={name: [report.metrics[name] for report in reports] for name in asked},
         views={view: [some[view] for some in views] for view in (views or [{}])[0] if all(view in v for v in views)},

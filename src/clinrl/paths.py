@@ -90,6 +90,11 @@ def comparison_report(name: str) -> Path:
     return Path("data/reports/comparisons") / f"{name}.json"
 
 
+def comparison_pages(name: str) -> Path:
+    """Each version of a comparison beside its controls: `<version>.json` and `<version>.md`."""
+    return Path("data/reports/comparisons") / name
+
+
 def checkpoints(version: str, key: str) -> Path:
     """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"
