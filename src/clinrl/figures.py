@@ -120,7 +120,9 @@ def confusion(counts: Confusion, title: str, path: Path, *, counted: str = "case
                 ink = "white" if depth > 0.55 else "0.15" if count else "0.7"
                 axes.text(left[c] + 0.5, r + 0.5, f"{count}", ha="center", va="center", color=ink)
         axes.set(xlim=(0, levels + 1.4), ylim=(len(counts.rows), 0), xlabel="predicted", ylabel=f"gold ({counted})")
-        axes.set_xticks([x + 0.5 for x in left], [_lines(name) for name in counts.columns])
+        below = [_lines(name) for name in counts.columns]
+        longest = max(len(line) for label in below for line in label.splitlines())
+        axes.set_xticks([x + 0.5 for x in left], below, size="medium" if longest < 12 else "x-small")
         labels = [f"{_lines(name)} ({sum(row)})" for name, row in zip(counts.rows, counts.counts, strict=True)]
         axes.set_yticks([r + 0.5 for r in range(len(labels))], labels)
         axes.set_title(title, pad=10)
