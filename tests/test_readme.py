@@ -112,3 +112,36 @@ def test_what_it_says_of_three_seeds_is_what_was_measured() -> None:
             assert safer["p"] < 0.05
         agreement = [run["mode_agreement"][version]["value"] for version in ("esi-v43", "esi-v49")]
         assert agreement == sorted(agreement)
+
+
+LEVELS = ("easy", "medium", "hard")
+
+
+def levels_of(sat: dict, level: str) -> str:
+    found = sat["levels"][level]["quality"]
+    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def audit_rows() -> list[str]:
+    """The README's rows of the audit, from the committed reports on the protocol."""
+    reports = {
+        name: json.loads((ROOT / f"data/reports/protocol/{name}.json").read_text(encoding="utf-8"))
+        for name in ("audit-base", "audit-v1", "audit-v2")
+    }
+    found = []
+    for decoding, shown in (("as examined", "greedy"), ("sampled", "sampled")):
+        for name, report in reports.items():
+            (sat,) = (
+                row
+                for row in report["sat"]
+                if (row["who"], row["mode"], row["decoding"]) == (name, "think", decoding)
+            )
+            found.append((name, shown, sat))
+    idle = [row for row in reports["audit-base"]["sat"] if not row["mode"]]
+    found += [(row["who"], "", row) for row in idle if row["who"] in ("text_coin", "flag_all_diligent", "coin_diligent")]
+    return [f"| {who} | {how} | {' | '.join(levels_of(sat, level) for level in LEVELS)} |" for who, how, sat in found]
+
+
+def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
+    block = README.split("| who | decoding | easy | medium | hard |\n| --- | --- | --- | --- | --- |\n")[1]
+    assert block.split("\n\n")[0].splitlines() == audit_rows()
