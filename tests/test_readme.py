@@ -132,13 +132,13 @@ def audit_rows() -> list[str]:
     for decoding, shown in (("as examined", "greedy"), ("sampled", "sampled")):
         for name, report in reports.items():
             (sat,) = (
-                row
-                for row in report["sat"]
-                if (row["who"], row["mode"], row["decoding"]) == (name, "think", decoding)
+                row for row in report["sat"] if (row["who"], row["mode"], row["decoding"]) == (name, "think", decoding)
             )
             found.append((name, shown, sat))
     idle = [row for row in reports["audit-base"]["sat"] if not row["mode"]]
-    found += [(row["who"], "", row) for row in idle if row["who"] in ("text_coin", "flag_all_diligent", "coin_diligent")]
+    found += [
+        (row["who"], "", row) for row in idle if row["who"] in ("text_coin", "flag_all_diligent", "coin_diligent")
+    ]
     return [f"| {who} | {how} | {' | '.join(levels_of(sat, level) for level in LEVELS)} |" for who, how, sat in found]
 
 

@@ -168,9 +168,11 @@ def _cells(task: Task, names: Sequence[str], metrics: Mapping[str, Estimate]) ->
 
 
 def shown(task: Task, name: str, estimate: Estimate) -> str:
-    """A metric of the task with its interval: a statistic as a number, anything else in per cent."""
+    """A metric of the task with its interval: a statistic or a count as a number, anything else in per cent."""
     if isinstance(task.metrics.get(name), Statistic):
         return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    if (quality := task.qualities.get(name)) is not None and quality.counts:
+        return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
     return percent(estimate)
 
 

@@ -68,13 +68,16 @@ def no_asks(case: AnyCase, transcript: Transcript) -> Sequence[Ask]:
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """A mean over cases of something in [0, 1] that is measured on the whole transcript, not on the answer alone."""
+    """A mean over cases of something that is measured on the whole transcript, not on the answer alone."""
 
     of: Callable[[Any, Transcript, Heard], float | None]
-    """None for a case outside the denominator. `heard` holds the answers to `asks`."""
+    """In [0, 1], or from 0 on if `counts`; None for a case outside the denominator. `heard` holds the answers to
+    `asks`."""
     worse: str
     """Which direction is worse: "higher" or "lower"."""
     asks: Callable[[Any, Transcript], Sequence[Ask]] = no_asks
+    counts: bool = False
+    """It is a number of things, not a share of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

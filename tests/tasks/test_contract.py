@@ -8,6 +8,7 @@ overwritten, because data and adapters may have been built with that version.
 import importlib
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
@@ -425,7 +426,7 @@ def test_what_reports_show_is_defined(name: str) -> None:
 
 
 @tasks
-def test_qualities_are_between_nothing_and_all(name: str) -> None:
+def test_qualities_are_between_nothing_and_all_or_counts(name: str) -> None:
     task = get_task(name)
     for quality in task.qualities.values():
         assert quality.worse in ("higher", "lower")
@@ -433,7 +434,7 @@ def test_qualities_are_between_nothing_and_all(name: str) -> None:
             for turn in (task.gold(case, thinking=True).messages[-1], Message(role="assistant", content="")):
                 asks = quality.asks(case, said(turn))
                 value = quality.of(case, said(turn), {ask: stand_in(task, ask) for ask in asks})
-                assert value is None or 0 <= value <= 1
+                assert value is None or 0 <= value <= (math.inf if quality.counts else 1)
 
 
 @tasks
@@ -510,7 +511,7 @@ def test_any_episode_is_read_and_scored(name: str, data: st.DataObject) -> None:
     assert task.cost(task.label(case), answer) >= 0
     for quality in task.qualities.values():
         value = quality.of(case, transcript, {})
-        assert value is None or 0 <= value <= 1
+        assert value is None or 0 <= value <= (math.inf if quality.counts else 1)
 
 
 @of_several

@@ -43,6 +43,13 @@ def invalid(case: AuditCase, transcript: Transcript, heard: Heard) -> float | No
     return refused / (len(done.log) + done.malformed) if done.log or done.malformed else None
 
 
+def calls(case: AuditCase, transcript: Transcript, heard: Heard) -> float | None:
+    """Calls for each decision that was made, those that did nothing too. None where nothing is decided."""
+    done = played(case, transcript)
+    made = len(decisions(case, done.log))
+    return (len(done.log) + done.malformed) / made if made else None
+
+
 def economy(case: AuditCase, transcript: Transcript, heard: Heard) -> float | None:
     """Calls that the episode needs for each that was made, at most 1. None without a call."""
     done = played(case, transcript)
@@ -57,6 +64,7 @@ QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
         "evidence": Quality(of=evident, worse="lower"),
         "fallacy_named": Quality(of=understood, worse="lower"),
         "invalid_calls": Quality(of=invalid, worse="higher"),
+        "calls_per_decision": Quality(of=calls, worse="higher", counts=True),
         "economy": Quality(of=economy, worse="lower"),
     }
 )

@@ -1,0 +1,93 @@
+"""What audits are judged by, against counts by hand and scikit-learn's measures."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import fbeta_score, precision_score, recall_score
+
+from clinrl.records import Unreadable
+from clinrl.task import get_task
+from clinrl.tasks.audit.episodes import APPROVED, spelt
+from clinrl.tasks.audit.metrics import (
+    METRICS,
+    SHORT,
+    balanced_accuracy,
+    dangerous,
+    exact,
+    f_beta,
+    sensitivity,
+    specificity,
+)
+from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
+
+TASK = get_task("audit")
+SILENT = Unreadable(reason="not submitted")
+GOLD = "A1 approve; A2 age_boundary_error; A3 approve; A4 comorbidity_override_miss"
+
+decisions = st.sampled_from((APPROVED, *ERROR_TYPES))
+audits = st.lists(st.lists(st.tuples(decisions, decisions | st.none()), min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+def texts(audit):
+    """An audit's gold text and answer; what is None was not decided."""
+    gold = spelt({f"A{place}": right for place, (right, _) in enumerate(audit)})
+    return gold, spelt({f"A{place}": given for place, (_, given) in enumerate(audit) if given is not None})
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_exact", "is_dangerous"),
+    [
+        (GOLD, True, False),
+        (SILENT, False, True),
+        ("", False, True),
+        ("A1 approve; A2 approve; A3 approve; A4 comorbidity_override_miss", False, True),
+        ("A1 approve; A2 age_boundary_error; A3 approve", False, True),  # the last error was never decided
+        ("A1 age_boundary_error; A2 temporal_inconsistency; A3 approve; A4 protocol_window_violation", False, False),
+    ],
+)
+def test_an_audit_is_dangerous_if_an_error_passes_and_exact_if_all_is_right(answer, is_exact, is_dangerous):
+    assert exact(GOLD, answer) is is_exact
+    assert dangerous(GOLD, answer) is is_dangerous
+
+
+def test_where_the_actor_makes_no_error_nothing_is_dangerous():
+    assert dangerous("A1 approve; A2 approve", SILENT) is None
+
+
+@given(audits)
+def test_pooled_figures_are_those_of_scikit_learn(found):
+    golds, answers = zip(*map(texts, found), strict=True)
+    right = [one for audit in found for one, _ in audit]
+    given_ = [given or "undecided" for audit in found for _, given in audit]
+    kinds = list(ERROR_TYPES)
+    options = {"labels": kinds, "average": "micro", "zero_division": 0.0}
+    assert f_beta(golds, answers) == pytest.approx(fbeta_score(right, given_, beta=1.5, **options))
+    assert sensitivity(golds, answers) == pytest.approx(recall_score(right, given_, **options))
+    clean = recall_score(right, given_, labels=[APPROVED], average="micro", zero_division=0.0)
+    assert specificity(golds, answers) == pytest.approx(clean)
+    assert balanced_accuracy(golds, answers) == pytest.approx((sensitivity(golds, answers) + clean) / 2)
+    for kind in kinds:
+        alone = {"labels": [kind], "average": "micro", "zero_division": 0.0}
+        assert METRICS[f"recall_{SHORT[kind]}"].of(golds, answers) == pytest.approx(
+            recall_score(right, given_, **alone)
+        )
+        assert METRICS[f"precision_{SHORT[kind]}"].of(golds, answers) == pytest.approx(
+            precision_score(right, given_, **alone)
+        )
+
+
+def test_an_audit_that_was_not_handed_in_counts_as_nothing_decided():
+    assert (sensitivity([GOLD], [SILENT]), specificity([GOLD], [SILENT]), f_beta([GOLD], [SILENT])) == (0.0, 0.0, 0.0)
+    assert METRICS["recall_override"].of([GOLD, GOLD], [GOLD, SILENT]) == 0.5
+
+
+def test_a_flag_of_another_type_is_a_false_alarm_and_a_miss():
+    answer = GOLD.replace(AGE, TEMPORAL)
+    assert sensitivity([GOLD], [answer]) == 0.5
+    assert METRICS["precision_temporal"].of([GOLD], [answer]) == 0.0
+    assert {AGE, TEMPORAL, WINDOW, OVERRIDE} == set(SHORT)
+
+
+def test_every_metric_says_which_way_is_worse():
+    assert {name for name, metric in METRICS.items() if metric.worse == "higher"} == {"dangerous"}
+    assert set(METRICS) == set(TASK.metrics)
