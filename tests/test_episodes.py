@@ -298,7 +298,7 @@ class Scripted(TransformersSampler):
         (prompt,) = prompts
         self.asked.append(list(prompt.ids))
         ids = self.turns[len(self.asked) - 1][:budget]
-        return [trainers.decode(tokenizer(), ids, {tokenizer().eos_token_id})]
+        return [feedback.decode(tokenizer(), ids, {tokenizer().eos_token_id})]
 
 
 class Played(trainers.Grpo):
