@@ -18,7 +18,7 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluate import Examinee, answered_under, examinee, load_report, load_sitting, read_graded, unanswered
 from clinrl.imported import is_imported
 from clinrl.records import Case, Graded
-from clinrl.report import VIEW, EvalReport, Sitting, comparable, note_of
+from clinrl.report import VIEW, EvalReport, Sitting, clusters_of, comparable, note_of
 from clinrl.section import did_you_mean
 from clinrl.task import NOTHING_HEARD, Task, seen
 
@@ -43,8 +43,10 @@ def stage(params: "Params", name: str) -> None:
             mode: {version: _sat(params, version, who.task, cases, like) for version in _everybody(spec)}
             for mode, like in blank.items()
         }
+        clusters = clusters_of(who.task, cases)
+        # Before the intervals, which take minutes: reports that contradict each other are found out here.
+        pages = _pages(params, name, who.task, sat, None if clusters is None else len(set(clusters)))
         report = compared(params, name, who, cases, blank, sat)
-        pages = _pages(params, name, who.task, sat, report.sections[0].clusters)
         with staged(paths.comparison_pages(name)) as out:
             for version, one in pages.items():
                 write_text(out / f"{version}.md", beside.page(one))
