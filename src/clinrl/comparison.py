@@ -83,7 +83,11 @@ def compared(
     blank: Mapping[str, Sitting],
     sat: Mapping[str, Mapping[str, _Sat]],
 ) -> Compared:
-    """The report of a comparison, from what everybody in it answered, by mode and name; `who` is the base."""
+    """The report of a comparison, from what everybody in it answered, by mode and name; `who` is the base.
+
+    Raises ParamsError for published figures of a part that the exam has not, ArtefactError for a test of rows that are
+    in no mode together.
+    """
     spec = params.comparisons[name]
     task = who.task
     places = arms.parts(task, cases, spec.parts)
