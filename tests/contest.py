@@ -1,14 +1,17 @@
 """A project whose recipes were examined although nothing was trained: real imaging cases, scripted readers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
 import dolls
-from clinrl import dataset, evaluate, paths
+from clinrl import comparison, dataset, evaluate, paths, statistics
 from clinrl.artefacts import identity, read_manifest, staged, write_json
 from clinrl.dataset import read_cases
 from clinrl.params import Params
@@ -65,6 +68,18 @@ def mapping(cases: int) -> dict[str, Any]:
         },
         "comparisons": {"recipes": COMPARISON},
     }  # fmt: skip
+
+
+@contextmanager
+def compared(folder: Path, readers: dict[str, Reader], cases: int = 120, *, resamples: int) -> Iterator[Path]:
+    """The project in a folder, compared once with so many draws an interval. Copy it; do not write to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(statistics, "RESAMPLES", resamples)
+        statistics._case_draws.cache_clear()
+        comparison.stage(build(readers, cases), "recipes")
+    yield folder
+    statistics._case_draws.cache_clear()
 
 
 def build(readers: dict[str, Reader], cases: int = 120) -> Params:

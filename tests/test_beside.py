@@ -30,15 +30,8 @@ PAGES = paths.comparison_pages("recipes")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The project, compared once. Copy it; do not write to it."""
-    folder = tmp_path_factory.mktemp("contest")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(statistics, "RESAMPLES", 50)
-        statistics._case_draws.cache_clear()
-        comparison.stage(contest.build(READERS, CASES), "recipes")
-    yield folder
-    statistics._case_draws.cache_clear()
+    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, CASES, resamples=50) as folder:
+        yield folder
 
 
 @pytest.fixture

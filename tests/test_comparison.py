@@ -26,16 +26,8 @@ PLAIN = ("plain-1", "plain-2", "plain-3")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The project, compared once. Copy it; do not write to it."""
-    folder = tmp_path_factory.mktemp("contest")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(statistics, "RESAMPLES", 200)
-        statistics._case_draws.cache_clear()
-        params = contest.build(READERS)
-        comparison.stage(params, "recipes")
-    yield folder
-    statistics._case_draws.cache_clear()
+    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, resamples=200) as folder:
+        yield folder
 
 
 @pytest.fixture
