@@ -13,7 +13,7 @@ from trl.chat_template_utils import add_response_schema, parse_response
 import dolls
 from clinrl import feedback, rollout, trainers
 from clinrl.blocks import Mode
-from clinrl.errors import DataError
+from clinrl.errors import DataError, TrainingError
 from clinrl.oracles import Oracles
 from clinrl.records import Call, Message, Transcript, Unreadable
 from clinrl.samplers import Prompt, ScriptedSampler, TransformersSampler
@@ -421,6 +421,59 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     assert line["tools/failure_frequency"] > 0
     after = trainers.adapter_state(adapted)
     assert any(not (before[name] == after[name]).all() for name in before)
+
+
+class Sampled(trainers.Grpo):
+    """TRL's loop, which keeps the prompts and the results that it asks a model with."""
+
+    def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
+        self.asked.append([tokenizer().decode(ids) for ids in prompt_ids])
+        call = write_turn(Message(role="assistant", content="", calls=(Call(name="x", arguments={}),)), False)
+        text = f"Hm.\n</think>\n\n{call}" if self.thinking else call
+        return [encode(tokenizer(), [text + tokenizer().eos_token])[0] for _ in prompt_ids], None
+
+
+def short(steps):
+    return {
+        "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {},
+        "lora": {"rank": 2, "alpha": 4.0, "targets": "all-linear"},
+        "modes": {"think": {"thinking": True}, "direct": {"thinking": False}},
+        "reward": TASK.Reward().model_dump(mode="json"),
+        "trainer": {
+            "steps": steps, "prompts": 2, "group": 2, "micro_batch": None, "lr": 1.0e-3, "temperature": 1.0,
+            "beta": 0.0, "max_completion": 400, "scale_rewards": "group", "vllm": False,
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainers, "Grpo", Sampled)
+    adapted = trainers.start_adapter(model(), short(3), None)
+    modes = (("think", True), ("direct", False), ("think", True))
+    rows = [trainers.Row(case, *each, frozenset()) for each in modes for case in CASES[:2]]
+    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, short(3), rows, tmp_path, Oracles(tmp_path))
+    grpo.asked = []
+    grpo.train()
+    rounds = len(grpo.asked) // 3
+    assert rounds > 1  # the calls are read, so their results are asked with
+    for number, asked in enumerate(grpo.asked):
+        thinks = modes[number // rounds][1]
+        assert all(text.endswith("<think>\n" if thinks else "<think>\n\n</think>\n\n") for text in asked)
+    logged = [entry for entry in grpo.state.log_history if "loss" in entry]
+    assert [[name for name, _ in modes if f"reward/{name}" in entry] for entry in logged] == [
+        ["think", "think"], ["direct"], ["think", "think"],
+    ]  # fmt: skip
+    assert all(entry["tools/call_frequency"] > 0 for entry in logged)
+
+
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+def test_a_step_of_two_modes_is_refused(tmp_path):
+    adapted = trainers.start_adapter(model(), short(1), None)
+    rows = [trainers.Row(CASES[0], "think", True, frozenset()), trainers.Row(CASES[1], "direct", False, frozenset())]
+    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, short(1), rows, tmp_path, Oracles(tmp_path))
+    with pytest.raises(TrainingError, match="step 1 was served rows in the modes direct, think"):
+        grpo.train()
 
 
 def test_an_imitation_logs_what_each_step_served(tmp_path):

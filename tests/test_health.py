@@ -97,6 +97,15 @@ def test_episodes_have_alarms_of_their_own(name, alarm, about, warn, stop):
     assert worse == [(alarm, about, "warn"), (alarm, about, "stop")]
 
 
+@pytest.mark.parametrize(("every", "expected"), [(2, [("not_submitted", "direct", "warn")]), (3, [])])
+def test_modes_that_are_played_in_turn_have_alarms_too(every, expected):
+    lines = run(20, **EPISODES, **{"not_submitted/direct": lambda n: 0.3})
+    for number, step in enumerate(lines):
+        if number % every:
+            del step["not_submitted/direct"]
+    assert raised(lines) == expected  # one step of three is too few to say
+
+
 def test_an_episode_that_is_not_submitted_is_not_called_unreadable():
     (found,) = alarms(run(**EPISODES, **{"not_submitted/direct": lambda n: 0.3}))
     assert found.says == "30% of the episodes in mode direct were not submitted over 3 steps"

@@ -475,16 +475,13 @@ def audits(**changes: Any) -> dict[str, Any]:
     return mapping
 
 
-def test_a_recipe_of_episodes_has_one_mode_and_no_held_out_looks(tmp_path):
+def test_a_recipe_of_episodes_has_no_held_out_looks(tmp_path):
     phases = [
         {"share": 0.5, "slice": "level", "values": ["easy"]},
         {"share": 0.5, "slice": "level", "values": ["easy", "hard"]},
     ]
     params = Params.model_validate(audits(stream={"phases": phases}))
     assert [phase.values for phase in params.profiles["grpo"].stream.phases] == [("easy",), ("easy", "hard")]
-    assert params.profiles["sft"].modes == ("think", "direct")  # an imitation renders each row by itself
-    sentence = refusal(audits(modes=["direct", "think"]), tmp_path)
-    assert sentence.startswith("profiles.grpo.modes are direct, think, but an episode of audit is played in one mode")
     trainer = VALID["profiles"]["grpo"]["trainer"]
     looking = trainer["full"] | {"held_out": {"cases": 4, "every": 2}}
     sentence = refusal(audits(trainer={"embedded": trainer["embedded"], "full": looking}), tmp_path)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from clinrl import stream
 from clinrl.blocks import GrpoTrainer, Phase, Stream, lengths
 from clinrl.errors import DataError
-from clinrl.params import Params
+from clinrl.params import Params, load_params
 from clinrl.section import read_yaml
 from clinrl.task import get_task
 
@@ -66,6 +66,16 @@ def test_a_cap_drops_repeats_before_cases_and_no_more_than_it_must() -> None:
 
 def test_modes_take_turns() -> None:
     assert [row.mode for row in draw(5)] == ["think", "direct", "think", "direct", "think"]
+    assert [row.mode for row in draw(5, turn=2)] == ["think", "think", "direct", "direct", "think"]
+
+
+@pytest.mark.parametrize(("version", "each"), [("audit-v1", 1), ("audit-v2", 6)])
+def test_episodes_that_are_played_together_are_played_in_one_mode(version: str, each: int) -> None:
+    cases = list(get_task("audit").cases(60, 1, pool="train", mix="natural"))
+    rows = stream.training_stream(load_params(ROOT / "params.yaml"), version, cases)
+    assert [row.mode for row in rows[: 4 * each]] == [
+        mode for mode in ("think", "direct", "think", "direct") for _ in range(each)
+    ]
 
 
 def test_every_pass_is_shuffled_anew() -> None:

@@ -58,7 +58,7 @@ class Rule:
 
 
 def _means(prefix: str) -> Callable[[Sequence[Line]], Mapping[str, float]]:
-    """The mean of every metric `<prefix>/<about>` that is in each line of the window."""
+    """The mean of every metric `<prefix>/<about>` that the last line has and at least half of the window."""
 
     def observe(lines: Sequence[Line]) -> dict[str, float]:
         names = {name for name in lines[-1] if name.startswith(f"{prefix}/")}
@@ -69,10 +69,13 @@ def _means(prefix: str) -> Callable[[Sequence[Line]], Mapping[str, float]]:
 
 
 def _mean(lines: Sequence[Line], name: str) -> float | None:
-    """The mean of a metric over the lines; None if one of them lacks it."""
-    values = [line.get(name) for line in lines]
+    """The mean of a metric over the lines that have it, as steps of episodes have those of one mode in turn.
+
+    None if fewer than half of them have it, or if it is no number in one of them.
+    """
+    values = [line[name] for line in lines if name in line]
     known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
+    return fmean(known) if len(known) == len(values) and 2 * len(known) >= len(lines) > 0 else None
 
 
 def _excess(lines: Sequence[Line]) -> dict[str, float]:

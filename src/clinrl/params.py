@@ -304,11 +304,6 @@ class Params(Section):
 
     def _check_episodes(self, at: str, profile: GrpoProfile, task: str) -> None:
         """Refuse what a training on episodes cannot have."""
-        if len(profile.modes) > 1:
-            raise ParamsError(
-                f"{at}.modes are {', '.join(profile.modes)}, but an episode of {task} is played in one mode throughout "
-                "the training; allowed: one of them"
-            )
         for scale, trainer in profile.trainer.items():
             if trainer.held_out is not None:
                 raise ParamsError(

@@ -40,6 +40,7 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
     trainer = params.trainer(block.profile)
     task = get_task(block.task)
     each = trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch
+    together = task.environment is not None and isinstance(trainer, GrpoTrainer)
     return draw(
         [seen(task, case, profile.view) for case in cases],
         task=task,
@@ -50,6 +51,7 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
         seed=block.seed,
         phases=profile.stream.phases,
         each=each,
+        turn=each if together else 1,
     )
 
 
@@ -64,12 +66,14 @@ def draw(
     seed: int,
     phases: Sequence[Phase] = (),
     each: int = 1,
+    turn: int = 1,
 ) -> list[Row]:
     """`rows` rows in training order. Pure: equal arguments give the equal list in any process.
 
     The stream is a chain of passes over the cases. In a pass every case stands once, or `repeat[label]` times (>= 1);
     then a label with a `cap` (a share in 0..1) loses repeats, and only then cases, at random until its share of the
-    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. Modes take turns row by row.
+    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. Modes take turns every `turn` rows:
+    row by row, or where TRL plays the episodes of a step together, which it does in one mode, step by step.
 
     With `phases` there is such a chain for each, over its cases alone and for its whole steps, of `each` rows.
 
@@ -85,7 +89,7 @@ def draw(
         steps = lengths(phases, rows // each)
         parts = [(_served(cases, task, phase), each * count) for phase, count in zip(phases, steps, strict=True)]
     stream = [case for part, count in parts for case in _chain(part, task, repeat, cap, count, random)]
-    return [Row(case, modes[index % len(modes)]) for index, case in enumerate(stream)]
+    return [Row(case, modes[index // turn % len(modes)]) for index, case in enumerate(stream)]
 
 
 def served(values: Sequence[str], phases: Sequence[Phase]) -> dict[str, float]:

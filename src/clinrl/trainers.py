@@ -6,9 +6,10 @@ on a boundary where resuming is exact.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -207,18 +208,32 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     held_out: HeldOut | None = None
     """Asked before the first step and every so many steps after it."""
-    thinking: bool = True
-    """The mode of every row, where cases are played in an environment."""
+    switches: Mapping[str, bool] = MappingProxyType({})
+    """Whether a mode thinks, where cases are played in an environment."""
     offered: Sequence[Mapping[str, Any]] = ()
     """The schemas of its tools."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end a turn."""
+    thinking: bool = True
+    """Of the step that is played."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
 
-    def play(self, thinking: bool, offered: Sequence[Mapping[str, Any]], ends: frozenset[int]) -> None:
-        """Play every row in this mode, with these tools, and read turns as `rollout.run` does."""
-        self.thinking, self.offered = thinking, offered
-        self._tokenizer = Reader(self.processing_class, thinking, ends)
+    def play(
+        self, switches: Mapping[str, bool], offered: Sequence[Mapping[str, Any]], ends: frozenset[int]
+    ) -> None:
+        """Play the rows of a step in their one mode, with these tools, and read turns as `rollout.run` does."""
+        self.switches, self.offered, self.ends = switches, offered, ends
+
+    def _play_in(self, modes: Collection[str]) -> None:
+        if len(modes) > 1:
+            raise TrainingError(
+                f"step {self.state.global_step + 1} was served rows in the modes {', '.join(sorted(modes))}, but TRL "
+                "plays the episodes of a step together"
+            )
+        self.thinking = self.switches[next(iter(modes))]
+        self._tokenizer = Reader(self.processing_class, self.thinking, self.ends)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
         texts = [prompt if isinstance(prompt, str) else self._opening(prompt) for prompt in prompts]
@@ -242,6 +257,8 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 f"step {self.state.global_step + 1} was served rows {sorted(set(served))[:4]}... of the stream, but "
                 f"{sorted(set(planned))[:4]}... are planned: TRL's sampler does not keep the order"
             )
+        if self.switches:
+            self._play_in({row["mode"] for row in inputs})
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.held_out is not None and self.state.global_step % self.held_out.every == 0:
             for name, value in self.held_out.look(self.accelerator.unwrap_model(self.model)).items():
@@ -260,7 +277,7 @@ def grpo_trainer(
 ) -> Grpo:
     """GRPO on the task's reward: each row is one group of completions, each step one round of generation.
 
-    A task with an environment is played through TRL's tool loop, every row in the same mode: what tools return is
+    A task with an environment is played through TRL's tool loop, the rows of a step in one mode: what tools return is
     masked, and a group shares one episode.
     """
     trainer = spec["trainer"]
@@ -296,10 +313,11 @@ def grpo_trainer(
         **common_settings(spec, output),
     )
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
+    switches = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
     score = reward_function(
         task,
         reward,
-        thinking={mode: switch["thinking"] for mode, switch in spec["modes"].items()},
+        thinking=switches,
         tokenizer=tokenizer,
         ends=end_tokens(model, tokenizer),
         group=trainer["group"],
@@ -315,5 +333,5 @@ def grpo_trainer(
         **({} if task.environment is None else {"environment_factory": task.environment}),
     )
     if task.environment is not None:
-        grpo.play(rows[0].thinking, tools, end_tokens(model, tokenizer))
+        grpo.play(switches, tools, end_tokens(model, tokenizer))
     return grpo
