@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import copy
+import gc
 import signal
 from typing import Any
 
@@ -18,6 +19,16 @@ hypothesis.settings.load_profile("clinrl")
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _settled() -> None:
+    """Keep the garbage collector from walking the loaded libraries, millions of objects that stay.
+
+    Others ask it to, statsmodels with every correction of p values.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

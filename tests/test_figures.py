@@ -91,9 +91,22 @@ def test_phases_are_bounded_where_one_follows_another(tmp_path, monkeypatch):
     shown = [axes for axes in drawn[0].axes if axes.get_visible()]
     assert [axes.get_title() for axes in shown] == ["", ""]
     assert [axes.get_title(loc="left") for axes in shown] == ["Reward", "Served"]
-    assert [text.get_text() for text in shown[1].get_legend().get_texts()] == ["easy", "hard", "medium"]
+    assert [text.get_text() for text in shown[1].get_legend().get_texts()] == ["easy", "medium", "hard"]
     for axes in shown:
         assert [(span.get_x(), span.get_x() + span.get_width()) for span in axes.patches] == figures.phases(history)
+
+
+@pytest.mark.parametrize(("in_turn", "lines"), [(True, ["direct", "think"]), (False, ["all", "direct", "think"])])
+def test_a_mean_over_modes_is_drawn_where_a_step_has_both(in_turn, lines, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.append(figure))
+    history = [
+        {"step": step, "reward": 0.5}
+        | {f"reward/{mode}": 0.5 for number, mode in enumerate(("think", "direct")) if not in_turn or step % 2 == number}
+        for step in range(1, 7)
+    ]
+    figures.curves(history, "Training of v1", tmp_path / "a.png")
+    assert [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()] == lines
 
 
 def test_a_run_without_phases_is_drawn_without_shades(tmp_path, monkeypatch):

@@ -242,6 +242,11 @@ def _panel(axes: "Axes", name: str, keys: Mapping[str, str], history: History) -
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
+def _first(history: History, key: str) -> int:
+    """The place of the first entry in which a quantity is not zero."""
+    return next((place for place, entry in enumerate(history) if entry.get(key)), len(history))
+
+
 def _panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]]:
     """Panel title to its lines (label to log entry); what is zero throughout is left out."""
     alive = sorted({key for entry in history for key, value in entry.items() if value})
@@ -252,6 +257,11 @@ def _panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]
         shown = alive if title in ("Reward terms", "Answers") else sorted(logged)
         keys = {found[1] or TOTAL: key for key in shown if (found := re.fullmatch(pattern, key))}
         keys = {label: keys[label] for label in labels if label in keys} | keys
+        if title == "Served":
+            keys = dict(sorted(keys.items(), key=lambda item: _first(history, item[1])))
+        # Where modes take turns, the mean of a step is that of one mode, and a line through all of them jumps.
+        if len(keys) > 1 and not any(entry.keys() >= set(keys.values()) for entry in history):
+            keys.pop(TOTAL, None)
         if keys:
             panels[title] = keys
     # A GRPO loss is an artefact of the estimator and says nothing about progress.
