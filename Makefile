@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help demo serve test check bench faults
+.PHONY: help demo serve test slow check bench faults
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -20,7 +20,10 @@ serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine
 	@$(RUN) python -m flows.serve --servers
 
 test: $(READY) ## run the test suite
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+slow: $(READY) ## run the tests of whole flows and trainings that `make test` leaves out
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m 'slow and not faults' -n 2 --dist loadgroup --no-loadscope-reorder
 
 check: $(READY) ## formatting, lint, types
 	@$(BIN)/ruff format --check .

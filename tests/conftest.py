@@ -21,6 +21,23 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
+LONGEST = ("flows", "test_train", "test_pipeline", "test_live", "test_privacy", "test_registry", "test_verify")
+"""Groups of tests that take long."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep a file in one process, and the flows with the project and the server that they share; longest first, so that
+    no process is left alone with them."""
+
+    def group(item: pytest.Item) -> str:
+        return "flows" if item.path.parent.name == "flows" else item.path.stem
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: LONGEST.index(group(item)) if group(item) in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _settled() -> None:
     """Keep the garbage collector from walking the loaded libraries, millions of objects that stay.

@@ -102,7 +102,11 @@ def test_a_mean_over_modes_is_drawn_where_a_step_has_both(in_turn, lines, tmp_pa
     monkeypatch.setattr(figures, "_save", lambda figure, _: drawn.append(figure))
     history = [
         {"step": step, "reward": 0.5}
-        | {f"reward/{mode}": 0.5 for number, mode in enumerate(("think", "direct")) if not in_turn or step % 2 == number}
+        | {
+            f"reward/{mode}": 0.5
+            for number, mode in enumerate(("think", "direct"))
+            if not in_turn or step % 2 == number
+        }
         for step in range(1, 7)
     ]
     figures.curves(history, "Training of v1", tmp_path / "a.png")

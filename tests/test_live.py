@@ -239,6 +239,7 @@ def test_a_server_that_never_answers_is_not_waited_for(project, monkeypatch):
         assert time.monotonic() - began < train.LAST_METRICS_S + 2
 
 
+@pytest.mark.slow
 def test_a_server_killed_in_the_middle_loses_no_metric(project, tmp_path_factory, monkeypatch):
     port, lines = free_port(), exhibits.history(2)
     files = tmp_path_factory.mktemp("server")

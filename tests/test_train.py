@@ -163,6 +163,7 @@ def test_a_killed_run_takes_its_worker_along_and_continues_to_the_same_bytes(tra
     assert dolls.files(paths.adapter("v2")) == untouched
 
 
+@pytest.mark.slow
 def test_a_stopped_run_says_where_it_continues_and_continues_to_the_same_bytes(trained):
     untouched = dolls.files(paths.adapter("v1"))
     shutil.rmtree(paths.adapter("v1"))
@@ -176,6 +177,7 @@ def test_a_stopped_run_says_where_it_continues_and_continues_to_the_same_bytes(t
     assert dolls.files(paths.adapter("v1")) == untouched
 
 
+@pytest.mark.slow
 def test_a_quantised_base_trains_an_adapter_in_full_precision(project):
     from safetensors.torch import load_file
 

@@ -72,8 +72,8 @@ def draw(
 
     The stream is a chain of passes over the cases. In a pass every case stands once, or `repeat[label]` times (>= 1);
     then a label with a `cap` (a share in 0..1) loses repeats, and only then cases, at random until its share of the
-    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. Modes take turns every `turn` rows:
-    row by row, or where TRL plays the episodes of a step together, which it does in one mode, step by step.
+    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. Modes take turns every `turn`
+    rows: row by row, or step by step where TRL plays the episodes of a step together, which it does in one mode.
 
     With `phases` there is such a chain for each, over its cases alone and for its whole steps, of `each` rows.
 

@@ -220,9 +220,7 @@ class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
 
-    def play(
-        self, switches: Mapping[str, bool], offered: Sequence[Mapping[str, Any]], ends: frozenset[int]
-    ) -> None:
+    def play(self, switches: Mapping[str, bool], offered: Sequence[Mapping[str, Any]], ends: frozenset[int]) -> None:
         """Play the rows of a step in their one mode, with these tools, and read turns as `rollout.run` does."""
         self.switches, self.offered, self.ends = switches, offered, ends
 

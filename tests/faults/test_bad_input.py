@@ -362,6 +362,7 @@ def test_a_disk_that_fills_up_while_training(
     assert dolls.files(disk / ADAPTER) == dolls.files(trained / ADAPTER)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_training_and_the_same_command_again(
     stopped: tuple[Path, Future[tuple[int, str]]], trained: Path
 ) -> None:
