@@ -40,10 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _settled() -> None:
-    """Keep the garbage collector from walking the loaded libraries, millions of objects that stay.
-
-    Others ask it to, statsmodels with every correction of p values.
-    """
+    """Keep the garbage collector from walking the loaded libraries: millions of objects that stay, at each collection
+    that a library asks for, as statsmodels does with every correction of p values."""
     gc.collect()
     gc.freeze()
 
