@@ -327,6 +327,20 @@ class Played(trainers.Grpo):
         return self.outcome
 
 
+def training(modes, **trainer):
+    """The resolved spec of a short training; `modes` says of each whether it thinks."""
+    return {
+        "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {},
+        "lora": {"rank": 2, "alpha": 4.0, "targets": "all-linear"},
+        "modes": {mode: {"thinking": thinking} for mode, thinking in modes.items()},
+        "reward": TASK.Reward().model_dump(mode="json"),
+        "trainer": {
+            "steps": 1, "prompts": 2, "group": 2, "micro_batch": None, "lr": 1.0e-3, "temperature": 1.0, "beta": 0.0,
+            "max_completion": 400, "scale_rewards": "group", "vllm": False,
+        } | trainer,
+    }  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
 @pytest.mark.parametrize("thinking", [True, False])
 def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp_path, monkeypatch):
@@ -357,17 +371,8 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
         lambda task, pairs, *rest: [seen.append((pairs, found := earn(task, pairs, *rest))), found][1],
     )
     monkeypatch.setattr(trainers, "Grpo", Played)
-    steps = {"steps": 1, "prompts": 2, "group": 4, "micro_batch": None}
-    spec = {
-        "scale": "embedded", "seed": 1, "checkpoint_every": 1,
-        "lora": {"rank": 2, "alpha": 4.0, "targets": "all-linear"},
-        "modes": {"m": {"thinking": thinking}}, "reward": reward.model_dump(mode="json"),
-        "stream": {"phases": [{"share": 1.0, "slice": "level", "values": ["easy", "hard"]}]},
-        "trainer": steps | {
-            "lr": 1.0e-3, "temperature": 1.0, "beta": 0.0, "max_completion": budget, "scale_rewards": "group",
-            "vllm": False,
-        },
-    }  # fmt: skip
+    spec = training({"m": thinking}, group=4, max_completion=budget)
+    spec["stream"] = {"phases": [{"share": 1.0, "slice": "level", "values": ["easy", "hard"]}]}
     rows = [trainers.Row(case, "m", thinking, frozenset()) for case in cases]
     adapted = trainers.start_adapter(model(), spec, None)
     before = trainers.adapter_state(adapted)
@@ -433,26 +438,14 @@ class Sampled(trainers.Grpo):
         return [encode(tokenizer(), [text + tokenizer().eos_token])[0] for _ in prompt_ids], None
 
 
-def short(steps):
-    return {
-        "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {},
-        "lora": {"rank": 2, "alpha": 4.0, "targets": "all-linear"},
-        "modes": {"think": {"thinking": True}, "direct": {"thinking": False}},
-        "reward": TASK.Reward().model_dump(mode="json"),
-        "trainer": {
-            "steps": steps, "prompts": 2, "group": 2, "micro_batch": None, "lr": 1.0e-3, "temperature": 1.0,
-            "beta": 0.0, "max_completion": 400, "scale_rewards": "group", "vllm": False,
-        },
-    }  # fmt: skip
-
-
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
 def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
     monkeypatch.setattr(trainers, "Grpo", Sampled)
-    adapted = trainers.start_adapter(model(), short(3), None)
+    spec = training({"think": True, "direct": False}, steps=3)
+    adapted = trainers.start_adapter(model(), spec, None)
     modes = (("think", True), ("direct", False), ("think", True))
     rows = [trainers.Row(case, *each, frozenset()) for each in modes for case in CASES[:2]]
-    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, short(3), rows, tmp_path, Oracles(tmp_path))
+    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
     grpo.asked = []
     grpo.train()
     rounds = len(grpo.asked) // 3
@@ -469,9 +462,10 @@ def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
 def test_a_step_of_two_modes_is_refused(tmp_path):
-    adapted = trainers.start_adapter(model(), short(1), None)
+    spec = training({"think": True, "direct": False})
+    adapted = trainers.start_adapter(model(), spec, None)
     rows = [trainers.Row(CASES[0], "think", True, frozenset()), trainers.Row(CASES[1], "direct", False, frozenset())]
-    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, short(1), rows, tmp_path, Oracles(tmp_path))
+    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
     with pytest.raises(TrainingError, match="step 1 was served rows in the modes direct, think"):
         grpo.train()
 

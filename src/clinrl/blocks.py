@@ -194,7 +194,7 @@ class Profile(Section):
     """What all recipes have in common."""
 
     modes: Distinct
-    """Modes that training rows are asked in."""
+    """Modes that training rows are asked in, in turn: row by row, in GRPO on episodes step by step."""
     lora: Lora
     """Shape of the adapter."""
     stream: Stream = Stream()
