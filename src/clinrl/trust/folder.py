@@ -108,12 +108,11 @@ def _signed(path: Path, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, str]]
         if path.is_symlink() or path.stat().st_size > dsse.LARGEST:
             raise SignatureError(f"{path} is a link, or too large for a signature")
         bundle = json.loads(path.read_bytes())
-        if bundle["mediaType"] != BUNDLE:
-            raise SignatureError(f"{path} is no signature that is known here; it must be of the type {BUNDLE}")
-        who, statement = dsse.opened(bundle["dsseEnvelope"], keys)
-        hint = bundle["verificationMaterial"]["publicKey"]["hint"]
-        if hint != hashlib.sha256(keys[who].pem.encode()).hexdigest():
-            raise SignatureError("the key that it names is another one than signed it")
+        envelope = bundle["dsseEnvelope"]
+        who, statement = dsse.opened(envelope, keys)
+        material = {"publicKey": {"hint": hashlib.sha256(keys[who].pem.encode()).hexdigest()}, "tlogEntries": []}
+        if bundle != {"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope}:
+            raise SignatureError(f"this is no {BUNDLE} of that key alone")
         how, listed = statement["predicate"]["serialization"], statement["predicate"]["resources"]
         expected = (PREDICATE, "files", "sha256", False)
         if (statement["predicateType"], how["method"], how["hash_type"], how["allow_symlinks"]) != expected:
