@@ -172,7 +172,8 @@ def build(
 
     `others` are the answers of the other rows by name, `tests` the paired tests already made, `heard` what the models
     that the task's qualities ask have answered. `view` is how the cases were shown, `views` holds the answers under
-    others. `qualities` are the measures of whole transcripts, by default all of the task's. Raises ValueError if the graded answers are not those of the cases.
+    others. `qualities` are the measures of whole transcripts, by default all of the task's. Raises
+    ValueError if the graded answers are not those of the cases.
     """
     if [case.id for case in cases] != [line.case_id for line in graded]:
         raise ValueError(f"the graded answers of {name} in mode {mode} are not in the order of exam {exam}")
