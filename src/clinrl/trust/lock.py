@@ -6,10 +6,11 @@ of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a f
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from clinrl import paths
 from clinrl.errors import ArtefactError
 from clinrl.records import Strict
 
@@ -97,22 +98,30 @@ def facts(lock: Lock, target: str) -> list[Fact]:
     return found
 
 
-def demand(params: "Params", name: str, *, needed: Iterable[Path] = ()) -> list[Fact]:
-    """All that a version or a merge was made of and examined on is as dvc.lock records it, and what is needed is here.
+def demand(params: "Params", name: str) -> list[Fact]:
+    """All that a version or a merge was made of and examined on is as dvc.lock records it; what is used of it is here.
 
-    `needed` are paths that a caller is about to use. Something else that is recorded and not here, as the data of an
-    ancestor in a clone, is no fault. Returns the facts; raises ArtefactError for the first that does not hold.
+    Used are itself, its base, its exam, its answers, reports and proofs. Something else that is recorded and not here,
+    as the data of an ancestor in a clone, is no fault. Returns the facts; raises ArtefactError for the first that does
+    not hold.
     """
-    found = facts(read(), exam_stage(params, name))
-    wanted = {str(path) for path in needed}
+    from clinrl.evaluate import examinee
+
+    who = examinee(params, name)
+    used = [who.folder, paths.base(who.task.name), paths.cases(who.exam), paths.data_proof(who.exam)]
+    used += [paths.graded(name), paths.report(name), *([paths.probe_proof(name)] if who.data else [])]
+    stage = exam_stage(params, name)
+    found = facts(read(), stage)
+    for path in used:
+        about = [fact for fact in found if fact.path == str(path) or Path(fact.path).parent == path]
+        if not about and found[0].state != "unrecorded":
+            raise ArtefactError(f"dvc.lock records nothing of {path}; run `dvc repro {stage}`")
+        for fact in about:
+            if fact.state == "absent":
+                raise ArtefactError(fact.says)
     for fact in found:
-        is_wanted = fact.state == "absent" and (fact.path in wanted or str(Path(fact.path).parent) in wanted)
-        if fact.state in ("altered", "unrecorded") or is_wanted:
+        if fact.state in ("altered", "unrecorded"):
             raise ArtefactError(fact.says)
-    covered = {fact.path for fact in found}
-    for path in sorted(wanted):
-        if path not in covered and not any(inside.startswith(f"{path}/") for inside in covered):
-            raise ArtefactError(f"dvc.lock records nothing of {path}; run `dvc repro {exam_stage(params, name)}`")
     return found
 
 
