@@ -11,6 +11,7 @@ from clinrl import lineage as lineages
 from clinrl.evaluate import HISTORY, examinee, load_sitting, unanswered
 from clinrl.recording import MERGED
 from clinrl.tables import show
+from clinrl.trust import approval
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -45,6 +46,8 @@ def decide(params: "Params", arguments: Namespace) -> int:
         show(FINDINGS, rows, as_json=False)
     for reason in decision.reasons:
         print(f"clinrl: {reason}", file=sys.stderr)
+    if decision.promote:
+        print(f"clinrl: `clinrl approve {approval.of(decision)} --as NAME` approves it from anywhere", file=sys.stderr)
     return 0 if decision.promote else 1
 
 

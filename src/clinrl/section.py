@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from clinrl.errors import ParamsError, SignatureError
-from clinrl.trust.keys import Key, parsed
+from clinrl.trust.keys import OURS, Key, parsed
 
 Scale = Literal["embedded", "full"]
 """embedded: small models that this project builds itself, on a CPU. full: hub checkpoints, on a GPU."""
@@ -110,8 +110,8 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _person(value: str) -> str:
-    if len(value) < 2:
-        raise refusal("is no name; somebody who signs is listed under 2 characters or more")
+    if len(value) < 2 or value == OURS:
+        raise refusal(f"is no name; somebody who signs is listed under 2 characters or more, and not as {OURS!r}")
     return value
 
 
