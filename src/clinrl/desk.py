@@ -11,6 +11,7 @@ from clinrl import lineage as lineages
 from clinrl.evaluate import HISTORY, examinee, load_sitting, unanswered
 from clinrl.recording import MERGED
 from clinrl.tables import show
+from clinrl.trust.approval import given
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -45,6 +46,8 @@ def decide(params: "Params", arguments: Namespace) -> int:
         show(FINDINGS, rows, as_json=False)
     for reason in decision.reasons:
         print(f"clinrl: {reason}", file=sys.stderr)
+    if decision.promote:
+        print(f"clinrl: `clinrl approve {decision.digest} --as NAME` approves it from anywhere", file=sys.stderr)
     return 0 if decision.promote else 1
 
 
@@ -52,7 +55,8 @@ def promote(params: "Params", arguments: Namespace) -> int:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = release.named(arguments.approver)
     decision = release.decide(params, arguments.name)
-    entry = release.promote(params, arguments.name, approver=approver, decision=decision)
+    approval = given(params, decision.digest, approver)
+    entry = release.promote(params, arguments.name, decision=decision, approval=approval)
     show(COLUMNS, [_row(entry)], as_json=False)
     return 0
 
@@ -62,7 +66,7 @@ def rollback(params: "Params", arguments: Namespace) -> int:
 
     Says so on stderr if the full model of the version that lost its place is still a champion.
     """
-    show(COLUMNS, [_row(release.rollback(arguments.name, approver=arguments.approver))], as_json=False)
+    show(COLUMNS, [_row(release.rollback(params, arguments.name, approver=arguments.approver))], as_json=False)
     gone = registry.holder(arguments.name, release.PREVIOUS)
     full = registry.holder(arguments.name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
+from clinrl.artefacts import digest as digest_of
 from clinrl.blocks import Gate, Limit
 from clinrl.errors import ArtefactError
 from clinrl.records import Estimate, Strict, Unreadable
@@ -50,6 +51,11 @@ class Decision(Strict):
     promote: bool
     reasons: tuple[str, ...]
     """Why not, a sentence a broken limit; or one sentence that all limits hold."""
+
+    @property
+    def digest(self) -> str:
+        """What a person approves: it covers everything above."""
+        return digest_of(self.model_dump(mode="json"))
 
 
 def decide(
