@@ -489,6 +489,9 @@ def _run(arguments: argparse.Namespace) -> int:
         code: int = getattr(import_module("clinrl.desk"), arguments.command)(params, arguments)
         return code
     import_module(f"clinrl.{STAGES[arguments.command].module}").stage(params, arguments.name)
+    import_module("clinrl.trust.provenance").record(
+        arguments.command, arguments.name, params.scale, source=arguments.params
+    )
     return 0
 
 
