@@ -117,7 +117,8 @@ def free_port() -> int:
 
 def _start(name: str, port: int, settings: dict[str, str]) -> "subprocess.Popen[str]":
     app = ["--factory", f"flows.fenced:{name}", "--lifespan", "on", "--log-level", "error"]
-    command = [sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)]
+    ends = ["--timeout-graceful-shutdown", "2"]  # seconds; a page that is open elsewhere would hold it for ever
+    command = [sys.executable, "-m", "uvicorn", *app, *ends, "--host", HOST, "--port", str(port)]
     credentials.private_folder()
     with _log(name).open("w") as log:
         return child.start(command, grace_s=GRACE_S, stdout=log, stderr=log, env=os.environ | settings)

@@ -160,7 +160,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _confined(send: Send) -> Send:
-    """Pages that no other origin may show in a frame, where a click could be stolen, and that tell none what they do."""
+    """Pages that no other origin may show in a frame, where a click could be stolen, and that report to none."""
 
     async def confine(message: Message) -> None:
         if message["type"] == "http.response.start":
