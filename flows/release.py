@@ -17,7 +17,7 @@ import os
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from prefect import State, flow, get_client
+from prefect import Flow, State, flow, get_client
 from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
@@ -51,11 +51,19 @@ class Approval(RunInput):
     note: str = ""
 
 
-@flow(flow_run_name="release-{name}")
-def release(name: str, approver: str | None = None) -> State[None]:
-    """Decide on a registered version or merge, ask for approval unless `approver` gives it, promote it and merge it."""
-    runs.begin()
-    return carry_out(load_params(), name, approver)
+def approved_by(approver: str | None) -> Flow[[str], State[None]]:
+    """The flow, approved beforehand by a person, or by nobody. No parameter of a run says so: anybody could set it."""
+
+    @flow(flow_run_name="release-{name}")
+    def release(name: str) -> State[None]:
+        """Decide on a registered version or merge, ask for approval unless it was given, promote it and merge it."""
+        runs.begin()
+        return carry_out(load_params(), name, approver)
+
+    return release
+
+
+release = approved_by(None)
 
 
 def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:

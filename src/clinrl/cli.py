@@ -226,7 +226,8 @@ def parser() -> argparse.ArgumentParser:
         _wrapped(
             "Serves the environment of TASK over HTTP and WebSocket until Ctrl-C, and prints its address first. A "
             "client resets with seed, level, pool and index; the score comes with the last observation and is that of "
-            "`clinrl evaluate`. There is no password: whoever reaches the address may play. Needs the extra openenv."
+            "`clinrl evaluate`. There is no password: whoever reaches the address may play, but for web pages of other "
+            "origins and requests to another host name. The pool exam is closed. Needs the extra openenv."
         ),
         "clinrl openenv audit\nclinrl openenv audit --port 8001 --sessions 8\n"
         "openenv validate --url http://127.0.0.1:8000",
@@ -237,6 +238,9 @@ def parser() -> argparse.ArgumentParser:
     )
     openenv.add_argument("--port", type=_port, metavar="N", default=8000, help="0: any free one; default: 8000")
     openenv.add_argument("--sessions", type=_natural(1), metavar="N", default=64, help="at once; default: 64")
+    openenv.add_argument(
+        "--open-exam", action="store_true", help="serve cases of the pool exam too: never to a trainer"
+    )
     _add_registry_commands(command)
     _add_signing_commands(command)
     compare = command(
@@ -456,7 +460,11 @@ def _run(arguments: argparse.Namespace) -> int:
         return verdict
     if arguments.command == "openenv":
         import_module("clinrl.environments").stage(
-            arguments.name, host=arguments.host, port=arguments.port, sessions=arguments.sessions
+            arguments.name,
+            host=arguments.host,
+            port=arguments.port,
+            sessions=arguments.sessions,
+            open_exam=arguments.open_exam,
         )
         return 0
     if arguments.command in ("keys", "approve"):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ def impatient(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.release.POLL_S", 0.2)
 
 
-def ended(flow: Any, *arguments: Any, **named: Any) -> Any:
-    """Run a flow and return its last state."""
-    return flow(*arguments, **named, return_state=True)
+def ended(flow: Any, of: str, approver: str | None = None) -> Any:
+    """Run a flow, approved beforehand as on the command line or by nobody, and return its last state."""
+    if approver is not None:
+        flow = import_module(flow.fn.__module__).approved_by(approver)
+    return flow(of, return_state=True)
 
 
 def edit(change: Callable[[Any], None]) -> None:
