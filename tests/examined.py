@@ -17,8 +17,13 @@ from clinrl import dataset, paths
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.params import Params
 
-RIGHT: Sequence[int] = ()
+RIGHT: Sequence[int] = (0,)
 """An answer pattern: every case right."""
+GOOD: Sequence[int] = (0, 0, 0, 0, 2)
+"""Better than anybody who does not read, but too fond of level 2."""
+DATA = dolls.PARAMS["datasets"]
+DATASETS = DATA | {"x1": DATA["x1"] | {"cases": 40}}
+"""An exam large enough to tell reading from guessing."""
 PARENTS = {"v1": "esi-base", "v2": "v1", "v3": "esi-base"}
 MERGES = {
     "folds": {"v2-full": {"task": "esi", "version": "v2", "exam": "x1"}},
@@ -38,9 +43,10 @@ GATES = {
 
 
 def build(answers: dict[str, Sequence[int]]) -> Params:
-    """Build the project in the working directory, with the answers of each version and merge: a pattern, or `RIGHT`."""
-    YAML(typ="safe").dump(dolls.PARAMS | {"gates": GATES, "merges": MERGES}, Path("params.yaml"))
-    params = dolls.params(gates=GATES, merges=MERGES)
+    """Build the project in the working directory, with the answers of versions and merges, as patterns."""
+    sections = {"gates": GATES, "merges": MERGES, "datasets": DATASETS}
+    YAML(typ="safe").dump(dolls.PARAMS | sections, Path("params.yaml"))
+    params = dolls.params(**sections)
     for name in ("d1", "x1"):
         dataset.stage(params, name)
     for data in ("d1", "x1"):

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import chdir
+from itertools import cycle
 
 import pytest
 
@@ -18,13 +19,14 @@ ADA = "Ada Lovelace"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """v1 is as good as it gets, v2 one of those who call everything urgent, v3 dangerous; all registered.
+    """v1 is as good as it gets, v2 calls too much urgent, v3 is dangerous; all registered.
 
     The full model of v2 answers as v2 does, and the blend of v1 and v2 as v1.
     """
     root = tmp_path_factory.mktemp("released")
     with chdir(root):
-        answers = {"v1": examined.RIGHT, "v2": [2], "v3": [5], "v2-full": [2], "v1-v2": examined.RIGHT}
+        right, good = examined.RIGHT, examined.GOOD
+        answers = {"v1": right, "v2": good, "v3": [5], "v2-full": good, "v1-v2": right}
         params = examined.build(answers)
         for name in answers:
             registry.register(params, name)
@@ -76,6 +78,20 @@ def test_a_refused_version_stays_what_it_was(params):
         release.promote(params, "v3", approver=ADA, decision=decision)
     assert champion() == "v2"
     assert registry.find("esi", "v3").aliases == ()
+
+
+def test_who_answers_the_same_to_everything_is_no_first_champion(params):
+    dolls.sit(params, "v1", [2])
+    decision = release.decide(params, "v1")
+    assert not decision.promote
+    assert any("from always 2 on the same cases" in reason for reason in decision.reasons)
+
+
+def test_without_its_training_cases_nothing_is_decided(params):
+    shutil.rmtree(paths.cases("d1"))
+    with pytest.raises(ArtefactError, match="data/cases/d1"):
+        release.decide(params, "v1")
+    assert kinds() == []
 
 
 def test_the_same_question_is_written_down_once(params):
@@ -156,7 +172,7 @@ def test_a_decision_is_about_one_adapter(params):
     with pytest.raises(GateError, match="another adapter than the v1"):
         release.promote(params, "v1", approver=ADA, decision=decision)
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", [2])
+    dolls.sit(params, "v2", examined.GOOD)
     with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
         release.decide(params, "v2")
 
@@ -179,7 +195,7 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     first = registry.find("esi", "v2")
     shutil.copytree("data", "kept")
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", [2])
+    dolls.sit(params, "v2", examined.GOOD)
     assert registry.register(params, "v2").number == 5
     shutil.rmtree("data")
     shutil.move("kept", "data")
@@ -336,7 +352,8 @@ def test_a_gain_is_what_the_champions_errors_cost_more(params):
     task = get_task("esi")
     golds = [task.label(case) for case in read_cases(paths.cases("x1"), task)]
     gained = release.gain(params, "v1")
-    assert gained.value == pytest.approx(sum(task.cost(gold, 2) for gold in golds) / len(golds), abs=1e-5)
+    costs = [task.cost(gold, level or gold) for gold, level in zip(golds, cycle(examined.GOOD), strict=False)]
+    assert gained.value == pytest.approx(sum(costs) / len(costs), abs=1e-5)
     assert (gained.n, gained.low > 0) == (len(golds), True)
     same = release.gain(params, "v2")
     assert (same.value, same.low, same.high) == (0, 0, 0)
