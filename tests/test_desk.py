@@ -68,7 +68,7 @@ def test_from_registered_to_champion_and_back(run):
 def test_a_refused_version_says_why_and_ends_with_1(run):
     code, rows, said = run("decide", "v3")
     assert code == 1
-    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"dangerous"}
+    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"dangerous", "exact"}
     assert said.startswith("clinrl: dangerous (")
     code, _, said = run("promote", "v3", "--approver", "Ada Lovelace")
     assert (code, said.startswith("clinrl: v3 may not be promoted: dangerous")) == (1, True)
