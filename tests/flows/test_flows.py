@@ -98,7 +98,7 @@ def add_v3(content: Any) -> None:
 def promoted(version: str, approver: str = "Ada Lovelace") -> None:
     """Make a registered version the champion without a flow."""
     decision = releases.decide(load_params(), version)
-    releases.promote(load_params(), version, approver=approver, decision=decision)
+    examined.promote(load_params(), version, approver, decision)
 
 
 def test_a_version_is_built_registered_and_shown(project: Path) -> None:
@@ -298,7 +298,7 @@ def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> 
 
     promoted("v1")
     promoted("v2")
-    releases.rollback("esi", approver="Grace Hopper")
+    releases.rollback(load_params(), "esi", approver="Grace Hopper")
     state = ended(retrain, "esi", "Ada Lovelace")
     assert (state.name, champion()) == ("Nothing to do", "v1")
     assert "v2 was rolled back by Grace Hopper" in state.message
