@@ -208,16 +208,17 @@ def _registry(params: "Params", name: str, manifest: Manifest) -> Link:
     model, digest = registry.model_of(params, name), artefacts.identity(manifest)
     try:
         registry.find(model, name, digest=digest)
-    except RegistryError:
-        return _link(name, "registry", lambda: _unregistered(params, model, name, digest, refused), "open")
+    except RegistryError as error:
+        why = str(error)
+        return _link(name, "registry", lambda: _unregistered(params, model, name, digest, why), "open")
     return _link(name, "registry", lambda: _registered(params, model, name, manifest))
 
 
-def _unregistered(params: "Params", model: str, name: str, digest: str, refused: RegistryError) -> tuple[str, str]:
-    """Why the registry does not have a version. Raises Refused if the audit file tells of it: then it was lost there."""
+def _unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
+    """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
     lines = ledger.read(paths.ledger(), listed(params))
     if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
-        return "", f"is not registered; `clinrl register {name}` does it ({refused})"
+        return "", f"is not registered; `clinrl register {name}` does it ({why})"
     again = f"`clinrl register {name}`"
     if release.champion_told(model, lines) == digest:
         again += f", then `clinrl promote {name}`, since the audit file says that it is champion"
