@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from clinrl.artefacts import digest as digest_of
-from clinrl.blocks import Gate, Limit
+from clinrl.blocks import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.records import Estimate, Strict, Unreadable
 from clinrl.report import Sitting, between_modes, comparable, estimates
@@ -68,11 +68,13 @@ def decide(
     model: str,
     digest: str,
     champion: tuple[str, str] | tuple[None, None],
+    rebuilders: Sequence[str] = (),
 ) -> Decision:
     """Hold every limit of the gate against the candidate's answers, by mode, and against those of each rival.
 
     `candidate` and each rival are sittings by mode; rivals are named as sentences name them ("the champion"). `model`
-    is the registered model, `digest` the candidate's identity, `champion` the name and identity of its champion.
+    is the registered model, `digest` the candidate's identity, `champion` the name and identity of its champion,
+    `rebuilders` who signed that they built the same bytes.
     Raises ArtefactError if a rival sat another exam, or in other modes, or if there is no answer at all.
     """
     first = next(iter(candidate.values()), None)
@@ -82,6 +84,7 @@ def decide(
         _check_comparable(candidate, rival)
     findings = [
         _enough(gate, first),
+        *([_rebuilt(gate.rebuilt, rebuilders)] if gate.rebuilt else []),
         *chain.from_iterable(
             _findings(task, metric, gate.limits[metric], scale, candidate, rivals) for metric in _safety_first(gate)
         ),
@@ -126,6 +129,19 @@ def _enough(gate: Gate, sitting: Sitting) -> Finding:
         observed=float(cases),
         passed=cases >= gate.least_cases,
         sentence=f"the exam has {cases} cases; the gate asks for {gate.least_cases} or more",
+    )
+
+
+def _rebuilt(asked: Rebuilt, rebuilders: Sequence[str]) -> Finding:
+    names = f" ({', '.join(rebuilders)})" if rebuilders else ""
+    return Finding(
+        metric="rebuilt",
+        mode=BOTH_MODES,
+        limit=f"min {asked.least}",
+        observed=float(len(rebuilders)),
+        passed=len(rebuilders) >= asked.least,
+        sentence=f"{len(rebuilders)} of the listed rebuilders{names} signed that they built the same bytes; the gate "
+        f"asks for {asked.least} or more",
     )
 
 
