@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import artefacts, gate, ledger, paths, registry
+from clinrl import artefacts, baselines, gate, ledger, paths, registry
+from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluate import examinee, load_sitting, unanswered
 from clinrl.gate import Decision
 from clinrl.recording import waiver
-from clinrl.records import Estimate
+from clinrl.records import Case, Estimate
 from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
 from clinrl.statistics import DIGITS, bootstrap
@@ -67,7 +68,8 @@ def decide(params: "Params", name: str) -> Decision:
 def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     """The decision on a version or a merge, from what its transcripts say. Writes nothing; raises as `decide` does.
 
-    A full model is held against its version too, since that is what was approved.
+    A full model is held against its version too, since that is what was approved. The simple policies are computed
+    here, from the cases of the exam and of the training.
     """
     task = examinee(params, name).task.name
     if task not in params.gates:
@@ -93,11 +95,22 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         params.scale,
         sittings(name, paths.graded(name)),
         rivals,
+        baselines.answers(who.task, cases, _training(params, name)),
         model=registry.model_of(params, name),
         digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
         rebuilders=rebuilt.count(params, name, digest) if params.gates[who.task.name].rebuilt else (),
     )
+
+
+def _training(params: "Params", name: str) -> list[Case]:
+    """The training cases of a version, or of the versions that a merge is made of: what the bag of words learns from.
+
+    Raises ArtefactError if they are missing or altered.
+    """
+    data = dict.fromkeys(params.versions[part].data for part in params.parts(name))
+    task = examinee(params, name).task
+    return [case for one in data for case in read_cases(paths.cases(one), task)]
 
 
 def gain(params: "Params", name: str) -> Estimate | None:
