@@ -42,11 +42,11 @@ lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--up
 bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a release consists of
 	@$(BIN)/python -m clinrl.bom
 
-# Nothing is installed that has not the hash in constraints.txt: pip, which came with Python, installs uv and the build
-# backend, and uv the rest in seconds. No dependency is resolved, since the file is complete; pip does it where uv fails.
-# uv does not read pip's configuration, so an index and a folder of wheels that pip knows are passed on (that folder is
-# where a CPU build of torch may lie; the other one needs CUDA's libraries on Linux).
-$(READY): pyproject.toml constraints.txt constraints-cuda.txt
+# Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
+# the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,
+# pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. uv does not read pip's
+# configuration, so an index and a folder of wheels that pip knows are passed on.
+$(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -54,12 +54,13 @@ $(READY): pyproject.toml constraints.txt constraints-cuda.txt
 	index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || true)}"; \
 	if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
 	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
+	hashed="-q --no-deps --require-hashes"; \
 	sed -nE '/^(setuptools|uv)==/,/[^\\]$$/p' constraints.txt > $(VENV)/first.txt; \
-	$(BIN)/pip install -q --no-deps --require-hashes -r $(VENV)/first.txt; \
+	$(BIN)/pip install $$hashed -r $(VENV)/first.txt; \
 	install() { \
-	  "$$@" -q --no-deps --no-build-isolation --require-hashes -r constraints.txt && \
-	  { $(BIN)/pip show torch | grep -q '^Version: .*+cpu' || "$$@" -q --no-deps --require-hashes -r constraints-cuda.txt; } && \
-	  "$$@" -q --no-deps --no-build-isolation -e .; \
+	  torch=constraints-torch.txt; \
+	  if "$$@" $$hashed --dry-run -r constraints-torch-cpu.txt >/dev/null 2>&1; then torch=constraints-torch-cpu.txt; fi; \
+	  "$$@" $$hashed --no-build-isolation -r constraints.txt -r $$torch && "$$@" -q --no-deps --no-build-isolation -e .; \
 	}; \
 	install $(BIN)/uv pip install --python $(BIN)/python || install $(BIN)/pip install
 	@touch $@

@@ -1,7 +1,8 @@
 """The libraries: each one's version, the hashes of its files on the package index, and its licence.
 
-`constraints.txt` holds them all, `constraints-cuda.txt` what torch needs beside an NVIDIA GPU. `python -m clinrl.pins`
-renews both by asking uv, and is the only writer; installers read them as requirements and demand the hashes.
+`constraints.txt` holds all but torch, of which there are two builds: that of PyPI (`constraints-torch.txt`, with the
+libraries that it needs for NVIDIA's GPUs) and one for the CPU (`constraints-torch-cpu.txt`). `python -m clinrl.pins`
+renews the three by asking uv, and is the only writer; installers read them as requirements and demand the hashes.
 """
 
 import argparse
@@ -18,19 +19,20 @@ from typing import NamedTuple
 from clinrl.artefacts import sha256_file, write_text
 from clinrl.errors import DataError, Refused
 
-MAIN, CUDA = Path("constraints.txt"), Path("constraints-cuda.txt")
-PROJECT = "clinrl"
+MAIN, TORCH, CPU = Path("constraints.txt"), Path("constraints-torch.txt"), Path("constraints-torch-cpu.txt")
 UNKNOWN = "NOASSERTION"
 """What stands for a licence that a new library does not name in SPDX's terms. Whoever renews writes it by hand."""
-OF_CUDA = re.compile(r"(cuda|nvidia)-|triton$")
+OF_TORCH = re.compile(r"(cuda|nvidia)-|(torch|triton)$")
 HEADERS = {
     MAIN: """\
-# Every library that is installed, with the hashes of its files on PyPI, who needs it, and its licence (SPDX).
-# The committed reports were made with these versions. Renew: make lock. Of torch, the CPU build for Linux is here too.
+# Every library but torch, with the hashes of its files on PyPI, who needs it, and its licence (SPDX). The committed
+# reports were made with these versions. Renew: make lock
 """,
-    CUDA: """\
-# What torch needs beside an NVIDIA GPU, in the form of constraints.txt. Its CPU build needs none of it.
-# Renew: make lock
+    TORCH: """\
+# torch as PyPI has it, with what it needs for NVIDIA's GPUs, in the form of constraints.txt. Renew: make lock
+""",
+    CPU: """\
+# torch built for the CPU alone, in place of constraints-torch.txt: the wheel that lay in PIP_FIND_LINKS at `make lock`.
 """,
 }
 BLOCK = re.compile(
@@ -82,7 +84,7 @@ def read(text: str) -> list[Pin]:
 
 
 def load(folder: Path = Path()) -> list[Pin]:
-    """The pins of both files, by name. Raises DataError if a file is missing or malformed."""
+    """The pins of all three files, by name. Raises DataError if a file is missing or malformed."""
     try:
         texts = [(folder / path).read_text(encoding="utf-8") for path in HEADERS]
     except FileNotFoundError as error:
@@ -91,24 +93,38 @@ def load(folder: Path = Path()) -> list[Pin]:
 
 
 def renewed(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple[str, str], str]) -> list[Pin]:
-    """What uv resolved, with licences, and with the hashes of wheels that were built elsewhere than for PyPI.
+    """What uv resolved, with licences, and beside it the builds that are not on PyPI.
 
-    `built` has the hashes of local wheels by name and version. A hash that the former file had for the same version
-    stays, so that a machine without the wheel does not lose it.
+    `built` has the hashes of local wheels by name and full version, such as 2.13.0+cpu. Another build that was pinned
+    before stays with its version, so that a machine without the wheel does not lose it.
     """
-    known = {pin.name: pin for pin in former}
+    before = {(pin.name, pin.version): pin for pin in former}
+    licences = {pin.name: pin.licence for pin in before.values()}
     pins = []
     for pin in resolved:
-        before = known.get(pin.name)
-        hashes = {*pin.hashes, *(before.hashes if before and before.version == pin.version else ())}
-        hashes |= {found for where, found in built.items() if where == (pin.name, pin.version)}
-        licence = _stated(pin) or (before.licence if before else UNKNOWN)
-        pins.append(pin._replace(hashes=tuple(sorted(hashes)), licence=licence))
-    return pins
+        mine = pin._replace(licence=_stated(pin) or licences.get(pin.name, UNKNOWN))
+        builds = {version: found for (name, version), found in built.items() if name == pin.name and "+" in version}
+        for name, version in before:
+            if name == pin.name and "+" in version:
+                builds.setdefault(version, before[name, version].hashes[0])
+        pins.append(mine)
+        pins += [
+            mine._replace(version=version, marker="", hashes=(found,))
+            for version, found in builds.items()
+            if version.split("+")[0] == pin.version
+        ]
+    return sorted(pins)
+
+
+def _file(pin: Pin) -> Path:
+    """The file that a pin stands in."""
+    if "+" in pin.version:
+        return CPU
+    return TORCH if OF_TORCH.match(pin.name) else MAIN
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Renew both files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
+    """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.pins", description=__doc__, allow_abbrev=False)
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     parser.add_argument("--wheels", nargs="*", type=Path, default=folders, metavar="FOLDER", help="of local wheels")
@@ -117,8 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         former = load()
         pins = renewed(read(_resolved(words)), former, _built(map(Path, arguments.wheels)))
         for path, header in HEADERS.items():
-            mine = [str(pin) for pin in pins if bool(OF_CUDA.match(pin.name)) == (path == CUDA)]
-            write_text(path, header + "\n" + "".join(mine))
+            write_text(path, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == path))
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
@@ -136,7 +151,7 @@ def _resolved(words: Sequence[str]) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "UV_FIND_LINKS"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / MAIN.name
-        out.write_text("".join(path.read_text(encoding="utf-8") for path in HEADERS), encoding="utf-8")
+        out.write_text("".join(path.read_text(encoding="utf-8") for path in (MAIN, TORCH)), encoding="utf-8")
         options = ["--universal", "--all-extras", "--generate-hashes", "--no-header", "--annotation-style=line"]
         command = [find_uv_bin(), "pip", "compile", "pyproject.toml", "--quiet", *options, "--python-version=3.11"]
         done = subprocess.run([*command, f"--output-file={out}", *words], env=environment, check=False)
@@ -146,13 +161,13 @@ def _resolved(words: Sequence[str]) -> str:
 
 
 def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
-    """The hashes of wheels in folders, by normalised name and public version."""
+    """The hashes of wheels in folders, by normalised name and version."""
     from packaging.utils import parse_wheel_filename
 
     found = {}
     for wheel in sorted(wheel for folder in folders for wheel in folder.glob("*.whl")):
         name, version, _, _ = parse_wheel_filename(wheel.name)
-        found[name, version.public] = sha256_file(wheel)
+        found[name, str(version)] = sha256_file(wheel)
     return found
 
 
