@@ -7,19 +7,19 @@ owner reads, in the environment, or in an agent. Messages never quote one.
 
 import base64
 import fcntl
-import hashlib
 import os
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import clinrl_loader
 from clinrl.errors import SignatureError
 from clinrl.records import Strict
+from clinrl_loader import KIND
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
@@ -35,7 +35,6 @@ TRUSTED = FOLDER / "trusted"
 OURS = "this checkout"
 """Under what name the keyring holds this checkout's own key."""
 
-KIND = "ecdsa-sha2-nistp256"
 LONGEST_LINE = 1000
 LARGEST_FILE = 16384
 """Bytes of a key file; more is no key."""
@@ -52,27 +51,16 @@ class Key(Strict):
     @property
     def fingerprint(self) -> str:
         """`SHA256:...`, as `ssh-keygen -l` prints it."""
-        blob = base64.b64decode(self.line.split()[1])
-        return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+        return clinrl_loader.fingerprint(self.line)
 
     @property
     def pem(self) -> str:
         """The same key as SubjectPublicKeyInfo in PEM, which `openssl` and `model_signing` read."""
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-        return _public(self.line).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+        return clinrl_loader.pem(self.line)
 
     def verifies(self, data: bytes, signature: bytes) -> bool:
         """Whether a DER signature is this key's, by ECDSA with SHA-256, over the data."""
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
-        from cryptography.hazmat.primitives.hashes import SHA256
-
-        try:
-            _public(self.line).verify(signature, data, ECDSA(SHA256()))
-        except InvalidSignature:
-            return False
-        return True
+        return clinrl_loader.verifies(self.line, data, signature)
 
 
 def parsed(line: str) -> Key:
@@ -84,7 +72,7 @@ def parsed(line: str) -> Key:
             "line is in its file .pub"
         )
     try:
-        return _key(_public(" ".join(words[:2])))
+        return _key(clinrl_loader.public_key(" ".join(words[:2])))
     except ValueError:  # bad base64, another curve, or no point on it
         raise SignatureError(f"this {KIND} line holds no P-256 key; copy it whole from the file .pub") from None
 
@@ -275,22 +263,6 @@ def _of_agent() -> Signer:
             raise SignatureError(f"the agent did not sign with {keys[0].fingerprint}; unlock it, or confirm") from None
 
     return Signer(keys[0], sign)
-
-
-@lru_cache
-def _public(line: str) -> "EllipticCurvePublicKey":
-    """The public key of a line. Raises ValueError."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-
-    try:
-        key = load_ssh_public_key(line.encode())
-    except UnsupportedAlgorithm:
-        raise ValueError("another kind of key") from None
-    if not isinstance(key, EllipticCurvePublicKey):
-        raise ValueError("no elliptic curve")
-    return key
 
 
 def _key(public: "EllipticCurvePublicKey") -> Key:
