@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism
+from clinrl import determinism, starter
 from clinrl.errors import RegistryError, masked
 from clinrl.tracking import Point, asked, known_points, log_params, log_points, points, run_of, writing
 from clinrl.train import HANDLING, LIVE, SPEC, manifest_fields
@@ -33,6 +33,8 @@ REST_S = 10.0
 """After a failure, before the server is asked again."""
 LAST_S = 5
 """What this process has left once its training has ended."""
+ALONE_S = 1
+"""What it has left once its trainer is dead."""
 HURRY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 UNTOLD = "KILLED"
 """How a run ended whose trainer was gone before it could say so."""
@@ -42,6 +44,7 @@ def main(arguments: list[str]) -> int:
     """Follow the training in a folder until standard input ends, which holds MLflow's word for how the run ended."""
     folder = Path(arguments[0])
     os.nice(19)  # the processors are the trainer's
+    starter.watch(os.getppid(), lambda: signal.alarm(ALONE_S))
     os.environ.update(HURRY)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
+from clinrl import child
 from clinrl.artefacts import sha256_file
 from clinrl.errors import ArtefactError, Refused
 from clinrl.tables import show
@@ -29,8 +30,6 @@ Verdict = Literal["equal", "differs", "missing", "extra"]
 """`missing`: committed but not rebuilt. `extra`: rebuilt but not committed."""
 
 LOCK = "dvc.lock"
-GRACE_S = 20.0
-"""Time that an interrupted rebuild has to end by itself."""
 FOREIGN = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "DVC_ROOT", "DVC_STAGE", "MLFLOW_TRACKING_URI",
 )  # fmt: skip
@@ -258,7 +257,7 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
         "DVC_SITE_CACHE_DIR": str(tree.parent / "site"),
         "DVC_NO_ANALYTICS": "1",
     }
-    processors = None
+    processors: list[int] = []
     if hash_seed is not None:
         env["PYTHONHASHSEED"] = str(hash_seed)
     if threads is not None:
@@ -267,27 +266,28 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
             processors = sorted(os.sched_getaffinity(0))[:threads]
     alone = ["--force", "--single-item"] if target.startswith("base@") else []
     command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", *alone, target]
-    child = subprocess.Popen(command, cwd=tree, env=env, stdout=sys.stderr, start_new_session=True)
+    with _only_on(processors):
+        rebuild = child.start(command, cwd=tree, env=env, stdout=sys.stderr)
     try:
-        if processors:
-            os.sched_setaffinity(child.pid, processors)
-        code = child.wait()
+        code = rebuild.wait()
     finally:
-        _end(child)
+        child.end(rebuild)
     if code != 0:
         raise Refused(f"rebuilding {target} failed with exit code {code}; its log is above")
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End the rebuild and everything it started: politely, then for good."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
-        try:
-            os.killpg(child.pid, number)
-            child.wait(patience_s)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+@contextmanager
+def _only_on(processors: list[int]) -> Iterator[None]:
+    """Let what is started in this block run on these processors alone; on all, if none is named. Linux only."""
+    if not processors:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _git(root: Path, *arguments: str) -> str:
