@@ -1,5 +1,6 @@
 """Who starts a stage takes it along: real processes below a real DVC, killed one by one. Nothing lives after 5 s."""
 
+import copy
 import json
 import os
 import shutil
@@ -11,10 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 import dolls
 from clinrl import paths, starter
 from clinrl.errors import Refused
+from clinrl.train import LIVE, STATUS
 from processes import alive, below, eventually, gone, number_in, quietly_killed
 
 MADE = "whole\n"
@@ -23,6 +26,7 @@ import os, pathlib, sys, time
 
 from clinrl import starter
 from clinrl.errors import Refused
+from clinrl.train import LIVE, STATUS
 
 pathlib.Path("begun").write_text(str(os.getpid()))
 try:
@@ -202,34 +206,35 @@ stages:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    "victim", [itself, who_is("clinrl train"), who_is("clinrl.worker")], ids=["dvc", "train", "worker"]
-)
 def test_a_real_training_takes_its_worker_and_its_follower_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: Callable[[dict[int, str]], int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
-    (tmp_path / "dvc.yaml").write_text(TRAINING)
-    (tmp_path / "mlruns").mkdir(exist_ok=True)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=tmp_path, check=True)
-    monkeypatch.chdir(tmp_path)
-    assert begun(tmp_path, DVC).wait(300) == 0
-    untouched = dolls.files(paths.adapter("v1"))
-    shutil.rmtree(paths.adapter("v1"))
-    (tmp_path / "dvc.lock").unlink()
-    shutil.rmtree(tmp_path / ".dvc/cache")
+    """Killed three times (DVC, the stage, its worker), it ends with the bytes of an undisturbed one."""
+    source = copy.deepcopy(dolls.PARAMS)
+    source["profiles"]["imitate"]["trainer"]["embedded"] |= {"steps": 80, "checkpoint_every": 5}
+    projects = [tmp_path / name for name in ("undisturbed", "killed")]
+    for project in projects:
+        shutil.copytree(dolls.built(), project)
+        YAML(typ="safe").dump(source, project / "params.yaml")
+        (project / "dvc.yaml").write_text(TRAINING)
+        (project / "mlruns").mkdir()
+        subprocess.run([sys.executable, "-m", "dvc", "init", "--no-scm", "--quiet"], cwd=project, check=True)
+    assert begun(projects[0], DVC).wait(300) == 0
+    monkeypatch.chdir(projects[1])
 
-    def stepped() -> bool:
-        found = [*Path(".clinrl/checkpoints").glob("v1-*/live.jsonl")]
-        return bool(found) and found[0].read_text().count("\n") >= 3
+    def steps() -> int:
+        return sum(file.read_text().count("\n") for file in Path(".clinrl/checkpoints").glob(f"v1-*/{LIVE}"))
 
-    process = begun(tmp_path, DVC)
-    eventually(stepped, 120)
-    assert any("clinrl.live" in words for words in below(process.pid).values())
-    ends_with(process, victim)
-    assert not paths.adapter("v1").exists()
-    if victim is itself:
-        status = next(Path(".clinrl/checkpoints").glob("v1-*/status.json"))
-        assert json.loads(status.read_text())["state"] in ("stopped", "completed")
-    assert begun(tmp_path, DVC).wait(300) == 0
-    assert dolls.files(paths.adapter("v1")) == untouched
+    for victim in (itself, who_is("clinrl train"), who_is("clinrl.worker")):
+        before = steps()
+        process = begun(projects[1], DVC)
+        eventually(lambda before=before: steps() >= before + 8, 120)
+        assert any("clinrl.live" in words for words in below(process.pid).values())
+        seconds = ends_with(process, victim)
+        assert not paths.adapter("v1").exists(), "it was done before it could be killed"
+        print(f"{seconds:.1f} s")
+        if victim is itself:
+            status = next(Path(".clinrl/checkpoints").glob(f"v1-*/{STATUS}"))
+            assert json.loads(status.read_text())["state"] == "stopped"
+    assert begun(projects[1], DVC).wait(300) == 0
+    assert dolls.files(paths.adapter("v1")) == dolls.files(projects[0] / paths.adapter("v1"))

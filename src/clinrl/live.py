@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     """Follow the training in a folder until standard input ends, which holds MLflow's word for how the run ended."""
     folder = Path(arguments[0])
     os.nice(19)  # the processors are the trainer's
-    starter.watch(os.getppid(), lambda: signal.alarm(ALONE_S))
+    starter.watch(os.getppid(), _leave)
     os.environ.update(HURRY)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -125,6 +125,11 @@ def _heard(ends: int) -> str | None:
         return None
     signal.alarm(LAST_S)  # nobody waits for this process any more
     return os.read(ends, 64).decode().strip() or UNTOLD
+
+
+def _leave() -> None:
+    time.sleep(ALONE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tell(why: str) -> None:
