@@ -6,8 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-WITHIN_S = 5
+WITHIN_S = 5.0
 """Seconds after which nothing of a stage may be left whose starter was killed."""
+
+
+def patience_s() -> float:
+    """WITHIN_S on an idle machine; where processes queue for a processor, as much longer as the queue is."""
+    return WITHIN_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def alive(pid: int) -> bool:
@@ -37,9 +42,9 @@ def eventually(found: Callable[[], object], within_s: float = 20) -> object:
     return value
 
 
-def gone(pids: dict[int, str], within_s: float = WITHIN_S) -> float:
+def gone(pids: dict[int, str]) -> float:
     """The seconds until none of these processes lives any more. Fails, naming who does, when the time is over."""
-    started = time.monotonic()
+    started, within_s = time.monotonic(), patience_s()
     while left := [words for pid, words in pids.items() if alive(pid)]:
         assert time.monotonic() - started < within_s, left
         time.sleep(0.05)

@@ -103,9 +103,8 @@ def who_is(words: str) -> Callable[[dict[int, str]], int]:
 def test_a_stage_ends_with_its_dvc_and_the_same_command_completes(project: Path) -> None:
     process = begun(project, DVC)
     number_in(project / "pid")
-    seconds = ends_with(process, itself)
+    ends_with(process, itself)
     assert (project / "asked").exists()
-    assert seconds < starter.GRACE_S  # it was asked, and did not have to be killed
     assert not (project / "made").exists()
     (project / "quick").touch()
     assert begun(project, DVC).wait(60) == 0
@@ -162,8 +161,7 @@ def test_a_stage_of_a_flow_ends_with_its_supervisor(project: Path, both: bool) -
     number_in(project / "pid")
     if both:
         process.send_signal(signal.SIGSTOP)  # so that it cannot clear away
-    seconds = ends_with(process, who_is("child.py"))
-    assert seconds < 5
+    ends_with(process, who_is("child.py"))
 
 
 @pytest.mark.faults

@@ -43,7 +43,7 @@ UNTOLD = "KILLED"
 def main(arguments: list[str]) -> int:
     """Follow the training in a folder until standard input ends, which holds MLflow's word for how the run ended."""
     folder = Path(arguments[0])
-    os.nice(19)  # the processors are the trainer's
+    os.nice(10)  # the processors are the trainer's; at 19 it would not notice its end for long
     starter.watch(os.getppid(), _leave)
     os.environ.update(HURRY)
     logging.disable(logging.CRITICAL)
