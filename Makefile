@@ -13,7 +13,7 @@ help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
-	@$(RUN) dvc repro evaluate@esi-v49
+	@$(RUN) CLINRL_STARTER=$$PPID dvc repro evaluate@esi-v49
 	@$(BIN)/python -m clinrl.series
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them

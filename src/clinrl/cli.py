@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clinrl import __version__, determinism
+from clinrl import __version__, determinism, starter
 from clinrl.errors import ParamsError, Refused
 
 if TYPE_CHECKING:
@@ -436,6 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         determinism.pin()
         arguments = parser().parse_args(argv)
+        starter.follow()
         return _run(arguments)
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)

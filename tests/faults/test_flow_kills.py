@@ -87,7 +87,8 @@ MOMENTS = (
 def command(project: Path) -> "subprocess.Popen[bytes]":
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_"))}
     with (project / "log").open("w") as log:
-        return subprocess.Popen(RETRAIN, cwd=project, env=env | {"PYTHONPATH": str(ROOT)}, stderr=log)
+        env["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT}/src"
+        return subprocess.Popen(RETRAIN, cwd=project, env=env, stderr=log)
 
 
 def prepared(folder: Path) -> Path:
