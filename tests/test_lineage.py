@@ -19,7 +19,8 @@ LINKS = ["files", "parent", "base", "data", "exam", "registry"]
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("lineage")
     with chdir(root):
-        params = examined.build({"v1": examined.GOOD, "v2": examined.RIGHT, "v2-full": examined.RIGHT, "v1-v2": examined.GOOD})
+        good, right = examined.GOOD, examined.RIGHT
+        params = examined.build({"v1": good, "v2": right, "v2-full": right, "v1-v2": good})
         for name in ("v1", "v2", "v2-full"):
             registry.register(params, name)
             release.promote(params, name, approver="Ada Lovelace", decision=release.decide(params, name))
