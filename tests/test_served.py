@@ -84,7 +84,6 @@ def copy(root, tmp_path, monkeypatch):
 
 
 def narratives():
-    """The texts of the exam, from the project's folder."""
     return [case.facts.narrative for case in read_cases(paths.cases("x1"), served.get_task("esi"))]
 
 
@@ -169,8 +168,7 @@ def test_what_is_unlike_the_exam_is_told_and_answered(loaded):
 
 
 def test_beside_an_exam_on_imported_cases_nothing_is_said(loaded):
-    answerer = loaded.unwrap_python_model() if hasattr(loaded, "unwrap_python_model") else loaded
-    inner = answerer._model_impl if hasattr(answerer, "_model_impl") else answerer
+    inner = loaded._model_impl
     without = served.Answerer(inner.served, inner.task, inner.sampler, None)
     assert without.predict(pd.DataFrame({"narrative": ["Bitte helfen"]}))["novelty"].tolist() == ["unknown"]
 
