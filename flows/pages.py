@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
-from clinrl import artefacts, paths, prose
+from clinrl import paths, prose
 from clinrl.evaluate import ALARMS, load_report
 from clinrl.health import stored
 
@@ -88,8 +88,7 @@ def in_words(decision: "Decision") -> str:
     """A decision as Markdown: the verdict, the reasons, who answered how, and every limit with what was observed."""
     against = f"the champion {decision.champion}" if decision.champion else "no champion"
     verdict = "may be promoted" if decision.promote else "may **not** be promoted"
-    digest = artefacts.digest(decision.model_dump(mode="json"))
-    how = f" To approve it in a terminal: `clinrl approve {digest} --as NAME`." if decision.promote else ""
+    how = f" To approve it in a terminal: `clinrl approve {decision.digest} --as NAME`." if decision.promote else ""
     modes = dict.fromkeys(row.mode for row in decision.rows)
     return "\n\n".join(
         [
@@ -99,7 +98,7 @@ def in_words(decision: "Decision") -> str:
             "### Limits",
             table(_limits(decision)),
             f"Adapter `{decision.candidate_digest[:16]}`, exam `{decision.exam_digest[:16]}`.",
-            f"Decision `{digest}`.{how}",
+            f"Decision `{decision.digest}`.{how}",
         ]
     )
 

@@ -14,9 +14,12 @@ from safetensors.numpy import save_file
 
 import dolls
 import locks
-from clinrl import dataset, paths
+from clinrl import dataset, paths, release
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.gate import Decision
 from clinrl.params import Params
+from clinrl.registry import Entry
+from clinrl.trust import approval as approvals
 
 RIGHT: Sequence[int] = (0,)
 """An answer pattern: every case right."""
@@ -70,6 +73,12 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
         dolls.sit(params, name, pattern)
     locks.record(params)
     return params
+
+
+def promote(params: Params, name: str, approver: str, decision: Decision) -> Entry:
+    """Promote with the approval of a person who uses this machine's key."""
+    approval = approvals.given(params, decision.digest, approver)
+    return release.promote(params, name, decision=decision, approval=approval)
 
 
 def merge(params: Params, name: str) -> None:

@@ -23,7 +23,7 @@ def built(tmp_path_factory):
         params = examined.build({"v1": good, "v2": right, "v2-full": right, "v1-v2": good})
         for name in ("v1", "v2", "v2-full"):
             registry.register(params, name)
-            release.promote(params, name, approver="Ada Lovelace", decision=release.decide(params, name))
+            examined.promote(params, name, "Ada Lovelace", release.decide(params, name))
         registry.register(params, "v1-v2")
     return root, params
 
@@ -157,7 +157,7 @@ def test_a_name_moved_by_hand_is_named(params):
 
 
 def test_a_rollback_by_somebody_else_breaks_nothing(params):
-    release.rollback("esi", approver="Grace Hopper")
+    release.rollback(params, "esi", approver="Grace Hopper")
     assert not broken(params, "v1")
     assert not broken(params, "v2")
 

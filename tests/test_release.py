@@ -51,7 +51,7 @@ def kinds():
 
 
 def promoted(params, name):
-    return release.promote(params, name, approver=ADA, decision=release.decide(params, name))
+    return examined.promote(params, name, ADA, release.decide(params, name))
 
 
 def test_a_first_champion_is_decided_upon_approved_and_named(params):
@@ -60,7 +60,7 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert registry.find("esi", "v2").tags["gate"] == "passed"
     assert champion() is None
 
-    entry = release.promote(params, "v2", approver=f"  {ADA} ", decision=decision)
+    entry = examined.promote(params, "v2", f"  {ADA} ", decision)
 
     assert entry.aliases == ("champion",)
     assert entry.tags["approver"] == ADA
@@ -75,7 +75,7 @@ def test_a_refused_version_stays_what_it_was(params):
     assert decision.reasons[0].startswith("dangerous")
     assert registry.find("esi", "v3").tags["gate"] == "refused"
     with pytest.raises(GateError, match="v3 may not be promoted: dangerous"):
-        release.promote(params, "v3", approver=ADA, decision=decision)
+        examined.promote(params, "v3", ADA, decision)
     assert champion() == "v2"
     assert registry.find("esi", "v3").aliases == ()
 
@@ -101,8 +101,8 @@ def test_the_same_question_is_written_down_once(params):
 
 def test_promoting_twice_is_promoting_once(params):
     decision = release.decide(params, "v2")
-    first = release.promote(params, "v2", approver=ADA, decision=decision)
-    assert release.promote(params, "v2", approver=ADA, decision=decision) == first
+    first = examined.promote(params, "v2", ADA, decision)
+    assert examined.promote(params, "v2", ADA, decision) == first
     assert kinds() == ["decision", "approval", "promotion"]
 
 
@@ -111,9 +111,9 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
     promoted(params, "v1")
     assert (champion(), registry.holder("esi", "previous").name) == ("v1", "v2")
 
-    release.rollback("esi", approver=ADA)
+    release.rollback(params, "esi", approver=ADA)
     assert (champion(), registry.holder("esi", "previous").name) == ("v2", "v1")
-    release.rollback("esi", approver=ADA)
+    release.rollback(params, "esi", approver=ADA)
     assert (champion(), registry.holder("esi", "previous").name) == ("v1", "v2")
     assert kinds()[-2:] == ["rollback", "rollback"]
 
@@ -121,7 +121,7 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
 def test_after_a_rollback_a_promotion_is_told_again(params):
     promoted(params, "v2")
     promoted(params, "v1")
-    release.rollback("esi", approver=ADA)
+    release.rollback(params, "esi", approver=ADA)
     promoted(params, "v1")
     assert champion() == "v1"
     assert kinds()[-2:] == ["approval", "promotion"]
@@ -131,7 +131,7 @@ def test_after_a_rollback_a_promotion_is_told_again(params):
 def test_silence_is_no(params, approver):
     decision = release.decide(params, "v2")
     with pytest.raises(GateError, match="name of the person"):
-        release.promote(params, "v2", approver=approver, decision=decision)
+        examined.promote(params, "v2", approver, decision)
     assert champion() is None
     assert kinds() == ["decision"]
 
@@ -141,12 +141,12 @@ def test_full_models_have_a_champion_of_their_own(params):
     decision = release.decide(params, "v2-full")
     assert (decision.model, decision.champion, decision.promote) == ("esi-merged", None, True)
 
-    entry = release.promote(params, "v2-full", approver=ADA, decision=decision)
+    entry = examined.promote(params, "v2-full", ADA, decision)
 
     assert (entry.model, entry.aliases, champion()) == ("esi-merged", ("champion",), "v1")
     with pytest.raises(GateError, match="esi-merged has no previous to roll back"):
-        release.rollback("esi-merged", approver=ADA)
-    release.promote(params, "v1", approver=ADA, decision=release.decide(params, "v1"))
+        release.rollback(params, "esi-merged", approver=ADA)
+    examined.promote(params, "v1", ADA, release.decide(params, "v1"))
     assert kinds() == ["decision", "approval", "promotion"] * 2 + ["decision"]  # v1 against itself, already champion
 
 
@@ -154,23 +154,23 @@ def test_a_blend_that_is_an_adapter_competes_with_the_versions(params):
     promoted(params, "v2")
     decision = release.decide(params, "v1-v2")
     assert (decision.model, decision.champion, decision.promote) == ("esi", "v2", True)
-    release.promote(params, "v1-v2", approver=ADA, decision=decision)
+    examined.promote(params, "v1-v2", ADA, decision)
     assert champion() == "v1-v2"
-    assert release.rollback("esi", approver=ADA).name == "v2"
+    assert release.rollback(params, "esi", approver=ADA).name == "v2"
 
 
 def test_a_decision_is_void_once_the_champion_is_another(params):
     decision = release.decide(params, "v1")
     promoted(params, "v2")
     with pytest.raises(GateError, match="v2 became the champion of esi after the decision on v1"):
-        release.promote(params, "v1", approver=ADA, decision=decision)
+        examined.promote(params, "v1", ADA, decision)
     assert champion() == "v2"
 
 
 def test_a_decision_is_about_one_adapter(params):
     decision = release.decide(params, "v2")
     with pytest.raises(GateError, match="another adapter than the v1"):
-        release.promote(params, "v1", approver=ADA, decision=decision)
+        examined.promote(params, "v1", ADA, decision)
     examined.train("v2", seed=1)
     dolls.sit(params, "v2", examined.GOOD)
     with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
@@ -206,17 +206,17 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
 def test_two_promotions_at_once_are_one(params):
     decision = release.decide(params, "v2")
     with exclusive(release._lock("esi")), pytest.raises(Busy):
-        release.promote(params, "v2", approver=ADA, decision=decision)
+        examined.promote(params, "v2", ADA, decision)
     assert champion() is None
 
 
 def test_a_kill_after_the_alias_moved_is_made_good(params):
     decision = release.decide(params, "v2")
-    release.promote(params, "v2", approver=ADA, decision=decision)
+    examined.promote(params, "v2", ADA, decision)
     lines = paths.ledger().read_text().splitlines(keepends=True)
     paths.ledger().write_text("".join(lines[:-1]))  # killed before the last line
 
-    release.promote(params, "v2", approver=ADA, decision=decision)
+    examined.promote(params, "v2", ADA, decision)
 
     assert kinds() == ["decision", "approval", "promotion"]
 
@@ -241,8 +241,8 @@ def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
         patch.setattr(registry, "point", lambda *_: (_ for _ in ()).throw(RegistryError("away")))
         for _ in range(2):
             with pytest.raises(RegistryError):
-                release.promote(params, "v2", approver=ADA, decision=decision)
-    release.promote(params, "v2", approver=ADA, decision=decision)
+                examined.promote(params, "v2", ADA, decision)
+    examined.promote(params, "v2", ADA, decision)
     assert kinds() == ["decision", "approval", "promotion"]
 
 
@@ -250,7 +250,7 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     registry.point("esi", "champion", registry.find("esi", "v3"))
     decision = release.judge(params, "v3", None).model_copy(update={"promote": True})
     for attempt in (
-        lambda: release.promote(params, "v3", approver=ADA, decision=decision),
+        lambda: examined.promote(params, "v3", ADA, decision),
         lambda: release.settle(params, "v3"),
     ):
         with pytest.raises(GateError, match="somebody moved the name by hand"):
@@ -259,7 +259,7 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     promoted(params, "v2")
     registry.point("esi", "previous", registry.find("esi", "v3"))
     with pytest.raises(GateError, match="nobody ever approved it"):
-        release.rollback("esi", approver=ADA)
+        release.rollback(params, "esi", approver=ADA)
     assert champion() == "v2"
 
 
@@ -279,9 +279,9 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
         patch.setattr(registry, "point", dying)
         patch.setattr(ledger, "append", lambda *_, **__: dying())
         with pytest.raises(KeyboardInterrupt):
-            release.rollback("esi", approver=ADA)
+            release.rollback(params, "esi", approver=ADA)
 
-    assert release.rollback("esi", approver=ADA).name == "v2"
+    assert release.rollback(params, "esi", approver=ADA).name == "v2"
 
     assert registry.find("esi", "v1").aliases == ("previous",)
     assert kinds()[-1] == "rollback"
@@ -294,7 +294,7 @@ def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(param
     lines = paths.ledger().read_text().splitlines(keepends=True)
     paths.ledger().write_text("".join(lines[:-1]))
 
-    assert release.rollback("esi", approver=ADA).name == "v2"
+    assert release.rollback(params, "esi", approver=ADA).name == "v2"
 
     assert kinds()[-2:] == ["promotion", "rollback"]
     assert champion() == "v2"
@@ -326,10 +326,10 @@ def test_what_cannot_be_decided_is_said(params):
     with pytest.raises(GateError, match="no gate for esi"):
         release.decide(bare, "v2")
     with pytest.raises(GateError, match="no champion to roll back"):
-        release.rollback("esi", approver=ADA)
+        release.rollback(params, "esi", approver=ADA)
     promoted(params, "v2")
     with pytest.raises(GateError, match="no previous to roll back"):
-        release.rollback("esi", approver=ADA)
+        release.rollback(params, "esi", approver=ADA)
 
 
 def test_what_was_never_registered_is_not_decided_upon(params):

@@ -5,12 +5,13 @@ import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from clinrl import artefacts, health, paths, prose, registry, release, report
 from clinrl import draft as drafts
+from clinrl import health, paths, prose, registry, release, report
 from clinrl import lineage as lineages
 from clinrl.evaluate import HISTORY, examinee, load_sitting, unanswered
 from clinrl.recording import MERGED
 from clinrl.tables import show
+from clinrl.trust.approval import given
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -47,14 +48,14 @@ def decide(params: "Params", arguments: Namespace) -> int:
             for finding in decision.findings
         ]
         show(FINDINGS, rows, as_json=False)
-        print()
-        answered = prose.form(decision.rows)
-        show(tuple(answered[0]), answered, as_json=False)
+        if sys.stdout.isatty():  # scripts get one table; the form is in the JSON
+            print()
+            answered = prose.form(decision.rows)
+            show(tuple(answered[0]), answered, as_json=False)
     for reason in decision.reasons:
         print(f"clinrl: {reason}", file=sys.stderr)
-    digest = artefacts.digest(body)
-    how = f"; to approve it: clinrl approve {digest} --as NAME" if decision.promote else ""
-    print(f"clinrl: decision {digest}{how}", file=sys.stderr)
+    how = f"; to approve it: clinrl approve {decision.digest} --as NAME" if decision.promote else ""
+    print(f"clinrl: decision {decision.digest}{how}", file=sys.stderr)
     return 0 if decision.promote else 1
 
 
@@ -62,7 +63,8 @@ def promote(params: "Params", arguments: Namespace) -> int:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = release.named(arguments.approver)
     decision = release.decide(params, arguments.name)
-    entry = release.promote(params, arguments.name, approver=approver, decision=decision)
+    approval = given(params, decision.digest, approver)
+    entry = release.promote(params, arguments.name, decision=decision, approval=approval)
     show(COLUMNS, [_row(entry)], as_json=False)
     return 0
 
@@ -72,7 +74,7 @@ def rollback(params: "Params", arguments: Namespace) -> int:
 
     Says so on stderr if the full model of the version that lost its place is still a champion.
     """
-    show(COLUMNS, [_row(release.rollback(arguments.name, approver=arguments.approver))], as_json=False)
+    show(COLUMNS, [_row(release.rollback(params, arguments.name, approver=arguments.approver))], as_json=False)
     gone = registry.holder(arguments.name, release.PREVIOUS)
     full = registry.holder(arguments.name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
+from clinrl.artefacts import digest as digest_of
 from clinrl.baselines import BAG_OF_WORDS
 from clinrl.blocks import Gate, Limit
 from clinrl.errors import ArtefactError
@@ -73,6 +74,11 @@ class Decision(Strict):
     """Why not, a sentence a broken limit; or one sentence that all limits hold."""
     rows: tuple[FormRow, ...]
     """What the person who is asked sees: the candidate, its rivals and every simple policy, mode by mode."""
+
+    @property
+    def digest(self) -> str:
+        """What a person approves: it covers everything above."""
+        return digest_of(self.model_dump(mode="json"))
 
 
 def decide(
