@@ -161,7 +161,7 @@ def test_a_missing_column_is_refused_as_a_whole(loaded):
     assert no.value.get_http_status_code() == 400
 
 
-def test_what_is_unlike_the_exam_is_told_and_answered(loaded):
+def test_what_is_unlike_the_exam_is_told_and_answered(project, loaded):
     answered = loaded.predict(pd.DataFrame({"narrative": [*narratives(), "Bitte helfen", "two pints of milk " * 9]}))
     assert answered["novelty"].tolist() == ["familiar"] * len(narratives()) + ["novel", "novel"]
     assert answered["rationale"].notna().all()
