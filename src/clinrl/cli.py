@@ -177,6 +177,25 @@ def parser() -> argparse.ArgumentParser:
         stage_parser = command(name, stage.help, _wrapped(stage.description), stage.examples)
         stage_parser.add_argument("name", metavar=stage.argument, help=f"a {stage.argument.lower()} of params.yaml")
 
+    command(
+        "check",
+        "check params.yaml",
+        _wrapped(
+            "Reads params.yaml within limits of size, depth and length, and checks every name, value and reference. "
+            "Says nothing, or what is wrong first. `make demo`, `make test` and the flows do this before DVC reads it."
+        ),
+        "clinrl check\nclinrl check --params trial.yaml",
+    )
+    stage_of = command(
+        "stage",
+        "run the stage of dvc.yaml that has this address",
+        _wrapped(
+            "What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part of a shell's "
+            "line. The stage `params` checks params.yaml and writes data/reports/params.json."
+        ),
+        "clinrl stage train@esi-v46\nclinrl stage params",
+    )
+    stage_of.add_argument("address", metavar="ADDRESS", help="a stage of dvc.yaml, such as train@esi-v46")
     plan = command(
         "plan",
         "show the versions and which of their stages are up to date",
@@ -475,9 +494,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command in ("keys", "approve"):
         signed: int = getattr(import_module("clinrl.trust.desk"), arguments.command)(arguments)
         return signed
+    if arguments.command == "stage":
+        stages = import_module("clinrl.stages")
+        if arguments.address == stages.FIRST:
+            stages.prove(arguments.params)
+            return 0
+        arguments.command, arguments.name = stages.command_of(arguments.address)
     from clinrl.params import load_params
 
     params = load_params(arguments.params)
+    if arguments.command == "check":
+        return 0
     if arguments.command == "plan":
         import_module("clinrl.plan").stage(params, arguments.version, as_json=arguments.json)
         return 0
