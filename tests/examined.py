@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
 import dolls
+import locks
 from clinrl import dataset, paths
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.params import Params
@@ -61,6 +62,7 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
         else:
             merge(params, name)
         dolls.sit(params, name, pattern)
+    locks.record(params)
     return params
 
 

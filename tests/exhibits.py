@@ -10,6 +10,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import dolls
+import locks
 from clinrl import bases, dataset, model_card, paths, train, worker
 from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.params import Params
@@ -43,6 +44,7 @@ def built() -> Path:
         dolls.sit(params(), "v1", [1, 2, 3])
         dolls.sit(params(), "v2", [1, 2, 3, 4])
         dolls.sit(params(), FOLDED, [1, 2, 3])
+        locks.record(params())
     return folder
 
 

@@ -15,7 +15,7 @@ import dolls
 import exhibits
 from clinrl import paths, recording, registry, served, tracking
 from clinrl.artefacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
-from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError
+from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluate import load_report
 from clinrl.registry import entries, find, holder, point, register, tag
 from clinrl.tracking import asked
@@ -183,9 +183,10 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
         held = {path.name for path in folder.iterdir()}
         assert held == parts | {
             "MLmodel", "code", "served.json", "requirements.txt", "python_env.yaml", "input_example.json",
-            "serving_input_example.json",
+            "serving_input_example.json", "model.sig", "signer.pub",
         }  # fmt: skip
-        record = served.check(folder)
+        assert recording.signed_by(folder) == "this checkout"
+        record = served.read(folder)
         assert (record.name, record.digest) == (entry.name, entry.digest)
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
         assert record.default_mode == "direct"
@@ -311,15 +312,17 @@ def test_a_registration_that_was_killed_is_completed(project):
 
     (model,) = models_of(entry)
     assert (model.model_id, str(model.status)) == (half.model_id, "READY")
-    assert served.check(folder_of(entry)).name == "v1"
+    assert served.read(folder_of(entry)).name == "v1"
 
 
 def test_a_file_that_was_altered_in_the_store_is_put_back(project):
     entry = register(project, "v1")
     weights = folder_of(entry) / "adapter/adapter_model.safetensors"
     exhibits.change(weights)
-    with pytest.raises(ArtefactError, match=r"adapter_model.safetensors was altered after it was registered"):
-        served.check(folder_of(entry))
+    with pytest.raises(
+        SignatureError, match=r"adapter_model.safetensors' of .* was altered after this checkout signed"
+    ):
+        recording.signed_by(folder_of(entry))
 
     assert register(project, "v1") == entry
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
@@ -482,7 +485,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
     assert history_of(entry, "loss") == [(step, 1.0 / step + 1) for step in (1, 2, 3)]
     assert len(history_of(entry, "think/exact")) == 1
     assert len(run_of(entry).inputs.dataset_inputs) == 2
-    assert served.check(folder_of(entry)).name == "v1"
+    assert served.read(folder_of(entry)).name == "v1"
 
 
 @pytest.mark.parametrize(

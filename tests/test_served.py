@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import pandas as pd
 import pytest
 
+import clinrl_loader
 import exhibits
 from clinrl import determinism, evaluate, paths, registry, served, tracking
 from clinrl.artefacts import write_json
@@ -29,6 +30,8 @@ from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.task import get_task
 from clinrl.tracking import asked
+from clinrl.trust import folder, keys
+from clinrl_loader import Untrusted
 
 ROOT = Path(__file__).parents[1]
 SECRET = "Alice Smith, 61, chest pain since noon"
@@ -68,12 +71,14 @@ def loaded(root):
     with warnings.catch_warnings():  # of MLflow about its own type hints, when it is imported
         warnings.simplefilter("ignore", UserWarning)
         import mlflow.pyfunc
-    return mlflow.pyfunc.load_model(str(bundle_of(root, "esi")))
+    with chdir(root):
+        return mlflow.pyfunc.load_model(str(bundle_of(root, "esi")))
 
 
 @pytest.fixture
-def copy(root, tmp_path):
-    """A copy of the registered folder that may be damaged."""
+def copy(root, tmp_path, monkeypatch):
+    """A copy of the registered folder that may be damaged, for whom trusts the key of the project."""
+    monkeypatch.chdir(root)
     shutil.copytree(bundle_of(root, "esi"), tmp_path / "bundle")
     return tmp_path / "bundle"
 
@@ -87,7 +92,7 @@ def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, m
     who = evaluate.examinee(project, name)
     graded = evaluate.sit(project, who, list(read_cases(paths.cases("x1"), who.task)))
 
-    answerer = loaded if model == "esi" else served._load_pyfunc(str(bundle_of(root, model)))
+    answerer = loaded if model == "esi" else clinrl_loader._load_pyfunc(str(bundle_of(root, model)))
     for mode, lines in graded.items():
         table = answerer.predict(pd.DataFrame({"narrative": narratives(), "mode": mode}))
         assert list(table.columns) == ["level", "rationale", "thinking", "mode", "parse_status"]
@@ -158,49 +163,98 @@ def test_the_description_says_what_goes_in_and_out(loaded):
 
 
 @pytest.mark.parametrize(
-    "name", ["adapter/adapter_model.safetensors", "base/model.safetensors", "adapter/manifest.json"]
-)
+    "name",
+    [
+        "adapter/adapter_model.safetensors", "base/model.safetensors", "adapter/manifest.json", "served.json",
+        "MLmodel", "requirements.txt", "code/clinrl/__init__.py", "code/clinrl/tasks/esi/answer.py", "code/clinrl_loader.py",
+        "signer.pub",
+    ],
+)  # fmt: skip
 def test_an_altered_file_is_named_and_nothing_is_loaded(copy, name):
-    path = copy / name
-    if path.suffix == ".json":
-        write_json(path, json.loads(path.read_text()) | {"name": "v9"})
-    else:
-        exhibits.change(path)
-    with pytest.raises(ArtefactError) as refused:
-        served._load_pyfunc(str(copy))
-    assert str(refused.value) == f"{path} was altered after it was registered; register v1 again: nothing was loaded"
+    exhibits.change(copy / name)
+    with pytest.raises(Untrusted) as refused:
+        clinrl_loader._load_pyfunc(str(copy))
+    assert str(refused.value).startswith(f"'{name}' of {copy} was altered after")
+    assert str(refused.value).endswith("register it again, or download it again: nothing was loaded")
 
 
-def test_a_file_that_was_put_in_is_named(copy):
-    (copy / "base" / "base.json").write_text("{}")
-    with pytest.raises(ArtefactError, match=r"base/base.json was added after it was registered"):
-        served.check(copy)
+@pytest.mark.parametrize(
+    "name", ["base/base.json", "sitecustomize.py", "code/clinrl/__pycache__/served.cpython-311.pyc"]
+)
+def test_a_file_that_was_put_in_is_named(copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text("{}")
+    with pytest.raises(Untrusted, match=f"'{name}' was added to"):
+        clinrl_loader._load_pyfunc(str(copy))
 
 
-def test_a_missing_file_is_named(copy):
-    (copy / "adapter/adapter_config.json").unlink()
-    with pytest.raises(ArtefactError, match=r"adapter/adapter_config.json is missing; register v1 again"):
-        served._load_pyfunc(str(copy))
-    (copy / served.RECORD).unlink()
-    with pytest.raises(ArtefactError, match=r"served.json is missing, so .* is no registered model"):
-        served._load_pyfunc(str(copy))
+@pytest.mark.parametrize("name", ["adapter/adapter_config.json", "served.json", "model.sig"])
+def test_a_missing_file_is_named(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(Untrusted, match=f"{name}.*nothing was loaded"):
+        clinrl_loader._load_pyfunc(str(copy))
 
 
-def test_an_altered_record_is_refused(copy):
-    record = json.loads((copy / served.RECORD).read_text())
-    write_json(copy / served.RECORD, record | {"default_mode": 3})
-    with pytest.raises(ArtefactError, match=r"served.json was altered after it was registered"):
-        served._load_pyfunc(str(copy))
-    write_json(copy / served.RECORD, record | {"digest": "a" * 64})
-    with pytest.raises(ArtefactError, match=r"adapter/manifest.json was altered after it was registered"):
-        served._load_pyfunc(str(copy))
+def test_a_link_in_the_place_of_a_file_is_refused(copy, tmp_path):
+    path = copy / "adapter/adapter_model.safetensors"
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Untrusted, match="is a link"):
+        clinrl_loader._load_pyfunc(str(copy))
+
+
+def test_a_folder_that_somebody_else_signed_anew_is_refused(copy, tmp_path, monkeypatch):
+    """The strongest that who can write into the store can do: alter, seal, and sign with a key of their own."""
+    exhibits.change(copy / "code/clinrl/tasks/esi/answer.py")
+    with chdir(tmp_path):
+        stranger = keys.signer("embedded")
+    (copy / "signer.pub").write_text(f"{stranger.key.line}\n")
+    folder.sign(copy, stranger)
+    with pytest.raises(Untrusted, match="nobody who is listed signed this"):
+        clinrl_loader._load_pyfunc(str(copy))
+    (tmp_path / "ours.pub").write_text(keys.PUBLIC.read_text())
+    monkeypatch.setenv("CLINRL_TRUSTED_KEYS", str(tmp_path / "ours.pub"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Untrusted, match="nobody who is listed signed this"):
+        clinrl_loader._load_pyfunc(str(copy))
+
+
+def test_code_in_the_store_runs_only_as_it_was_signed(root, tmp_path):
+    """In a process that has no clinrl: altered code is not imported, and importing writes nothing into the folder."""
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundle_of(root, "esi"), bundle)
+    before = clinrl_loader.hashes(bundle)
+    program = (
+        "import sys, warnings; warnings.simplefilter('ignore'); import mlflow.pyfunc, pandas;"
+        f"model = mlflow.pyfunc.load_model({str(bundle)!r}); import clinrl; print(clinrl.__file__);"
+        "print(len(model.predict(pandas.DataFrame({'narrative': ['cough']}))))"
+    )
+    site = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    bare = f"import sys; sys.path[:] = [p for p in sys.path if not p.startswith({str(ROOT)!r}) or p == {str(site)!r}];"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = env | {"CLINRL_TRUSTED_KEYS": str(root / keys.PUBLIC)}
+
+    def run():
+        command = [sys.executable, "-c", bare + program]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = run()
+    assert done.stdout.splitlines() == [str(bundle / "code/clinrl/__init__.py"), "1"], done.stderr
+    assert clinrl_loader.hashes(bundle, but=[clinrl_loader.NOTED]) == before
+
+    code = bundle / "code/clinrl/__init__.py"
+    code.write_text(code.read_text() + "\nprint('altered')\n")
+    done = run()
+    assert "was altered after" in done.stderr
+    assert done.stdout == ""
 
 
 def test_a_model_of_another_task_version_asks_for_a_process_of_its_own(copy):
     record = json.loads((copy / served.RECORD).read_text())
     write_json(copy / served.RECORD, record | {"task_version": 7})
+    folder.sign(copy, keys.signer("embedded"))
     with pytest.raises(ArtefactError, match=r"made at version 7 of the task esi, .*; load the model in a new process"):
-        served._load_pyfunc(str(copy))
+        clinrl_loader._load_pyfunc(str(copy))
 
 
 def test_a_notebook_that_imported_torch_first_is_only_warned(copy, monkeypatch):
@@ -209,7 +263,7 @@ def test_a_notebook_that_imported_torch_first_is_only_warned(copy, monkeypatch):
 
     monkeypatch.setattr(determinism, "pin", late)
     with pytest.warns(UserWarning, match="torch was imported with default CPU kernels .*may differ from the exam's"):
-        answerer = served._load_pyfunc(str(copy))
+        answerer = clinrl_loader._load_pyfunc(str(copy))
     assert len(answerer.predict(pd.DataFrame({"narrative": [SECRET]}))) == 1
 
 

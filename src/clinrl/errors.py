@@ -56,3 +56,7 @@ class GateError(Refused):
 
 class RegistryError(Refused):
     """The model registry did not do what was asked: names the server, the model or the alias."""
+
+
+class SignatureError(Refused):
+    """A key or a signature is not what it must be: names the file, and what to do; never a secret."""

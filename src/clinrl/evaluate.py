@@ -260,7 +260,7 @@ def write_reports(
     reports = []
     for mode, mine in sittings.items():
         lines = graded[mode]
-        others = (_rows(parent[mode]) if mode in parent else {}) | rows
+        others = (rows_of(parent[mode]) if mode in parent else {}) | rows
         rivals = [parent[mode]] if mode in parent else []
         if baselines.BAG_OF_WORDS in rows:
             rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
@@ -364,10 +364,28 @@ def load_sitting(name: str, like: Sitting, cases: Sequence[Case], folder: Path |
         exam_digest=manifest.inputs["exam"],
     )
     comparable(like, sitting)
-    lines = read_graded(folder / f"{like.mode}.jsonl")
+    path = folder / f"{like.mode}.jsonl"
+    lines = read_graded(path)
     if [line.case_id for line in lines] != [case.id for case in cases]:
-        raise ArtefactError(f"{folder}/{like.mode}.jsonl does not answer the cases of this exam in its order; {advice}")
+        raise ArtefactError(f"{path} does not answer the cases of this exam in its order; {advice}")
+    follows(get_task(manifest.task), cases, lines, path)
     return replace(sitting, answers=[line.answer for line in lines])
+
+
+def follows(task: Task, cases: Sequence[Case], lines: Sequence[Graded], path: Path) -> None:
+    """Refuse graded answers that are not what their transcripts say, since a folder of answers vouches for itself.
+
+    `lines` answer `cases`, one by one, and stand in `path`. Of an answer to an imported case that could not be read, no
+    text is kept, so that only its being unreadable can be read again. Raises ArtefactError naming the first line.
+    """
+    for number, (case, line) in enumerate(zip(cases, lines, strict=True), start=1):
+        read = answer(task, line.transcript)
+        is_silent = isinstance(read, Unreadable) and isinstance(line.answer, Unreadable)
+        if read != line.answer and not (is_silent and imported.is_imported(case)):
+            raise ArtefactError(
+                f"{path} line {number} gives another answer to {line.case_id} than its transcript does; restore the "
+                "folder with `dvc checkout`, or examine anew"
+            )
 
 
 def with_views(sitting: Sitting, cases: Sequence[Case]) -> Sitting:
@@ -395,12 +413,14 @@ def answered_under(task: Task, cases: Sequence[Case], given: Sequence[Graded], v
     Raises ArtefactError if the file does not answer the cases that have the view.
     """
     answered = {line.case_id: line for line in read_graded(path)}
-    if set(answered) != {case.id for case in cases if task.views[view](case) is not None}:
+    shown = [case for case in cases if task.views[view](case) is not None]
+    if set(answered) != {case.id for case in shown}:
         raise ArtefactError(f"{path} does not answer the cases of this exam that have the view {view}; evaluate anew")
+    follows(task, shown, [answered[case.id] for case in shown], path)
     return [answered.get(case.id, line) for case, line in zip(cases, given, strict=True)]
 
 
-def _rows(parent: Sitting) -> dict[str, Sequence[Any]]:
+def rows_of(parent: Sitting) -> dict[str, Sequence[Any]]:
     """The rows of a parent: its answers, and those to other views of the cases."""
     return {parent.name: parent.answers, **{f"{parent.name}, {view}": shown for view, shown in parent.under.items()}}
 

@@ -1,14 +1,18 @@
-"""The audit file: every decision, approval, promotion and rollback, one JSON line each, chained by hash.
+"""The audit file: every decision, approval, promotion and rollback, one JSON line each, chained by hash and signed.
 
 Append-only: each line names the digest of the one before it, so a line that was changed, dropped or put in between
-breaks the chain at a place that `read` names. That its end was cut off, only git can tell, where it is kept beside the
-reports. Prefect's and MLflow's databases are conveniences, this is the record.
+breaks the chain at a place that `read` names. Each is signed by whoever wrote it, so that a chain cannot be written
+anew without one of the keys that count; the last line's signature is about all before it. That the end was cut off is
+found where the registry knows more (`clinrl lineage`), and by git. Prefect's and MLflow's databases are conveniences,
+this is the record.
 """
 
+import base64
+import binascii
 import fcntl
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -18,21 +22,34 @@ from pydantic import Field, ValidationError
 from clinrl.artefacts import canonical_json, digest
 from clinrl.errors import ArtefactError
 from clinrl.records import Strict
+from clinrl.trust.dsse import pae
+from clinrl.trust.keys import Key, Signer, keyring
 
 Kind = Literal["decision", "approval", "refusal", "promotion", "rollback"]
+PAYLOAD_TYPE = "application/vnd.clinrl.audit+json"
+"""What a signature says that it is about: one line, without digest and signature, as canonical JSON."""
 START = "0" * 64
 """What the first line names as the digest of the line before it."""
 
 
 class Entry(Strict):
-    """One line. `digest` covers everything else in it."""
+    """One line. `digest` covers everything else in it but the signature, which is over the same."""
 
     at: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00$")
     """When it was written, UTC."""
     kind: Kind
     body: dict[str, Any]
     previous: str = Field(pattern=r"^[0-9a-f]{64}$")
+    key: str = Field(pattern=r"^SHA256:[A-Za-z0-9+/]{43}$")
+    """Fingerprint of the key that signed it."""
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    signature: str
+    """DER, in Base64."""
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What digest and signature are about."""
+        return self.model_dump(mode="json", exclude={"digest", "signature"})
 
 
 def append(
@@ -40,14 +57,16 @@ def append(
     kind: Kind,
     body: dict[str, Any],
     *,
+    signer: Signer,
+    keys: Mapping[str, Key] | None = None,
     unless: Callable[[Sequence[Entry]], bool] = lambda _: False,
     at: datetime | None = None,
 ) -> Entry | None:
-    """Add a line and wait until it is on the disk; nothing is added if `unless` is true of the lines that are there.
+    """Add a signed line and wait until it is on the disk; nothing is added if `unless` is true of those that are there.
 
     Writers take turns, and nobody writes between that question and the new line. A last line that a kill cut short is
-    dropped: whoever wrote it never got an answer. Raises ArtefactError if the chain is broken, since nothing may be
-    built on it.
+    dropped: whoever wrote it never got an answer. Raises ArtefactError if the chain is broken or signed by somebody
+    whose key does not count (`keys`: those of this checkout), since nothing may be built on it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as stream:
@@ -55,7 +74,7 @@ def append(
         stream.seek(0)
         text = stream.read()
         whole = text[: text.rfind(b"\n") + 1]
-        entries = _parse(whole, path)
+        entries = _parse(whole, path, {signer.key.line: signer.key, **_lines(keys)})
         if unless(entries):
             return None
         moment = (at or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
@@ -64,8 +83,10 @@ def append(
             "kind": kind,
             "body": json.loads(canonical_json(body)),
             "previous": entries[-1].digest if entries else START,
+            "key": signer.key.fingerprint,
         }
-        entry = Entry(**fields, digest=digest(fields))
+        signature = base64.b64encode(signer.sign(_signed(fields))).decode()
+        entry = Entry(**fields, digest=digest(fields), signature=signature)
         if len(whole) < len(text):
             stream.truncate(len(whole))
         stream.write((canonical_json(entry.model_dump(mode="json")) + "\n").encode())
@@ -74,21 +95,27 @@ def append(
     return entry
 
 
-def read(path: Path) -> list[Entry]:
-    """All entries, oldest first, with their chain checked; none if there is no file.
+def read(path: Path, keys: Mapping[str, Key] | None = None) -> list[Entry]:
+    """All entries, oldest first, with their chain and their signatures checked; none if there is no file.
 
-    Raises ArtefactError naming the first line that is not what was written. A last line without its line end was cut
-    short by a kill and does not count.
+    `keys` are those that count, by default this checkout's. Raises ArtefactError naming the first line that is not what
+    was written, or that nobody signed whose key counts. A last line without its line end was cut short by a kill and
+    does not count.
     """
     if not path.exists():
         return []
     text = path.read_bytes()
-    return _parse(text[: text.rfind(b"\n") + 1], path)
+    return _parse(text[: text.rfind(b"\n") + 1], path, _lines(keys))
 
 
-def _parse(text: bytes, path: Path) -> list[Entry]:
+def _lines(keys: Mapping[str, Key] | None) -> dict[str, Key]:
+    return {key.line: key for key in (keyring() if keys is None else keys).values()}
+
+
+def _parse(text: bytes, path: Path, keys: Mapping[str, Key]) -> list[Entry]:
     entries: list[Entry] = []
     previous = START
+    known = {key.fingerprint: key for key in keys.values()}
     for number, line in enumerate(text.splitlines(), start=1):
         advice = "restore the file from git"
         try:
@@ -98,10 +125,28 @@ def _parse(text: bytes, path: Path) -> list[Entry]:
             raise ArtefactError(
                 f"{path} line {number} is not an entry of the audit file ({reason}); {advice}"
             ) from None
-        if entry.digest != digest(entry.model_dump(mode="json", exclude={"digest"})):
+        if entry.digest != digest(entry.content):
             raise ArtefactError(f"{path} line {number} was altered after it was written; {advice}")
         if entry.previous != previous:
             raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {advice}")
+        if entry.key not in known:
+            raise ArtefactError(
+                f"{path} line {number} is signed with the key {entry.key}, which does not count here; {advice}, or "
+                "trust that key with `clinrl keys trust` if you know whose it is"
+            )
+        if not known[entry.key].verifies(_signed(entry.content), _decoded(entry.signature)):
+            raise ArtefactError(f"{path} line {number} has a signature of somebody else; {advice}")
         previous = entry.digest
         entries.append(entry)
     return entries
+
+
+def _signed(content: Mapping[str, Any]) -> bytes:
+    return pae(PAYLOAD_TYPE, canonical_json(content).encode())
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return b""

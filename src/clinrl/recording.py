@@ -4,6 +4,8 @@ Whatever is there stays and what is missing is added, so that the same call comp
 """
 
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +14,28 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from clinrl import model_card, paths, served
-from clinrl.artefacts import MANIFEST, canonical_json, digest, identity, read_manifest, sha256_file, verified
+from clinrl.artefacts import (
+    MANIFEST,
+    canonical_json,
+    digest,
+    identity,
+    read_manifest,
+    sha256_file,
+    verified,
+    write_text,
+)
 from clinrl.dataset import is_import
-from clinrl.errors import ArtefactError
-from clinrl.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee, load_report
+from clinrl.errors import ArtefactError, Refused
+from clinrl.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee
 from clinrl.figures import read_history
-from clinrl.health import stored
+from clinrl.health import stored as raised_in
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
 from clinrl.tracking import Point, exam_metrics, file_of, known_points, log_params, log_points, points
+from clinrl.trust import lock, recount
+from clinrl.trust.folder import check, sign
+from clinrl.trust.keys import keyring, signer
+from clinrl_loader import NOTED, SIGNER
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -72,11 +87,16 @@ class Recorded:
 
 
 def recorded(params: "Params", who: Examinee) -> Recorded:
-    """All that is registered of a name, each part checked against the others. Raises ArtefactError."""
+    """All that is registered of a name, each part checked against dvc.lock and against the others.
+
+    Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
+    follow from its answers.
+    """
+    lock.demand(params, who.name)
     manifest, base = _sound(who.folder), _sound(paths.base(who.task.name))
     if manifest.inputs.get("base") != identity(base):
         raise ArtefactError(f"{who.folder} was made from another base than {paths.base(who.task.name)} now holds")
-    reports = {mode: load_report(who.name, mode) for mode in params.modes}
+    reports = recount.reports(params, who.name)
     for report in reports.values():
         if report.adapter_digest != identity(manifest):
             raise ArtefactError(
@@ -100,7 +120,7 @@ def recorded(params: "Params", who: Examinee) -> Recorded:
 
 
 def _alarms(name: str) -> str:
-    raised = stored(paths.report(name) / ALARMS)
+    raised = raised_in(paths.report(name) / ALARMS)
     if raised is None:
         return ""
     words = [" ".join(filter(None, (alarm.level, alarm.name, alarm.about))) for alarm in raised]
@@ -251,7 +271,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     model = found[0]
     ready = model.status == "READY"
     if not ready or not _intact(client, model):
-        _upload(client, model.model_id, made, run_id)
+        _upload(client, model, made, run_id)
     if not ready:
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
@@ -267,17 +287,32 @@ def _logged_models(client: "MlflowClient", experiment: str, digest: str) -> list
 
 def _intact(client: "MlflowClient", model: "LoggedModel") -> bool:
     """Whether a model in the project's own store is as it was registered. A server's files are checked on loading."""
-    if file_of(client.tracking_uri) is None:
+    folder = stored(client, model)
+    if folder is None:
         return True
     try:
-        served.check(Path(unquote(urlsplit(model.artifact_location).path)))
-    except ArtefactError:
+        signed_by(folder)
+    except Refused:
         return False
     return True
 
 
-def _upload(client: "MlflowClient", model_id: str, made: Recorded, run_id: str) -> None:
-    """Send the folder that is registered: the weights from where they are, the rest as `served` writes it."""
+def stored(client: "MlflowClient", model: "LoggedModel") -> Path | None:
+    """The folder of a model in the project's own store; None on a server."""
+    if file_of(client.tracking_uri) is None:
+        return None
+    return Path(unquote(urlsplit(model.artifact_location).path))
+
+
+def signed_by(folder: Path) -> str:
+    """Who signed a registered folder, every file of which is as it was then. Raises Refused naming what is not."""
+    who = check(folder, keyring(), but=(NOTED,))
+    served.read(folder)
+    return who
+
+
+def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id: str) -> None:
+    """Send the folder that is registered, signed as a whole: the weights, and the rest as `served` writes it."""
     record = served.Served(
         name=made.who.name,
         task=made.who.task.name,
@@ -288,13 +323,29 @@ def _upload(client: "MlflowClient", model_id: str, made: Recorded, run_id: str) 
         modes={mode: served.Decoding(**report.mode_spec) for mode, report in made.reports.items()},
         default_mode="direct" if "direct" in made.reports else next(iter(made.reports)),
     )
-    with TemporaryDirectory(prefix="clinrl-") as folder:
-        served.write(Path(folder), record, model_id=model_id, run_id=run_id)
-        client.log_model_artifacts(model_id, folder)
     parts = (
         {served.BASE: paths.base(record.task), served.ADAPTER: made.who.folder}
         if made.is_adapter
         else {served.MERGED: made.who.folder}
     )
-    for part, folder_ in parts.items():
-        client.log_model_artifacts(model_id, str(folder_), part)
+    scratch = Path(".clinrl/registry")  # on the disk of the weights, which then need not be copied
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch) as place:
+        folder = Path(place) / made.who.name
+        served.write(folder, record, model_id=model.model_id, run_id=run_id)
+        for part, source in parts.items():
+            shutil.copytree(source, folder / part, copy_function=_linked)
+        key = signer(made.scale)
+        write_text(folder / SIGNER, f"{key.key.line}\n")
+        sign(folder, key)
+        if (old := stored(client, model)) is not None:  # what was put there by hand must not stay beside
+            shutil.rmtree(old, ignore_errors=True)
+        client.log_model_artifacts(model.model_id, str(folder))
+
+
+def _linked(source: str, target: str) -> None:
+    """A second name of a file, or a copy of it where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

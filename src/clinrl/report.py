@@ -166,12 +166,14 @@ def build(
     heard: Heard = NOTHING_HEARD,
     view: str = GIVEN,
     views: Mapping[str, Sequence[Graded]] = MappingProxyType({}),
+    qualities: Mapping[str, Quality] | None = None,
 ) -> EvalReport:
     """The report on graded answers, given in the order of the exam's cases.
 
     `others` are the answers of the other rows by name, `tests` the paired tests already made, `heard` what the models
     that the task's qualities ask have answered. `view` is how the cases were shown, `views` holds the answers under
-    others. Raises ValueError if the graded answers are not those of the cases.
+    others. `qualities` are the measures of whole transcripts, by default all of the task's. Raises
+    ValueError if the graded answers are not those of the cases.
     """
     if [case.id for case in cases] != [line.case_id for line in graded]:
         raise ValueError(f"the graded answers of {name} in mode {mode} are not in the order of exam {exam}")
@@ -182,7 +184,8 @@ def build(
     clusters = clusters_of(task, cases)
     metrics = estimates(task.metrics, golds, answers, clusters)
     shown = [seen(task, case, view) for case in cases]
-    metrics |= measured(task.qualities, shown, [line.transcript for line in graded], heard, clusters)
+    measures = task.qualities if qualities is None else qualities
+    metrics |= measured(measures, shown, [line.transcript for line in graded], heard, clusters)
     metrics["no_parse"] = rate([isinstance(answer, Unreadable) for answer in answers], clusters)
     metrics["clipped"] = rate([line.transcript.stop == "max_tokens" for line in graded], clusters)
     rows = {name: answers, **others}

@@ -1,8 +1,8 @@
 """A registered model as its user sees it: a table of facts in, a table of answers out.
 
 The folder that is registered holds everything that answering needs, a copy of this package included, so that a
-colleague needs neither a checkout nor the data. MLflow imports this module to load it. What is loaded has the digests
-it was registered with, or is not loaded. Nothing here writes down what a row says: rows are patients.
+colleague needs neither a checkout nor the data. It is signed as a whole, and `clinrl_loader`, which MLflow imports to
+load it, checks every file before this module is imported. Nothing here writes down what a row says: rows are patients.
 """
 
 import json
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import BaseModel, ValidationError
 
+import clinrl_loader
 from clinrl import bases, determinism
-from clinrl.artefacts import MANIFEST, canonical_json, identity, verified, write_json, write_text
+from clinrl.artefacts import canonical_json, identity, read_manifest, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.records import Strict, Unreadable, said
 from clinrl.samplers import Prompt, TransformersSampler
@@ -95,6 +96,9 @@ def write(out: Path, served: Served, *, model_id: str, run_id: str) -> None:
     write_text(out / "python_env.yaml", environment)
     source = Path(__file__).parent
     shutil.copytree(source, out / CODE / source.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    shutil.copyfile(clinrl_loader.__file__, out / CODE / f"{clinrl_loader.__name__}.py")
+    # A file where Python would put compiled code: the folder stays as it was signed, whoever loads it.
+    write_text(out / CODE / "__pycache__", "")
     model = Model(
         run_id=run_id,
         model_id=model_id,
@@ -109,7 +113,7 @@ def write(out: Path, served: Served, *, model_id: str, run_id: str) -> None:
     )
     model.add_flavor(
         "python_function",
-        loader_module=__name__,
+        loader_module=clinrl_loader.__name__,
         code=CODE,
         env={"virtualenv": "python_env.yaml"},
         python_version=python_version(),
@@ -144,11 +148,11 @@ def signature(task: Task, served: Served) -> Any:
     )
 
 
-def check(folder: Path) -> Served:
-    """What a registered folder holds, once every file of its weights has the digest it was registered with.
+def read(folder: Path) -> Served:
+    """The record of a registered folder, whose parts are those that it names. Files are not read: the signature of the
+    folder speaks of them.
 
-    Finds damage and files put in by hand; who rewrites weights, manifests and record together is found by the digest
-    in the registry alone. Raises ArtefactError naming the file that was altered, was added or is missing.
+    Raises ArtefactError if the record is missing or malformed, or names other parts than are there.
     """
     path = folder / RECORD
     try:
@@ -156,30 +160,16 @@ def check(folder: Path) -> Served:
     except FileNotFoundError:
         raise ArtefactError(f"{path} is missing, so {folder} is no registered model; download it again") from None
     except ValidationError:
-        raise ArtefactError(f"{path} was altered after it was registered; {_again('download it again')}") from None
-    again = _again(f"register {served.name} again")
+        raise ArtefactError(f"{path} is no record of a registered model; register it again") from None
     parts = {MERGED: served.digest} if served.form == "merged" else {BASE: served.base_digest, ADAPTER: served.digest}
     for part, digest in parts.items():
-        try:
-            manifest = verified(folder / part)
-        except ArtefactError as error:
-            fault = str(error).partition(";")[0].replace("after it was built", "after it was registered")
-            raise ArtefactError(f"{fault}; {again}") from None
-        for file in sorted((folder / part).rglob("*")):
-            name = str(file.relative_to(folder / part))
-            if file.is_file() and name not in (MANIFEST, *manifest.files):
-                raise ArtefactError(f"{file} was added after it was registered; {again}")
-        if identity(manifest) != digest:
-            raise ArtefactError(f"{folder / part / MANIFEST} was altered after it was registered; {again}")
+        if identity(read_manifest(folder / part)) != digest:
+            raise ArtefactError(f"{folder / part} is not what {path} names; register {served.name} again")
     return served
 
 
-def _again(how: str) -> str:
-    return f"{how}: nothing was loaded"
-
-
-def _load_pyfunc(path: str) -> "Answerer":
-    """MLflow's entry: the model in a registered folder. Raises ArtefactError if anything in it was altered."""
+def load(path: str) -> "Answerer":
+    """The model of a registered folder that `clinrl_loader` checked. Raises ArtefactError if a part does not fit."""
     # MLflow quotes the whole table when a column has the wrong type.
     os.environ.setdefault("MLFLOW_DISABLE_SCHEMA_DETAILS", "true")
     try:
@@ -187,7 +177,7 @@ def _load_pyfunc(path: str) -> "Answerer":
     except Refused as refused:  # a notebook that imported torch first still gets its answers
         warnings.warn(f"{refused}; until then an answer may differ from the exam's in rare cases", stacklevel=2)
     folder = Path(path)
-    served = check(folder)
+    served = read(folder)
     task = get_task(served.task)
     if task.version != served.task_version:
         raise ArtefactError(
