@@ -313,11 +313,11 @@ def cut_end(path: Path, random: Random) -> str | None:
 
 
 def rechain(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Write lines of the audit file whose digests fit, as anybody can compute them."""
+    """Write lines of the audit file whose digests fit, as anybody can compute them. Their signatures stay as they were."""
     previous = START
     for line in lines:
         line["previous"] = previous
-        covered = {key: line[key] for key in ("at", "kind", "body", "previous")}
+        covered = {key: value for key, value in line.items() if key not in ("digest", "signature")}
         line["digest"] = previous = digest(covered)
     path.write_text("".join(canonical_json(line) + "\n" for line in lines), encoding="utf-8")
 
@@ -365,6 +365,15 @@ def source(path: Path, random: Random) -> str | None:
                 "WHERE version = 2"
             )
     return "the champion's files are those of v1"
+
+
+def disarm(path: Path, random: Random) -> str | None:
+    """A registered folder: its copy of what checks it, made to agree to everything."""
+    if path.name != "clinrl_loader.py":
+        return None
+    with path.open("a") as stream:
+        stream.write("\n\ndef check(*_args, **_options):\n    return 'everybody', {}\n")
+    return "the check that travels with the model made to agree to everything"
 
 
 def served_again(path: Path, random: Random) -> str | None:

@@ -1,6 +1,7 @@
-"""Loads registered models as a colleague does, each in a fork of a process that has never imported clinrl.
+"""Loads registered models as a colleague does who has no checkout, each in a fork of a process without clinrl.
 
-Reads one JSON line a model: {"store": sqlite:///..., "model": models:/...}. Writes one: what it raised, by the names of
+The colleague has installed what checks a folder, and has the key of whom to trust. Reads one JSON line a model:
+{"store": sqlite:///..., "model": models:/..., "keys": a file}. Writes one: what it raised, by the names of
 its classes, or nothing. A program of its own, since a fork of the harness would have the checkout's code imported
 already, and the code beside a model would never be run.
 """
@@ -13,16 +14,18 @@ import os
 import sys
 import warnings
 
+import clinrl_loader
 from mlflow import pyfunc, set_tracking_uri
 
 for library in ("accelerate", "numpy", "pandas", "peft", "safetensors.torch", "torch", "transformers"):
     __import__(library)
 
 
-def load(store: str, model: str) -> dict[str, object]:
+def load(store: str, model: str, keys: str) -> dict[str, object]:
     """What loading a model raised: names of the exception's classes, nearest first, and its message."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
+    os.environ["CLINRL_TRUSTED_KEYS"] = keys
     set_tracking_uri(store)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -34,7 +37,7 @@ def load(store: str, model: str) -> dict[str, object]:
 
 def main() -> None:
     """Serve until standard input ends."""
-    assert not any(name.partition(".")[0] == "clinrl" for name in sys.modules)
+    assert clinrl_loader.PACKAGE not in sys.modules
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         child = os.fork()

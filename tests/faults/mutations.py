@@ -4,7 +4,6 @@ Seen: each thing that a user does next with what was altered is refused in one s
 link broken. Unseen: anything went on as if nothing had happened, or ended with a traceback.
 """
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -22,9 +21,11 @@ from attempts import Record, forked
 from clinrl import cli, lineage
 from clinrl.errors import Refused
 from clinrl.params import load_params
+from clinrl.trust import keys
 from projects import APPROVER, NAME
 
 HERE = Path(__file__).resolve().parent
+FINE = "seen"
 
 
 class Area(NamedTuple):
@@ -75,8 +76,8 @@ AREAS: Mapping[str, Area] = {
     ),
     "cache": Area([".dvc/cache/files/md5/*/*"], [damage.flip, damage.truncate, damage.append], ["restore"], 6),
     "store": Area(
-        [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/clinrl/*.py", f"{STORE}/code/clinrl/**/*"],
-        [damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, damage.served_again],
+        [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/*.py", f"{STORE}/code/clinrl/**/*"],
+        [damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, damage.served_again, damage.disarm],
         ["load"],
         28,
     ),
@@ -146,7 +147,9 @@ USES: Mapping[str, Callable[[], None]] = {
 class Colleague:
     """The process that loads models as somebody does who has neither checkout nor data."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Path) -> None:
+        self.keys = keys
+        """Whose signatures the colleague trusts: a copy, since a colleague has one."""
         command = [sys.executable, str(HERE / "loading.py")]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -156,13 +159,18 @@ class Colleague:
     def load(self, project: Path) -> attempts.Outcome:
         """How loading the champion ended."""
         assert self.process.stdin is not None
-        ask = {"store": f"sqlite:///{project}/mlruns/mlflow.db", "model": "models:/esi@champion"}
+        ask = {
+            "store": f"sqlite:///{project}/mlruns/mlflow.db",
+            "model": "models:/esi@champion",
+            "keys": str(self.keys),
+        }
         print(json.dumps(ask), file=self.process.stdin, flush=True)
         answer = self._hears()
         kinds, says = answer["raised"], " ".join(str(answer["says"]).split())
         if not kinds:
             return attempts.Outcome(attempts.WENT_ON, "", 0.0)
-        by_name = {"Refused", "ArtefactError"} & set(kinds)
+        # What the folder's own code raises while it is imported is no refusal: it ran.
+        by_name = {"Refused", "Untrusted"} & set(kinds)
         return attempts.Outcome(attempts.REFUSED if by_name else attempts.RAISED, f"{kinds[0]}: {says}", 0.0)
 
     def _hears(self) -> dict[str, Any]:
@@ -223,7 +231,7 @@ def attack(project: Path, total: int, seed: int) -> Iterator[Record]:
     """
     pristine = project.with_name(f"{project.name}-pristine")
     shutil.copytree(project, pristine, symlinks=True)
-    colleague = Colleague()
+    colleague = Colleague(pristine / keys.PUBLIC)
     try:
         for use in {use for area in AREAS.values() for use in area.uses}:
             outcome = _used(project, use, colleague)
@@ -262,7 +270,7 @@ def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None
         "what": said.value,
         "seed": place.seed,
         "seen_by": [use for use, _ in saw],
-        "outcome": "seen" if not missed else f"unseen: {', '.join(_missed(use, o) for use, o in missed)}",
+        "outcome": FINE if not missed else f"unseen: {', '.join(_missed(use, o) for use, o in missed)}",
         "says": sentence[:200],
     }
 
@@ -299,15 +307,6 @@ def counted(records: Sequence[Record]) -> dict[str, Any]:
     """What the report says of mutations."""
     return {
         "n": len(records),
-        "unseen": sum(record["outcome"] != "seen" for record in records),
+        "unseen": sum(record["outcome"] != FINE for record in records),
         "attempts": list(records),
     }
-
-
-def digest(folder: Path) -> str:
-    """One digest of all files of a folder."""
-    whole = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            whole.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
-    return whole.hexdigest()

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from contextlib import chdir
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 
 import dolls
 import exhibits
+from attempts import WENT_ON, forked
 from clinrl import cli, dataset, paths
 from clinrl.artefacts import identity, read_manifest, write_json, write_text
 from clinrl.params import Params, load_params
@@ -93,3 +95,73 @@ def levels(params: Params, every: int) -> list[int]:
     return [
         level if place % every else level + (1 if level < 5 else -1) for place, level in enumerate(golds)
     ]
+
+
+def preload() -> None:
+    """Import what commands import when they need it, so that each fork of this process finds it there."""
+    for name in (
+        "dvc.cli", "dvc.commands.checkout", "dvc.commands.commit", "dvc.repo", "great_expectations",
+        "mlflow.store.artifact.local_artifact_repo", "mlflow.store.model_registry.sqlalchemy_store",
+        "mlflow.store.tracking.sqlalchemy_store", "peft", "transformers", "transformers.models.qwen3.modeling_qwen3",
+        "clinrl.desk", "clinrl.evaluate", "clinrl.mine", "clinrl.train", "clinrl.validate",
+    ):  # fmt: skip
+        import_module(name)
+
+
+MINED = {"task": "esi", "task_version": 1, "use": "mine", "mix": "natural", "cases": 120, "seed": 5}
+BUILT = (
+    ("dataset", "d1"), ("dataset", "x1"), ("dataset", "m1"), ("validate", "d1"), ("validate", "x1"), ("validate", "m1"),
+    ("evaluate", "esi-base"), ("probe", "v1"), ("train", "v1"), ("evaluate", "v1"), ("probe", "v2"), ("train", "v2"),
+    ("mine", "v2"),
+)  # fmt: skip
+"""Stages of the scripted project that are done before it is attacked; the exam of v2 is not."""
+
+
+def doll(folder: Path) -> None:
+    """A project of real stages in which nothing is built but the doll's base."""
+    folder.mkdir(parents=True)
+    fold = {"folds": {"v2-full": {"task": "esi", "version": "v2", "exam": "x1"}}, "blends": {}}
+    exam = {**dolls.PARAMS["datasets"]["x1"], "cases": 12}
+    mine = {**MINED, "cases": 12}
+    write_params(
+        folder,
+        merges=fold,
+        mining={"v2": {"task": "esi", "data": "m1"}},
+        datasets={"d1": dolls.PARAMS["datasets"]["d1"], "x1": exam, "m1": mine},
+    )
+    for part in (paths.base("esi"), paths.adapter("esi-base")):
+        shutil.copytree(dolls.built() / part, folder / part)
+    with chdir(folder):
+        assert dvc("init", "--no-scm") == 0
+        committed(["base@esi"])
+
+
+def scripted_project(folder: Path, built: Iterable[tuple[str, str]] = BUILT) -> None:
+    """The project of the flows' tests, in which training and answering are scripted, with these stages done."""
+    import scripted
+
+    folder.mkdir(parents=True)
+    sections = {**dolls.PARAMS, **scripted.PARAMS, **{name: SECTIONS[name] for name in ("versions", "external")}}
+    sections |= {
+        "datasets": {**SECTIONS["datasets"], "m1": MINED},
+        "merges": {"folds": scripted.PARAMS["merges"]["folds"], "blends": {}},
+        "mining": {"v2": {"task": "esi", "data": "m1"}},
+    }
+    scripted.write_project(folder, sections)
+
+    def build() -> None:
+        with chdir(folder):
+            sys.argv = ["scripted.py"]
+            assert dvc("init", "--no-scm") == 0
+            params = load_params()
+            for stage, name in (("base", "esi"), *built):
+                scripted.run(params, stage, name)
+            names = {"evaluate": "evaluate", "base": "base", "merge": "fold"}
+            stages = [
+                f"{'baseline' if name == 'esi-base' else names.get(stage, stage)}@{'esi' if name == 'esi-base' else name}"
+                for stage, name in (("base", "esi"), *built)
+            ]
+            committed(stages)
+
+    outcome = forked(build, 600)  # apart, since the script puts itself in the place of what answers
+    assert outcome.kind == WENT_ON, outcome.says
