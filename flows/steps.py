@@ -142,12 +142,12 @@ def decide(name: str) -> "Decision":
 
 
 @task(task_run_name="promote {name}", **REGISTRY)
-def promote(name: str, approver: str, decision: "Decision") -> "Entry":
-    """Make a version the champion, with the decision and the approver that it was given."""
+def promote(name: str, decision: "Decision", approval: dict[str, Any], approved: str = "") -> "Entry":
+    """Make a version the champion, with its decision and a signed approval of it, or of the decision `approved`."""
     from clinrl import release
 
-    entry = release.promote(load_params(), name, approver=approver, decision=decision)
-    get_run_logger().info("%s is the champion of %s, approved by %s", name, entry.model, approver)
+    entry = release.promote(load_params(), name, decision=decision, approval=approval, approved=approved)
+    get_run_logger().info("%s is the champion of %s, approved by %s", name, entry.model, entry.tags["approver"])
     return entry
 
 
@@ -156,7 +156,7 @@ def refuse(decision: "Decision", reason: str) -> None:
     """Write down that a version or a merge was not approved."""
     from clinrl import release
 
-    release.refuse(decision, reason)
+    release.refuse(load_params(), decision, reason)
     get_run_logger().info("%s was not approved: %s", decision.candidate, reason)
 
 

@@ -166,8 +166,8 @@ def test_the_description_says_what_goes_in_and_out(loaded):
     "name",
     [
         "adapter/adapter_model.safetensors", "base/model.safetensors", "adapter/manifest.json", "served.json",
-        "MLmodel", "requirements.txt", "code/clinrl/__init__.py", "code/clinrl/tasks/esi/answer.py", "code/clinrl_loader.py",
-        "signer.pub",
+        "MLmodel", "requirements.txt", "code/clinrl/__init__.py", "code/clinrl/tasks/esi/answer.py",
+        "code/clinrl_loader.py", "signer.pub",
     ],
 )  # fmt: skip
 def test_an_altered_file_is_named_and_nothing_is_loaded(copy, name):

@@ -444,6 +444,13 @@ class Limit(Section):
         return self
 
 
+class Rebuilt(Section):
+    """What a release demands of others: that they built the same bytes."""
+
+    least: Count
+    """How many of `rebuilders` must have signed that they did."""
+
+
 class Gate(Section):
     """What a version must show before it may become the champion of its task."""
 
@@ -451,6 +458,8 @@ class Gate(Section):
     """Cases that the exam must have: fewer show too little."""
     limits: dict[str, Limit]
     """Metric to its limit. `dangerous` is always among them."""
+    rebuilt: Rebuilt | None = None
+    """How many others must have rebuilt it; none by default."""
 
 
 class Schedule(Section):

@@ -33,7 +33,7 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.oracles import Oracles, heard_of, scores
 from clinrl.probe import proven
 from clinrl.records import Case, Graded, Transcript, Unreadable
-from clinrl.report import EvalReport, Sitting, between_modes, build, column, comparable, compare, summary
+from clinrl.report import EvalReport, Sitting, between_modes, build, clusters_of, column, comparable, compare, summary
 from clinrl.rollout import run
 from clinrl.samplers import Sampler, TransformersSampler
 from clinrl.section import did_you_mean
@@ -315,6 +315,7 @@ def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cas
         exam_digest=exam_digest,
         golds=[who.task.label(case) for case in cases],
         answers=(),
+        clusters=clusters_of(who.task, cases),
     )
 
 

@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, SignatureError
+from clinrl.trust.keys import OURS, Key, parsed
 
 Scale = Literal["embedded", "full"]
 """embedded: small models that this project builds itself, on a CPU. full: hub checkpoints, on a GPU."""
@@ -108,6 +109,32 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
+def _person(value: str) -> str:
+    if len(value) < 2 or value == OURS:
+        raise refusal(f"is no name; somebody who signs is listed under 2 characters or more, and not as {OURS!r}")
+    return value
+
+
+def _public_key(value: Any) -> Key:
+    if not isinstance(value, str):
+        raise refusal(
+            f"is {shown(value)}; it must be a public key, as one line of OpenSSH: ecdsa-sha2-nistp256 AAAA..."
+        )
+    try:
+        return parsed(value)
+    except SignatureError as error:
+        raise refusal(f"is {shown(value)}; {error}") from None
+
+
+def _of_one_each(keys: dict[str, Key]) -> dict[str, Key]:
+    owners: dict[Key, str] = {}
+    for name, key in keys.items():
+        if key in owners:
+            raise refusal(f"has the key of {owners[key]} too; everybody listed needs a key of their own", name)
+        owners[key] = name
+    return keys
+
+
 def _targets(value: Any) -> Any:
     if value == "all-linear":
         return value
@@ -120,6 +147,9 @@ def _targets(value: Any) -> Any:
 PerScale = Annotated[dict[Scale, T], BeforeValidator(_scales)]
 Name = Annotated[str, AfterValidator(_name)]
 Text = Annotated[str, AfterValidator(_text)]
+PublicKey = Annotated[Key, BeforeValidator(_public_key)]
+People = Annotated[dict[Annotated[Text, AfterValidator(_person)], PublicKey], AfterValidator(_of_one_each)]
+"""Name to public key, each key once."""
 Label = int | str
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]

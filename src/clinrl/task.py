@@ -161,6 +161,8 @@ class Task(Protocol):
     """What a summary shows, in order: names of `metrics` and `qualities`, and `no_parse` and `clipped`."""
     row_metrics: tuple[str, ...]
     """Names of `metrics` that a row of the comparison table shows."""
+    form_metrics: tuple[str, ...]
+    """The shares among `metrics` that a person sees who is asked to approve a version, `exact` first."""
     slice_measures: tuple[str, ...]
     """What each slice shows, `exact` and `dangerous` first: metrics, and qualities that ask no model."""
     views: Mapping[str, Callable[[AnyCase], AnyCase | None]]

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,11 @@ def impatient(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.release.POLL_S", 0.2)
 
 
-def ended(flow: Any, *arguments: Any, **named: Any) -> Any:
-    """Run a flow and return its last state."""
-    return flow(*arguments, **named, return_state=True)
+def ended(flow: Any, of: str, approver: str | None = None) -> Any:
+    """Run a flow, approved beforehand as on the command line or by nobody, and return its last state."""
+    if approver is not None:
+        flow = import_module(flow.fn.__module__).approved_by(approver)
+    return flow(of, return_state=True)
 
 
 def edit(change: Callable[[Any], None]) -> None:
@@ -95,7 +98,7 @@ def add_v3(content: Any) -> None:
 def promoted(version: str, approver: str = "Ada Lovelace") -> None:
     """Make a registered version the champion without a flow."""
     decision = releases.decide(load_params(), version)
-    releases.promote(load_params(), version, approver=approver, decision=decision)
+    examined.promote(load_params(), version, approver, decision)
 
 
 def test_a_version_is_built_registered_and_shown(project: Path) -> None:
@@ -295,7 +298,7 @@ def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> 
 
     promoted("v1")
     promoted("v2")
-    releases.rollback("esi", approver="Grace Hopper")
+    releases.rollback(load_params(), "esi", approver="Grace Hopper")
     state = ended(retrain, "esi", "Ada Lovelace")
     assert (state.name, champion()) == ("Nothing to do", "v1")
     assert "v2 was rolled back by Grace Hopper" in state.message
