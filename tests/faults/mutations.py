@@ -22,7 +22,7 @@ from clinrl import cli, lineage
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.trust import keys
-from projects import APPROVER, NAME
+from projects import NAME
 
 HERE = Path(__file__).resolve().parent
 FINE = "seen"
@@ -95,8 +95,8 @@ AREAS: Mapping[str, Area] = {
         ["data/**/*.sig", "mlruns/**/*.sig"], [damage.flip, damage.truncate, damage.remove, damage.swap], ["lineage"], 8
     ),
     "attestation": Area(
-        ["data/**/*.dsse*", "data/**/*.intoto*"],
-        [damage.flip, damage.edit, damage.truncate, damage.remove, damage.swap],
+        [".clinrl/provenance/*.json"],
+        [damage.flip, damage.edit, damage.truncate, damage.swap],
         ["lineage"],
         6,
     ),
@@ -120,7 +120,7 @@ def _register() -> None:
 
 
 def _promote() -> None:
-    _said(cli.main(["promote", NAME, "--approver", APPROVER]))
+    projects.promote(load_params(Path("params.yaml")))
 
 
 def _restore() -> None:
