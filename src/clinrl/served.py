@@ -40,7 +40,8 @@ READ = "ok"
 SEED = 1
 """Of sampling, in modes with a temperature above 0: that of the exam."""
 LIBRARIES = (
-    "accelerate", "mlflow", "numpy", "pandas", "peft", "pydantic", "safetensors", "tokenizers", "torch", "transformers",
+    "accelerate", "cryptography", "mlflow", "numpy", "pandas", "peft", "pydantic", "safetensors", "tokenizers", "torch",
+    "transformers",
 )  # fmt: skip
 """What answering imports. clinrl itself travels with the model."""
 QUANTISED = "bitsandbytes"

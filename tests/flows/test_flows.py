@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clinrl import ledger, paths, registry
+import examined
+from clinrl import artefacts, ledger, paths, registry
 from clinrl import release as releases
 from clinrl.errors import GateError, Refused
 from clinrl.params import Params, load_params
+from clinrl.trust import approval as approvals
+from clinrl.trust.keys import signer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("prefect", "impatient")
@@ -319,16 +322,24 @@ def test_nobody_to_ask_is_said_and_nothing_is_promoted(project: Path, monkeypatc
 
 
 def answering(**said: Any) -> threading.Thread:
-    """Answer the next run that pauses, from another thread, as a person does on its page."""
+    """Answer the next run that pauses, from another thread, as a person does on its page; with `signed`, as one who has
+    a key here."""
     from prefect.client.schemas.objects import StateType
     from prefect.flow_runs import resume_flow_run
 
     def wait_and_answer() -> None:
-        resume_flow_run(wait_for_run(StateType.PAUSED), run_input=said)
+        run = wait_for_run(StateType.PAUSED)
+        resume_flow_run(run, run_input=said | ({"token": token(said["approver"])} if said.pop("signed", False) else {}))
 
     thread = threading.Thread(target=wait_and_answer)
     thread.start()
     return thread
+
+
+def token(approver: str) -> str:
+    """What `clinrl approve` prints for the last decision."""
+    told = [line.body for line in ledger.read(paths.ledger()) if line.kind == "decision"]
+    return approvals.token(artefacts.digest(told[-1]), approver, signer("embedded"))
 
 
 def wait_for_run(kind: Any) -> Any:
@@ -362,11 +373,20 @@ def artifacts() -> dict[str, Any]:
             {"approve": False, "approver": "Ada Lovelace", "note": "not this week"},
             "Ada Lovelace said no: not this week",
         ),
-        ({"approve": True, "approver": " "}, "the answer was yes, but without a name"),
+        (
+            {"approve": True, "approver": " "},
+            "the answer was yes, but a promotion needs the name of the person who approves it, 2 to 80 characters; "
+            "nothing moved",
+        ),
+        (
+            {"approve": True, "approver": "Drive By", "token": "c2lnbmVk"},
+            "the answer was yes, but this token is no approval of this decision by anybody who is listed; `clinrl "
+            "approve DECISION --as NAME` makes one",
+        ),
         ({}, "somebody said no"),
     ],
 )
-def test_a_no_and_a_yes_without_a_name_change_nothing(project: Path, said: dict[str, Any], why: str) -> None:
+def test_a_no_and_a_yes_without_a_name_or_a_token_change_nothing(project: Path, said: dict[str, Any], why: str) -> None:
     from flows.release import release
 
     thread = answering(**said)
@@ -380,7 +400,7 @@ def test_a_no_and_a_yes_without_a_name_change_nothing(project: Path, said: dict[
 def test_a_person_approves_on_the_page_of_the_run(project: Path) -> None:
     from flows.release import release
 
-    thread = answering(approve=True, approver="Ada Lovelace")
+    thread = answering(approve=True, approver="Ada Lovelace", signed=True)
     assert ended(release, "v2").message == "v2 is the champion of esi; v2-full is the champion of esi-merged"
     thread.join()
     assert registry.find("esi", "champion").tags["approver"] == "Ada Lovelace"
@@ -419,8 +439,9 @@ def test_a_champion_of_meanwhile_stays(project: Path) -> None:
         from prefect.flow_runs import resume_flow_run
 
         run = wait_for_run(StateType.PAUSED)
+        signed = token("Ada Lovelace")
         promoted("v1")
-        resume_flow_run(run, run_input={"approve": True, "approver": "Ada Lovelace"})
+        resume_flow_run(run, run_input={"approve": True, "approver": "Ada Lovelace", "token": signed})
 
     thread = threading.Thread(target=promote_another)
     thread.start()
