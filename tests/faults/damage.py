@@ -216,7 +216,9 @@ def better_number(path: Path, random: Random) -> str | None:
     """A report: one measured value halved, as somebody would who wants it to look better."""
     report = json.loads(path.read_text(encoding="utf-8"))
     found = [
-        leaf for leaf in _leaves(report) if leaf[1] in ("value", "low", "high") and isinstance(leaf[2], float) and leaf[2]
+        leaf
+        for leaf in _leaves(report)
+        if leaf[1] in ("value", "low", "high") and isinstance(leaf[2], float) and leaf[2]
     ]
     if not found:
         return None
@@ -313,7 +315,7 @@ def cut_end(path: Path, random: Random) -> str | None:
 
 
 def rechain(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Write lines of the audit file whose digests fit, as anybody can compute them. Their signatures stay as they were."""
+    """Write lines of the audit file with digests that fit, as anybody can compute them; signatures stay as they were."""
     previous = START
     for line in lines:
         line["previous"] = previous
@@ -361,7 +363,7 @@ def source(path: Path, random: Random) -> str | None:
     with closing(sqlite3.connect(path)) as store, store:
         for column in ("source", "storage_location"):
             store.execute(
-                f"UPDATE model_versions SET {column} = (SELECT {column} FROM model_versions WHERE version = 1) "  # noqa: S608
+                f"UPDATE model_versions SET {column} = (SELECT {column} FROM model_versions WHERE version = 1) "
                 "WHERE version = 2"
             )
     return "the champion's files are those of v1"

@@ -14,17 +14,17 @@ from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
-import numpy
-
 import attempts
+import numpy
 from attempts import Record
+from projects import ROOT
+
 from clinrl import rollout
 from clinrl.artefacts import canonical_json
 from clinrl.params import Params, load_params
-from clinrl.records import Case, Message, Stop, Transcript
+from clinrl.records import Case, Stop, Transcript
 from clinrl.task import Ask, Task, get_task
 from clinrl.turns import read_calls, read_turn, write_turn
-from projects import ROOT
 
 SHARES = {"esi": 0.45, "imaging": 0.35, "audit": 0.2}
 """How much of all completions each task reads: an audit is many calls."""
@@ -45,7 +45,8 @@ TOKENS = (
     "ANSWER: ESI 2 or 3", "ANSWER: ESI \u0662", "ANSWER: ESI ²", "ANSWER: ESI 99999999999999999999999999", "NaN",
     "Infinity", "-Infinity", "1e999", "-0", "0x10", "\x00", "\x1b[2J", "\u202e", "\ufeff", "\u2028", "\r\n", "\\", "{",
     "}", "[", "]", '"', "'", "```json\n", "```", "null", "true", "%s", "{0}", "$(id)", "usually appropriate",
-    "usually not appropriate", "may be appropriate", "10/10", "score: 1e308", "\ud800", "\udfff", "é\u0301", "\U0001f600",
+    "usually not appropriate", "may be appropriate", "10/10", "score: 1e308", "\ud800", "\udfff", "é\u0301",
+    "\U0001f600",
     '{"name": "approve", "arguments": {"proposal_id": NaN}}', '{"name": "approve", "arguments": []}', '{"name": 1}',
     '{"name": "__init__", "arguments": {}}', '{"name": "reset", "arguments": {"case": "x"}}',
     '<tool_call>{"name": "submit_audit_report", "arguments": {"report": 1}}</tool_call>',
@@ -136,7 +137,11 @@ def _number(text: str, random: Random) -> str:
     if not digits:
         return text + "0"
     at = random.choice(digits)
-    return text[:at] + random.choice(("9" * 30, "-1", "1e400", "0.1", "²", "٣", "NaN", "", "0" * 50 + "3")) + text[at + 1 :]
+    return (
+        text[:at]
+        + random.choice(("9" * 30, "-1", "1e400", "0.1", "²", "٣", "NaN", "", "0" * 50 + "3"))
+        + text[at + 1 :]
+    )
 
 
 def _thoughts(text: str, random: Random) -> str:
@@ -188,9 +193,7 @@ class TooSlow(BaseException):
 def attack(total: int, seed: int) -> Iterator[Record]:
     """Read completions in blocks; one record a block, and one for each completion that was not read."""
     blocks = [
-        (name, number)
-        for name, share in SHARES.items()
-        for number in range(max(1, round(total * share / BLOCK)))
+        (name, number) for name, share in SHARES.items() for number in range(max(1, round(total * share / BLOCK)))
     ]
     size = min(BLOCK, total)
     before = signal.signal(signal.SIGVTALRM, _give_up)
@@ -224,7 +227,12 @@ def _block(reading: Reading, seed: str, size: int) -> Iterator[Record]:
             fault = f"took {took:.1f} s"
         if fault:
             faults.append(
-                {"what": fault[:200].encode("utf-8", "replace").decode(), "at": at, "text": ascii(text[:200]), "characters": len(text)}
+                {
+                    "what": fault[:200].encode("utf-8", "replace").decode(),
+                    "at": at,
+                    "text": ascii(text[:200]),
+                    "characters": len(text),
+                }
             )
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     yield {

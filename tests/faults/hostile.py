@@ -17,15 +17,14 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import attempts
 import numpy
-from ruamel.yaml import YAML
+import projects
+from attempts import Record, forked
 from safetensors.numpy import load_file, save_file
 
-import attempts
 import dolls
-import projects
 import sown
-from attempts import Record, forked
 from clinrl import cli, paths
 from clinrl.artefacts import identity, read_manifest, seal, write_json
 
@@ -143,14 +142,23 @@ def _params() -> Iterator[Input]:
     for what, text in texts.items():
         yield Input("params", what, _text(text), read)
     for name in (
-        "x; touch pwned", "$(touch pwned)", "`touch pwned`", "../../mlruns", "/etc/passwd", "a/b", "-rf", "--help", "a\nb",
+        "x; touch pwned", "$(touch pwned)", "`touch pwned`", "../../mlruns", "/etc/passwd", "a/b", "-rf", "--help",
+        "a\nb",
         "a\x00b", "", ".", "..", "~", "x" * 300, "\u202eabc", "é", "a b", "a@b", "${scale}", "{0}", "%s", "CON", "*", 7,
         True, None, 1.5,
     ):  # fmt: skip
         yield Input("params", f"a data set named {name!r}"[:60], _named(name), read)
     for value in (-1, 0, 10**18, 1.5, float("inf"), float("nan"), True, "30", None, [], {}, [30], "1e3", 10**300):
         yield Input("params", f"{value!r:.30} cases", _cases(value), read)
-    for text in ("9" * 5000, "0x" + "f" * 5000, "1e99999", "1_0", "+.inf", "0o777777777777777777777777777", "190:20:30"):
+    for text in (
+        "9" * 5000,
+        "0x" + "f" * 5000,
+        "1e99999",
+        "1_0",
+        "+.inf",
+        "0o777777777777777777777777777",
+        "190:20:30",
+    ):
         yield Input("params", f"cases: {text:.20}", _raw_cases(text), read)
     loops: dict[str, dict[str, Any]] = {
         "a version that is its own parent": {"v1": {**dolls.PARAMS["versions"]["v1"], "parent": "v1"}},
@@ -249,7 +257,9 @@ def _sources() -> Iterator[Input]:
         "a cell of 2 MB": lambda raw: raw + b"x" * 2_000_000 + b"\n",
         "100,000 cells in a row": lambda raw: raw + b"," * 100_000 + b"\n",
         "100,000 columns": lambda raw: b",".join(b"c%d" % n for n in range(100_000)) + b"\n",
-        "a column twice": lambda raw: raw.replace(b"\n", b"\n", 1).replace(raw.split(b"\n")[0], raw.split(b"\n")[0] + b"," + raw.split(b",")[0], 1),
+        "a column twice": lambda raw: raw.replace(b"\n", b"\n", 1).replace(
+            raw.split(b"\n")[0], raw.split(b"\n")[0] + b"," + raw.split(b",")[0], 1
+        ),
         "other columns": lambda raw: b"a,b,c\n1,2,3\n",
         "every line twice": lambda raw: raw + raw,
         "carriage returns alone": lambda raw: raw.replace(b"\n", b"\r"),
@@ -334,8 +344,8 @@ def _adapters() -> Iterator[Input]:
         "a header 4000 lists deep": _file(weights, struct.pack("<Q", 8000) + b"[" * 4000 + b"]" * 4000),
         "a shape of 2^40": _file(weights, struct.pack("<Q", len(header)) + header + b"0000"),
         "weights cut in half": lambda folder: (folder / weights).write_bytes((folder / weights).read_bytes()[:5000]),
-        "weights that are no numbers": _weights(lambda held: {k: numpy.full_like(v, numpy.nan) for k, v in held.items()}),
-        "weights without end": _weights(lambda held: {k: numpy.full_like(v, numpy.inf) for k, v in held.items()}),
+        "weights that are no numbers": _weights(lambda held: {k: v * numpy.nan for k, v in held.items()}),
+        "weights without end": _weights(lambda held: {k: v + numpy.inf for k, v in held.items()}),
         "wrong shapes": _weights(lambda held: {k: numpy.zeros((3, 3), "float32") for k in held}),
         "half of the tensors": _weights(lambda held: dict(list(held.items())[::2])),
         "other tensors": _weights(lambda held: {"pwned": numpy.zeros(2, "float32")}),

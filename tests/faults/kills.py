@@ -24,8 +24,9 @@ from typing import Any, NamedTuple
 import attempts
 import projects
 from attempts import Record
-from clinrl import paths
 from projects import APPROVER, ROOT
+
+from clinrl import paths
 
 GROUP, PARENT, CHILD = "whole group", "parent alone", "child alone"
 """What is killed: all that the command started, the command itself, or one process below it."""
@@ -370,7 +371,7 @@ def _decisions(project: Path) -> Counter[str]:
 
 
 def compared(expected: dict[str, Any], found: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    """Files that differ; versions, names and decisions that are there more often than they should be; and less often."""
+    """Files that differ; versions, names and decisions that are there more often than they should be; or less often."""
     theirs, ours = expected["files"], found["files"]
     differing = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
     parts = ("registry", "decisions")

@@ -14,8 +14,9 @@ import os
 import sys
 import warnings
 
-import clinrl_loader
 from mlflow import pyfunc, set_tracking_uri
+
+import clinrl_loader
 
 for library in ("accelerate", "numpy", "pandas", "peft", "safetensors.torch", "torch", "transformers"):
     __import__(library)

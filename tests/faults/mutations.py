@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -18,11 +19,12 @@ import attempts
 import damage
 import projects
 from attempts import Record, forked
+from projects import NAME
+
 from clinrl import cli, lineage
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.trust import keys
-from projects import NAME
 
 HERE = Path(__file__).resolve().parent
 FINE = "seen"
@@ -70,14 +72,17 @@ AREAS: Mapping[str, Area] = {
     ),
     "lock": Area(
         ["dvc.lock"],
-        [damage.another_digest, damage.another_digest, damage.forgotten_stage, damage.exchanged_digests, damage.truncate],
+        [damage.another_digest, damage.forgotten_stage, damage.exchanged_digests, damage.truncate],
         RELEASE,
         12,
     ),
     "cache": Area([".dvc/cache/files/md5/*/*"], [damage.flip, damage.truncate, damage.append], ["restore"], 6),
     "store": Area(
         [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/*.py", f"{STORE}/code/clinrl/**/*"],
-        [damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, damage.served_again, damage.disarm],
+        [
+            damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, damage.served_again,
+            damage.disarm,
+        ],
         ["load"],
         28,
     ),
@@ -248,17 +253,15 @@ def attack(project: Path, total: int, seed: int) -> Iterator[Record]:
 
 def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None:
     """One mutation and all that is done after it; None if this place cannot be altered this way."""
-    said = forked(lambda: _altered(project, place))
-    tries = 0
-    while said.kind == attempts.WENT_ON and said.value is None and tries < 40:
-        # Another file of the same area: not each has lines to exchange, or a field to change.
-        tries += 1
-        files = _files(project, AREAS[place.area])
-        place = place._replace(path=Random(f"{place.seed} {tries}").choice(files))
-        said = forked(lambda: _altered(project, place))
-    assert said.kind == attempts.WENT_ON, f"{place}: {said.says}"
-    if said.value is None:
+    files = _files(project, AREAS[place.area])
+    # Another file of the same area where this one has no lines to exchange, or no field to change.
+    others = Random(place.seed).sample(files, len(files))
+    done = forked(partial(_altered, project, [place._replace(path=path) for path in (place.path, *others)]))
+    assert done.kind == attempts.WENT_ON, f"{place}: {done.says}"
+    if done.value is None:
         return None
+    path, said = done.value
+    champions = _champions(project)
     saw, missed = [], []
     for use in AREAS[place.area].uses:
         outcome = _used(project, use, colleague)
@@ -266,8 +269,8 @@ def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None
     sentence = next((outcome.says for _, outcome in saw), "")
     return {
         "area": place.area,
-        "where": place.path.replace(_champions(project), "*"),
-        "what": said.value,
+        "where": path.replace(champions, "*"),
+        "what": said,
         "seed": place.seed,
         "seen_by": [use for use, _ in saw],
         "outcome": FINE if not missed else f"unseen: {', '.join(_missed(use, o) for use, o in missed)}",
@@ -279,10 +282,14 @@ def _missed(use: str, outcome: attempts.Outcome) -> str:
     return f"{use} {outcome.kind}" + (f" ({outcome.says[:120]})" if outcome.says else "")
 
 
-def _altered(project: Path, place: Place) -> str | None:
+def _altered(project: Path, places: Sequence[Place]) -> tuple[str, str] | None:
+    """Alter the first place that can be altered in its way: the path and what was done."""
     with chdir(project):
-        way: damage.Damage = getattr(damage, place.damage)
-        return way(Path(place.path), Random(place.seed))
+        for place in places:
+            way: damage.Damage = getattr(damage, place.damage)
+            if (said := way(Path(place.path), Random(place.seed))) is not None:
+                return place.path, said
+    return None
 
 
 def _used(project: Path, use: str, colleague: Colleague) -> attempts.Outcome:

@@ -1,4 +1,4 @@
-"""Small projects that are attacked: the doll's real stages, and one whose version was examined, registered and promoted."""
+"""Small projects that are attacked: the doll's real stages, and one whose version is champion."""
 
 import os
 import shutil
@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from attempts import WENT_ON, forked
 from ruamel.yaml import YAML
 
 import dolls
 import exhibits
-from attempts import WENT_ON, forked
 from clinrl import cli, dataset, paths, release
 from clinrl.artefacts import identity, read_manifest, write_json, write_text
 from clinrl.params import Params, load_params
@@ -173,12 +173,8 @@ def scripted_project(folder: Path, built: Iterable[tuple[str, str]] = BUILT) -> 
             params = load_params()
             for stage, name in (("base", "esi"), *built):
                 scripted.run(params, stage, name)
-            names = {"evaluate": "evaluate", "base": "base", "merge": "fold"}
-            stages = [
-                f"{'baseline' if name == 'esi-base' else names.get(stage, stage)}@{'esi' if name == 'esi-base' else name}"
-                for stage, name in (("base", "esi"), *built)
-            ]
-            committed(stages)
+            done = [f"{stage}@{name}" for stage, name in (("base", "esi"), *built)]
+            committed("baseline@esi" if address == "evaluate@esi-base" else address for address in done)
 
     outcome = forked(build, 600)  # apart, since the script puts itself in the place of what answers
     assert outcome.kind == WENT_ON, outcome.says

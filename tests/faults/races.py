@@ -16,9 +16,9 @@ import attempts
 import kills
 import projects
 from attempts import Record
-from clinrl import paths
-from clinrl.errors import Busy
 from projects import APPROVER
+
+from clinrl.errors import Busy
 
 DONE, BUSY = 0, Busy.exit_code
 TRAINING_S = 20

@@ -111,7 +111,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--only", action="append", choices=names, metavar="PART", help=", ".join(names))
     top.add_argument("--seed", type=int, default=SEED, metavar="N", help=f"default: {SEED}")
     top.add_argument("--quick", action="store_true", help="a part of a minute or two of each; writes no report")
-    top.add_argument("--out", type=Path, metavar="PATH", help="where the report goes; default: data/reports/faults.json")
+    top.add_argument(
+        "--out", type=Path, metavar="PATH", help="where the report goes; default: data/reports/faults.json"
+    )
     return top
 
 

@@ -1,4 +1,4 @@
-"""A part of every attack, within `make test`; nothing may get through. And each harness counts what it is meant to find.
+"""A part of every attack, within `make test`; nothing may get through. And each attack counts what it is meant to find.
 
 The second half takes a guard away, and sees that the attack says so: a harness that finds nothing proves nothing else.
 """
@@ -10,17 +10,17 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pytest
-
 import fuzz
 import hostile
 import kills
 import mutations
+import pytest
 import races
 import run
 from attempts import HUNG, RAISED, REFUSED, WENT_ON, forked
-from clinrl import artefacts
+
 from clinrl.errors import Refused
+from clinrl.trust import lock, recount
 
 SEED = run.SEED
 
@@ -108,21 +108,17 @@ def test_versions_and_decisions_are_compared() -> None:
     assert kills.compared(before, before) == ([], [], [])
 
 
-@pytest.mark.parametrize(
-    ("area", "way", "path", "guard"),
-    [
-        ("adapter", "flip", "data/adapters/v2/adapter_model.safetensors", "lock"),
-        ("graded", "claim_right", "data/graded/v2/think.jsonl", "recount"),
-        ("report", "better_number", "data/reports/v2/think.json", "lock"),
-    ],
-)
-def test_a_mutation_is_unseen_without_what_sees_it(
-    released: Path, monkeypatch: pytest.MonkeyPatch, area: str, way: str, path: str, guard: str
-) -> None:
-    from clinrl.trust import lock
-
-    monkeypatch.setattr(lock, "_fact", lambda stage, path, _md5: lock.Fact(path=path, stage=stage, state="holds", says=""))
-    monkeypatch.setattr(artefacts, "sha256_file", lambda _path: "0" * 64)
+def test_a_mutation_is_unseen_without_what_sees_it(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each use that a guard was taken from is named."""
+    place = mutations.Place("report", "data/reports/v2/think.json", "better_number", 7)
+    monkeypatch.setattr(mutations, "planned", lambda *_: [place])
+    (record,) = mutations.attack(released, 1, SEED)
+    assert record["outcome"] == mutations.FINE
+    monkeypatch.setattr(lock, "demand", lambda *_: [])
+    monkeypatch.setattr(lock, "facts", lambda *_: [])
+    monkeypatch.setattr(recount, "report", lambda *_: None)
+    (record,) = mutations.attack(released, 1, SEED)
+    assert record["outcome"].startswith("unseen: ")
 
 
 def test_a_parser_that_raises_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +191,11 @@ def test_the_report_and_the_exit_code(
 ) -> None:
     found = [{"what": "a", "outcome": "fine"}, {"what": "b", "outcome": "worse"}]
     part = run.Part(
-        lambda _folder, n, seed: iter(found[:n]), lambda records: {"n": len(records)}, lambda r: r["outcome"] == "fine", 2, 1
+        lambda _folder, n, seed: iter(found[:n]),
+        lambda records: {"n": len(records)},
+        lambda r: r["outcome"] == "fine",
+        2,
+        1,
     )
     monkeypatch.setattr(run, "parts", lambda *, quick: {"kills": part})
     out = tmp_path / "faults.json"
