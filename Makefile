@@ -13,13 +13,15 @@ help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
-	@$(RUN) dvc repro evaluate@esi-v49
+	@$(BIN)/python -m clinrl check
+	@$(RUN) CLINRL_STARTER=$$PPID dvc repro evaluate@esi-v49
 	@$(BIN)/python -m clinrl.series
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them
 	@$(RUN) python -m flows.serve --servers
 
 test: $(READY) ## run the test suite
+	@$(BIN)/python -m clinrl check
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 slow: $(READY) ## run the tests of whole flows and trainings that `make test` leaves out
@@ -33,8 +35,8 @@ check: $(READY) ## formatting, lint, types
 bench: $(READY) ## measure time and memory; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py
 
-faults: $(READY) ## kill the training of the real series, and the flows, at ten moments each; takes half an hour
-	@$(BIN)/python -m pytest -m faults -o addopts='' -s tests/faults
+faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour
+	@$(BIN)/python tests/faults/run.py
 
 lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--upgrade-package trl" takes a newer one
 	@$(BIN)/python -m clinrl.pins $(LOCK)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism
+from clinrl import child, determinism
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.section import known
-from flows import child, servers
+from flows import servers
 
 if TYPE_CHECKING:
     from prefect import State
@@ -102,7 +102,9 @@ def _run(name: str, arguments: dict[str, Any]) -> int:
     if server is not None:
         atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out
     warnings.filterwarnings("ignore", category=DeprecationWarning)
-    flow = getattr(import_module(f"flows.{name}"), name)  # a second, while the server starts
+    module = import_module(f"flows.{name}")  # a second, while the server starts
+    approver = arguments.pop("approver", None)
+    flow = getattr(module, name) if approver is None else module.approved_by(approver)
     from flows import runs
 
     if server is not None:

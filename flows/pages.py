@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
@@ -84,27 +85,53 @@ def comparison(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
 
 
 def in_words(decision: "Decision") -> str:
-    """A decision as Markdown: the verdict, the reasons, and every limit with what was observed."""
+    """A decision as Markdown: the verdict, the reasons, who answered how, and every limit with what was observed."""
     against = f"the champion {decision.champion}" if decision.champion else "no champion"
     verdict = "may be promoted" if decision.promote else "may **not** be promoted"
-    limits = [
-        {
-            "": "passed" if finding.passed else "**refused**",
-            "metric": finding.metric,
-            "mode": finding.mode,
-            "limit": finding.limit,
-            "observed": "not measured" if finding.observed is None else f"{finding.observed:.4g}",
-        }
-        for finding in decision.findings
-    ]
+    how = f" To approve it in a terminal: `clinrl approve {decision.digest} --as NAME`." if decision.promote else ""
+    modes = dict.fromkeys(row.mode for row in decision.rows)
     return "\n\n".join(
         [
             f"## {decision.candidate} against {against}\n\n{decision.candidate} {verdict}.",
             "\n".join(f"- {reason}" for reason in decision.reasons),
-            table(limits),
+            *chain.from_iterable(_answered(decision, mode) for mode in modes),
+            "### Limits",
+            table(_limits(decision)),
             f"Adapter `{decision.candidate_digest[:16]}`, exam `{decision.exam_digest[:16]}`.",
+            f"Decision `{decision.digest}`.{how}",
         ]
     )
+
+
+def _answered(decision: "Decision", mode: str) -> list[str]:
+    """How everybody answered in a mode, and how far the candidate is ahead of each on the same cases."""
+    rows = [row for row in decision.rows if row.mode == mode]
+    metrics = list(rows[0].metrics)
+    shares, leads = [], []
+    for row in rows:
+        is_champion = row.role == "rival" and row.name == decision.champion
+        name = {"": f"{row.name} (champion)" if is_champion else row.name}
+        shares.append(name | {metric: prose.percent(row.metrics[metric]) for metric in metrics})
+        if row.ahead:
+            leads.append(name | {metric: prose.points(row.ahead[metric]) for metric in metrics})
+    return [
+        f"### Mode {mode}",
+        f"Measures as `clinrl.tasks.{decision.task}` defines them, with their 95% intervals in brackets.",
+        table(shares),
+        f"{decision.candidate} minus each, case by case:",
+        table(leads),
+    ]
+
+
+def _limits(decision: "Decision") -> list[dict[str, str]]:
+    """A row for each limit on a metric, with what was observed in each mode."""
+    modes = list(dict.fromkeys(finding.mode for finding in decision.findings))
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for finding in decision.findings:
+        observed = "not measured" if finding.observed is None else f"{finding.observed:.4g}"
+        row = found.setdefault((finding.metric, finding.limit), dict.fromkeys(modes, ""))
+        row[finding.mode] = observed if finding.passed else f"**refused**: {observed}"
+    return [{"metric": metric, "limit": limit} | row for (metric, limit), row in found.items()]
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:

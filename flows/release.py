@@ -15,9 +15,9 @@ if __name__ == "__main__":  # before Prefect is imported, which takes a second a
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prefect import State, flow, get_client
+from prefect import Flow, State, flow, get_client
 from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
@@ -27,11 +27,12 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Running
 
 from clinrl import release as releases
-from clinrl.errors import GateError
+from clinrl.errors import GateError, SignatureError
 from clinrl.params import load_params
+from clinrl.trust import approval as approvals
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
-from flows.standing import approver_of, is_champion, settled, unchanged
+from flows.standing import champion_of, is_champion, settled, unchanged
 
 if TYPE_CHECKING:
     from clinrl.gate import Decision
@@ -48,14 +49,25 @@ class Approval(RunInput):
 
     approve: bool = False
     approver: str = ""
+    token: str = ""
+    """What `clinrl approve DECISION --as APPROVER` prints where their key is. Anybody who reaches this page can write a
+    name; nobody else can make this."""
     note: str = ""
 
 
-@flow(flow_run_name="release-{name}")
-def release(name: str, approver: str | None = None) -> State[None]:
-    """Decide on a registered version or merge, ask for approval unless `approver` gives it, promote it and merge it."""
-    runs.begin()
-    return carry_out(load_params(), name, approver)
+def approved_by(approver: str | None) -> Flow[[str], State[None]]:
+    """The flow, approved beforehand by a person, or by nobody. No parameter of a run says so: anybody could set it."""
+
+    @flow(flow_run_name="release-{name}")
+    def release(name: str) -> State[None]:
+        """Decide on a registered version or merge, ask for approval unless it was given, promote it and merge it."""
+        runs.begin()
+        return carry_out(load_params(), name, approver)
+
+    return release
+
+
+release = approved_by(None)
 
 
 def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
@@ -65,21 +77,23 @@ def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
         pages.show_decision(decision)
         if not decision.promote:
             return Completed(name=REFUSED, message=f"{name} may not be promoted: {' '.join(decision.reasons)}")
-        who, reason = answer(params, decision, approver)
-        if who is None:
+        approval, reason = answer(params, decision, approver)
+        if approval is None:
             steps.refuse(decision, reason)
             return Completed(name=NOT_APPROVED, message=f"{name} was not approved: {reason}")
         unchanged(params, name)
-        steps.promote(name, who, decision)
+        steps.promote(name, decision, approval)
     else:
         releases.settle(params, name)
-    standings = [settled(params, name)]
-    standings += [full_model(params, fold, approver_of(params, name)) for fold in folds(params, name)]
+    standings = [settled(params, name), *(full_model(params, fold, name) for fold in folds(params, name))]
     return Completed(message="; ".join(filter(None, standings)))
 
 
-def full_model(params: "Params", fold: str, approver: str) -> str | None:
-    """Make, examine and register the full model of a champion, and promote it if its own exam passes the gate."""
+def full_model(params: "Params", fold: str, version: str) -> str | None:
+    """Make, examine and register the full model of a champion, and promote it if its own exam passes the gate.
+
+    The approval of the version holds for it.
+    """
     build(params, fold)
     if is_champion(params, fold):
         releases.settle(params, fold)
@@ -87,7 +101,8 @@ def full_model(params: "Params", fold: str, approver: str) -> str | None:
         decision = steps.decide(fold)
         pages.show_decision(decision)
         if decision.promote:
-            steps.promote(fold, approver, decision)
+            approval, approved = releases.approval_of(params, champion_of(params, version))
+            steps.promote(fold, decision, approval, approved)
     return settled(params, fold)
 
 
@@ -96,13 +111,14 @@ def folds(params: "Params", version: str) -> list[str]:
     return [name for name, fold in params.merges.folds.items() if fold.version == version]
 
 
-def answer(params: "Params", decision: "Decision", approver: str | None) -> tuple[str | None, str]:
-    """Who approves, or None and why nobody does. Waits for a person where none is named.
+def answer(params: "Params", decision: "Decision", approver: str | None) -> tuple[dict[str, Any] | None, str]:
+    """The signed approval, or None and why nobody gives it. Waits for a person where none is named.
 
-    Raises GateError if `approver` is no name, or if nobody is named and nobody can be asked.
+    Raises GateError if `approver` is no name, or if nobody is named and nobody can be asked; SignatureError if this
+    machine's key is not that person's.
     """
     if approver is not None:
-        return releases.named(approver), ""
+        return approvals.given(params, decision.digest, releases.named(approver)), ""
     if os.environ.get(servers.PRIVATE) or not PREFECT_API_URL.value():
         raise GateError(
             f"{decision.candidate} waits for an approval and nobody can be asked, since no Prefect server is "
@@ -117,9 +133,9 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
         note = " ".join(said.note.split())
         return None, f"{said.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
     try:
-        return releases.named(said.approver), ""
-    except GateError:
-        return None, "the answer was yes, but without a name"
+        return approvals.checked(params, decision.digest, said.token, releases.named(said.approver))[1], ""
+    except (GateError, SignatureError) as refused:
+        return None, f"the answer was yes, but {refused}"
 
 
 def _ask(decision: "Decision", within_s: int) -> Approval | None:
@@ -127,7 +143,8 @@ def _ask(decision: "Decision", within_s: int) -> Approval | None:
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
     question = Approval.with_initial_data(
         description=f"{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of {decision.model}, "
-        "with its full models if they pass the gate too? A yes needs your name."
+        "with its full models if they pass the gate too? A yes needs your name, and the token that your key "
+        f"makes: `clinrl approve {decision.digest} --as NAME`."
     )
     try:
         return pause_flow_run(wait_for_input=question, timeout=within_s, poll_interval=min(POLL_S, within_s))

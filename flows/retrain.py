@@ -16,7 +16,7 @@ if __name__ == "__main__":  # before Prefect is imported, which takes a second a
 
 from typing import TYPE_CHECKING
 
-from prefect import State, flow
+from prefect import Flow, State, flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
@@ -40,11 +40,23 @@ NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped
 better."""
 
 
-@flow(flow_run_name="retrain-{task}")
-def retrain(task: str, approver: str | None = None) -> State[None]:
-    """Build every version of a task that is stale or not registered, and release the newest; else draft a new one."""
-    runs.begin()
-    params = load_params()
+def approved_by(approver: str | None) -> Flow[[str], State[None]]:
+    """The flow, its release approved beforehand by a person, or by nobody; see `flows.release.approved_by`."""
+
+    @flow(flow_run_name="retrain-{task}")
+    def retrain(task: str) -> State[None]:
+        """Build every version of a task that is stale or not registered, and release the newest; else draft one."""
+        runs.begin()
+        return renew(load_params(), task, approver)
+
+    return retrain
+
+
+retrain = approved_by(None)
+
+
+def renew(params: "Params", task: str, approver: str | None) -> State[None]:
+    """Build, and release or draft; the state says how it ended."""
     versions = of_task(params, task)
     left = unfinished(params, versions)
     if not left and drafts.find(versions[-1]) is None:

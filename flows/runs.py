@@ -73,7 +73,10 @@ def answered() -> Iterator[None]:
     except PrefectHTTPStatusError as error:
         if error.response.status_code not in (401, 403):
             raise
-        raise Refused(f"{server} refused the credentials; set PREFECT_API_AUTH_STRING") from error
+        raise Refused(
+            f"{server} refused the credentials; set PREFECT_API_AUTH_STRING, which "
+            "`make serve` keeps in .clinrl/servers/credentials.env"
+        ) from error
     except httpx.TransportError as error:
         raise Refused(
             f"{server} does not answer; start it, or unset PREFECT_API_URL to do without, and give the same command "

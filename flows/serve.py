@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism
+from clinrl import child, determinism
 from clinrl.errors import Refused
 from clinrl.params import load_params
-from flows import child, servers
+from flows import credentials, servers
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -27,6 +27,10 @@ EPILOG = """examples:
   PREFECT_API_URL=http://127.0.0.1:4200/api python -m flows.serve
 
 Ends, and ends what it started, on Ctrl-C and on SIGTERM. What was interrupted is continued by the next run."""
+
+ADDRESSES = """Prefect  {prefect}  (log in with PREFECT_API_AUTH_STRING of {file})
+MLflow   {mlflow}  (log in with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of that file)
+scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set -a; . {file}; set +a"""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -129,14 +133,16 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
     for option, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
         if not servers.is_free(port):
             raise Refused(f"port {port} is taken; choose another with {option}, or stop what listens there")
-    started = {"prefect": servers.prefect(prefect_port), "mlflow": servers.mlflow(mlflow_port)}
+    kept = credentials.kept()
+    started = {"prefect": servers.prefect(prefect_port, kept.PREFECT_API_AUTH_STRING)}
+    started["mlflow"] = servers.mlflow(mlflow_port, kept.mlflow)
     for server in started.values():
         stack.callback(child.end, server)
-    os.environ["PREFECT_API_URL"] = f"http://{servers.HOST}:{prefect_port}/api"
+    prefect, mlflow = (f"http://{servers.HOST}:{port}" for port in (prefect_port, mlflow_port))
+    os.environ |= {"PREFECT_API_URL": f"{prefect}/api", "PREFECT_API_AUTH_STRING": kept.PREFECT_API_AUTH_STRING}
     servers.wait("prefect", started["prefect"], servers.health())
-    servers.wait("mlflow", started["mlflow"], f"http://{servers.HOST}:{mlflow_port}/health")
-    print(f"Prefect  http://{servers.HOST}:{prefect_port}", file=sys.stderr)
-    print(f"MLflow   http://{servers.HOST}:{mlflow_port}", file=sys.stderr)
+    servers.wait("mlflow", started["mlflow"], f"{mlflow}/health", kept.mlflow)
+    print(ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE), file=sys.stderr)
 
 
 if __name__ == "__main__":

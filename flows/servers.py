@@ -1,9 +1,10 @@
-"""Prefect and MLflow servers on loopback, which end with the process that started them.
+"""Prefect and MLflow servers on loopback, which let in who has a password and end with the process that started them.
 
 A flow that is started on its own gets a private Prefect server over the project's database: the one that Prefect would
 start by itself outlives a killed flow, and forgets who held a concurrency slot.
 """
 
+import base64
 import os
 import socket
 import subprocess
@@ -13,16 +14,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from clinrl import child
 from clinrl.errors import Refused
-from flows import child
+from flows import credentials, fenced
 
 HOST = "127.0.0.1"
-LOGS = Path(".clinrl/servers")
 PREFECT_HOME = Path(".clinrl/prefect")
 """Prefect's database and settings. The project's own, so that another project's runs hold no slot of this one."""
 STARTUP_S = 120.0
 """Seconds that a server may take until it answers. A new database costs ten on an idle machine."""
-GRACE_S = 10.0
+GRACE_S = 4.0
 """Seconds that a server has to write down what it knows when the process that started it is gone."""
 PRIVATE = "CLINRL_PRIVATE_PREFECT"
 """Set where the Prefect server is private to this process, so that nobody can be asked anything through it."""
@@ -51,9 +52,9 @@ def begin_private() -> "subprocess.Popen[str] | None":
     if os.environ.get("PREFECT_API_URL"):
         return None
     port = free_port()
-    os.environ["PREFECT_API_URL"] = f"http://{HOST}:{port}/api"
-    os.environ[PRIVATE] = "1"
-    return prefect(port, ui=False)
+    password = credentials.new().PREFECT_API_AUTH_STRING
+    os.environ |= {"PREFECT_API_URL": f"http://{HOST}:{port}/api", "PREFECT_API_AUTH_STRING": password, PRIVATE: "1"}
+    return prefect(port, password, ui=False)
 
 
 def health() -> str:
@@ -61,34 +62,37 @@ def health() -> str:
     return f"{os.environ['PREFECT_API_URL']}/health"
 
 
-def prefect(port: int, *, ui: bool = True) -> "subprocess.Popen[str]":
-    """Start a Prefect server on a port of loopback."""
-    app = ["--factory", "prefect.server.api.server:create_app", "--lifespan", "on", "--log-level", "error"]
-    command = [sys.executable, "-m", "uvicorn", *app, "--host", HOST, "--port", str(port)]
-    url = f"http://{HOST}:{port}/api"
-    return _start("prefect", command, {"PREFECT_UI_ENABLED": str(int(ui)), "PREFECT_UI_API_URL": url})
+def prefect(port: int, password: str, *, ui: bool = True) -> "subprocess.Popen[str]":
+    """Start a Prefect server on a port of loopback, with its authentication string."""
+    own = f"http://{HOST}:{port}"
+    settings = {
+        "PREFECT_UI_ENABLED": str(int(ui)),
+        "PREFECT_UI_API_URL": f"{own}/api",
+        "PREFECT_SERVER_API_AUTH_STRING": password,
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own,
+        "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
+    }
+    return _start("prefect", port, settings)
 
 
-def mlflow(port: int) -> "subprocess.Popen[str]":
-    """Start an MLflow server on a port of loopback, over the project's own store."""
+def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
+    """Start an MLflow server on a port of loopback, over the project's own store, with a user and a password.
+
+    Clients on this machine read and write files by their own paths, so that a run is the same through the server and
+    through the file.
+    """
     from clinrl import tracking
 
     store = tracking.STORE.absolute()
     tracking.prepared(store)
-    command = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"),
-        # Clients on this machine read and write files by their own paths, so that a run is the same through the server
-        # and through the file.
-        *("--backend-store-uri", f"{tracking.SQLITE}{store}", "--no-serve-artifacts"),
-        *("--default-artifact-root", (store.parent / tracking.BESIDE).as_uri()),
-    ]
-    return _start("mlflow", command, {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+    settings = {fenced.MLFLOW_LOGIN: login, fenced.MLFLOW_STORE: str(store)}
+    return _start("mlflow", port, settings | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
 
-def wait(name: str, server: "subprocess.Popen[str]", health: str) -> None:
+def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "") -> None:
     """Wait until a server answers at a URL. Raises Refused if it ends or does not answer in time; it is ended then."""
     deadline = time.monotonic() + STARTUP_S
-    while not _answers(health):
+    while not _answers(health, login):
         if server.poll() is not None or time.monotonic() > deadline:
             ended = server.poll() is not None
             child.end(server)
@@ -112,18 +116,22 @@ def free_port() -> int:
         return port
 
 
-def _start(name: str, command: list[str], settings: dict[str, str]) -> "subprocess.Popen[str]":
-    _log(name).parent.mkdir(parents=True, exist_ok=True)
+def _start(name: str, port: int, settings: dict[str, str]) -> "subprocess.Popen[str]":
+    app = ["--factory", f"flows.fenced:{name}", "--lifespan", "on", "--log-level", "error"]
+    ends = ["--timeout-graceful-shutdown", "2"]  # seconds; a page that is open elsewhere would hold it for ever
+    command = [sys.executable, "-m", "uvicorn", *app, *ends, "--host", HOST, "--port", str(port)]
+    credentials.private_folder()
     with _log(name).open("w") as log:
         return child.start(command, grace_s=GRACE_S, stdout=log, stderr=log, env=os.environ | settings)
 
 
 def _log(name: str) -> Path:
-    return LOGS / f"{name}.log"
+    return credentials.FOLDER / f"{name}.log"
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, login: str) -> bool:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy knows nothing of this loopback
+    direct.addheaders = [("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")]
     try:
         with direct.open(url, timeout=5) as answer:
             return bool(answer.status == 200)

@@ -7,9 +7,11 @@ from clinrl.artefacts import identity, read_manifest
 from clinrl.errors import ArtefactError, ParamsError, RegistryError
 from clinrl.evaluate import examinee, load_report
 from clinrl.params import load_params
+from clinrl.trust.keys import listed
 
 if TYPE_CHECKING:
     from clinrl.params import Params
+    from clinrl.registry import Entry
 
 
 def unchanged(params: "Params", name: str) -> None:
@@ -61,15 +63,14 @@ def is_champion(params: "Params", name: str) -> bool:
     return champion is not None and champion.digest == _digest(params, name)
 
 
-def approver_of(params: "Params", name: str) -> str:
-    """Who approved a champion. Raises RegistryError if nobody is named, which no promotion of ours leaves behind."""
+def champion_of(params: "Params", name: str) -> "Entry":
+    """The champion of the registered model of a version or a merge. Raises RegistryError if there is none."""
     from clinrl import registry
 
     champion = registry.holder(registry.model_of(params, name), registry.CHAMPION)
-    who = champion and champion.tags.get("approver")
-    if not who:
-        raise RegistryError(f"{name} is champion without an approver; `clinrl lineage {name}` says what is broken")
-    return who
+    if champion is None:
+        raise RegistryError(f"{registry.model_of(params, name)} has no champion any more; release {name} again")
+    return champion
 
 
 def settled(params: "Params", name: str) -> str | None:
@@ -84,7 +85,7 @@ def settled(params: "Params", name: str) -> str | None:
     mine, champion = _digest(params, name), registry.holder(model, registry.CHAMPION)
     if champion is not None and champion.digest == mine:
         return f"{name} is the champion of {model}"
-    lines = ledger.read(paths.ledger())
+    lines = ledger.read(paths.ledger(), listed(params))
     asked = {
         artefacts.digest(line.body): line.body
         for line in lines

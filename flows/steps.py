@@ -14,10 +14,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from clinrl import child
 from clinrl.errors import Busy, Refused, RegistryError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
-from flows import child, runs
+from flows import runs
 
 if TYPE_CHECKING:
     from clinrl.draft import Draft
@@ -79,7 +80,8 @@ REGISTRY: dict[str, Any] = {
 def repro(stage: str, name: str) -> None:
     """Bring one stage up to date, not those before it, and pass its lines on to the run's log.
 
-    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words.
+    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words, and
+    ParamsError before DVC makes paths of a params.yaml that is wrong.
     """
     logger, words = get_run_logger(), deque[str](maxlen=LAST_WORDS)
 
@@ -89,6 +91,7 @@ def repro(stage: str, name: str) -> None:
             logger.info("%s", line)
 
     with nullcontext() if stage in LIGHT else runs.training_slot():
+        load_params()
         code = child.run([sys.executable, "-m", "dvc", "repro", "--single-item", f"{stage}@{name}"], say)
     if code:
         raise failure(f"{stage}@{name}", code, list(words))
@@ -142,12 +145,12 @@ def decide(name: str) -> "Decision":
 
 
 @task(task_run_name="promote {name}", **REGISTRY)
-def promote(name: str, approver: str, decision: "Decision") -> "Entry":
-    """Make a version the champion, with the decision and the approver that it was given."""
+def promote(name: str, decision: "Decision", approval: dict[str, Any], approved: str = "") -> "Entry":
+    """Make a version the champion, with its decision and a signed approval of it, or of the decision `approved`."""
     from clinrl import release
 
-    entry = release.promote(load_params(), name, approver=approver, decision=decision)
-    get_run_logger().info("%s is the champion of %s, approved by %s", name, entry.model, approver)
+    entry = release.promote(load_params(), name, decision=decision, approval=approval, approved=approved)
+    get_run_logger().info("%s is the champion of %s, approved by %s", name, entry.model, entry.tags["approver"])
     return entry
 
 
@@ -156,7 +159,7 @@ def refuse(decision: "Decision", reason: str) -> None:
     """Write down that a version or a merge was not approved."""
     from clinrl import release
 
-    release.refuse(decision, reason)
+    release.refuse(load_params(), decision, reason)
     get_run_logger().info("%s was not approved: %s", decision.candidate, reason)
 
 

@@ -276,7 +276,7 @@ def _import_as_signed(code: Path, signed: Mapping[str, str]) -> None:
                 raise OSError(f"{name} is not what was signed")  # of compiled code: Python turns to the source
             return data
 
-        def set_data(self, path: str, data: bytes, *, _mode: int = 0o666) -> None:
+        def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
             return
 
     def finder(path: str) -> FileFinder:

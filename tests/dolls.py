@@ -203,7 +203,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
-    """Let `name` answer the exam with a pattern of levels, repeated, in every mode; nothing is pattern for all right.
+    """Let `name` answer the exam with a pattern of levels, repeated, in every mode; 0 stands for the right one.
 
     Writes graded answers and reports as `evaluate` does. What answers need not exist.
     """
@@ -211,8 +211,8 @@ def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
     cases = list(read_cases(paths.cases("x1"), who.task))
     exam = identity(read_manifest(paths.cases("x1")))
     model = identity(read_manifest(who.folder)) if who.folder.exists() else "a" * 64
-    levels = cycle(pattern or [who.task.label(case) for case in cases])
-    turns = [Message(role="assistant", content=f"ANSWER: ESI {next(levels)}") for _ in cases]
+    levels = [level or who.task.label(case) for case, level in zip(cases, cycle(pattern), strict=False)]
+    turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level in levels]
     transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
     graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
     blank = {mode: evaluate.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}

@@ -14,12 +14,20 @@ from safetensors.numpy import save_file
 
 import dolls
 import locks
-from clinrl import dataset, paths
+from clinrl import dataset, paths, release
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.gate import Decision
 from clinrl.params import Params
+from clinrl.registry import Entry
+from clinrl.trust import approval as approvals
 
-RIGHT: Sequence[int] = ()
+RIGHT: Sequence[int] = (0,)
 """An answer pattern: every case right."""
+GOOD: Sequence[int] = (0, 0, 0, 0, 2)
+"""Better than anybody who does not read, but too fond of level 2."""
+DATA = dolls.PARAMS["datasets"]
+DATASETS = DATA | {"x1": DATA["x1"] | {"cases": 40}}
+"""An exam large enough to tell reading from guessing."""
 PARENTS = {"v1": "esi-base", "v2": "v1", "v3": "esi-base"}
 MERGES = {
     "folds": {"v2-full": {"task": "esi", "version": "v2", "exam": "x1"}},
@@ -39,9 +47,10 @@ GATES = {
 
 
 def build(answers: dict[str, Sequence[int]]) -> Params:
-    """Build the project in the working directory, with the answers of each version and merge: a pattern, or `RIGHT`."""
-    YAML(typ="safe").dump(dolls.PARAMS | {"gates": GATES, "merges": MERGES}, Path("params.yaml"))
-    params = dolls.params(gates=GATES, merges=MERGES)
+    """Build the project in the working directory, with the answers of versions and merges, as patterns."""
+    sections = {"gates": GATES, "merges": MERGES, "datasets": DATASETS}
+    YAML(typ="safe").dump(dolls.PARAMS | sections, Path("params.yaml"))
+    params = dolls.params(**sections)
     for name in ("d1", "x1"):
         dataset.stage(params, name)
     for data in ("d1", "x1"):
@@ -64,6 +73,12 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
         dolls.sit(params, name, pattern)
     locks.record(params)
     return params
+
+
+def promote(params: Params, name: str, approver: str, decision: Decision) -> Entry:
+    """Promote with the approval of a person who uses this machine's key."""
+    approval = approvals.given(params, decision.digest, approver)
+    return release.promote(params, name, decision=decision, approval=approval)
 
 
 def merge(params: Params, name: str) -> None:

@@ -8,8 +8,9 @@ import pytest
 
 import dolls
 import examined
-from clinrl import registry
+from clinrl import ledger, paths, prose, registry
 from clinrl.cli import main
+from clinrl.gate import Decision
 from clinrl.params import load_params
 
 
@@ -31,12 +32,12 @@ def project(built, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(project, capsys):
-    """A function of the words of a command: its exit code, its rows by column, and what it said on stderr."""
+    """A function of the words of a command: its exit code, its first table, and what it said on stderr."""
 
     def run(*words):
         code = main([*words])
         printed = capsys.readouterr()
-        header, *lines = [line.split("\t") for line in printed.out.splitlines()] or [[]]
+        header, *lines = [line.split("\t") for line in printed.out.split("\n\n")[0].splitlines()] or [[]]
         return code, [dict(zip(header, line, strict=True)) for line in lines], printed.err
 
     return run
@@ -49,7 +50,7 @@ def test_from_registered_to_champion_and_back(run):
     code, rows, said = run("decide", "v1")
     assert code == 0
     assert {row["verdict"] for row in rows} == {"passed"}
-    assert "all 3 limits hold on 10 cases" in said
+    assert "all 21 limits hold on 40 cases" in said
 
     code, (row,), _ = run("promote", "v1", "--approver", "Ada Lovelace")
     assert (code, row["aliases"], row["gate"], row["approver"]) == (0, "champion", "passed", "Ada Lovelace")
@@ -67,10 +68,40 @@ def test_from_registered_to_champion_and_back(run):
 def test_a_refused_version_says_why_and_ends_with_1(run):
     code, rows, said = run("decide", "v3")
     assert code == 1
-    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"dangerous"}
+    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"dangerous", "exact"}
     assert said.startswith("clinrl: dangerous (")
     code, _, said = run("promote", "v3", "--approver", "Ada Lovelace")
     assert (code, said.startswith("clinrl: v3 may not be promoted: dangerous")) == (1, True)
+
+
+def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsys):
+    main(["register", "v1"])
+    capsys.readouterr()
+    assert main(["decide", "v1", "--json"]) == 0
+    printed = capsys.readouterr()
+    decision = Decision.model_validate_json(printed.out)
+    assert decision.model_dump(mode="json") in [line.body for line in ledger.read(paths.ledger())]
+    rows = prose.form(decision.rows)
+    assert [row["who"] for row in rows if row["mode"] == "think"] == [
+        "v1", *(f"always {level}" for level in range(1, 6)), "random", "prior-matched", "bag of words",
+    ]  # fmt: skip
+    assert (rows[0]["exact"], rows[0]["critical_under"]) == ("100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]")
+    assert all(row["ahead in exact"].startswith("+") for row in rows if row["role"] == "simple policy")
+    assert f"clinrl approve {decision.digest} --as NAME" in printed.err
+    main(["register", "v3"])
+    capsys.readouterr()
+    assert main(["decide", "v3"]) == 1
+    assert "clinrl approve" not in capsys.readouterr().err
+
+
+def test_on_a_terminal_the_form_follows_the_findings(project, capsys, monkeypatch):
+    main(["register", "v1"])
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "220")
+    main(["decide", "v1"])
+    printed = capsys.readouterr().out
+    assert printed.index("verdict") < printed.index("ahead in exact") < printed.index("prior-matched  simple policy")
 
 
 def test_a_rollback_says_that_the_full_model_is_still_champion(run):

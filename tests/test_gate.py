@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.blocks import Gate, Limit
+from clinrl import baselines
+from clinrl.baselines import BAG_OF_WORDS
+from clinrl.blocks import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.gate import BOTH_MODES, decide
 from clinrl.records import Unreadable
@@ -15,7 +17,11 @@ from clinrl.task import get_task
 
 TASK = get_task("esi")
 GOLDS = [1, 2, 3, 4, 5] * 20
+MODES = ("think", "direct")
 MUTE = Unreadable(reason="no answer line")
+SIMPLE = {"always 2": [2] * 100, BAG_OF_WORDS: [1, 2, 3, 4, 2] * 10 + [2] * 50}
+"""Policies to be beaten: the bag of words is right in half of the cases, and never two levels too late."""
+FLOORS = ("above always 2, paired", "above bag of words, paired", "not worse than bag of words, paired")
 
 
 def per_scale(value):
@@ -41,10 +47,20 @@ def both(name, answers, other=None, **changes):
     }
 
 
-def judge(rules, candidate, champion=None):
+def judge(rules, candidate, champion=None, simple=SIMPLE, scale="embedded", task=TASK):
     rivals = {"the champion": champion} if champion else {}
     held = (champion["think"].name, "b" * 64) if champion else (None, None)
-    return decide(TASK, rules, "embedded", candidate, rivals, model="esi", digest="a" * 64, champion=held)
+    return decide(task, rules, scale, candidate, rivals, simple, model="esi", digest="a" * 64, champion=held)
+
+
+def limits(decision):
+    """The limits of params.yaml, without the floors."""
+    return [finding.limit for finding in decision.findings if finding.limit not in FLOORS]
+
+
+def refused(decision):
+    """Metric, mode and limit of each finding that did not pass."""
+    return [(finding.metric, finding.mode, finding.limit) for finding in decision.findings if not finding.passed]
 
 
 def wrong(count, to=5, level=1):
@@ -57,13 +73,27 @@ def wrong(count, to=5, level=1):
     return answers
 
 
+def test_a_gate_can_ask_for_rebuilders():
+    rules = gate()
+    asked = Gate(least_cases=10, limits=rules.limits, rebuilt=Rebuilt(least=2))
+    for rebuilders, promote in [((), False), (("b1",), False), (("b1", "b2"), True), (("b1", "b2", "b3"), True)]:
+        decision = decide(
+            TASK, asked, "embedded", both("v2", GOLDS), {}, SIMPLE, model="esi", digest="a" * 64, champion=(None, None),
+            rebuilders=rebuilders,
+        )  # fmt: skip
+        [finding] = [finding for finding in decision.findings if finding.metric == "rebuilt"]
+        assert (decision.promote, finding.passed, finding.observed) == (promote, promote, len(rebuilders))
+    assert "3 of the listed rebuilders (b1, b2, b3)" in finding.sentence
+    assert "rebuilt" not in {finding.metric for finding in judge(rules, both("v2", GOLDS)).findings}
+
+
 def test_a_perfect_candidate_without_a_champion_passes_on_the_absolute_limits_alone():
     rules = gate(dangerous=Limit(max=per_scale(0.0), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
     decision = judge(rules, both("v2", GOLDS))
     assert decision.promote
     assert (decision.champion, decision.champion_digest) == (None, None)
-    assert [finding.limit for finding in decision.findings] == ["min 10", "max 0", "max 0"]
-    assert decision.reasons == ("all 3 limits hold on 100 cases; there is no champion",)
+    assert limits(decision) == ["min 10", "max 0", "max 0"]
+    assert decision.reasons == ("all 9 limits hold on 100 cases; there is no champion",)
 
 
 def test_one_dangerous_error_in_one_mode_breaks_a_limit_of_none():
@@ -78,7 +108,7 @@ def test_the_limit_is_that_of_the_active_scale():
     rules = gate(dangerous=Limit(max={"embedded": 0.0, "full": 0.5}))
     candidate = both("v2", wrong(1))
     assert not judge(rules, candidate).promote
-    assert decide(TASK, rules, "full", candidate, {}, model="esi", digest="a" * 64, champion=(None, None)).promote
+    assert judge(rules, candidate, scale="full").promote
 
 
 def test_safety_is_looked_at_first():
@@ -130,7 +160,7 @@ def test_a_statistic_is_compared_by_its_value():
     rules = gate(kappa=Limit(may_fall=0.01))
     assert judge(rules, both("v2", GOLDS), both("v1", wrong(3))).promote
     decision = judge(rules, both("v2", wrong(9)), both("v1", GOLDS))
-    assert [finding.metric for finding in decision.findings if not finding.passed] == ["kappa", "kappa"]
+    assert [metric for metric, _, limit in refused(decision) if limit not in FLOORS] == ["kappa", "kappa"]
 
 
 def test_a_rise_of_unreadable_answers_is_paired_too():
@@ -178,7 +208,8 @@ def test_whoever_answers_like_the_champion_breaks_no_relative_limit(answers):
         dangerous=Limit(may_rise=0.0), exact=Limit(may_fall=0.0), no_parse=Limit(may_rise=0.0),
         mode_agreement=Limit(may_fall=0.0),
     )  # fmt: skip
-    assert judge(rules, both("v2", answers), both("v1", answers)).promote
+    findings = judge(rules, both("v2", answers), both("v1", answers)).findings
+    assert all(finding.passed for finding in findings if finding.limit not in FLOORS)
 
 
 @given(answers=ANSWERS, champion=ANSWERS)
@@ -189,3 +220,85 @@ def test_a_decision_is_positive_exactly_if_every_finding_passed(answers, champio
     if not decision.promote:
         assert decision.reasons == tuple(f.sentence for f in decision.findings if not f.passed)
     assert decision == judge(rules, both("v2", answers), both("v1", champion))
+
+
+def beating(decision):
+    """Metric and limit of each finding that did not pass in the first mode."""
+    return [(metric, limit) for metric, mode, limit in refused(decision) if mode == "think"]
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_one_and_the_same_answer_is_refused_with_and_without_a_champion(level):
+    constant = {f"always {level}": [level] * 100, BAG_OF_WORDS: SIMPLE[BAG_OF_WORDS]}
+    for champion in (None, both("v1", [level] * 100)):
+        decision = judge(gate(), both("v2", [level] * 100), champion, constant)
+        assert not decision.promote
+        assert ("exact", f"above always {level}, paired") in beating(decision)
+        said = "exact (think) differs by +0 (95% interval -0.02718 to +0.02718, n = 100) from always "
+        assert any(reason.startswith(f"{said}{level}") for reason in decision.reasons)
+
+
+def test_the_bag_of_words_itself_is_refused_in_the_mode_that_it_answers():
+    decision = judge(gate(), both("v2", GOLDS, SIMPLE[BAG_OF_WORDS]))
+    assert refused(decision) == [("exact", "direct", "above bag of words, paired")]
+
+
+def test_a_lead_that_chance_may_explain_is_none():
+    almost = list(SIMPLE[BAG_OF_WORDS])
+    for i in (54, 59):  # two more right: the interval still holds 0
+        almost[i] = GOLDS[i]
+    assert ("exact", "above bag of words, paired") in beating(judge(gate(), both("v2", almost)))
+    assert judge(gate(), both("v2", wrong(20, to=2, level=5))).promote
+
+
+def test_more_exact_answers_do_not_excuse_more_harm_than_the_bag_of_words():
+    harmful = wrong(10)  # 90% exact, but ten patients of level 1 are sent to wait
+    decision = judge(gate(), both("v2", harmful))
+    assert refused(decision) == [("dangerous", mode, "not worse than bag of words, paired") for mode in MODES]
+    assert decision.reasons[0].startswith("dangerous (think) differs by +0.1 (95% interval +0.03")
+    assert judge(gate(), both("v2", wrong(1))).promote  # one of a hundred may be chance
+
+
+def test_without_a_bag_of_words_nothing_is_decided():
+    for simple in ({}, {"always 2": [2] * 100}):
+        with pytest.raises(ArtefactError, match=r"v2 was not held against the bag of words.* `dvc pull`"):
+            judge(gate(), both("v2", GOLDS), simple=simple)
+
+
+def test_where_cases_are_alike_the_interval_is_that_of_the_clusters():
+    """Twelve more right answers, all of them in one of five clusters, are one lucky cluster."""
+    bag = [gold % 5 + 1 if i < 20 else gold for i, gold in enumerate(GOLDS)]
+    simple = {BAG_OF_WORDS: bag}
+    alone = both("v2", GOLDS)
+    assert judge(gate(), alone, simple=simple).promote
+    alike = {mode: replace(sitting, clusters=[str(i // 20) for i in range(100)]) for mode, sitting in alone.items()}
+    assert ("exact", "above bag of words, paired") in beating(judge(gate(), alike, simple=simple))
+
+
+def test_the_person_who_is_asked_sees_everybody_who_answered():
+    decision = judge(gate(), both("v2", wrong(2, to=2)), both("v1", wrong(20, to=2)))
+    assert [(row.mode, row.name, row.role) for row in decision.rows] == [
+        (mode, name, role)
+        for mode in MODES
+        for name, role in (
+            ("v2", "candidate"), ("v1", "rival"), ("always 2", "simple policy"), (BAG_OF_WORDS, "simple policy"),
+        )
+    ]  # fmt: skip
+    candidate, champion, *_ = decision.rows
+    assert set(candidate.metrics) == {"exact", "critical_under", "dangerous"}
+    assert (candidate.metrics["exact"].value, candidate.metrics["critical_under"].value) == (0.98, 0.02)
+    assert candidate.metrics["exact"].low < 0.98 < candidate.metrics["exact"].high
+    assert candidate.ahead == {}
+    assert (champion.ahead["exact"].value, champion.ahead["critical_under"].value) == (0.18, -0.18)
+    assert champion.ahead["exact"].low > 0
+
+
+def test_every_row_of_the_reports_is_a_floor():
+    """On real cases: constants, guesses and the bag of words are each refused, the right answers are not."""
+    exam, training = (list(TASK.cases(n, seed, pool="exam", mix="natural")) for n, seed in ((120, 5), (60, 6)))
+    simple = baselines.answers(TASK, exam, training)
+    golds = [TASK.label(case) for case in exam]
+    for name, answers in simple.items():
+        candidate = both("v2", answers, golds=golds)
+        assert ("exact", f"above {name}, paired") in beating(judge(gate(), candidate, simple=simple))
+    assert judge(gate(), both("v2", golds, golds=golds), simple=simple).promote

@@ -19,10 +19,11 @@ LINKS = ["files", "parent", "base", "data", "exam", "registry"]
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("lineage")
     with chdir(root):
-        params = examined.build({"v1": [2], "v2": examined.RIGHT, "v2-full": examined.RIGHT, "v1-v2": [2]})
+        good, right = examined.GOOD, examined.RIGHT
+        params = examined.build({"v1": good, "v2": right, "v2-full": right, "v1-v2": good})
         for name in ("v1", "v2", "v2-full"):
             registry.register(params, name)
-            release.promote(params, name, approver="Ada Lovelace", decision=release.decide(params, name))
+            examined.promote(params, name, "Ada Lovelace", release.decide(params, name))
         registry.register(params, "v1-v2")
     return root, params
 
@@ -47,7 +48,7 @@ def test_a_released_lineage_holds_from_the_approver_to_the_base(params):
     assert {link.state for link in links} == {"holds"}
     said = {(link.version, link.link): link.says for link in links}
     assert said["v2", "registry"] == "is version 2 of the registered model esi, champion"
-    assert "passed the gate: cases (all modes) 10 for min 10, dangerous (think) 0 for max 0.35" in said["v2", "gate"]
+    assert "passed the gate: cases (all modes) 40 for min 10, dangerous (think) 0 for max 0.35" in said["v2", "gate"]
     assert said["v2", "approver"].startswith("was approved by Ada Lovelace at ")
     assert all(len(link.digest) == 64 for link in links)
 
@@ -98,7 +99,7 @@ def test_an_altered_weight_breaks_its_version_and_the_way_from_its_child(params)
 
 def test_a_parent_that_was_trained_anew_is_another_parent(params):
     examined.train("v1", seed=1)
-    dolls.sit(params, "v1", [2])
+    dolls.sit(params, "v1", examined.GOOD)
     found = broken(params)
     assert set(found) == {("v2", "parent"), ("v1", "registry")}
     assert "v2 was made from another parent" in found["v2", "parent"]
@@ -156,7 +157,7 @@ def test_a_name_moved_by_hand_is_named(params):
 
 
 def test_a_rollback_by_somebody_else_breaks_nothing(params):
-    release.rollback("esi", approver="Grace Hopper")
+    release.rollback(params, "esi", approver="Grace Hopper")
     assert not broken(params, "v1")
     assert not broken(params, "v2")
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -20,6 +22,15 @@ from clinrl.task import get_task
 from valid_params import LORA, VALID
 
 ROOT = Path(__file__).parents[1]
+
+KEYS = [
+    ec.derive_private_key(number, ec.SECP256R1())
+    .public_key()
+    .public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    .decode()
+    for number in (1, 2)
+]
+"""Public keys of nobody."""
 
 REMOVED = type("Removed", (), {"__repr__": lambda _: "removed"})()
 
@@ -144,6 +155,15 @@ def test_merges_mining_gates_and_schedules_may_be_absent():
     assert (params.merges.folds, params.merges.blends, params.mining, params.gates, params.schedules) == ({},) * 5
 
 
+def test_approvers_and_rebuilders_are_listed_with_their_keys():
+    mapping = edited("gates/esi/rebuilt", {"least": 2})
+    mapping |= {"approvers": {"Ada Lovelace": KEYS[0] + " ada@home"}, "rebuilders": {"b1": KEYS[0], "b2": KEYS[1]}}
+    params = Params.model_validate(mapping)
+    assert params.approvers["Ada Lovelace"].line == KEYS[0]
+    assert [key.line for key in params.rebuilders.values()] == KEYS
+    assert params.gates["esi"].rebuilt.least == 2
+
+
 def test_a_comparison_knows_its_rows_and_each_version_once():
     comparison = Params.model_validate(VALID).comparisons["recipes"]
     assert comparison.rows == {"plain": ("v2", "v3"), "labels": ("v1",)}
@@ -194,7 +214,11 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("datasets", [1], ("datasets is [1]", "mapping")),
     ("profiles/sft", "x", ("profiles.sft is 'x'", "mapping")),
     ("bases/esi", 3, ("bases.esi is 3", "mapping")),
-    ("verions", {}, ("verions is not a key here", "did you mean versions?", "allowed: bases, comparisons, datasets")),
+    (
+        "verions",
+        {},
+        ("verions is not a key here", "did you mean versions?", "allowed: approvers, bases, comparisons, datasets"),
+    ),
     ("datasets/esi-d1/sede", 7, ("datasets.esi-d1.sede is not a key here", "did you mean seed?")),
     ("datasets/esi-d1/seed", REMOVED, ("datasets.esi-d1.seed is missing", "0 to 2^32 - 1")),
     # merges
@@ -245,6 +269,16 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("gates/esi/limits/exact/may_fall", REMOVED, ("gates.esi.limits.exact",)),
     ("gates/esi/limits/exact/may_fall", -0.1, ("gates.esi.limits.exact.may_fall is -0.1",)),
     ("gates/esi/limits/dangerous/max", {"embedded": 0.1}, ("gates.esi.limits.dangerous.max.full is missing",)),
+    ("gates/esi/rebuilt", {"least": 1}, ("gates.esi.rebuilt.least is 1, but rebuilders lists 0",)),
+    ("gates/esi/rebuilt", {"least": 0}, ("gates.esi.rebuilt.least is 0",)),
+    ("approvers", {"A": KEYS[0]}, ("approvers.A", "2 characters or more")),
+    ("approvers", {"this checkout": KEYS[0]}, ("approvers.this checkout", "not as 'this checkout'")),
+    ("approvers", {"Ada\n": KEYS[0]}, ("approvers", "printable characters")),
+    ("approvers", {"Ada": "ssh-ed25519 AAAA"}, ("approvers.Ada is 'ssh-ed25519 AAAA'; this is no public key",)),
+    ("approvers", {"Ada": KEYS[0][:-9]}, ("approvers.Ada is 'ecdsa-sha2-nistp256 AAAA", "holds no P-256 key")),
+    ("approvers", {"Ada": None}, ("approvers.Ada is None; it must be a public key",)),
+    ("approvers", {"Ada": KEYS[0], "Alan": KEYS[0] + " home"}, ("approvers.Alan has the key of Ada too",)),
+    ("rebuilders", [KEYS[0]], ("rebuilders is [", "must be a mapping")),
     ("gates/esi/limits/kappa", {"min": {"embedded": 0.5, "full": 0.5}, "paired": True}, ("there is no change",)),
     ("schedules/esi/cron", "at noon", ("schedules.esi.cron is 'at noon'", "five fields")),
     ("schedules/esi/timezone", "Mars/Olympus", ("schedules.esi.timezone is 'Mars/Olympus'", "'UTC'")),
@@ -440,10 +474,10 @@ def test_a_long_lineage_loads():
     [
         ("scale: embedded\nscale: full\n", 'line 2, column 1: found duplicate key "scale"'),
         ("modes: {think: {thinking: true, thinking: false}}", 'found duplicate key "thinking"'),
-        ("modes: [1", "line 1, column 10"),
+        ("modes: [1", "line 2, column 1: did not find expected"),
         ("a: 1\n---\nb: 2\n", "found another document"),
-        ("scale: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
-        ("scale: \x00", "is not YAML"),
+        ("scale: !!python/object/apply:os.getcwd []", "line 1: has the tag 'tag:yaml.org,2002:python/object/apply"),
+        ("scale: \x00", "line 1: U+0000 does not show"),
         ("", "the file is None; it must be a mapping"),
         ("- 1", "the file is [1]; it must be a mapping"),
     ],
@@ -518,7 +552,7 @@ def test_an_unknown_key_anywhere_is_refused_and_named(place, key, value, tmp_pat
         *section, "omit", "reward", "micro_batch", "checkpoint_every", "on_alarm", "held_out", "waiver", "vllm", "why",
         "stream",
         "modifiers", "floor", "kind", "valve", "unreadable", "folds", "blends", "seed", "density", "max", "min",
-        "may_rise", "may_fall", "paired", "quality", "published_parts",
+        "may_rise", "may_fall", "paired", "quality", "published_parts", "approvers", "rebuilders", "rebuilt",
     }  # fmt: skip
     if key in known:
         return

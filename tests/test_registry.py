@@ -19,6 +19,7 @@ from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, Signa
 from clinrl.evaluate import load_report
 from clinrl.registry import entries, find, holder, point, register, tag
 from clinrl.tracking import asked
+from clinrl.trust.keys import keyring
 
 HOSTILE = ["../v1", "v1; rm -rf .", "v1'", "V1", "", "v1\n", "a" * 60, "$(id)"]
 
@@ -185,7 +186,7 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
             "MLmodel", "code", "served.json", "requirements.txt", "python_env.yaml", "input_example.json",
             "serving_input_example.json", "model.sig", "signer.pub",
         }  # fmt: skip
-        assert recording.signed_by(folder) == "this checkout"
+        assert recording.signed_by(folder, keyring()) == "this checkout"
         record = served.read(folder)
         assert (record.name, record.digest) == (entry.name, entry.digest)
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
@@ -322,7 +323,7 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
     with pytest.raises(
         SignatureError, match=r"adapter_model.safetensors' of .* was altered after this checkout signed"
     ):
-        recording.signed_by(folder_of(entry))
+        recording.signed_by(folder_of(entry), keyring())
 
     assert register(project, "v1") == entry
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]

@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import chdir
+from itertools import cycle
 
 import pytest
 
@@ -18,13 +19,14 @@ ADA = "Ada Lovelace"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """v1 is as good as it gets, v2 one of those who call everything urgent, v3 dangerous; all registered.
+    """v1 is as good as it gets, v2 calls too much urgent, v3 is dangerous; all registered.
 
     The full model of v2 answers as v2 does, and the blend of v1 and v2 as v1.
     """
     root = tmp_path_factory.mktemp("released")
     with chdir(root):
-        answers = {"v1": examined.RIGHT, "v2": [2], "v3": [5], "v2-full": [2], "v1-v2": examined.RIGHT}
+        right, good = examined.RIGHT, examined.GOOD
+        answers = {"v1": right, "v2": good, "v3": [5], "v2-full": good, "v1-v2": right}
         params = examined.build(answers)
         for name in answers:
             registry.register(params, name)
@@ -49,7 +51,7 @@ def kinds():
 
 
 def promoted(params, name):
-    return release.promote(params, name, approver=ADA, decision=release.decide(params, name))
+    return examined.promote(params, name, ADA, release.decide(params, name))
 
 
 def test_a_first_champion_is_decided_upon_approved_and_named(params):
@@ -58,7 +60,7 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert registry.find("esi", "v2").tags["gate"] == "passed"
     assert champion() is None
 
-    entry = release.promote(params, "v2", approver=f"  {ADA} ", decision=decision)
+    entry = examined.promote(params, "v2", f"  {ADA} ", decision)
 
     assert entry.aliases == ("champion",)
     assert entry.tags["approver"] == ADA
@@ -73,9 +75,23 @@ def test_a_refused_version_stays_what_it_was(params):
     assert decision.reasons[0].startswith("dangerous")
     assert registry.find("esi", "v3").tags["gate"] == "refused"
     with pytest.raises(GateError, match="v3 may not be promoted: dangerous"):
-        release.promote(params, "v3", approver=ADA, decision=decision)
+        examined.promote(params, "v3", ADA, decision)
     assert champion() == "v2"
     assert registry.find("esi", "v3").aliases == ()
+
+
+def test_who_answers_the_same_to_everything_is_no_first_champion(params):
+    dolls.sit(params, "v1", [2])
+    decision = release.decide(params, "v1")
+    assert not decision.promote
+    assert any("from always 2 on the same cases" in reason for reason in decision.reasons)
+
+
+def test_without_its_training_cases_nothing_is_decided(params):
+    shutil.rmtree(paths.cases("d1"))
+    with pytest.raises(ArtefactError, match="data/cases/d1"):
+        release.decide(params, "v1")
+    assert kinds() == []
 
 
 def test_the_same_question_is_written_down_once(params):
@@ -85,8 +101,8 @@ def test_the_same_question_is_written_down_once(params):
 
 def test_promoting_twice_is_promoting_once(params):
     decision = release.decide(params, "v2")
-    first = release.promote(params, "v2", approver=ADA, decision=decision)
-    assert release.promote(params, "v2", approver=ADA, decision=decision) == first
+    first = examined.promote(params, "v2", ADA, decision)
+    assert examined.promote(params, "v2", ADA, decision) == first
     assert kinds() == ["decision", "approval", "promotion"]
 
 
@@ -95,9 +111,9 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
     promoted(params, "v1")
     assert (champion(), registry.holder("esi", "previous").name) == ("v1", "v2")
 
-    release.rollback("esi", approver=ADA)
+    release.rollback(params, "esi", approver=ADA)
     assert (champion(), registry.holder("esi", "previous").name) == ("v2", "v1")
-    release.rollback("esi", approver=ADA)
+    release.rollback(params, "esi", approver=ADA)
     assert (champion(), registry.holder("esi", "previous").name) == ("v1", "v2")
     assert kinds()[-2:] == ["rollback", "rollback"]
 
@@ -105,7 +121,7 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
 def test_after_a_rollback_a_promotion_is_told_again(params):
     promoted(params, "v2")
     promoted(params, "v1")
-    release.rollback("esi", approver=ADA)
+    release.rollback(params, "esi", approver=ADA)
     promoted(params, "v1")
     assert champion() == "v1"
     assert kinds()[-2:] == ["approval", "promotion"]
@@ -115,7 +131,7 @@ def test_after_a_rollback_a_promotion_is_told_again(params):
 def test_silence_is_no(params, approver):
     decision = release.decide(params, "v2")
     with pytest.raises(GateError, match="name of the person"):
-        release.promote(params, "v2", approver=approver, decision=decision)
+        examined.promote(params, "v2", approver, decision)
     assert champion() is None
     assert kinds() == ["decision"]
 
@@ -125,12 +141,12 @@ def test_full_models_have_a_champion_of_their_own(params):
     decision = release.decide(params, "v2-full")
     assert (decision.model, decision.champion, decision.promote) == ("esi-merged", None, True)
 
-    entry = release.promote(params, "v2-full", approver=ADA, decision=decision)
+    entry = examined.promote(params, "v2-full", ADA, decision)
 
     assert (entry.model, entry.aliases, champion()) == ("esi-merged", ("champion",), "v1")
     with pytest.raises(GateError, match="esi-merged has no previous to roll back"):
-        release.rollback("esi-merged", approver=ADA)
-    release.promote(params, "v1", approver=ADA, decision=release.decide(params, "v1"))
+        release.rollback(params, "esi-merged", approver=ADA)
+    examined.promote(params, "v1", ADA, release.decide(params, "v1"))
     assert kinds() == ["decision", "approval", "promotion"] * 2 + ["decision"]  # v1 against itself, already champion
 
 
@@ -138,25 +154,25 @@ def test_a_blend_that_is_an_adapter_competes_with_the_versions(params):
     promoted(params, "v2")
     decision = release.decide(params, "v1-v2")
     assert (decision.model, decision.champion, decision.promote) == ("esi", "v2", True)
-    release.promote(params, "v1-v2", approver=ADA, decision=decision)
+    examined.promote(params, "v1-v2", ADA, decision)
     assert champion() == "v1-v2"
-    assert release.rollback("esi", approver=ADA).name == "v2"
+    assert release.rollback(params, "esi", approver=ADA).name == "v2"
 
 
 def test_a_decision_is_void_once_the_champion_is_another(params):
     decision = release.decide(params, "v1")
     promoted(params, "v2")
     with pytest.raises(GateError, match="v2 became the champion of esi after the decision on v1"):
-        release.promote(params, "v1", approver=ADA, decision=decision)
+        examined.promote(params, "v1", ADA, decision)
     assert champion() == "v2"
 
 
 def test_a_decision_is_about_one_adapter(params):
     decision = release.decide(params, "v2")
     with pytest.raises(GateError, match="another adapter than the v1"):
-        release.promote(params, "v1", approver=ADA, decision=decision)
+        examined.promote(params, "v1", ADA, decision)
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", [2])
+    dolls.sit(params, "v2", examined.GOOD)
     with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
         release.decide(params, "v2")
 
@@ -179,7 +195,7 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     first = registry.find("esi", "v2")
     shutil.copytree("data", "kept")
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", [2])
+    dolls.sit(params, "v2", examined.GOOD)
     assert registry.register(params, "v2").number == 5
     shutil.rmtree("data")
     shutil.move("kept", "data")
@@ -190,17 +206,17 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
 def test_two_promotions_at_once_are_one(params):
     decision = release.decide(params, "v2")
     with exclusive(release._lock("esi")), pytest.raises(Busy):
-        release.promote(params, "v2", approver=ADA, decision=decision)
+        examined.promote(params, "v2", ADA, decision)
     assert champion() is None
 
 
 def test_a_kill_after_the_alias_moved_is_made_good(params):
     decision = release.decide(params, "v2")
-    release.promote(params, "v2", approver=ADA, decision=decision)
+    examined.promote(params, "v2", ADA, decision)
     lines = paths.ledger().read_text().splitlines(keepends=True)
     paths.ledger().write_text("".join(lines[:-1]))  # killed before the last line
 
-    release.promote(params, "v2", approver=ADA, decision=decision)
+    examined.promote(params, "v2", ADA, decision)
 
     assert kinds() == ["decision", "approval", "promotion"]
 
@@ -225,8 +241,8 @@ def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
         patch.setattr(registry, "point", lambda *_: (_ for _ in ()).throw(RegistryError("away")))
         for _ in range(2):
             with pytest.raises(RegistryError):
-                release.promote(params, "v2", approver=ADA, decision=decision)
-    release.promote(params, "v2", approver=ADA, decision=decision)
+                examined.promote(params, "v2", ADA, decision)
+    examined.promote(params, "v2", ADA, decision)
     assert kinds() == ["decision", "approval", "promotion"]
 
 
@@ -234,7 +250,7 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     registry.point("esi", "champion", registry.find("esi", "v3"))
     decision = release.judge(params, "v3", None).model_copy(update={"promote": True})
     for attempt in (
-        lambda: release.promote(params, "v3", approver=ADA, decision=decision),
+        lambda: examined.promote(params, "v3", ADA, decision),
         lambda: release.settle(params, "v3"),
     ):
         with pytest.raises(GateError, match="somebody moved the name by hand"):
@@ -243,7 +259,7 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     promoted(params, "v2")
     registry.point("esi", "previous", registry.find("esi", "v3"))
     with pytest.raises(GateError, match="nobody ever approved it"):
-        release.rollback("esi", approver=ADA)
+        release.rollback(params, "esi", approver=ADA)
     assert champion() == "v2"
 
 
@@ -263,9 +279,9 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
         patch.setattr(registry, "point", dying)
         patch.setattr(ledger, "append", lambda *_, **__: dying())
         with pytest.raises(KeyboardInterrupt):
-            release.rollback("esi", approver=ADA)
+            release.rollback(params, "esi", approver=ADA)
 
-    assert release.rollback("esi", approver=ADA).name == "v2"
+    assert release.rollback(params, "esi", approver=ADA).name == "v2"
 
     assert registry.find("esi", "v1").aliases == ("previous",)
     assert kinds()[-1] == "rollback"
@@ -278,7 +294,7 @@ def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(param
     lines = paths.ledger().read_text().splitlines(keepends=True)
     paths.ledger().write_text("".join(lines[:-1]))
 
-    assert release.rollback("esi", approver=ADA).name == "v2"
+    assert release.rollback(params, "esi", approver=ADA).name == "v2"
 
     assert kinds()[-2:] == ["promotion", "rollback"]
     assert champion() == "v2"
@@ -310,10 +326,10 @@ def test_what_cannot_be_decided_is_said(params):
     with pytest.raises(GateError, match="no gate for esi"):
         release.decide(bare, "v2")
     with pytest.raises(GateError, match="no champion to roll back"):
-        release.rollback("esi", approver=ADA)
+        release.rollback(params, "esi", approver=ADA)
     promoted(params, "v2")
     with pytest.raises(GateError, match="no previous to roll back"):
-        release.rollback("esi", approver=ADA)
+        release.rollback(params, "esi", approver=ADA)
 
 
 def test_what_was_never_registered_is_not_decided_upon(params):
@@ -336,7 +352,8 @@ def test_a_gain_is_what_the_champions_errors_cost_more(params):
     task = get_task("esi")
     golds = [task.label(case) for case in read_cases(paths.cases("x1"), task)]
     gained = release.gain(params, "v1")
-    assert gained.value == pytest.approx(sum(task.cost(gold, 2) for gold in golds) / len(golds), abs=1e-5)
+    costs = [task.cost(gold, level or gold) for gold, level in zip(golds, cycle(examined.GOOD), strict=False)]
+    assert gained.value == pytest.approx(sum(costs) / len(costs), abs=1e-5)
     assert (gained.n, gained.low > 0) == (len(golds), True)
     same = release.gain(params, "v2")
     assert (same.value, same.low, same.high) == (0, 0, 0)

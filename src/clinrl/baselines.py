@@ -7,6 +7,7 @@ well as the model, the exam can be passed without reading.
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -61,8 +62,16 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[s
     Classes weigh the same, whatever their counts: an exam may have another mix than the training cases, and without
     the weights the classifier would hardly name a rare level. Word pairs and C are chosen by 3-fold cross-validation
     on the training cases only, by mean recall; a template (group) is never in two folds, as it is never in two pools.
-    Ties go to the simpler candidate. Deterministic.
+    Ties go to the simpler candidate. Deterministic. It takes seconds on thousands of cases, so the last answers are
+    kept in memory, by all that they follow from.
     """
+    return list(_learned(tuple(texts), tuple(labels), tuple(groups), tuple(asked)))
+
+
+@lru_cache(maxsize=2)
+def _learned(
+    texts: tuple[str, ...], labels: tuple[Any, ...], groups: tuple[str, ...], asked: tuple[str, ...]
+) -> tuple[Any, ...]:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import balanced_accuracy_score
@@ -70,7 +79,7 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[s
     from threadpoolctl import threadpool_limits
 
     if len(set(labels)) == 1:
-        return [labels[0]] * len(asked)
+        return (labels[0],) * len(asked)
     names = sorted(set(labels), key=repr)
     y = [names.index(label) for label in labels]
 
@@ -95,4 +104,4 @@ def bag_of_words(texts: Sequence[str], labels: Sequence[Any], groups: Sequence[s
             found.append((float(recall), -pairs, -math.log(strength), words, x))
     _, _, negative_log, words, x = max(found, key=lambda candidate: candidate[:3])
     best = fit(x, math.exp(-negative_log), range(len(y)))
-    return [names[i] for i in best.predict(words.transform(asked))]
+    return tuple(names[i] for i in best.predict(words.transform(asked)))

@@ -10,10 +10,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism, paths
+from clinrl import determinism, opening, paths
 from clinrl.artefacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
 from clinrl.errors import ArtefactError, Refused
+from clinrl.records import Message
 from clinrl.task import get_task
+from clinrl.turns import render
 
 if TYPE_CHECKING:
     from clinrl.origins import HubBase, HubModel
@@ -128,7 +130,10 @@ def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = 
 def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
     """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
     verified(folder)
-    model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
+    with opening.refused(folder, "model"):
+        model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
+        for thinking in (True, False):  # a template may be as hostile as a pickle, and is run at every prompt
+            render(tokenizer, [Message(role="user", content="?")], thinking)
     return model.train(for_training), tokenizer
 
 
@@ -196,7 +201,18 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.bfloat16 if weights is hub_sized else torch.float32,
         )
-    tokenizer = reader.from_pretrained(**origin, padding_side="left")
+    try:
+        tokenizer = reader.from_pretrained(**origin, padding_side="left", trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            **origin, **weights, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+        )
+    except ValueError as error:  # the sentence is transformers' own; it has no class of its own for it
+        if "custom code" not in str(error):
+            raise
+        raise ArtefactError(
+            f"{origin['pretrained_model_name_or_path']} needs code that it brings along, and none is ever run; name a "
+            "checkpoint whose architecture transformers has"
+        ) from None
     if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
         tokenizer.pad_token = RESERVED_PAD
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -204,7 +220,6 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"the tokenizer of {origin['pretrained_model_name_or_path']} has no pad token of its own, so padding would "
             "read as the end of a turn; choose a checkpoint that has one"
         )
-    model = AutoModelForCausalLM.from_pretrained(**origin, **weights, attn_implementation="sdpa", use_safetensors=True)
     # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
     model.generation_config = GenerationConfig(
         eos_token_id=model.generation_config.eos_token_id or tokenizer.eos_token_id,

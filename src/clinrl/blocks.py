@@ -17,6 +17,7 @@ from clinrl.section import (
     LearningRate,
     Name,
     PerScale,
+    Place,
     Section,
     Seed,
     Share,
@@ -66,9 +67,9 @@ class ImportSpec(Section):
     """The task's version that the data set was designed for; the dataset stage requires equality."""
     use: Literal["train", "mine", "exam"]
     """The pool whose patients it takes: training, error mining, or the exam."""
-    source: str = Field(min_length=1)
+    source: Place
     """Path of a file, or of a folder, that the task can read."""
-    without: str = ""
+    without: Place | Literal[""] = ""
     """Path of other records whose patients and narratives are left out: those of an exam on the same patients."""
 
 
@@ -444,6 +445,13 @@ class Limit(Section):
         return self
 
 
+class Rebuilt(Section):
+    """What a release demands of others: that they built the same bytes."""
+
+    least: Count
+    """How many of `rebuilders` must have signed that they did."""
+
+
 class Gate(Section):
     """What a version must show before it may become the champion of its task."""
 
@@ -451,6 +459,8 @@ class Gate(Section):
     """Cases that the exam must have: fewer show too little."""
     limits: dict[str, Limit]
     """Metric to its limit. `dangerous` is always among them."""
+    rebuilt: Rebuilt | None = None
+    """How many others must have rebuilt it; none by default."""
 
 
 class Schedule(Section):

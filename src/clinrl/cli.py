@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clinrl import __version__, determinism
+from clinrl import __version__, determinism, starter
 from clinrl.errors import ParamsError, Refused
 
 if TYPE_CHECKING:
@@ -177,6 +177,25 @@ def parser() -> argparse.ArgumentParser:
         stage_parser = command(name, stage.help, _wrapped(stage.description), stage.examples)
         stage_parser.add_argument("name", metavar=stage.argument, help=f"a {stage.argument.lower()} of params.yaml")
 
+    command(
+        "check",
+        "check params.yaml",
+        _wrapped(
+            "Reads params.yaml within limits of size, depth and length, and checks every name, value and reference. "
+            "Says nothing, or what is wrong first. `make demo`, `make test` and the flows do this before DVC reads it."
+        ),
+        "clinrl check\nclinrl check --params trial.yaml",
+    )
+    stage_of = command(
+        "stage",
+        "run the stage of dvc.yaml that has this address",
+        _wrapped(
+            "What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part of a shell's "
+            "line. The stage `params` checks params.yaml and writes data/reports/params.json."
+        ),
+        "clinrl stage train@esi-v46\nclinrl stage params",
+    )
+    stage_of.add_argument("address", metavar="ADDRESS", help="a stage of dvc.yaml, such as train@esi-v46")
     plan = command(
         "plan",
         "show the versions and which of their stages are up to date",
@@ -213,12 +232,15 @@ def parser() -> argparse.ArgumentParser:
             "every file with dvc.lock. Exit code 0: all equal; 1: not."
         ),
         "clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
-        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep",
+        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep\nclinrl verify esi-v49 --attest",
     )
     verify.add_argument("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK")
     verify.add_argument("--hash-seed", type=_natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild")
     verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
+    verify.add_argument(
+        "--attest", action="store_true", help="if all are equal, sign that into data/attestations with your key"
+    )
     verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     openenv = command(
         "openenv",
@@ -226,7 +248,8 @@ def parser() -> argparse.ArgumentParser:
         _wrapped(
             "Serves the environment of TASK over HTTP and WebSocket until Ctrl-C, and prints its address first. A "
             "client resets with seed, level, pool and index; the score comes with the last observation and is that of "
-            "`clinrl evaluate`. There is no password: whoever reaches the address may play. Needs the extra openenv."
+            "`clinrl evaluate`. There is no password: whoever reaches the address may play, but for web pages of other "
+            "origins and requests to another host name. The pool exam is closed. Needs the extra openenv."
         ),
         "clinrl openenv audit\nclinrl openenv audit --port 8001 --sessions 8\n"
         "openenv validate --url http://127.0.0.1:8000",
@@ -237,7 +260,11 @@ def parser() -> argparse.ArgumentParser:
     )
     openenv.add_argument("--port", type=_port, metavar="N", default=8000, help="0: any free one; default: 8000")
     openenv.add_argument("--sessions", type=_natural(1), metavar="N", default=64, help="at once; default: 64")
+    openenv.add_argument(
+        "--open-exam", action="store_true", help="serve cases of the pool exam too: never to a trainer"
+    )
     _add_registry_commands(command)
+    _add_signing_commands(command)
     compare = command(
         "compare",
         "test two that sat the same exam against each other",
@@ -292,6 +319,45 @@ def _add_show(command: Callable[[str, str, str, str], argparse.ArgumentParser]) 
     )
     show.add_argument("--mode", metavar="MODE", help="a mode of params.yaml; default: the first")
     show.add_argument("--json", action="store_true", help="one JSON list of objects")
+
+
+def _add_signing_commands(command: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
+    """Subcommands about keys and signatures; they need no params.yaml."""
+    keys = command(
+        "keys",
+        "make a signing key, and say whose signatures count",
+        _wrapped(
+            "`init` makes this checkout's key in .clinrl/keys; if CLINRL_SIGNING_KEY or CLINRL_SIGNING_KEY_FILE names "
+            "one that is elsewhere, it keeps only the public half. `show` lists whose signatures count here. `trust` "
+            "lets those of one more key count. A line of OpenSSH, as `show` prints it, is what `approvers` and "
+            "`rebuilders` in params.yaml take."
+        ),
+        'clinrl keys init\nclinrl keys show --json\nclinrl keys trust "Ada Lovelace" "$(cat ada.pub)"\n'
+        "CLINRL_SIGNING_KEY=agent clinrl keys init",
+    )
+    actions = keys.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, does in {
+        "init": "make the key of this checkout",
+        "show": "list whose signatures count",
+        "trust": "let the signatures of one more key count",
+    }.items():
+        action = actions.add_parser(name, help=does, description=does, allow_abbrev=False)
+        if name == "trust":
+            action.add_argument("name", metavar="NAME", help="whose key it is")
+            action.add_argument("line", metavar="LINE", help="their public key: ecdsa-sha2-nistp256 AAAA...")
+        action.add_argument("--json", action="store_true", help="one JSON list of objects")
+    approve = command(
+        "approve",
+        "make the token by which you approve a decision",
+        _wrapped(
+            "Signs the approval of a decision with your key (CLINRL_SIGNING_KEY, CLINRL_SIGNING_KEY_FILE, or "
+            ".clinrl/keys) and prints it as a token, to be pasted where it is asked for. Works anywhere: no project, "
+            "no server and no network is needed. DECISION is the digest that `clinrl decide` and the form show."
+        ),
+        'clinrl approve "$DECISION" --as "Ada Lovelace"\nCLINRL_SIGNING_KEY=agent clinrl approve "$DECISION" --as Ada',
+    )
+    approve.add_argument("decision", metavar="DECISION", help="64 characters of 0-9 and a-f")
+    approve.add_argument("--as", dest="approver", metavar="NAME", required=True, help="your name in `approvers`")
 
 
 def _add_registry_commands(command: Callable[[str, str, str, str], argparse.ArgumentParser]) -> None:
@@ -389,6 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         determinism.pin()
         arguments = parser().parse_args(argv)
+        starter.follow()
         return _run(arguments)
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
@@ -411,17 +478,33 @@ def _run(arguments: argparse.Namespace) -> int:
             hash_seed=arguments.hash_seed,
             threads=arguments.threads,
             keep=arguments.keep,
+            attest=arguments.attest,
             as_json=arguments.json,
         )
         return verdict
     if arguments.command == "openenv":
         import_module("clinrl.environments").stage(
-            arguments.name, host=arguments.host, port=arguments.port, sessions=arguments.sessions
+            arguments.name,
+            host=arguments.host,
+            port=arguments.port,
+            sessions=arguments.sessions,
+            open_exam=arguments.open_exam,
         )
         return 0
+    if arguments.command in ("keys", "approve"):
+        signed: int = getattr(import_module("clinrl.trust.desk"), arguments.command)(arguments)
+        return signed
+    if arguments.command == "stage":
+        stages = import_module("clinrl.stages")
+        if arguments.address == stages.FIRST:
+            stages.prove(arguments.params)
+            return 0
+        arguments.command, arguments.name = stages.command_of(arguments.address)
     from clinrl.params import load_params
 
     params = load_params(arguments.params)
+    if arguments.command == "check":
+        return 0
     if arguments.command == "plan":
         import_module("clinrl.plan").stage(params, arguments.version, as_json=arguments.json)
         return 0
@@ -446,6 +529,9 @@ def _run(arguments: argparse.Namespace) -> int:
         code: int = getattr(import_module("clinrl.desk"), arguments.command)(params, arguments)
         return code
     import_module(f"clinrl.{STAGES[arguments.command].module}").stage(params, arguments.name)
+    import_module("clinrl.trust.provenance").record(
+        arguments.command, arguments.name, params.scale, source=arguments.params
+    )
     return 0
 
 

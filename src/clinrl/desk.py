@@ -6,11 +6,12 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from clinrl import draft as drafts
-from clinrl import health, paths, registry, release, report
+from clinrl import health, paths, prose, registry, release, report
 from clinrl import lineage as lineages
 from clinrl.evaluate import HISTORY, examinee, load_sitting, unanswered
 from clinrl.recording import MERGED
 from clinrl.tables import show
+from clinrl.trust.approval import given
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -29,10 +30,14 @@ def register(params: "Params", arguments: Namespace) -> int:
 
 
 def decide(params: "Params", arguments: Namespace) -> int:
-    """Decide on a version and print every finding, then the reasons on stderr. 0: may be promoted."""
+    """Decide on a version; print every finding, and who answered how: what a person sees who is asked to approve it.
+
+    The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
+    """
     decision = release.decide(params, arguments.name)
+    body = decision.model_dump(mode="json")
     if arguments.json:
-        print(json.dumps(decision.model_dump(mode="json"), indent=2, ensure_ascii=False))
+        print(json.dumps(body, indent=2, ensure_ascii=False))
     else:
         rows = [
             {
@@ -43,8 +48,14 @@ def decide(params: "Params", arguments: Namespace) -> int:
             for finding in decision.findings
         ]
         show(FINDINGS, rows, as_json=False)
+        if sys.stdout.isatty():  # scripts get one table; the form is in the JSON
+            print()
+            answered = prose.form(decision.rows)
+            show(tuple(answered[0]), answered, as_json=False)
     for reason in decision.reasons:
         print(f"clinrl: {reason}", file=sys.stderr)
+    how = f"; to approve it: clinrl approve {decision.digest} --as NAME" if decision.promote else ""
+    print(f"clinrl: decision {decision.digest}{how}", file=sys.stderr)
     return 0 if decision.promote else 1
 
 
@@ -52,7 +63,8 @@ def promote(params: "Params", arguments: Namespace) -> int:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = release.named(arguments.approver)
     decision = release.decide(params, arguments.name)
-    entry = release.promote(params, arguments.name, approver=approver, decision=decision)
+    approval = given(params, decision.digest, approver)
+    entry = release.promote(params, arguments.name, decision=decision, approval=approval)
     show(COLUMNS, [_row(entry)], as_json=False)
     return 0
 
@@ -62,7 +74,7 @@ def rollback(params: "Params", arguments: Namespace) -> int:
 
     Says so on stderr if the full model of the version that lost its place is still a champion.
     """
-    show(COLUMNS, [_row(release.rollback(arguments.name, approver=arguments.approver))], as_json=False)
+    show(COLUMNS, [_row(release.rollback(params, arguments.name, approver=arguments.approver))], as_json=False)
     gone = registry.holder(arguments.name, release.PREVIOUS)
     full = registry.holder(arguments.name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:

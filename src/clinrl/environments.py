@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import sys
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
@@ -10,6 +11,7 @@ from clinrl.errors import ParamsError, Refused
 from clinrl.section import did_you_mean
 from clinrl.task import task_names
 
+EXAM_IS_OPEN: Final = "whoever trains on cases of the pool exam can show nothing by an exam any more"
 INSTALL: Final = "install it with `uv pip install -c constraints.txt -e '.[openenv]'`"
 
 
@@ -18,8 +20,16 @@ def names() -> list[str]:
     return [name for name in task_names() if find_spec(f"clinrl.tasks.{name}.served") is not None]
 
 
-def stage(name: str, *, host: str, port: int, sessions: int) -> None:
+SPARE_CONNECTIONS: Final = 32
+"""How many connections beyond the sessions are answered; one more gets 503."""
+MESSAGE_BYTES: Final = 64 * 1024
+"""The longest message of a session."""
+
+
+def stage(name: str, *, host: str, port: int, sessions: int, open_exam: bool = False) -> None:
     """Serve until interrupted; the first line of the output is the address. Port 0: any free one.
+
+    `open_exam`: whether cases of the pool `exam` are served too.
 
     Raises ParamsError for a task without one, Refused where OpenEnv is not installed or the address cannot be had.
     """
@@ -36,7 +46,14 @@ def stage(name: str, *, host: str, port: int, sessions: int) -> None:
     with _listening(host, port) as listening:
         place, taken = listening.getsockname()[:2]
         print(f"http://{f'[{place}]' if ':' in place else place}:{taken}", flush=True)
-        config = uvicorn.Config(server.application(sessions), log_level="warning")
+        if open_exam:
+            print(f"clinrl: THE EXAM IS OPEN: {EXAM_IS_OPEN}", file=sys.stderr, flush=True)
+        config = uvicorn.Config(
+            server.application(sessions, names=[host], open_exam=open_exam),
+            log_level="warning",
+            ws_max_size=MESSAGE_BYTES,
+            limit_concurrency=sessions + SPARE_CONNECTIONS,
+        )
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -33,7 +33,7 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.oracles import Oracles, heard_of, scores
 from clinrl.probe import proven
 from clinrl.records import Case, Graded, Transcript, Unreadable
-from clinrl.report import EvalReport, Sitting, between_modes, build, column, comparable, compare, summary
+from clinrl.report import EvalReport, Sitting, between_modes, build, clusters_of, column, comparable, compare, summary
 from clinrl.rollout import run
 from clinrl.samplers import Sampler, TransformersSampler
 from clinrl.section import did_you_mean
@@ -315,6 +315,7 @@ def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cas
         exam_digest=exam_digest,
         golds=[who.task.label(case) for case in cases],
         answers=(),
+        clusters=clusters_of(who.task, cases),
     )
 
 
@@ -444,17 +445,15 @@ def _models(who: Examinee) -> dict[str, str]:
 
 def open_sampler(params: "Params", who: Examinee) -> Sampler:
     """What answers as `who`, its model loaded. Settles the process for equal answers."""
-    from clinrl import bases, determinism
+    from clinrl import bases, determinism, opening
 
     determinism.settle(SEED)
     if (who.folder / "config.json").exists():
         return TransformersSampler(*bases.open_base(who.folder, for_training=False))
     qlora = bool(read_manifest(who.folder).spec.get("qlora", False))
     model, tokenizer = bases.load(params, who.task.name, for_training=False, qlora=qlora)
-    if (who.folder / "adapter_config.json").exists():
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(who.folder)).eval()
+    if (who.folder / opening.CONFIG).exists():
+        model = opening.adapted(model, who.folder).eval()
     return TransformersSampler(model, tokenizer)
 
 

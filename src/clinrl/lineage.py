@@ -1,8 +1,8 @@
 """Where a version comes from, link by link, and whether each link still holds.
 
 From the adapter's files over its parents to the base, with the data, the exam, the gate and the approver on the way.
-Everything is read from files, from the registry's tags and from the audit file; where two of them tell of the same
-thing they must agree. Nothing is rebuilt and no model is loaded.
+Everything is read from files, from dvc.lock, from the registry and from the audit file; where two of them tell of the
+same thing they must agree. Nothing is rebuilt and no model is loaded.
 """
 
 import json
@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import artefacts, ledger, paths, registry, release
 from clinrl.dataset import is_import, read_cases
-from clinrl.errors import Refused
+from clinrl.errors import ArtefactError, Refused, RegistryError
 from clinrl.evaluate import Examinee, check_apart, examinee
 from clinrl.records import Manifest, Strict
+from clinrl.trust import approval, lock
+from clinrl.trust.keys import listed
 
 if TYPE_CHECKING:
     from clinrl.params import Params
 
-State = Literal["holds", "broken", "open"]
-"""`open`: nothing to hold yet, as the approver of a version that nobody promoted."""
+State = Literal["holds", "broken", "absent", "unrecorded", "open"]
+"""absent: it was recorded and is not here, as in a clone. unrecorded: dvc.lock knows no run that made it. open: there
+is nothing to hold yet, as the approver of a version that nobody promoted."""
+
+
+class Absent(Refused):
+    """What a link is about is not here: names it, and what brings it."""
 
 
 class Link(Strict):
@@ -28,8 +35,8 @@ class Link(Strict):
 
     version: str
     link: str
-    """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, mining, registry,
-    gate or approver."""
+    """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, mining, lock,
+    registry, gate or approver."""
     state: State
     digest: str
     """The digest that the link is about; empty where there is none."""
@@ -43,11 +50,19 @@ def walk(params: "Params", name: str) -> list[Link]:
     A broken link is a `Link`, never an exception.
     """
     before = dict.fromkeys(version for part in params.parts(name) for version in reversed(params.lineage(part)))
-    links = [link for made in dict.fromkeys([name, *before]) for link in _made(params, made)]
+    recorded = _recorded()
+    links = [link for made in dict.fromkeys([name, *before]) for link in _made(params, made, recorded)]
     return [*links, *_release(params, name)]
 
 
-def _made(params: "Params", name: str) -> Iterator[Link]:
+def _recorded() -> "lock.Lock | ArtefactError":
+    try:
+        return lock.read()
+    except ArtefactError as error:
+        return error
+
+
+def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
     """The links of one version, or of one merge, without those of its parents."""
     who = examinee(params, name)
     task, folder = who.task.name, who.folder
@@ -60,6 +75,11 @@ def _made(params: "Params", name: str) -> Iterator[Link]:
             manifest
         ), f"{len(manifest.files)} files of {folder} are what they were when it was made"
 
+    if not folder.exists():
+        group = lock.exam_stage(params, name)
+        says = f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {group}`, which makes it"
+        yield Link(version=name, link="files", state="absent", digest="", says=says)
+        return
     yield _link(name, "files", files)
     if manifest is None:  # nothing else can be said of it
         return
@@ -81,11 +101,34 @@ def _made(params: "Params", name: str) -> Iterator[Link]:
     yield _link(name, "exam", lambda: _exam(params, who, artefacts.identity(made)))
     if name in params.mining:
         yield _mining(name, params.mining[name].data, artefacts.identity(made))
-    yield _link(name, "registry", lambda: _registered(registry.model_of(params, name), name, made))
+    yield _locked(params, name, recorded)
+    yield _registry(params, name, made)
+
+
+def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+    """That all of a version that is here is what dvc.lock records, made of what it records.
+
+    What other versions made is theirs to answer for.
+    """
+    if isinstance(recorded, ArtefactError):
+        return Link(version=name, link="lock", state="unrecorded", digest="", says=str(recorded))
+    others = {*params.versions, *params.merges.folds, *params.merges.blends} - {name}
+    every = lock.facts(recorded, lock.exam_stage(params, name))
+    facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
+    found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
+    for state in ("altered", "unrecorded", "absent"):
+        if state in found:
+            told: State = "broken" if state == "altered" else found[state].state  # type: ignore[assignment]
+            return Link(version=name, link="lock", state=told, digest="", says=found[state].says)
+    digest = artefacts.digest({fact.path: fact.md5 for fact in facts})
+    says = f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
+    return Link(version=name, link="lock", state="holds", digest=digest, says=says)
 
 
 def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
     """The digest that a manifest names for an input, which must be that of the folder. Raises Refused if not."""
+    if not folder.exists():
+        raise Absent(f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
     named, found = manifest.inputs[what], artefacts.identity(artefacts.verified(folder))
     if named != found:
         raise Refused(
@@ -117,6 +160,9 @@ def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
 
 def _exam(params: "Params", who: Examinee, adapter: str) -> tuple[str, str]:
     name, exam = who.name, who.exam
+    for folder in (paths.graded(name), paths.cases(exam)):
+        if not folder.exists():
+            raise Absent(f"{folder} is not here; run `dvc checkout`, or `dvc repro {lock.exam_stage(params, name)}`")
     graded = artefacts.verified(paths.graded(name))
     found = artefacts.identity(artefacts.read_manifest(paths.cases(exam)))
     if graded.inputs["adapter"] != adapter:
@@ -142,6 +188,8 @@ def _mining(name: str, data: str, adapter: str) -> Link:
 
     def check() -> tuple[str, str]:
         said = json.loads(report.read_text(encoding="utf-8"))
+        if not paths.cases(data).exists():
+            raise Absent(f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
         found = artefacts.read_manifest(paths.cases(data))
         again = f"run `dvc repro mine@{name}`"
         if said["adapter_digest"] != adapter:
@@ -155,7 +203,29 @@ def _mining(name: str, data: str, adapter: str) -> Link:
     return _link(name, "mining", check)
 
 
-def _registered(model: str, name: str, manifest: Manifest) -> tuple[str, str]:
+def _registry(params: "Params", name: str, manifest: Manifest) -> Link:
+    """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
+    model, digest = registry.model_of(params, name), artefacts.identity(manifest)
+    try:
+        registry.find(model, name, digest=digest)
+    except RegistryError as error:
+        why = str(error)
+        return _link(name, "registry", lambda: _unregistered(params, model, name, digest, why), "open")
+    return _link(name, "registry", lambda: _registered(params, model, name, manifest))
+
+
+def _unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
+    """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
+    lines = ledger.read(paths.ledger(), listed(params))
+    if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
+        return "", f"is not registered; `clinrl register {name}` does it ({why})"
+    again = f"`clinrl register {name}`"
+    if release.champion_told(model, lines) == digest:
+        again += f", then `clinrl promote {name}`, since the audit file says that it is champion"
+    raise Refused(f"the registry has lost {name}, of which {paths.ledger()} tells; run {again}")
+
+
+def _registered(params: "Params", model: str, name: str, manifest: Manifest) -> tuple[str, str]:
     digest = artefacts.identity(manifest)
     entry = registry.find(model, name, digest=digest)
     if entry.digest != digest:
@@ -165,6 +235,7 @@ def _registered(model: str, name: str, manifest: Manifest) -> tuple[str, str]:
     for tag, expected in registry.origin(manifest).items():
         if entry.tags.get(tag) != expected:
             raise Refused(f"the registry's tag {tag} of {name} is not what its manifest says; register it again")
+    registry.intact(params, entry)
     names = f", {', '.join(entry.aliases)}" if entry.aliases else ""
     return digest, f"is version {entry.number} of the registered model {entry.model}{names}"
 
@@ -173,7 +244,7 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
     model = registry.model_of(params, name)
     try:
-        lines = ledger.read(paths.ledger())
+        lines = ledger.read(paths.ledger(), listed(params))
         digest = artefacts.identity(artefacts.read_manifest(examinee(params, name).folder))
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
@@ -187,7 +258,7 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
     if not promotions:
         yield _link(name, "approver", lambda: _never_promoted(model, name, digest, lines), "open")
         return
-    yield _link(name, "approver", lambda: _approved(model, name, promotions[-1], decisions, lines))
+    yield _link(name, "approver", lambda: _approved(params, model, name, promotions[-1], decisions, lines))
 
 
 def _decided(model: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:
@@ -223,6 +294,7 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[ledger.E
 
 
 def _approved(
+    params: "Params",
     model: str,
     name: str,
     promotion: ledger.Entry,
@@ -233,6 +305,8 @@ def _approved(
     passed = {artefacts.digest(line.body) for line in decisions if line.body["promote"]}
     if body["decision"] not in passed:
         raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
+    if approval.approver_of(body["approval"], body["approved"], listed(params)) != body["approver"]:
+        raise Refused(f"the audit file names {body['approver']!r} as approver of {name}, and somebody else signed")
     tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")
     if tagged != body["approver"]:
         raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit file {body['approver']!r}")
@@ -242,6 +316,8 @@ def _approved(
 def _link(version: str, link: str, check: Callable[[], tuple[str, str]], state: State = "holds") -> Link:
     try:
         digest, says = check()
+    except Absent as absent:
+        return Link(version=version, link=link, state="absent", digest="", says=str(absent))
     except (Refused, KeyError, ValueError) as error:
         says = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
         return Link(version=version, link=link, state="broken", digest="", says=says)

@@ -34,12 +34,13 @@ from clinrl.blocks import (
 )
 from clinrl.errors import ParamsError
 from clinrl.origins import BaseSpec, EmbeddedBase, HubBase
+from clinrl.plain_yaml import read_yaml
 from clinrl.section import (
     Name,
+    People,
     Scale,
     Section,
     known,
-    read_yaml,
     sentence,
 )
 from clinrl.task import GIVEN, get_task, task_names
@@ -82,6 +83,10 @@ class Params(Section):
     """Task to its release gate; a task without one releases nothing."""
     schedules: dict[str, Schedule] = Field(default_factory=dict)
     """Task to the schedule of its retraining."""
+    approvers: People = Field(default_factory=dict)
+    """Who may approve a release: name to public key, as one line of OpenSSH."""
+    rebuilders: People = Field(default_factory=dict)
+    """Whose word counts that they rebuilt a version: name to public key."""
 
     @model_validator(mode="after")
     def _references(self) -> "Params":
@@ -217,6 +222,11 @@ class Params(Section):
             known(f"{at}.limits", metric, metrics, f"a metric of {task}")
         if "dangerous" not in gate.limits:
             raise ParamsError(f"{at}.limits has no limit on `dangerous`; a release without one is not allowed")
+        if gate.rebuilt and gate.rebuilt.least > len(self.rebuilders):
+            raise ParamsError(
+                f"{at}.rebuilt.least is {gate.rebuilt.least}, but rebuilders lists {len(self.rebuilders)}; list more, "
+                "or ask for fewer"
+            )
 
     def _check_schedule(self, at: str, task: str, schedule: Schedule) -> None:
         known("schedules", task, self.gates, "a task with a gate")
@@ -248,10 +258,11 @@ class Params(Section):
 
     def _check_parent(self, name: str, version: VersionSpec) -> None:
         root = f"{version.task}-base"
-        family = [other for other, spec in self.versions.items() if spec.task == version.task and other != name]
-        known(
-            f"versions.{name}.parent", version.parent, [root, *family], f"another version of {version.task} or its base"
-        )
+        parent = self.versions.get(version.parent)
+        if version.parent != root and (version.parent == name or parent is None or parent.task != version.task):
+            family = [other for other, spec in self.versions.items() if spec.task == version.task and other != name]
+            allowed = [root, *family]
+            known(f"versions.{name}.parent", version.parent, allowed, f"another version of {version.task} or its base")
         self.lineage(name)
         if version.parent == root:
             return

@@ -5,7 +5,7 @@ exam does not show one. Nothing here calls two versions equal.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clinrl.baselines import BAG_OF_WORDS
 from clinrl.health import Alarm
@@ -13,6 +13,9 @@ from clinrl.records import Estimate
 from clinrl.report import COMPARED, NOTE, UNREADABLE, VIEW, EvalReport
 from clinrl.statistics import Paired
 from clinrl.task import Statistic, Task, get_task
+
+if TYPE_CHECKING:
+    from clinrl.gate import FormRow
 
 ALPHA = 0.05
 
@@ -95,7 +98,7 @@ def answers(report: EvalReport) -> str:
 def tests(paired: Sequence[Paired]) -> str:
     """A table of paired tests. `only this` and `only other` are the discordant cases b and c."""
     body = [
-        (test.other, test.metric, test.b, test.c, test.difference.n, _points(test.difference), _p(test.p))
+        (test.other, test.metric, test.b, test.c, test.difference.n, points(test.difference), _p(test.p))
         for test in paired
     ]
     return table(("against", "metric", "only this (b)", "only other (c)", "n", "difference", "p"), body)
@@ -136,7 +139,7 @@ def findings(report: EvalReport, parent: str | None) -> str:
 def verdict(test: Paired) -> str:
     """What one paired test says, and no more."""
     what = {"exact": "exact answers", "dangerous": "dangerous errors"}.get(test.metric, test.metric)
-    figures = f"{_points(test.difference)}, p {_p(test.p, relation=True)}"
+    figures = f"{points(test.difference)}, p {_p(test.p, relation=True)}"
     if test.p >= ALPHA:
         return f"no difference in {what} is shown ({figures})"
     return f"{'more' if test.b > test.c else 'fewer'} {what} ({figures})"
@@ -154,6 +157,20 @@ def between(agreement: Mapping[str, Any]) -> str:
         first = pair.removesuffix(f"_{found[COMPARED[0]].other}")
         lines.append(f"Mode {first} against mode {found[COMPARED[0]].other}: {text}.")
     return " ".join(lines) + "\n\n" + "\n\n".join(tests(list(found.values())) for found in pairs.values())
+
+
+def form(rows: Sequence["FormRow"]) -> list[dict[str, str]]:
+    """What the person sees who is asked to approve, a line for each who answered: shares, and the candidate's lead.
+
+    A lead is the candidate minus that one on the same cases; it is empty for the candidate itself.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    return [
+        {"mode": row.mode, "who": row.name, "role": row.role}
+        | {name: percent(row.metrics[name]) if name in row.metrics else "" for name in names}
+        | {f"ahead in {name}": points(row.ahead[name]) if name in row.ahead else "" for name in names}
+        for row in rows
+    ]
 
 
 def table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
@@ -181,7 +198,8 @@ def percent(estimate: Estimate) -> str:
     return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
 
 
-def _points(difference: Estimate) -> str:
+def points(difference: Estimate) -> str:
+    """A difference of two shares in percentage points with its interval."""
     return f"{100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
 
 

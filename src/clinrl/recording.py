@@ -6,14 +6,15 @@ Whatever is there stays and what is missing is added, so that the same call comp
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from clinrl import model_card, paths, served
+from clinrl import model_card, novelty, paths, served
 from clinrl.artefacts import (
     MANIFEST,
     canonical_json,
@@ -24,17 +25,18 @@ from clinrl.artefacts import (
     verified,
     write_text,
 )
-from clinrl.dataset import is_import
+from clinrl.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused
 from clinrl.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee
 from clinrl.figures import read_history
 from clinrl.health import stored as raised_in
+from clinrl.imported import is_imported
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
 from clinrl.tracking import Point, exam_metrics, file_of, known_points, log_params, log_points, points
 from clinrl.trust import lock, recount
 from clinrl.trust.folder import check, sign
-from clinrl.trust.keys import keyring, signer
+from clinrl.trust.keys import Key, Signer, listed, signer
 from clinrl_loader import NOTED, SIGNER
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ class Recorded:
     """Why it was trained although the probe or an alarm was against it; empty if nothing was."""
     alarms: str
     """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
+    keys: Mapping[str, Key]
+    """Whose signatures count."""
+    signer: Callable[[], Signer]
+    """Who signs it; no key is asked for before there is something to sign."""
 
     @property
     def digest(self) -> str:
@@ -112,10 +118,12 @@ def recorded(params: "Params", who: Examinee) -> Recorded:
         reports=reports,
         agreement=Estimate(**agreement["mode_agreement"]) if agreement else None,
         scale=manifest.spec.get("scale", params.scale),
+        signer=partial(signer, params.scale),
         dvc_stage=f"{group}@{who.name}",
         why=params.versions[who.name].why if who.name in params.versions else "",
         waiver=waiver(params, who.name),
         alarms=_alarms(who.name),
+        keys=listed(params),
     )
 
 
@@ -270,7 +278,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
             client.delete_logged_model(mine.model_id)
     model = found[0]
     ready = model.status == "READY"
-    if not ready or not _intact(client, model):
+    if not ready or not _intact(client, model, made.keys):
         _upload(client, model, made, run_id)
     if not ready:
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
@@ -285,13 +293,13 @@ def _logged_models(client: "MlflowClient", experiment: str, digest: str) -> list
     return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
 
 
-def _intact(client: "MlflowClient", model: "LoggedModel") -> bool:
+def _intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key]) -> bool:
     """Whether a model in the project's own store is as it was registered. A server's files are checked on loading."""
     folder = stored(client, model)
     if folder is None:
         return True
     try:
-        signed_by(folder)
+        signed_by(folder, keys)
     except Refused:
         return False
     return True
@@ -304,9 +312,17 @@ def stored(client: "MlflowClient", model: "LoggedModel") -> Path | None:
     return Path(unquote(urlsplit(model.artifact_location).path))
 
 
-def signed_by(folder: Path) -> str:
+def fetched(client: "MlflowClient", model: "LoggedModel", target: Path) -> Path:
+    """The folder of a model, brought from a server into a folder."""
+    from mlflow.artifacts import download_artifacts
+
+    where = f"models:/{model.model_id}"
+    return Path(download_artifacts(artifact_uri=where, dst_path=str(target), tracking_uri=client.tracking_uri))
+
+
+def signed_by(folder: Path, keys: Mapping[str, Key]) -> str:
     """Who signed a registered folder, every file of which is as it was then. Raises Refused naming what is not."""
-    who = check(folder, keyring(), but=(NOTED,))
+    who = check(folder, keys, but=(NOTED,))
     served.read(folder)
     return who
 
@@ -332,15 +348,24 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
     scratch.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=scratch) as place:
         folder = Path(place) / made.who.name
-        served.write(folder, record, model_id=model.model_id, run_id=run_id)
+        served.write(folder, record, _examined(made.who), model_id=model.model_id, run_id=run_id)
         for part, source in parts.items():
             shutil.copytree(source, folder / part, copy_function=_linked)
-        key = signer(made.scale)
+        key = made.signer()
         write_text(folder / SIGNER, f"{key.key.line}\n")
         sign(folder, key)
         if (old := stored(client, model)) is not None:  # what was put there by hand must not stay beside
             shutil.rmtree(old, ignore_errors=True)
         client.log_model_artifacts(model.model_id, str(folder))
+
+
+def _examined(who: Examinee) -> novelty.Examined | None:
+    """What is kept of the texts of an exam, as `who` sees them; nothing of imported ones."""
+    cases = list(read_cases(paths.cases(who.exam), who.task))
+    if any(map(is_imported, cases)):
+        return None
+    texts = [[*novelty.strings(who.sees(case).facts.model_dump(mode="json"))] for case in cases]
+    return novelty.learn(texts, [case.group for case in cases])
 
 
 def _linked(source: str, target: str) -> None:

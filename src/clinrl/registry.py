@@ -10,15 +10,17 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths, validate
 from clinrl.artefacts import digest, exclusive
 from clinrl.errors import RegistryError
 from clinrl.evaluate import examinee
-from clinrl.recording import DIGEST, MERGED, Recorded, fill, logged_model, recorded
+from clinrl.recording import DIGEST, MERGED, Recorded, fetched, fill, logged_model, recorded, signed_by, stored
 from clinrl.records import Manifest, Strict
 from clinrl.section import NAME, did_you_mean, shown
+from clinrl.served import read
 from clinrl.tracking import (
     Clash,
     asked,
@@ -29,6 +31,7 @@ from clinrl.tracking import (
     store,
     writing,
 )
+from clinrl.trust.keys import listed
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -163,6 +166,28 @@ def holder(model: str, alias: str) -> Entry | None:
             return None
         version = client.get_model_version(model, aliases[alias])
         return _entry(version, aliases) if _counts(version) else None
+
+
+def intact(params: "Params", entry: Entry) -> None:
+    """Refuse a registered model that is not as somebody signed it whose key counts, or that holds another adapter.
+
+    The whole folder is read, from a server too. Raises SignatureError or ArtefactError naming the file, RegistryError
+    if there is no folder.
+    """
+    with asked() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
+        version = client.get_model_version(entry.model, str(entry.number))
+        model = client.get_logged_model(version.model_id)
+        folder = stored(client, model) or fetched(client, model, Path(scratch))
+        if not folder.is_dir():
+            raise RegistryError(
+                f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"
+            )
+        signed_by(folder, listed(params))
+        if (found := read(folder).digest) != entry.digest:
+            raise RegistryError(
+                f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
+                f"`clinrl register {entry.name}`"
+            )
 
 
 def tag(entry: Entry, tags: Mapping[str, str]) -> None:

@@ -3,26 +3,31 @@
 A version or a merge; adapters and full models have a champion each.
 
 What is decided is written to the audit file before anything is renamed, and what was renamed after it. A promotion
-holds only for the adapter, and against the champion, that its decision was about; without a decision and a named
-approver nothing moves.
+holds only for the adapter, and against the champion, that its decision was about; without a decision and the signature
+of somebody who may approve nothing moves. What is decided upon is held against dvc.lock, what is promoted against its
+signature in the registry.
 """
 
 import math
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import artefacts, gate, ledger, paths, registry
+from clinrl import artefacts, baselines, gate, ledger, paths, registry
+from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluate import examinee, load_sitting, unanswered
 from clinrl.gate import Decision
 from clinrl.recording import waiver
-from clinrl.records import Estimate
+from clinrl.records import Case, Estimate
 from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
 from clinrl.statistics import DIGITS, bootstrap
+from clinrl.trust import approval as approvals
+from clinrl.trust import lock, rebuilt
+from clinrl.trust.keys import listed, signer
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -37,10 +42,11 @@ def decide(params: "Params", name: str) -> Decision:
 
     The same question asked again adds no line to the audit file. Raises GateError if the task has no gate,
     RegistryError if the version was never registered, and ArtefactError if it and the champion did not sit the same
-    exam in the same modes.
+    exam in the same modes, or if something of either is not what dvc.lock records or what its transcripts say.
     """
     model = registry.model_of(params, name)
     entry = registry.find(model, name, digest=_answered_by(paths.graded(name)))
+    registry.intact(params, entry)
     decision = judge(params, name, registry.holder(model, CHAMPION))
     if entry.digest != decision.candidate_digest:
         raise GateError(
@@ -52,23 +58,25 @@ def decide(params: "Params", name: str) -> Decision:
         told = [line.body for line in lines if line.kind == "decision"]
         return next((b for b in reversed(told) if b["candidate_digest"] == entry.digest), None) == body
 
-    ledger.append(paths.ledger(), "decision", body, unless=is_told)
-    registry.tag(entry, {"gate": "passed" if decision.promote else "refused", "decision": artefacts.digest(body)})
+    _write(params, "decision", body, unless=is_told)
+    registry.tag(entry, {"gate": "passed" if decision.promote else "refused", "decision": decision.digest})
     if not decision.promote and CANDIDATE in entry.aliases:
         registry.point(model, CANDIDATE, None)
     return decision
 
 
 def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
-    """The decision on a version or a merge, from graded answers. Writes nothing; raises as `decide` does.
+    """The decision on a version or a merge, from what its transcripts say. Writes nothing; raises as `decide` does.
 
-    A full model is held against its version too, since that is what was approved.
+    A full model is held against its version too, since that is what was approved. The simple policies are computed
+    here, from the cases of the exam and of the training.
     """
     task = examinee(params, name).task.name
     if task not in params.gates:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := waiver(params, name):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
+    lock.demand(params, name)
     who, cases, blank = unanswered(params, name)
 
     def sittings(other: str, folder: Path) -> dict[str, Sitting]:
@@ -76,20 +84,33 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
 
     rivals = {}
     if champion is not None:
-        rivals["the champion"] = sittings(champion.name, _champions_answers(champion))
+        rivals["the champion"] = sittings(champion.name, _champions_answers(params, champion))
     if name in params.merges.folds:
         version = params.merges.folds[name].version
         rivals[version] = sittings(version, paths.graded(version))
+    digest = _answered_by(paths.graded(name))
     return gate.decide(
         who.task,
         params.gates[who.task.name],
         params.scale,
         sittings(name, paths.graded(name)),
         rivals,
+        baselines.answers(who.task, cases, _training(params, name)),
         model=registry.model_of(params, name),
-        digest=_answered_by(paths.graded(name)),
+        digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
+        rebuilders=rebuilt.count(params, name, digest) if params.gates[who.task.name].rebuilt else (),
     )
+
+
+def _training(params: "Params", name: str) -> list[Case]:
+    """The training cases of a version, or of the versions that a merge is made of: what the bag of words learns from.
+
+    Raises ArtefactError if they are missing or altered.
+    """
+    data = dict.fromkeys(params.versions[part].data for part in params.parts(name))
+    task = examinee(params, name).task
+    return [case for one in data for case in read_cases(paths.cases(one), task)]
 
 
 def gain(params: "Params", name: str) -> Estimate | None:
@@ -104,7 +125,7 @@ def gain(params: "Params", name: str) -> Estimate | None:
     who, cases, blank = unanswered(params, name)
     mine, theirs = (
         [load_sitting(other, like, cases, folder) for like in blank.values()]
-        for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(champion)))
+        for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(params, champion)))
     )
 
     def cost(sittings: Sequence[Sitting], i: int) -> float:
@@ -115,37 +136,72 @@ def gain(params: "Params", name: str) -> Estimate | None:
     return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)
 
 
-def promote(params: "Params", name: str, *, approver: str, decision: Decision) -> Entry:
+def promote(
+    params: "Params", name: str, *, decision: Decision, approval: Mapping[str, Any], approved: str = ""
+) -> Entry:
     """Make a version or a merge the champion of its registered model, and the champion before it `previous`.
 
+    `approval` is the signed approval of the decision (`clinrl.trust.approval`), or of the decision whose digest is
+    `approved`: that on the very version that was folded, whose approval holds for its full model too.
+
     Promoting the champion again changes nothing. Raises GateError if the decision is negative, is about another
-    adapter, or was made against another champion than there now is, if `approver` is no name, or if the audit file
-    does not know how the champion became what it is; Busy if another promotion is under way. The champion is then
-    what it was.
+    adapter, or was made against another champion than there now is, or if the audit file does not know how the champion
+    became what it is; SignatureError if nobody who may approve signed, or if the registered model is not what was
+    signed; Busy if another promotion is under way. The champion is then what it was.
     """
     model = registry.model_of(params, name)
-    who = named(approver)
+    about = approved or decision.digest
+    who = named(approvals.approver_of(approval, about, listed(params)))
     with artefacts.exclusive(_lock(model)):
         entry = registry.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
             raise GateError(f"{name} may not be promoted: {decision.reasons[0]}")
         if (decision.candidate, decision.candidate_digest) != (name, entry.digest):
             raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
+        if approved:
+            _check_folded(params, name, approved)
         before = registry.holder(model, CHAMPION)
         if before is not None and before.digest == entry.digest:
-            return _completed(before)
+            return _completed(params, before)
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
             raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
-        digest = artefacts.digest(decision.model_dump(mode="json"))
-        body = {"model": model, **_name(entry), "decision": digest, "approver": who}
-        ledger.append(paths.ledger(), "approval", body, unless=lambda lines: _last_about(model, lines) == body)
-        registry.tag(entry, {"approver": who, "decision": digest, "gate": "passed"})
+        registry.intact(params, entry)
+        answers = artefacts.identity(artefacts.read_manifest(paths.graded(name)))
+        body = {"model": model, **_name(entry), "decision": decision.digest, "approver": who, "answers": answers}
+        body |= {"approved": about, "approval": dict(approval)}
+        _write(params, "approval", body, unless=lambda lines: _last_about(model, lines) == body)
+        registry.tag(entry, {"approver": who, "decision": decision.digest, "gate": "passed"})
         _keep_answers(name, entry.digest)
         if before is not None:
             registry.point(model, PREVIOUS, before)
         registry.point(model, CHAMPION, entry)
-        return _completed(entry)
+        return _completed(params, entry)
+
+
+def approval_of(params: "Params", champion: Entry) -> tuple[dict[str, Any], str]:
+    """The approval that made a version champion, and the digest of the decision that it is about.
+
+    Raises GateError if the audit file has none.
+    """
+    for line in reversed(_lines(params)):
+        if line.kind == "approval" and _is_of(line, champion):
+            return line.body["approval"], line.body["approved"]
+    raise GateError(f"{paths.ledger()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
+
+
+def _check_folded(params: "Params", fold: str, approved: str) -> None:
+    """Refuse the approval of a decision that is not about the version of which a full model is made."""
+    version = params.merges.folds[fold].version if fold in params.merges.folds else ""
+    made_of = artefacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
+    for line in _lines(params):
+        if line.kind == "decision" and artefacts.digest(line.body) == approved:
+            if (line.body["candidate"], line.body["candidate_digest"]) == (version, made_of):
+                return
+            raise GateError(f"the approval is of {line.body['candidate']}, of which {fold} is not made; approve {fold}")
+    raise GateError(
+        f"{paths.ledger()} has no decision {approved[:16]}, so nobody knows what was approved; decide again"
+    )
 
 
 def settle(params: "Params", name: str) -> None:
@@ -156,50 +212,56 @@ def settle(params: "Params", name: str) -> None:
     model = registry.model_of(params, name)
     with artefacts.exclusive(_lock(model)):
         if (champion := registry.holder(model, CHAMPION)) is not None and champion.name == name:
-            _completed(champion)
+            _completed(params, champion)
 
 
-def _completed(entry: Entry) -> Entry:
+def _completed(params: "Params", entry: Entry) -> Entry:
     """The champion, after what a kill may have left out: its line in the audit file, and that it is no candidate."""
-    model, lines = entry.model, ledger.read(paths.ledger())
-    if champion_told(model, lines) != entry.digest:
-        approvals = [line.body for line in lines if line.kind == "approval"]
-        mine = [body for body in approvals if (body["model"], body["digest"]) == (model, entry.digest)]
+    model, lines = entry.model, _lines(params)
+    last = _last_line(model, lines)
+    # Of a registry that was lost, the audit file knows the champion already: the new approval needs its promotion too.
+    is_open = last is not None and last.kind == "approval" and last.body["digest"] == entry.digest
+    if is_open or champion_told(model, lines) != entry.digest:
+        approved = [line.body for line in lines if line.kind == "approval"]
+        mine = [body for body in approved if (body["model"], body["digest"]) == (model, entry.digest)]
         if not mine:
             raise GateError(
                 f"{entry.name} is the champion of {model}, but {paths.ledger()} knows of no approval: somebody moved "
                 "the name by hand; move it back in MLflow, or give it to nobody, and promote with `clinrl promote`"
             )
-        ledger.append(
-            paths.ledger(), "promotion", mine[-1], unless=lambda now: champion_told(model, now) == entry.digest
-        )
+
+        def is_told(now: Sequence[ledger.Entry]) -> bool:
+            after = _last_line(model, now)
+            return after is not None and after.kind != "approval" and champion_told(model, now) == entry.digest
+
+        _write(params, "promotion", mine[-1], unless=is_told)
     if (candidate := registry.holder(model, CANDIDATE)) is not None and candidate.digest == entry.digest:
         registry.point(model, CANDIDATE, None)
     return registry.holder(model, CHAMPION) or entry
 
 
-def refuse(decision: Decision, reason: str) -> None:
+def refuse(params: "Params", decision: Decision, reason: str) -> None:
     """Write down that a version or a merge was not approved: a no, or no answer in time. The champion stays."""
-    digest = artefacts.digest(decision.model_dump(mode="json"))
-    body = {"model": decision.model, "version": decision.candidate, "decision": digest, "reason": reason}
-    ledger.append(paths.ledger(), "refusal", body)
+    body = {"model": decision.model, "version": decision.candidate, "decision": decision.digest, "reason": reason}
+    _write(params, "refusal", body)
 
 
-def rollback(model: str, *, approver: str) -> Entry:
+def rollback(params: "Params", model: str, *, approver: str) -> Entry:
     """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
 
     The same call completes one that was killed half way. Raises GateError if there is no previous champion, if the
-    audit file does not know that it ever was one, or if `approver` is no name; Busy as `promote` does.
+    audit file does not know that it ever was one, or if `approver` is no name; SignatureError if this machine's key is
+    not that person's; Busy as `promote` does.
     """
     who = named(approver)
     with artefacts.exclusive(_lock(model)):
         now, before = registry.holder(model, CHAMPION), registry.holder(model, PREVIOUS)
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
-        lines = ledger.read(paths.ledger())
+        lines = _lines(params)
         if (_last_about(model, lines) or {}).get("digest") == now.digest:  # a promotion, perhaps cut short at its end
-            now = _completed(now)
-            lines = ledger.read(paths.ledger())
+            now = _completed(params, now)
+            lines = _lines(params)
         told = champion_told(model, lines)
         if told not in (None, now.digest):  # the names moved, wholly or in part, and the audit file was not told
             former = next((entry for entry in registry.entries(model) if entry.digest == told), None)
@@ -212,10 +274,12 @@ def rollback(model: str, *, approver: str) -> Entry:
             raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
         if before.digest not in _champions_told(model, lines):
             raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
+        body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": who}
+        body["approval"] = approvals.given(params, artefacts.digest(body), who)
+        registry.intact(params, before)
         registry.point(model, CHAMPION, before)
         registry.point(model, PREVIOUS, now)
-        body = {"model": model, "from": _name(now), "to": _name(before), "approver": who}
-        ledger.append(paths.ledger(), "rollback", body)
+        _write(params, "rollback", body)
         return registry.holder(model, CHAMPION) or before
 
 
@@ -242,28 +306,56 @@ def _champions_told(model: str, lines: Sequence[ledger.Entry]) -> list[str]:
     return [str(body["digest"]) for body in held]
 
 
+def _lines(params: "Params") -> list[ledger.Entry]:
+    return ledger.read(paths.ledger(), listed(params))
+
+
+def _write(params: "Params", kind: ledger.Kind, body: dict[str, Any], **unless: Any) -> None:
+    ledger.append(paths.ledger(), kind, body, signer=signer(params.scale), keys=listed(params), **unless)
+
+
 def _last_about(model: str, lines: Sequence[ledger.Entry]) -> dict[str, Any] | None:
-    """The last line that moved, or was to move, the champion's name of a model."""
+    """What the last line says that moved, or was to move, the champion's name of a model."""
+    last = _last_line(model, lines)
+    return None if last is None else last.body
+
+
+def _last_line(model: str, lines: Sequence[ledger.Entry]) -> ledger.Entry | None:
     kinds = ("approval", "promotion", "rollback")
-    return next((line.body for line in reversed(lines) if line.kind in kinds and line.body["model"] == model), None)
+    return next((line for line in reversed(lines) if line.kind in kinds and line.body["model"] == model), None)
 
 
 def _name(entry: Entry) -> dict[str, Any]:
     return {"version": entry.name, "number": entry.number, "digest": entry.digest}
 
 
-def _champions_answers(champion: Entry) -> Path:
+def _champions_answers(params: "Params", champion: Entry) -> Path:
     """The folder of the champion's answers: the graded ones, or those kept when it was promoted.
 
-    Raises ArtefactError if its name stands for another adapter by now and nothing was kept here.
+    Raises ArtefactError if its name stands for another adapter by now and nothing was kept here, or if the answers are
+    neither those that dvc.lock records nor those that were there when it was promoted.
     """
-    for folder in (paths.graded(champion.name), paths.champions_answers(champion.digest)):
-        if folder.exists() and _answered_by(folder) == champion.digest:
+    graded, kept = paths.graded(champion.name), paths.champions_answers(champion.digest)
+    told = {line.body["answers"] for line in _lines(params) if line.kind == "approval" and _is_of(line, champion)}
+    for folder in (graded, kept):
+        if not folder.exists() or _answered_by(folder) != champion.digest:
+            continue
+        recorded = {out["path"]: out["md5"] for entry in lock.read().values() for out in entry.get("outs", ())}
+        is_recorded = folder == graded and recorded.get(str(graded)) == lock.md5(graded)
+        if is_recorded or artefacts.identity(artefacts.verified(folder)) in told:
             return folder
+        raise ArtefactError(
+            f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.ledger()} know; "
+            f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
+        )
     raise ArtefactError(
-        f"{paths.graded(champion.name)} was answered by another adapter than the champion {champion.name}; bring the "
+        f"{graded} was answered by another adapter than the champion {champion.name}; bring the "
         f"champion's parameters back, run `dvc repro evaluate@{champion.name}`, and give what is new a name of its own"
     )
+
+
+def _is_of(line: ledger.Entry, champion: Entry) -> bool:
+    return (line.body["model"], line.body["digest"]) == (champion.model, champion.digest)
 
 
 def _keep_answers(name: str, digest: str) -> None:

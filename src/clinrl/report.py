@@ -108,6 +108,8 @@ class Sitting:
     answers: Sequence[Any]
     under: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Answers to the cases as other views show them, by view; as given, where a case has no such view."""
+    clusters: Sequence[str] | None = None
+    """The cluster of each case, for intervals; None where cases are by themselves."""
 
 
 def compare(a: Sitting, b: Sitting, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:

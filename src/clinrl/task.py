@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -161,6 +162,8 @@ class Task(Protocol):
     """What a summary shows, in order: names of `metrics` and `qualities`, and `no_parse` and `clipped`."""
     row_metrics: tuple[str, ...]
     """Names of `metrics` that a row of the comparison table shows."""
+    form_metrics: tuple[str, ...]
+    """The shares among `metrics` that a person sees who is asked to approve a version, `exact` first."""
     slice_measures: tuple[str, ...]
     """What each slice shows, `exact` and `dangerous` first: metrics, and qualities that ask no model."""
     views: Mapping[str, Callable[[AnyCase], AnyCase | None]]
@@ -291,7 +294,8 @@ def get_task(name: str) -> Task:
     return task
 
 
-def task_names() -> list[str]:
-    """The names of all task folders, sorted."""
+@cache
+def task_names() -> tuple[str, ...]:
+    """The names of all task folders, sorted. Looked up once: params.yaml may name hundreds of versions."""
     package = importlib.import_module("clinrl.tasks")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg))

@@ -83,6 +83,17 @@ def file_of(uri: str) -> Path | None:
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
 
 
+def application(file: Path) -> Any:
+    """MLflow's server over a prepared SQLite store and the artefacts beside it: ASGI, and without any password."""
+    from mlflow.server import constants
+
+    os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = f"{SQLITE}{file.absolute()}"
+    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = (file.absolute().parent / BESIDE).as_uri()
+    from mlflow.server.fastapi_app import app
+
+    return app
+
+
 @contextmanager
 def asked() -> Iterator["MlflowClient"]:
     """The client of the store. Whatever it refuses in this block becomes a RegistryError of one sentence."""

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clinrl import ledger, paths, registry
+import examined
+from clinrl import artefacts, ledger, paths, registry
 from clinrl import release as releases
 from clinrl.errors import GateError, Refused
 from clinrl.params import Params, load_params
+from clinrl.trust import approval as approvals
+from clinrl.trust.keys import signer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("prefect", "impatient")
@@ -30,9 +34,11 @@ def impatient(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.release.POLL_S", 0.2)
 
 
-def ended(flow: Any, *arguments: Any, **named: Any) -> Any:
-    """Run a flow and return its last state."""
-    return flow(*arguments, **named, return_state=True)
+def ended(flow: Any, of: str, approver: str | None = None) -> Any:
+    """Run a flow, approved beforehand as on the command line or by nobody, and return its last state."""
+    if approver is not None:
+        flow = import_module(flow.fn.__module__).approved_by(approver)
+    return flow(of, return_state=True)
 
 
 def edit(change: Callable[[Any], None]) -> None:
@@ -95,7 +101,7 @@ def add_v3(content: Any) -> None:
 def promoted(version: str, approver: str = "Ada Lovelace") -> None:
     """Make a registered version the champion without a flow."""
     decision = releases.decide(load_params(), version)
-    releases.promote(load_params(), version, approver=approver, decision=decision)
+    examined.promote(load_params(), version, approver, decision)
 
 
 def test_a_version_is_built_registered_and_shown(project: Path) -> None:
@@ -295,7 +301,7 @@ def test_what_was_rolled_back_is_not_promoted_again_by_itself(project: Path) -> 
 
     promoted("v1")
     promoted("v2")
-    releases.rollback("esi", approver="Grace Hopper")
+    releases.rollback(load_params(), "esi", approver="Grace Hopper")
     state = ended(retrain, "esi", "Ada Lovelace")
     assert (state.name, champion()) == ("Nothing to do", "v1")
     assert "v2 was rolled back by Grace Hopper" in state.message
@@ -316,16 +322,24 @@ def test_nobody_to_ask_is_said_and_nothing_is_promoted(project: Path, monkeypatc
 
 
 def answering(**said: Any) -> threading.Thread:
-    """Answer the next run that pauses, from another thread, as a person does on its page."""
+    """Answer the next run that pauses, from another thread, as a person does on its page; with `signed`, as one who has
+    a key here."""
     from prefect.client.schemas.objects import StateType
     from prefect.flow_runs import resume_flow_run
 
     def wait_and_answer() -> None:
-        resume_flow_run(wait_for_run(StateType.PAUSED), run_input=said)
+        run = wait_for_run(StateType.PAUSED)
+        resume_flow_run(run, run_input=said | ({"token": token(said["approver"])} if said.pop("signed", False) else {}))
 
     thread = threading.Thread(target=wait_and_answer)
     thread.start()
     return thread
+
+
+def token(approver: str) -> str:
+    """What `clinrl approve` prints for the last decision."""
+    told = [line.body for line in ledger.read(paths.ledger()) if line.kind == "decision"]
+    return approvals.token(artefacts.digest(told[-1]), approver, signer("embedded"))
 
 
 def wait_for_run(kind: Any) -> Any:
@@ -359,11 +373,20 @@ def artifacts() -> dict[str, Any]:
             {"approve": False, "approver": "Ada Lovelace", "note": "not this week"},
             "Ada Lovelace said no: not this week",
         ),
-        ({"approve": True, "approver": " "}, "the answer was yes, but without a name"),
+        (
+            {"approve": True, "approver": " "},
+            "the answer was yes, but a promotion needs the name of the person who approves it, 2 to 80 characters; "
+            "nothing moved",
+        ),
+        (
+            {"approve": True, "approver": "Drive By", "token": "c2lnbmVk"},
+            "the answer was yes, but this token is no approval of this decision by anybody who is listed; `clinrl "
+            "approve DECISION --as NAME` makes one",
+        ),
         ({}, "somebody said no"),
     ],
 )
-def test_a_no_and_a_yes_without_a_name_change_nothing(project: Path, said: dict[str, Any], why: str) -> None:
+def test_a_no_and_a_yes_without_a_name_or_a_token_change_nothing(project: Path, said: dict[str, Any], why: str) -> None:
     from flows.release import release
 
     thread = answering(**said)
@@ -377,7 +400,7 @@ def test_a_no_and_a_yes_without_a_name_change_nothing(project: Path, said: dict[
 def test_a_person_approves_on_the_page_of_the_run(project: Path) -> None:
     from flows.release import release
 
-    thread = answering(approve=True, approver="Ada Lovelace")
+    thread = answering(approve=True, approver="Ada Lovelace", signed=True)
     assert ended(release, "v2").message == "v2 is the champion of esi; v2-full is the champion of esi-merged"
     thread.join()
     assert registry.find("esi", "champion").tags["approver"] == "Ada Lovelace"
@@ -416,8 +439,9 @@ def test_a_champion_of_meanwhile_stays(project: Path) -> None:
         from prefect.flow_runs import resume_flow_run
 
         run = wait_for_run(StateType.PAUSED)
+        signed = token("Ada Lovelace")
         promoted("v1")
-        resume_flow_run(run, run_input={"approve": True, "approver": "Ada Lovelace"})
+        resume_flow_run(run, run_input={"approve": True, "approver": "Ada Lovelace", "token": signed})
 
     thread = threading.Thread(target=promote_another)
     thread.start()
@@ -438,7 +462,7 @@ def command(*words: str) -> "subprocess.Popen[str]":
     """A flow as a person starts it, in a process of its own, recorded by the server of these tests."""
     from prefect.settings import PREFECT_API_URL
 
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     program = [sys.executable, "-c", INTERRUPTIBLE, sys.executable, "-m", *words]
     return subprocess.Popen(program, env=env, stderr=subprocess.PIPE, text=True)
 

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from clinrl import ledger, paths
+from clinrl import artefacts, child, ledger, paths
 from clinrl.errors import Refused
 from clinrl.params import load_params
-from flows import child, servers
+from clinrl.trust import approval
+from clinrl.trust.keys import signer
+from flows import servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +41,7 @@ def eventually(what: str, found: Callable[[], Any], within_s: float = 120) -> An
 
 def serve(*words: str) -> "subprocess.Popen[str]":
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-    env |= {"PYTHONPATH": str(ROOT), "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+    env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
     return subprocess.Popen([sys.executable, "-m", "flows.serve", *words], env=env, stderr=subprocess.PIPE, text=True)
 
 
@@ -90,8 +92,11 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(served: Se
 
         eventually("the question", lambda: state("Paused"))
         schema = eventually("the form", lambda: client.read_flow_run_input(run.id, "paused-1-schema"))
-        assert {"approve", "approver", "note"} <= set(str(schema).replace("'", '"').split('"'))
-        resume_flow_run(run.id, run_input={"approve": True, "approver": "Ada Lovelace", "note": "fine"})
+        assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
+        decision = next(line.body for line in reversed(ledger.read(paths.ledger())) if line.kind == "decision")
+        token = approval.token(artefacts.digest(decision), "Ada Lovelace", signer("embedded"))
+        said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
+        resume_flow_run(run.id, run_input=said)
         eventually("the end", lambda: state("Completed"))
         keys = {artifact.key for artifact in client.read_artifacts()}
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys

@@ -422,6 +422,9 @@ def test_what_reports_show_is_defined(name: str) -> None:
     assert not set(task.metrics) & set(task.qualities)
     assert set(task.headline) <= {*task.metrics, *task.qualities, "no_parse", "clipped"}
     assert set(task.row_metrics) <= set(task.metrics)
+    assert task.form_metrics[0] == "exact"
+    assert "dangerous" in task.form_metrics
+    assert all(isinstance(task.metrics[name], Share) for name in task.form_metrics)
     assert len(set(task.headline)) == len(task.headline)
 
 

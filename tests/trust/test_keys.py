@@ -52,6 +52,16 @@ def test_a_missing_key_is_made_once_at_scale_embedded(checkout: Path, capsys: py
     assert not first.key.verifies(DATA, b"no signature")
 
 
+def test_a_kill_between_the_halves_of_a_key_is_mended(checkout: Path) -> None:
+    key = keys.signer("embedded").key
+    keys.PUBLIC.unlink()
+    assert keys.signer("embedded").key == key
+    assert keys.keyring() == {keys.OURS: key}
+    keys.PRIVATE.unlink()
+    with pytest.raises(SignatureError, match=r"the private key of .*signing\.pub is not here"):
+        keys.signer("embedded")
+
+
 def test_full_scale_makes_no_key_by_itself(checkout: Path) -> None:
     with pytest.raises(SignatureError, match="no signing key; set CLINRL_SIGNING_KEY"):
         keys.signer("full")

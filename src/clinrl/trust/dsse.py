@@ -15,22 +15,30 @@ from clinrl_loader import opened as read
 if TYPE_CHECKING:
     from clinrl.trust.keys import Key, Signer
 
-__all__ = ["LARGEST", "PAYLOAD_TYPE", "STATEMENT", "envelope", "opened", "pae"]
+__all__ = ["LARGEST", "PAYLOAD_TYPE", "STATEMENT", "covered", "envelope", "opened", "pae", "sealed"]
 
 
-def envelope(statement: dict[str, Any], signer: "Signer") -> dict[str, Any]:
-    """A statement, signed. Its payload is canonical JSON. Raises SignatureError if there is no signature."""
-    payload = canonical_json(statement).encode()
+def covered(statement: Mapping[str, Any]) -> bytes:
+    """The bytes that the signature of a statement is over. Its payload is canonical JSON."""
+    return pae(PAYLOAD_TYPE, _payload(statement))
+
+
+def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
+    """A statement, signed. Raises SignatureError if there is no signature."""
+    return sealed(statement, signer.key, signer.sign(covered(statement)))
+
+
+def sealed(statement: Mapping[str, Any], key: "Key", signature: bytes) -> dict[str, Any]:
+    """The envelope of a statement and a signature that a key made over it."""
     return {
-        "payload": base64.b64encode(payload).decode(),
+        "payload": base64.b64encode(_payload(statement)).decode(),
         "payloadType": PAYLOAD_TYPE,
-        "signatures": [
-            {
-                "keyid": signer.key.fingerprint,
-                "sig": base64.b64encode(signer.sign(pae(PAYLOAD_TYPE, payload))).decode(),
-            }
-        ],
+        "signatures": [{"keyid": key.fingerprint, "sig": base64.b64encode(signature).decode()}],
     }
+
+
+def _payload(statement: Mapping[str, Any]) -> bytes:
+    return canonical_json(statement).encode()
 
 
 def opened(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, Any]]:

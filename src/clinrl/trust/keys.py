@@ -24,6 +24,7 @@ from clinrl_loader import KIND
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
+    from clinrl.params import Params
     from clinrl.section import Scale
 
 T = TypeVar("T")
@@ -117,19 +118,41 @@ def signer(scale: "Scale") -> Signer:
     return found
 
 
+def init() -> Key:
+    """Make this checkout's key and keep it in .clinrl/keys. If the environment names a key that is elsewhere, only its
+    public half is kept. Raises SignatureError if there is one already: nothing is overwritten."""
+    if (elsewhere := _elsewhere()) is not None:
+        if PUBLIC.exists() and _read_public(PUBLIC) != elsewhere.key:
+            raise SignatureError(f"{PUBLIC} is the key of this checkout, and another one; move it away yourself")
+        publish(elsewhere.key)
+        return elsewhere.key
+    found = made()
+    if found is None:
+        raise SignatureError(f"{PRIVATE} exists and is not overwritten; what it signed would count no longer")
+    return found.key
+
+
 def made() -> Signer | None:
-    """A new key in .clinrl/keys, or None if there is one already, which stays."""
+    """A new key in .clinrl/keys, or None if there is one already, which stays.
+
+    Raises SignatureError if this checkout's key is elsewhere: signatures of another one would not count.
+    """
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     with _writing():
         if PRIVATE.exists():
             return None
+        if PUBLIC.exists():
+            raise SignatureError(
+                f"the private key of {PUBLIC} is not here; name it in CLINRL_SIGNING_KEY or CLINRL_SIGNING_KEY_FILE, "
+                "or move that file away for a new key"
+            )
         private = generate_private_key(SECP256R1())
         text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         found = _holding(private)
-        _write(PUBLIC, f"{found.key.line}\n".encode(), 0o644)  # first: a private key is never without its public half
         _write(PRIVATE, text, 0o600)
+        _write(PUBLIC, f"{found.key.line}\n".encode(), 0o644)  # after a kill before this, `signer` does it
         return found
 
 
@@ -167,16 +190,29 @@ def keyring() -> dict[str, Key]:
     return found | ({OURS: _read_public(PUBLIC)} if PUBLIC.exists() else {})
 
 
+def listed(params: "Params") -> dict[str, Key]:
+    """Whose signatures count in the project: approvers and rebuilders of params.yaml, and this checkout's keyring."""
+    people = {**params.rebuilders, **params.approvers}
+    return {**people, **keyring()}
+
+
 def _configured() -> Signer | None:
     """The key that the environment names, or that of .clinrl/keys; None if there is none."""
+    return _elsewhere() or (_of_file(PRIVATE) if PRIVATE.exists() else None)
+
+
+def _elsewhere() -> Signer | None:
+    """The key that the environment names, if it names one."""
     text, named = os.environ.get("CLINRL_SIGNING_KEY", ""), os.environ.get("CLINRL_SIGNING_KEY_FILE", "")
     if text.strip() == AGENT:
         return _of_agent()
     if text.strip():
         return _loaded(text.encode(errors="replace"), "CLINRL_SIGNING_KEY")
-    path = Path(named) if named else PRIVATE
-    if not named and not path.exists():
-        return None
+    return _of_file(Path(named)) if named else None
+
+
+def _of_file(path: Path) -> Signer:
+    """The key of a file that nobody else may read. Raises SignatureError."""
     try:
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())

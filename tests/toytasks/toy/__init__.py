@@ -141,6 +141,7 @@ class Toy:
     qualities: Mapping[str, Any] = {"similarity": Quality(of=_similarity, worse="lower", asks=_encoded)}
     headline = ("exact", "dangerous", "agreement", "similarity", "no_parse")
     row_metrics = ("exact", "agreement")
+    form_metrics = ("exact", "dangerous")
     slice_measures = ("exact", "dangerous")
     views: Mapping[str, Any] = {"no-evidence": bare}
     slices: Mapping[str, Any] = {"rule": lambda case: case.key.rule}

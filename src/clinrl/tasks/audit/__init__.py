@@ -64,6 +64,7 @@ class Audit:
         "recall_temporal", "recall_window", "recall_override", *quality.QUALITIES, "no_parse", "clipped",
     )  # fmt: skip
     row_metrics = ("exact", "dangerous", "f_beta", "sensitivity", "specificity", "recall_override")
+    form_metrics = ("exact", "dangerous")
     slice_measures = ("exact", "dangerous", "f_beta", "specificity", "detection")
     terms = rewards.TERMS
     views: Mapping[str, Callable[[AuditCase], AuditCase | None]] = MappingProxyType({})

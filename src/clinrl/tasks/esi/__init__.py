@@ -90,6 +90,7 @@ class Esi:
     qualities: Mapping[str, Quality] = MappingProxyType({})
     headline = ("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", "no_parse", "clipped")
     row_metrics = ("exact", "adjacent", "dangerous")
+    form_metrics = ("exact", "critical_under", "dangerous")
     slice_measures = ("exact", "dangerous")
     views: Mapping[str, Callable[[EsiCase], EsiCase | None]] = MappingProxyType({})
     cluster: Callable[[EsiCase], str] | None = None

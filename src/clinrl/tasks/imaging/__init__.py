@@ -110,6 +110,7 @@ class Imaging:
         *quality.QUALITIES, "no_parse", "clipped",
     )  # fmt: skip
     row_metrics = ("exact", "macro_f1", "weighted_f1", "balanced_accuracy", "dangerous", "over_use", "under_use")
+    form_metrics = ("exact", "dangerous", "over_use", "under_use")
     slice_measures = ("exact", "dangerous")
     terms = rewards.TERMS
     views: Mapping[str, Callable[[ImagingCase], ImagingCase | None]] = MappingProxyType(

@@ -4,16 +4,21 @@ An episode is over when the audit is handed in, when the limit of calls is reach
 are no more calls. Then, and not before, it is scored, by the function that scores every other transcript.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import islice
 from secrets import randbits
 from typing import Any, Final
 from uuid import uuid4
 
+from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from openenv.core.env_server import Environment, create_fastapi_app
-from openenv.core.env_server.types import EnvironmentMetadata
+from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
 from pydantic import ValidationError
+from starlette.responses import JSONResponse
 
+from clinrl.fence import Fence, Limits, said
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import AuditCase, cases
 from clinrl.tasks.audit.env import CLOSED, AuditEnv, calls_for, perform
@@ -23,13 +28,25 @@ from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, Audi
 
 SESSIONS: Final = 64
 """How many sessions a server has room for unless it is told otherwise. Each is a thread."""
+LIMITS: Final = Limits(body_bytes=64 * 1024, request_s=30.0, idle_s=600.0)
+"""What a client may take. A call has a few hundred bytes and a score is there in milliseconds."""
+
+
+class Impossible(ValueError):
+    """A reset that asks for what does not exist, or is not open."""
 
 
 def _start(options: Mapping[str, Any]) -> Start:
     try:
         return Start.model_validate(options)
     except ValidationError as wrong:  # OpenEnv's client would show its title alone
-        raise ValueError("; ".join(f"{one['loc'][0]}: {one['msg']}" for one in wrong.errors())) from None
+        raise Impossible(_sentence(wrong.errors())) from None
+
+
+def _sentence(errors: Collection[Any]) -> str:
+    """What pydantic found, without the input, which may be long."""
+    named = (f"{'.'.join(map(str, one['loc']))[:80] or 'message'}: {one['msg'][:200]}" for one in errors)
+    return "; ".join(islice(named, 5))
 
 
 def drawn(start: Start) -> AuditCase:
@@ -44,8 +61,10 @@ class AuditEnvironment(Environment):  # type: ignore[misc]  # OpenEnv is an extr
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, open_exam: bool = False) -> None:
+        """`open_exam`: whether a reset may name the pool `exam`."""
         super().__init__()
+        self._open_exam = open_exam
         self._env = AuditEnv()
         self._case: AuditCase | None = None
         self._limit = 0
@@ -55,9 +74,11 @@ class AuditEnvironment(Environment):  # type: ignore[misc]  # OpenEnv is an extr
     def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> AuditObservation:
         """Start an episode, and say what there is to do. `options`: as in `Start`.
 
-        Raises ValueError for what is no option or no value of one; the episode before goes on then.
+        Raises Impossible for what is no option or no value of one; the episode before goes on then.
         """
         start = _start({"seed": seed, **options})
+        if start.pool == "exam" and not self._open_exam:
+            raise Impossible("pool: the exam is closed; whoever serves it opens it with --open-exam")
         case = drawn(start)
         self._env.reset(case)
         self._case, self._malformed = case, 0
@@ -113,17 +134,31 @@ class AuditEnvironment(Environment):  # type: ignore[misc]  # OpenEnv is an extr
         return found.total
 
 
-def application(sessions: int = SESSIONS) -> Any:
-    """The ASGI application, with room for so many sessions at once."""
-    return create_fastapi_app(
-        AuditEnvironment,
+def application(sessions: int = SESSIONS, *, names: Collection[str] = (), open_exam: bool = False) -> Fence:
+    """The ASGI application, with room for so many sessions at once.
+
+    `names`: what it may be called by, beside localhost and its address.
+    """
+    app = create_fastapi_app(
+        partial(AuditEnvironment, open_exam=open_exam),
         AuditAction,
         AuditObservation,
-        max_concurrent_envs=sessions,
+        concurrency_config=ConcurrencyConfig(max_concurrent_envs=sessions, session_timeout=LIMITS.idle_s),
         env_name=TASK.name,
         state_cls=AuditState,
         mode="simulation",
     )
+    for kind in (Impossible, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _in_a_sentence)
+    return Fence(app, names=names, limits=LIMITS)
+
+
+async def _in_a_sentence(_: Request, error: Exception) -> JSONResponse:
+    """What was wrong with a request, without a traceback and without the request in it."""
+    if isinstance(error, HTTPException):
+        detail = error.detail
+        return said(error.status_code, detail if isinstance(detail, str) else _sentence(detail))
+    return said(422, _sentence(error.errors()) if isinstance(error, RequestValidationError) else str(error))
 
 
 app = application()

@@ -1,0 +1,75 @@
+"""What a client needs to be let in by the servers of `make serve`: made once, and readable by their owner alone.
+
+Never on a command line, which every user of a machine can list, and never in a log.
+"""
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from clinrl.errors import Refused
+
+FOLDER = Path(".clinrl/servers")
+FILE = FOLDER / "credentials.env"
+"""Lines of NAME=value that a shell can read, under the names that Prefect's and MLflow's clients look for."""
+USER = "clinrl"
+BYTES = 32
+"""Of randomness in each password."""
+
+
+class Credentials(NamedTuple):
+    """The variables that let a client in, in the order of the file."""
+
+    PREFECT_API_AUTH_STRING: str
+    MLFLOW_TRACKING_USERNAME: str
+    MLFLOW_TRACKING_PASSWORD: str
+
+    @property
+    def mlflow(self) -> str:
+        """MLflow's user and password in one."""
+        return f"{self.MLFLOW_TRACKING_USERNAME}:{self.MLFLOW_TRACKING_PASSWORD}"
+
+
+def new() -> Credentials:
+    """Credentials that nobody knows yet."""
+    return Credentials(f"{USER}:{secrets.token_urlsafe(BYTES)}", USER, secrets.token_urlsafe(BYTES))
+
+
+def kept() -> Credentials:
+    """The credentials of this project, made if there are none.
+
+    Raises Refused if others than the owner can read the file, or if it was edited into something else.
+    """
+    private_folder()
+    if not FILE.exists():
+        _write(new())
+    found = FILE.stat()
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise Refused(f"{FILE} can be read by others than you; delete it, and the next `make serve` makes another")
+    values = dict(line.split("=", 1) for line in FILE.read_text(encoding="utf-8").splitlines() if "=" in line)
+    if values.keys() != set(Credentials._fields) or not all(values.values()):
+        raise Refused(f"{FILE} was edited; delete it, and the next `make serve` makes another")
+    return Credentials(**values)
+
+
+def private_folder() -> None:
+    """See that the folder of credentials and logs is there and its owner's alone."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    FOLDER.chmod(0o700)
+
+
+def _write(credentials: Credentials) -> None:
+    """Put a whole file in place, unless another process was quicker."""
+    lines = "".join(f"{name}={value}\n" for name, value in credentials._asdict().items())
+    partial = FILE.with_name(f"{FILE.name}.partial-{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(lines)
+    try:
+        FILE.hardlink_to(partial)
+    except FileExistsError:
+        return
+    finally:
+        partial.unlink()

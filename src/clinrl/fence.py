@@ -1,0 +1,170 @@
+"""The fence around a server: which requests reach it, and which are refused before it sees them.
+
+A page of any origin can make the browser of whoever opens it send requests to this machine, and by a name of its own
+that resolves to this machine (DNS rebinding) it can read the answers too. So a request must be addressed to one of the
+server's own names, may come from no page but the server's own, and carries the password where there is one.
+"""
+
+import asyncio
+import base64
+import hmac
+from collections.abc import Collection
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class Limits(NamedTuple):
+    """What one request or session may take."""
+
+    body_bytes: int
+    request_s: float
+    """Seconds from the request's head to the end of its answer."""
+    idle_s: float
+    """Seconds that a WebSocket may be silent."""
+
+
+class Fence:
+    """An ASGI application in front of another."""
+
+    def __init__(
+        self, app: ASGIApp, *, names: Collection[str] = (), login: str | None = None, limits: Limits | None = None
+    ) -> None:
+        """`names`: of this server, beside localhost and the address that was connected to. `login`: `user:password`."""
+        self._app = app
+        self._names = {"localhost", *(name.lower() for name in names)}
+        self._login = login
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif refusal := self._refusal(scope):
+            await refusal(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._app(scope, self._impatient(receive, send), send)
+        else:
+            await self._within_limits(scope, receive, _confined(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_own(hosts[0], scope):
+            return said(403, "The Host header names no server here.")
+        if not _is_from_own_page(scope["type"] == "http" and scope["method"] in ("GET", "HEAD"), headers, hosts[0]):
+            return said(403, "A page of another origin may not ask this server.")
+        if self._login is not None and not _knows(self._login, headers.get("authorization", "")):
+            refused = said(401, "This server asks for a user and a password.")
+            refused.headers["www-authenticate"] = 'Basic realm="clinrl", charset="UTF-8"'
+            return refused
+        return None
+
+    def _is_own(self, host: str, scope: Scope) -> bool:
+        """Whether a Host header names this server. An address cannot be rebound; of names, only its own are taken."""
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            return False
+        return name is not None and (name in self._names or name == (scope.get("server") or ("",))[0])
+
+    async def _within_limits(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._limits is None:
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def noting(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(self._limits.request_s):
+                body = await _read(receive, self._limits.body_bytes)
+                if body is None:
+                    refusal = said(413, f"A request may have {self._limits.body_bytes:,} bytes.")
+                    await refusal(scope, receive, noting)
+                else:
+                    await self._app(scope, _replayed(body, receive), noting)
+        except TimeoutError:
+            if not started:
+                await said(408, f"A request may take {self._limits.request_s:g} seconds.")(scope, receive, send)
+
+    def _impatient(self, receive: Receive, send: Send) -> Receive:
+        """A WebSocket's messages, which ends it when none comes for too long."""
+        limits = self._limits
+        if limits is None:
+            return receive
+
+        async def receive_in_time() -> Message:
+            try:
+                async with asyncio.timeout(limits.idle_s):
+                    return await receive()
+            except TimeoutError:
+                code = 1001  # going away
+                await send({"type": "websocket.close", "code": code, "reason": f"silent for {limits.idle_s:g} s"})
+                return {"type": "websocket.disconnect", "code": code}
+
+        return receive_in_time
+
+
+def said(status: int, sentence: str) -> JSONResponse:
+    """A refusal as JSON, in the form in which FastAPI says its own."""
+    return JSONResponse({"detail": sentence}, status)
+
+
+def _is_from_own_page(is_read: bool, headers: Headers, host: str) -> bool:
+    """Whether a request comes from a page of the same origin, from an address bar or link, or from no browser.
+
+    A browser sends Origin with whatever changes something, and Sec-Fetch-Site with everything.
+    """
+    origins = headers.getlist("origin")
+    if any(origin.lower() not in (f"http://{host}".lower(), f"https://{host}".lower()) for origin in origins):
+        return False
+    if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return True
+    opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    return is_read and opened  # a link to this server; not a frame, an image or a script on somebody's page
+
+
+def _knows(login: str, authorization: str) -> bool:
+    scheme, _, given = authorization.partition(" ")
+    expected = base64.b64encode(login.encode()).decode()
+    return scheme.lower() == "basic" and hmac.compare_digest(given.strip().encode(), expected.encode())
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
+    """The whole body, or None as soon as it is longer than `most` bytes."""
+    chunks, size = [], 0
+    while True:
+        message = await receive()
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > most:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """A request whose body was read already."""
+    left = [body]
+
+    async def replay() -> Message:
+        return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
+
+    return replay
+
+
+def _confined(send: Send) -> Send:
+    """Pages that no other origin may show in a frame, where a click could be stolen, and that report to none."""
+
+    async def confine(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["content-security-policy"] = "frame-ancestors 'self'; connect-src 'self'"
+        await send(message)
+
+    return confine

@@ -1,0 +1,214 @@
+"""The served audit and whoever means it ill: odd requests, long ones, pages of other origins, too many sessions."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import httpx
+import psutil
+import pytest
+
+pytest.importorskip("openenv", reason="OpenEnv is an optional extra")
+
+from starlette.testclient import TestClient
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from clinrl import cli
+from clinrl.tasks.audit.served.models import CASES
+
+REQUESTS = 300
+COST_S = 1.0
+"""Seconds of processor time that any request may cost the server. A busy machine answers later, and no dearer."""
+
+
+class Served(NamedTuple):
+    """Where a server is, and what it has written to its log so far."""
+
+    url: str
+    log: Path
+    process: psutil.Process
+
+    def cost_s(self) -> float:
+        """Seconds of processor time that it has taken since it started."""
+        spent = self.process.cpu_times()
+        return spent.user + spent.system
+
+    @property
+    def socket(self) -> str:
+        return f"{self.url.replace('http', 'ws')}/ws"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    command = [sys.executable, "-m", "clinrl", "openenv", "audit", "--port", "0", "--sessions", "3"]
+    log = tmp_path_factory.mktemp("served") / "log"
+    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield Served(server.stdout.readline().strip(), log, psutil.Process(server.pid))
+        finally:
+            server.terminate()
+
+
+def odd(rng: Random, depth: int = 0) -> Any:
+    """A JSON value that nobody asked for."""
+    kinds = ["null", "bool", "int", "float", "text", *(["list", "dict"] if depth < 3 else [])]
+    match rng.choice(kinds):
+        case "null":
+            return None
+        case "bool":
+            return rng.random() < 0.5
+        case "int":
+            return rng.choice([0, -1, 1, CASES - 1, CASES, 10_000, 2**63, -(2**70), 10**300])
+        case "float":
+            return rng.choice([0.5, -0.0, 1e308, float("nan"), float("inf")])
+        case "text":
+            return rng.choice(["", "easy", "exam", "A1", "\x00", "\ud800", "é" * 500, "{}", "../..", "approve", "<b>"])
+        case "list":
+            return [odd(rng, depth + 1) for _ in range(rng.randrange(4))]
+        case _:
+            return {rng.choice(FIELDS): odd(rng, depth + 1) for _ in range(rng.randrange(5))}
+
+
+FIELDS = (
+    "seed",
+    "level",
+    "pool",
+    "index",
+    "episode_id",
+    "action",
+    "tool",
+    "arguments",
+    "timeout_s",
+    "data",
+    "type",
+    "x",
+)
+PATHS = (
+    "/reset", "/reset", "/reset", "/step", "/step", "/mcp", "/state", "/schema", "/audit/tasks", "/audit/task",
+    "/audit/num_tasks", "/audit/task_range", "/audit/splits", "/nothing", "/ws",
+)  # fmt: skip
+
+
+def body(rng: Random) -> bytes:
+    """The body of a request: options, nearly right or not at all, or no JSON."""
+    chosen = rng.random()
+    if chosen < 0.1:
+        return rng.choice([b"", b"{", b"\xff\xfe", b"[" * 30_000, b'{"seed":' * 5_000, b"1" * 5_000, b"x" * 70_000])
+    if chosen < 0.6:
+        good = {"seed": 1, "level": "easy", "pool": "train", "index": 0, "action": {"tool": "approve", "arguments": {}}}
+        value = good | {rng.choice(FIELDS): odd(rng)}
+    else:
+        value = odd(rng)
+    return json.dumps(value).encode()
+
+
+def test_no_request_breaks_the_server_or_keeps_it_busy(server: Served) -> None:
+    rng = Random(7)
+    seen: set[int] = set()
+    dearest = 0.0
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for _ in range(REQUESTS):
+            method, path, content = rng.choice(["POST", "POST", "POST", "GET", "PUT"]), rng.choice(PATHS), body(rng)
+            kind = rng.choice(["application/json", "application/json", "text/plain", "multipart/form-data", ""])
+            before = server.cost_s()
+            answer = client.request(method, path, content=content, headers={"Content-Type": kind})
+            dearest = max(dearest, server.cost_s() - before)
+            seen.add(answer.status_code)
+            assert answer.status_code < 500 or answer.status_code == 501, (method, path, content[:300], answer.text)
+            if answer.status_code >= 400 and answer.status_code not in (404, 405):
+                assert isinstance(answer.json()["detail"], str), (path, answer.text)
+                assert len(answer.content) < 2_000
+    assert {200, 413, 422} <= seen
+    assert dearest < COST_S
+    assert server.log.read_text() == ""
+
+
+def test_no_message_breaks_a_session_for_others(server: Served) -> None:
+    rng = Random(8)
+    socket = connect(server.socket)
+    for _ in range(REQUESTS):
+        kind = rng.choice(["reset", "step", "state", "mcp", "close", "", 3])
+        message = json.dumps({"type": kind, "data": odd(rng)} if rng.random() < 0.8 else odd(rng))
+        before = server.cost_s()
+        try:
+            socket.send(message if rng.random() < 0.95 else rng.choice(["{", "[" * 20_000, "x" * 70_000, "\x00"]))
+            socket.recv(timeout=60)
+        except ConnectionClosed:
+            socket = connect(server.socket)
+        assert server.cost_s() - before < COST_S
+    socket.close()
+    assert "Traceback" not in server.log.read_text()
+    assert httpx.post(f"{server.url}/reset", json={"seed": 1}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"index": CASES}, "index: Input should be less than 200"),
+        ({"index": 10_000}, "index: Input should be less than 200"),
+        ({"seed": -1}, "body.seed: Input should be greater than or equal to 0"),
+        ({"level": "extreme", "index": "x"}, "level: String should match pattern"),
+        ({"levle": "easy"}, "levle: Extra inputs are not permitted"),
+        ({"pool": "exam"}, "pool: the exam is closed; whoever serves it opens it with --open-exam"),
+    ],
+)
+def test_a_reset_that_asks_for_too_much_is_refused_at_once(
+    server: Served, options: dict[str, Any], sentence: str
+) -> None:
+    before = server.cost_s()
+    answer = httpx.post(f"{server.url}/reset", json=options)
+    assert server.cost_s() - before < COST_S
+    assert (answer.status_code, answer.json()["detail"].startswith(sentence)) == (422, True), answer.text
+
+
+def test_the_last_case_is_served_in_time(server: Served) -> None:
+    before = server.cost_s()
+    options = {"seed": 3, "index": CASES - 1, "level": "published"}
+    assert httpx.post(f"{server.url}/reset", json=options, timeout=60).status_code == 200
+    assert server.cost_s() - before < COST_S
+
+
+def test_the_exam_is_opened_on_purpose_and_loudly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda served, sockets: opened.append(served.config.app))
+    assert cli.main(["openenv", "audit", "--port", "0", "--open-exam"]) == 0
+    assert capsys.readouterr().err.startswith("clinrl: THE EXAM IS OPEN: ")
+    with TestClient(opened[0], base_url="http://localhost") as client:
+        assert client.post("/reset", json={"pool": "exam", "seed": 1}).status_code == 200
+
+
+def test_pages_of_other_origins_and_other_names_are_refused(server: Served) -> None:
+    for headers in ({"Origin": "http://127.0.0.1:1"}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "same-site"}):
+        assert httpx.post(f"{server.url}/reset", json={}, headers=headers).status_code == 403
+    with pytest.raises(InvalidStatus, match="HTTP 403"):
+        connect(server.socket, additional_headers={"Origin": "http://evil.example"})
+
+
+def test_sessions_beyond_the_limit_are_told_so_and_come_in_when_one_has_ended(server: Served) -> None:
+    held = [connect(server.socket) for _ in range(3)]
+    for socket in held:
+        socket.send('{"type": "state"}')
+        assert json.loads(socket.recv())["type"] == "state"
+    with connect(server.socket) as one_more:
+        refusal = json.loads(one_more.recv(timeout=5))
+        assert (refusal["type"], refusal["data"]["code"]) == ("error", "CAPACITY_REACHED")
+    held.pop().close()
+    deadline = time.monotonic() + 10
+    while True:
+        with connect(server.socket) as again:
+            again.send('{"type": "state"}')
+            if json.loads(again.recv(timeout=5))["type"] == "state":
+                break
+        assert time.monotonic() < deadline
+    for socket in held:
+        socket.close()
+    assert "Traceback" not in server.log.read_text()
