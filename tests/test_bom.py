@@ -1,6 +1,7 @@
 """The bill of materials of the release, and that of one version."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,10 +110,20 @@ def test_a_weakness_that_nobody_mends_is_told_with_what_is_done_about_it(bill: d
     assert told["analysis"]["detail"]
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Params]:
+    folder = tmp_path_factory.mktemp("examined")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder, examined.build({"v1": [1], "v2": examined.RIGHT, "v2-full": examined.RIGHT})
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+def project(built: tuple[Path, Params], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """A copy of the built project, free to be damaged."""
+    shutil.copytree(built[0], tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    return examined.build({"v1": [1], "v2": examined.RIGHT, "v2-full": examined.RIGHT})
+    return built[1]
 
 
 def test_a_version_names_its_base_its_ancestors_its_data_and_what_serving_needs(project: Params) -> None:
