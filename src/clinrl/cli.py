@@ -177,6 +177,25 @@ def parser() -> argparse.ArgumentParser:
         stage_parser = command(name, stage.help, _wrapped(stage.description), stage.examples)
         stage_parser.add_argument("name", metavar=stage.argument, help=f"a {stage.argument.lower()} of params.yaml")
 
+    command(
+        "check",
+        "check params.yaml",
+        _wrapped(
+            "Reads params.yaml within limits of size, depth and length, and checks every name, value and reference. "
+            "Says nothing, or what is wrong first. `make demo`, `make test` and the flows do this before DVC reads it."
+        ),
+        "clinrl check\nclinrl check --params trial.yaml",
+    )
+    stage_of = command(
+        "stage",
+        "run the stage of dvc.yaml that has this address",
+        _wrapped(
+            "What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part of a shell's "
+            "line. The stage `params` checks params.yaml and writes data/reports/params.json."
+        ),
+        "clinrl stage train@esi-v46\nclinrl stage params",
+    )
+    stage_of.add_argument("address", metavar="ADDRESS", help="a stage of dvc.yaml, such as train@esi-v46")
     plan = command(
         "plan",
         "show the versions and which of their stages are up to date",
@@ -213,12 +232,15 @@ def parser() -> argparse.ArgumentParser:
             "every file with dvc.lock. Exit code 0: all equal; 1: not."
         ),
         "clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
-        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep",
+        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep\nclinrl verify esi-v49 --attest",
     )
     verify.add_argument("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK")
     verify.add_argument("--hash-seed", type=_natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild")
     verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
+    verify.add_argument(
+        "--attest", action="store_true", help="if all are equal, sign that into data/attestations with your key"
+    )
     verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     openenv = command(
         "openenv",
@@ -456,6 +478,7 @@ def _run(arguments: argparse.Namespace) -> int:
             hash_seed=arguments.hash_seed,
             threads=arguments.threads,
             keep=arguments.keep,
+            attest=arguments.attest,
             as_json=arguments.json,
         )
         return verdict
@@ -471,9 +494,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command in ("keys", "approve"):
         signed: int = getattr(import_module("clinrl.trust.desk"), arguments.command)(arguments)
         return signed
+    if arguments.command == "stage":
+        stages = import_module("clinrl.stages")
+        if arguments.address == stages.FIRST:
+            stages.prove(arguments.params)
+            return 0
+        arguments.command, arguments.name = stages.command_of(arguments.address)
     from clinrl.params import load_params
 
     params = load_params(arguments.params)
+    if arguments.command == "check":
+        return 0
     if arguments.command == "plan":
         import_module("clinrl.plan").stage(params, arguments.version, as_json=arguments.json)
         return 0

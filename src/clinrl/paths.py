@@ -20,6 +20,11 @@ def import_record(data: str) -> Path:
     return cases(data) / IMPORT_FILE
 
 
+def params_proof() -> Path:
+    """Proof that params.yaml was checked: a constant, which every stage depends on."""
+    return Path("data/reports/params.json")
+
+
 def data_proof(data: str) -> Path:
     """Proof that a data set passed validation; exists only on success."""
     return Path("data/reports/data") / f"{data}.json"
@@ -108,6 +113,11 @@ def merged(name: str) -> Path:
 def champions_answers(digest: str) -> Path:
     """The graded answers of a champion, by the identity of its adapter, for comparison with whoever comes next."""
     return Path(".clinrl/champions") / digest[:32]
+
+
+def attestations(name: str) -> Path:
+    """Signed statements of others that they rebuilt a version or a merge; in git, one file a key."""
+    return Path("data/attestations") / name
 
 
 def ledger() -> Path:
