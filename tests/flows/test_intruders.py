@@ -22,7 +22,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from clinrl.errors import Refused
-from flows import child, credentials, servers
+from clinrl import child
+from flows import credentials, servers
 
 ROOT = Path(__file__).parents[2]
 OWN = "/api/2.0/mlflow"
