@@ -35,8 +35,8 @@ check: $(READY) ## formatting, lint, types
 bench: $(READY) ## measure time and memory; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py
 
-faults: $(READY) ## kill the training of the real series, and the flows, at ten moments each; takes half an hour
-	@$(BIN)/python -m pytest -m faults -o addopts='' -s tests/faults
+faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour
+	@$(BIN)/python tests/faults/run.py
 
 lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--upgrade-package trl" takes a newer one
 	@$(BIN)/python -m clinrl.pins $(LOCK)

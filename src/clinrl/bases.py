@@ -10,10 +10,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism, paths
+from clinrl import determinism, opening, paths
 from clinrl.artefacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
 from clinrl.errors import ArtefactError, Refused
+from clinrl.records import Message
 from clinrl.task import get_task
+from clinrl.turns import render
 
 if TYPE_CHECKING:
     from clinrl.origins import HubBase, HubModel
@@ -128,7 +130,10 @@ def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = 
 def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
     """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
     verified(folder)
-    model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
+    with opening.refused(folder, "model"):
+        model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
+        for thinking in (True, False):  # a template may be as hostile as a pickle, and is run at every prompt
+            render(tokenizer, [Message(role="user", content="?")], thinking)
     return model.train(for_training), tokenizer
 
 

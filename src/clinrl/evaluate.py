@@ -445,17 +445,15 @@ def _models(who: Examinee) -> dict[str, str]:
 
 def open_sampler(params: "Params", who: Examinee) -> Sampler:
     """What answers as `who`, its model loaded. Settles the process for equal answers."""
-    from clinrl import bases, determinism
+    from clinrl import bases, determinism, opening
 
     determinism.settle(SEED)
     if (who.folder / "config.json").exists():
         return TransformersSampler(*bases.open_base(who.folder, for_training=False))
     qlora = bool(read_manifest(who.folder).spec.get("qlora", False))
     model, tokenizer = bases.load(params, who.task.name, for_training=False, qlora=qlora)
-    if (who.folder / "adapter_config.json").exists():
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(who.folder)).eval()
+    if (who.folder / opening.CONFIG).exists():
+        model = opening.adapted(model, who.folder).eval()
     return TransformersSampler(model, tokenizer)
 
 

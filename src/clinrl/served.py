@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import BaseModel, ValidationError
 
 import clinrl_loader
-from clinrl import bases, determinism, novelty
+from clinrl import bases, determinism, novelty, opening
 from clinrl.artefacts import canonical_json, identity, read_manifest, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.records import Strict, Unreadable, said
@@ -194,9 +194,7 @@ def load(path: str) -> "Answerer":
         )
     model, tokenizer = bases.open_base(folder / (MERGED if served.form == "merged" else BASE), for_training=False)
     if served.form == "adapter":
-        from peft import PeftModel
-
-        model = PeftModel.from_pretrained(model, str(folder / ADAPTER)).eval()
+        model = opening.adapted(model, folder / ADAPTER).eval()
     return Answerer(served, task, TransformersSampler(model, tokenizer), novelty.read(folder / EXAMINED))
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from clinrl import opening
 from clinrl.blocks import Phase
 from clinrl.errors import DataError, TrainingError
 from clinrl.feedback import Reader, phase_metrics, reward_function
@@ -70,7 +71,7 @@ def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> A
         )
         adapted = get_peft_model(model, config)
     else:
-        adapted = PeftModel.from_pretrained(model, parent, is_trainable=True)
+        adapted = opening.adapted(model, parent, is_trainable=True)
         held, saved = adapter_state(adapted), load_file(parent / WEIGHTS)
         if held.keys() != saved.keys() or not all(torch.equal(held[name], saved[name]) for name in saved):
             raise TrainingError(f"the adapter in memory is not that of {parent}: was the base replaced by another?")

@@ -7,7 +7,6 @@ same. It holds no times and no hosts: the same stage on the same inputs says the
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clinrl.artefacts import MANIFEST, sha256_file, write_json
 from clinrl.errors import ArtefactError, Refused, SignatureError
+from clinrl.stages import FIRST, command_of
 from clinrl.trust import dsse, lock
 from clinrl.trust.keys import keyring, signer
 
@@ -127,14 +127,12 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
 def _found(command: str, name: str, params: dict[str, Any], stages: dict[str, Any]) -> Stage | None:
     for group, block in stages.items():
         for address, template, scope in _stages(group, block, params):
-            line = _filled(template["cmd"], scope)
-            words = shlex.split(line) if isinstance(line, str) else []
-            if words[-2:] == [command, name] and "clinrl" in words:
+            if address != FIRST and command_of(address) == (command, name):
                 keys = _filled(template.get("params", []), scope)
                 outs = [template.get(kind, []) for kind in ("outs", "metrics", "plots")]
                 return Stage(
                     address=address,
-                    command=line,
+                    command=template["cmd"],
                     deps=_paths(_filled(template.get("deps", []), scope)),
                     params={key: _value(key, params) for key in keys},
                     outs=[path for entries in outs for path in _paths(_filled(entries, scope))],

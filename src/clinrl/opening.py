@@ -1,0 +1,66 @@
+"""Models and adapters that somebody else may have made: opened, or refused in one sentence.
+
+What libraries raise on a damaged or a hostile file is of any kind; here it becomes a refusal that names the folder.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from clinrl.errors import ArtefactError
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+KIND = "LORA"
+
+
+@contextmanager
+def refused(folder: Path | str, what: str) -> Iterator[None]:
+    """Raise ArtefactError, naming the folder, for whatever a library raises in this block. A full disk stays one."""
+    from jinja2 import TemplateError
+    from safetensors import SafetensorError
+
+    kinds = (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError, RecursionError)
+    try:
+        yield
+    except (*kinds, ImportError, MemoryError, OSError, SafetensorError, TemplateError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        said = " ".join(str(error).split())[:160]
+        reason = f"{type(error).__name__}: {said}" if said.isprintable() else type(error).__name__
+        raise ArtefactError(
+            f"{folder} holds no {what} that can be opened ({reason}); restore or rebuild it, or take another"
+        ) from error
+
+
+def adapted(model: Any, folder: Path, *, is_trainable: bool = False) -> Any:
+    """A model with the LoRA adapter of a folder on it.
+
+    Raises ArtefactError if the folder holds no LoRA adapter, if it does not fit the model, or if a weight is no finite
+    number: such an adapter answers nothing, and takes its time for that.
+    """
+    with refused(folder, "adapter"):
+        _check(folder)
+        from peft import PeftModel
+
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=is_trainable)
+
+
+def _check(folder: Path) -> None:
+    import torch
+    from safetensors import safe_open
+
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or config.get("peft_type") != KIND or config.get("auto_mapping"):
+        raise ValueError(f"{CONFIG} is not that of a LoRA adapter")
+    rank = config.get("r")
+    if not isinstance(rank, int) or not 0 < rank <= 4096:
+        raise ValueError(f"the rank r in {CONFIG} is no whole number from 1 to 4096")
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"{WEIGHTS} is missing")
+    with safe_open(folder / WEIGHTS, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118  it is no mapping
+            if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
+                raise ValueError(f"tensor {name[:80]} holds what is no finite number")
