@@ -6,14 +6,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help demo serve test slow check bench faults
+.PHONY: help demo serve test slow check bench faults lock bom
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
-	@$(RUN) dvc repro evaluate@esi-v49
+	@$(RUN) CLINRL_STARTER=$$PPID dvc repro evaluate@esi-v49
 	@$(BIN)/python -m clinrl.series
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them
@@ -36,10 +36,17 @@ bench: $(READY) ## measure time and memory; writes data/reports/bench.json
 faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour
 	@$(BIN)/python tests/faults/run.py
 
-# uv installs in seconds what pip installs in minutes. It does not read pip's configuration, so an index and a folder
-# of wheels that pip knows are passed on (that folder is where a CPU build of torch may lie). Where uv fails, pip does it,
-# without the extra openenv: pip cannot leave out what uv is told to leave out in pyproject.toml.
-$(READY): pyproject.toml constraints.txt
+lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--upgrade-package trl" takes a newer one
+	@$(BIN)/python -m clinrl.pins $(LOCK)
+
+bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a release consists of
+	@$(BIN)/python -m clinrl.bom
+
+# Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
+# the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,
+# pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. uv does not read pip's
+# configuration, so an index and a folder of wheels that pip knows are passed on.
+$(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -47,6 +54,13 @@ $(READY): pyproject.toml constraints.txt
 	index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || true)}"; \
 	if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
 	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
-	$(BIN)/pip install -q uv && $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt -e ".[dev,openenv,reward-models]" \
-	|| $(BIN)/pip install -q -c constraints.txt -e ".[dev,reward-models]"
+	hashed="-q --no-deps --require-hashes"; \
+	sed -nE '/^(setuptools|uv)==/,/[^\\]$$/p' constraints.txt > $(VENV)/first.txt; \
+	$(BIN)/pip install $$hashed -r $(VENV)/first.txt; \
+	install() { \
+	  torch=constraints-torch.txt; \
+	  if "$$@" $$hashed --dry-run -r constraints-torch-cpu.txt >/dev/null 2>&1; then torch=constraints-torch-cpu.txt; fi; \
+	  "$$@" $$hashed --no-build-isolation -r constraints.txt -r $$torch && "$$@" -q --no-deps --no-build-isolation -e .; \
+	}; \
+	install $(BIN)/uv pip install --python $(BIN)/python || install $(BIN)/pip install
 	@touch $@

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism
+from clinrl import child, determinism
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.section import known
-from flows import child, servers
+from flows import servers
 
 if TYPE_CHECKING:
     from prefect import State

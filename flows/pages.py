@@ -116,7 +116,7 @@ def _answered(decision: "Decision", mode: str) -> list[str]:
             leads.append(name | {metric: prose.points(row.ahead[metric]) for metric in metrics})
     return [
         f"### Mode {mode}",
-        "Share of the exam's cases. In brackets: 95% interval.",
+        f"Measures as `clinrl.tasks.{decision.task}` defines them, with their 95% intervals in brackets.",
         table(shares),
         f"{decision.candidate} minus each, case by case:",
         table(leads),

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism
+from clinrl import child, determinism
 from clinrl.errors import Refused
 from clinrl.params import load_params
-from flows import child, credentials, servers
+from flows import credentials, servers
 
 if TYPE_CHECKING:
     from clinrl.params import Params

@@ -14,15 +14,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from clinrl import child
 from clinrl.errors import Refused
-from flows import child, credentials, fenced
+from flows import credentials, fenced
 
 HOST = "127.0.0.1"
 PREFECT_HOME = Path(".clinrl/prefect")
 """Prefect's database and settings. The project's own, so that another project's runs hold no slot of this one."""
 STARTUP_S = 120.0
 """Seconds that a server may take until it answers. A new database costs ten on an idle machine."""
-GRACE_S = 10.0
+GRACE_S = 4.0
 """Seconds that a server has to write down what it knows when the process that started it is gone."""
 PRIVATE = "CLINRL_PRIVATE_PREFECT"
 """Set where the Prefect server is private to this process, so that nobody can be asked anything through it."""

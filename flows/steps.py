@@ -14,10 +14,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
+from clinrl import child
 from clinrl.errors import Busy, Refused, RegistryError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
-from flows import child, runs
+from flows import runs
 
 if TYPE_CHECKING:
     from clinrl.draft import Draft

@@ -8,9 +8,9 @@ import pytest
 
 import dolls
 import examined
-from clinrl import ledger, paths, registry
-from clinrl.artefacts import digest
+from clinrl import ledger, paths, prose, registry
 from clinrl.cli import main
+from clinrl.gate import Decision
 from clinrl.params import load_params
 
 
@@ -74,23 +74,34 @@ def test_a_refused_version_says_why_and_ends_with_1(run):
     assert (code, said.startswith("clinrl: v3 may not be promoted: dangerous")) == (1, True)
 
 
-def test_what_the_approver_sees_is_printed_with_the_digest_that_is_approved(project, capsys):
+def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsys):
     main(["register", "v1"])
     capsys.readouterr()
-    assert main(["decide", "v1"]) == 0
+    assert main(["decide", "v1", "--json"]) == 0
     printed = capsys.readouterr()
-    header, *lines = (line.split("\t") for line in printed.out.split("\n\n")[1].splitlines())
-    rows = [dict(zip(header, line, strict=True)) for line in lines]
+    decision = Decision.model_validate_json(printed.out)
+    assert decision.model_dump(mode="json") in [line.body for line in ledger.read(paths.ledger())]
+    rows = prose.form(decision.rows)
     assert [row["who"] for row in rows if row["mode"] == "think"] == [
         "v1", *(f"always {level}" for level in range(1, 6)), "random", "prior-matched", "bag of words",
     ]  # fmt: skip
     assert (rows[0]["exact"], rows[0]["critical_under"]) == ("100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]")
     assert all(row["ahead in exact"].startswith("+") for row in rows if row["role"] == "simple policy")
-
-    told = [line.body for line in ledger.read(paths.ledger()) if line.kind == "decision"]
-    assert f"clinrl approve {digest(told[-1])} --as NAME" in printed.err
+    assert f"clinrl approve {decision.digest} --as NAME" in printed.err
+    main(["register", "v3"])
+    capsys.readouterr()
     assert main(["decide", "v3"]) == 1
     assert "clinrl approve" not in capsys.readouterr().err
+
+
+def test_on_a_terminal_the_form_follows_the_findings(project, capsys, monkeypatch):
+    main(["register", "v1"])
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "220")
+    main(["decide", "v1"])
+    printed = capsys.readouterr().out
+    assert printed.index("verdict") < printed.index("ahead in exact") < printed.index("prior-matched  simple policy")
 
 
 def test_a_rollback_says_that_the_full_model_is_still_champion(run):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clinrl import baselines
 from clinrl.baselines import BAG_OF_WORDS
-from clinrl.blocks import Gate, Limit
+from clinrl.blocks import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.gate import BOTH_MODES, decide
 from clinrl.records import Unreadable
@@ -71,6 +71,20 @@ def wrong(count, to=5, level=1):
             answers[i], left = to, left - 1
     assert not left
     return answers
+
+
+def test_a_gate_can_ask_for_rebuilders():
+    rules = gate()
+    asked = Gate(least_cases=10, limits=rules.limits, rebuilt=Rebuilt(least=2))
+    for rebuilders, promote in [((), False), (("b1",), False), (("b1", "b2"), True), (("b1", "b2", "b3"), True)]:
+        decision = decide(
+            TASK, asked, "embedded", both("v2", GOLDS), {}, SIMPLE, model="esi", digest="a" * 64, champion=(None, None),
+            rebuilders=rebuilders,
+        )  # fmt: skip
+        [finding] = [finding for finding in decision.findings if finding.metric == "rebuilt"]
+        assert (decision.promote, finding.passed, finding.observed) == (promote, promote, len(rebuilders))
+    assert "3 of the listed rebuilders (b1, b2, b3)" in finding.sentence
+    assert "rebuilt" not in {finding.metric for finding in judge(rules, both("v2", GOLDS)).findings}
 
 
 def test_a_perfect_candidate_without_a_champion_passes_on_the_absolute_limits_alone():

@@ -79,8 +79,8 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 LAYERS = (
-    {"errors", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "section", "sources", "statistics", "task", "turns"},
+    {"child", "errors", "paths", "records", "tables", "clinrl"},
+    {"artefacts", "determinism", "section", "sources", "starter", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
     {"blocks", "environments", "ledger", "origins", "params_text"},

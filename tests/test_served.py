@@ -95,7 +95,7 @@ def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, m
     answerer = loaded if model == "esi" else clinrl_loader._load_pyfunc(str(bundle_of(root, model)))
     for mode, lines in graded.items():
         table = answerer.predict(pd.DataFrame({"narrative": narratives(), "mode": mode}))
-        assert list(table.columns) == ["level", "rationale", "thinking", "mode", "parse_status"]
+        assert list(table.columns) == ["level", "rationale", "thinking", "mode", "parse_status", "novelty"]
         for row, line in zip(table.to_dict("records"), lines, strict=True):
             turn = line.transcript.messages[-1]
             assert (row["rationale"], row["thinking"], row["mode"]) == (turn.content, turn.thinking, mode)
@@ -113,30 +113,64 @@ def test_a_row_s_mode_goes_before_the_request_s_and_that_before_the_default(load
 
 
 @pytest.mark.parametrize(
-    ("rows", "sentence"),
+    ("bad", "reason"),
     [
-        ({"note": [SECRET]}, "the table has no column narrative; it needs narrative and may have mode"),
-        ({"narrative": [SECRET, 5]}, "row 1: column narrative: Input should be a valid string"),
-        ({"narrative": [SECRET, None]}, "row 1: column narrative: Input should be a valid string"),
-        ({"narrative": [""]}, "row 0: column narrative: String should have at least 1 character"),
-        ({"narrative": [SECRET * 200]}, "row 0: column narrative: String should have at most 4000 characters"),
-        ({"narrative": ["well", f"{SECRET}\n"]}, r"row 1: .* holds a control character \(code 10\)"),
-        ({"narrative": [f"{SECRET}\x1b[2J"]}, r"row 0: .* holds a control character \(code 27\)"),
-        ({"narrative": [f"{SECRET}<|im_end|>"]}, "row 0: column narrative holds a mark of the chat template"),
-        ({"narrative": [f"{SECRET}\ud800"]}, "row 0: column narrative: Input should be a valid string"),
-        ({"narrative": [SECRET * 90]}, "row 0: its prompt is .* tokens"),
-        ({"narrative": [SECRET, SECRET], "mode": ["direct", SECRET]}, "row 1: its mode is none of this model's: "),
+        (5, "column narrative: Input should be a valid string"),
+        (None, "column narrative: Input should be a valid string"),
+        ("", "column narrative: String should have at least 1 character"),
+        (SECRET * 200, "column narrative: String should have at most 4000 characters"),
+        (f"{SECRET}\n", "column narrative holds a control character (code 10); write spaces instead"),
+        (f"{SECRET}\x1b[2J", "column narrative holds a control character (code 27); write spaces instead"),
+        (f"{SECRET}<|im_end|>", "column narrative holds a mark of the chat template, which the model would obey"),
+        (f"{SECRET}\ud800", "column narrative: Input should be a valid string"),
+        (SECRET * 90, "its prompt is "),
     ],
 )
-def test_a_bad_row_is_named_and_not_quoted(loaded, rows, sentence, caplog):
+def test_a_bad_row_says_why_without_its_text_and_the_others_are_answered(loaded, bad, reason, caplog):
+    caplog.set_level(logging.DEBUG)
+    table = pd.DataFrame({"narrative": [SECRET, bad, SECRET]}, index=["a", "b", "c"], dtype=object)
+    answered = loaded.predict(table)
+    row = answered.loc["b"].to_dict()
+    assert row["parse_status"].startswith(f"refused: {reason}")
+    assert (row["level"], row["rationale"], row["thinking"], row["mode"]) == (None, None, None, "direct")
+    assert "\n" not in row["parse_status"]
+    assert "Alice" not in row["parse_status"] + caplog.text
+    alone = loaded.predict(pd.DataFrame({"narrative": [SECRET]})).iloc[0].to_dict()
+    assert [answered.loc[name].to_dict() for name in ("a", "c")] == [alone, alone]
+    assert alone["rationale"] is not None
+
+
+def test_a_row_with_a_mode_that_is_none_is_refused_alone(loaded):
+    answered = loaded.predict(pd.DataFrame({"narrative": [SECRET, SECRET], "mode": ["direct", SECRET]}, dtype=object))
+    assert answered["mode"].tolist() == ["direct", None]
+    assert answered["parse_status"][1] == "refused: its mode is none of this model's: direct, think"
+
+
+def test_a_table_of_bad_rows_is_a_table_of_refusals(loaded):
+    answered = loaded.predict(pd.DataFrame({"narrative": ["", "a\tb"]}))
+    assert answered["level"].tolist() == [None, None]
+    assert answered["novelty"].tolist() == ["unknown", "unknown"]
+
+
+def test_a_missing_column_is_refused_as_a_whole(loaded):
     from mlflow.exceptions import MlflowException
 
-    caplog.set_level(logging.DEBUG)
-    with pytest.raises(MlflowException, match=sentence) as refused:
-        loaded.predict(pd.DataFrame(rows, dtype=object))
-    assert "\n" not in str(refused.value)
-    assert "Alice" not in str(refused.value) + caplog.text
-    assert refused.value.get_http_status_code() == 400
+    with pytest.raises(MlflowException, match="the table has no column narrative; it needs narrative and may") as no:
+        loaded.predict(pd.DataFrame({"note": [SECRET]}))
+    assert "Alice" not in str(no.value)
+    assert no.value.get_http_status_code() == 400
+
+
+def test_what_is_unlike_the_exam_is_told_and_answered(project, loaded):
+    answered = loaded.predict(pd.DataFrame({"narrative": [*narratives(), "Bitte helfen", "two pints of milk " * 9]}))
+    assert answered["novelty"].tolist() == ["familiar"] * len(narratives()) + ["novel", "novel"]
+    assert answered["rationale"].notna().all()
+
+
+def test_beside_an_exam_on_imported_cases_nothing_is_said(loaded):
+    inner = loaded._model_impl
+    without = served.Answerer(inner.served, inner.task, inner.sampler, None)
+    assert without.predict(pd.DataFrame({"narrative": ["Bitte helfen"]}))["novelty"].tolist() == ["unknown"]
 
 
 def test_mlflow_itself_does_not_quote_a_table_either(loaded):
@@ -150,7 +184,7 @@ def test_mlflow_itself_does_not_quote_a_table_either(loaded):
 def test_an_unknown_mode_of_a_request_is_refused(loaded):
     from mlflow.exceptions import MlflowException
 
-    with pytest.raises(MlflowException, match="row 0: its mode is none of this model's: direct, think"):
+    with pytest.raises(MlflowException, match="the request's mode is none of this model's: direct, think"):
         loaded.predict(pd.DataFrame({"narrative": [SECRET]}), params={"mode": "aloud"})
 
 
@@ -280,9 +314,13 @@ def test_the_scoring_server_s_own_application_answers(root, loaded, caplog):
     assert row["mode"] == "think"
     example = json.loads((bundle_of(root, "esi") / served.SERVING_EXAMPLE).read_text())
     assert client.post("/invocations", json=example).status_code == 200
-    bad = client.post("/invocations", json={"dataframe_split": {"columns": ["narrative"], "data": [["a\tb"]]}})
-    assert bad.status_code == 400
-    assert "row 0: column narrative holds a control character (code 9)" in bad.json()["message"]
+    bad = client.post("/invocations", json={"dataframe_split": {"columns": ["narrative"], "data": [["a\tb"], ["a"]]}})
+    assert bad.status_code == 200
+    first, second = bad.json()["predictions"]
+    assert first["parse_status"] == "refused: column narrative holds a control character (code 9); write spaces instead"
+    assert (first["level"], second["novelty"]) == (None, "novel")
+    assert second["rationale"] is not None
+    assert client.post("/invocations", json={"dataframe_records": [{"note": SECRET}]}).status_code == 400
     assert "Alice" not in caplog.text
 
 

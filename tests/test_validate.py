@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl import artefacts, dataset, paths, validate
+from clinrl import artefacts, data_docs, dataset, paths, validate
 from clinrl.errors import ArtefactError, DataError
 from clinrl.params import Params
 from clinrl.records import Case
@@ -54,7 +54,7 @@ def test_pages_that_a_clone_lacks_are_written_without_touching_the_proof(sound, 
 
     validate.pages(params(), "esi-d1")
 
-    assert (docs / validate.INDEX).exists()
+    assert (docs / data_docs.INDEX).exists()
     assert len(list(docs.rglob("*.html"))) == count
     assert PROOF.stat() == proof
 
@@ -116,6 +116,17 @@ def test_the_pages_are_written(sound: Path) -> None:
     assert "esi-d1" in (pages / "index.html").read_text(encoding="utf-8")
     (rows,) = pages.glob("validations/rows/**/*.html")
     assert "spo2_pct" in rows.read_text(encoding="utf-8")
+    assert {path.suffix for path in pages.rglob("*") if path.is_file()} == {".html"}
+    for page in pages.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert f'http-equiv="Content-Security-Policy" content="{data_docs.POLICY}"' in text
+        assert not re.search(
+            r"""(?i)<(script|link|img|iframe)|\bon\w+=|\b(src|href|action)\s*=\s*["']?\s*(\w+:)?//""", text
+        )
+        assert not re.search(r"(?i)@import|url\(", text)
+        for link in re.findall(r'href="([^"#]+)', text):
+            assert (page.parent / link).resolve().is_relative_to(pages.resolve())
+            assert (page.parent / link).is_file()
 
 
 def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(

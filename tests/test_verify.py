@@ -7,12 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
 from clinrl import verify
-from clinrl.errors import ArtefactError, Refused
+from clinrl.artefacts import identity, read_manifest, sha256_file
+from clinrl.errors import ArtefactError, Refused, SignatureError
+from clinrl.trust import dsse, lock
+from clinrl.trust.keys import OURS, keyring
+from intoto import validated
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,7 +46,7 @@ stages:
         - data/reports/${key}/summary.json: {cache: false}
 """
 MAKE = """\
-import os, pathlib, sys, time
+import json, os, pathlib, sys, time
 
 stage, name = sys.argv[1:]
 folder = {"base": "data/bases", "train": "data/adapters", "evaluate": "data/reports"}[stage]
@@ -60,6 +65,9 @@ for out in outs:
         sys.exit("no adapter today")
     (out / "summary.json").write_text(text)
     (out / "constant.txt").write_text("constant\\n")
+    if stage == "train":
+        manifest = {"kind": "adapter", "name": name, "task": "esi", "task_version": 1, "spec": {}, "inputs": {}}
+        (out / "manifest.json").write_text(json.dumps(manifest | {"files": {}}))
 """
 PARAMS = """\
 scale: embedded
@@ -110,7 +118,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "dvc.yaml").write_text(STAGES)
     (folder / "make.py").write_text(MAKE)
     (folder / "params.yaml").write_text(PARAMS + "".join(VERSION.format(name=n, parent=p) for n, p in PARENTS.items()))
-    (folder / ".gitignore").write_text("/data/adapters/*\n!/data/adapters/*-base/\n")
+    (folder / ".gitignore").write_text("/.clinrl/\n/data/adapters/*\n!/data/adapters/*-base/\n")
     run("git", "init", "-q", ".", where=folder)
     run("git", "config", "user.name", "t", where=folder)
     run("git", "config", "user.email", "t@example.org", where=folder)
@@ -146,9 +154,33 @@ def test_a_deterministic_lineage_is_equal_file_by_file(project: Path, verdicts) 
     assert worktrees(project) == 1
 
 
-def test_a_file_that_changes_from_run_to_run_is_named(verdicts) -> None:
-    code, report = verdicts("moody")
+def test_an_equal_rebuild_is_attested(project: Path, verdicts) -> None:
+    assert verdicts("steady", attest=True)[0] == 0
+    [written] = (project / "data/attestations/steady").iterdir()
+    with chdir(project):
+        who, said = dsse.opened(json.loads(written.read_text()), keyring())
+    validated(said)
+    folder, told = project / "data/adapters/steady", said["predicate"]
+    assert (who, told["name"], told["equal"]) == (OURS, "steady", True)
+    assert told["identity"] == identity(read_manifest(folder))
+    subjects = {subject["name"]: subject["digest"] for subject in said["subject"]}
+    assert subjects["data/adapters/steady"] == {"dvcMd5": lock.md5(folder)}
+    assert subjects["data/adapters/steady/manifest.json"] == {"sha256": sha256_file(folder / "manifest.json")}
+    assert "data/reports/steady/summary.json" in subjects
+    shutil.rmtree(project / "data/attestations")
+
+
+def test_who_cannot_sign_hears_so_before_the_rebuild(verdicts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLINRL_SIGNING_KEY", "no key")
+    monkeypatch.setattr(verify, "_rebuild", None)
+    with pytest.raises(SignatureError, match="CLINRL_SIGNING_KEY holds no P-256 private key"):
+        verdicts("steady", attest=True)
+
+
+def test_a_file_that_changes_from_run_to_run_is_named(project: Path, verdicts) -> None:
+    code, report = verdicts("moody", attest=True)
     assert code == 1
+    assert not (project / "data/attestations").exists()
     differing = {row["file"] for row in report["files"] if row["verdict"] != "equal"}
     assert differing == {"dvc.lock", "data/adapters/moody/summary.json"}
 

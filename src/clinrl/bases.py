@@ -201,7 +201,18 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.bfloat16 if weights is hub_sized else torch.float32,
         )
-    tokenizer = reader.from_pretrained(**origin, padding_side="left")
+    try:
+        tokenizer = reader.from_pretrained(**origin, padding_side="left", trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            **origin, **weights, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+        )
+    except ValueError as error:  # the sentence is transformers' own; it has no class of its own for it
+        if "custom code" not in str(error):
+            raise
+        raise ArtefactError(
+            f"{origin['pretrained_model_name_or_path']} needs code that it brings along, and none is ever run; name a "
+            "checkpoint whose architecture transformers has"
+        ) from None
     if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
         tokenizer.pad_token = RESERVED_PAD
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -209,7 +220,6 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"the tokenizer of {origin['pretrained_model_name_or_path']} has no pad token of its own, so padding would "
             "read as the end of a turn; choose a checkpoint that has one"
         )
-    model = AutoModelForCausalLM.from_pretrained(**origin, **weights, attn_implementation="sdpa", use_safetensors=True)
     # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
     model.generation_config = GenerationConfig(
         eos_token_id=model.generation_config.eos_token_id or tokenizer.eos_token_id,

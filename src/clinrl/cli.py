@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from clinrl import __version__, determinism
+from clinrl import __version__, determinism, starter
 from clinrl.errors import ParamsError, Refused
 
 if TYPE_CHECKING:
@@ -213,12 +213,15 @@ def parser() -> argparse.ArgumentParser:
             "every file with dvc.lock. Exit code 0: all equal; 1: not."
         ),
         "clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
-        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep",
+        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep\nclinrl verify esi-v49 --attest",
     )
     verify.add_argument("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK")
     verify.add_argument("--hash-seed", type=_natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild")
     verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
+    verify.add_argument(
+        "--attest", action="store_true", help="if all are equal, sign that into data/attestations with your key"
+    )
     verify.add_argument("--json", action="store_true", help="the verdict as one JSON object")
     openenv = command(
         "openenv",
@@ -433,6 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         determinism.pin()
         arguments = parser().parse_args(argv)
+        starter.follow()
         return _run(arguments)
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
@@ -455,6 +459,7 @@ def _run(arguments: argparse.Namespace) -> int:
             hash_seed=arguments.hash_seed,
             threads=arguments.threads,
             keep=arguments.keep,
+            attest=arguments.attest,
             as_json=arguments.json,
         )
         return verdict

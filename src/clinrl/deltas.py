@@ -345,8 +345,9 @@ def _skeleton(checkpoint: Path, stored: Mapping[str, Stored]) -> tuple[Any, dict
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint))
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     transforms = get_model_conversion_mapping(model)
     renamings = [step for step in transforms if isinstance(step, WeightRenaming)]
     converters = [step for step in transforms if isinstance(step, WeightConverter)]

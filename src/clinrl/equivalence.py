@@ -90,7 +90,8 @@ def _logits(model: Path, parts: Sequence[Part], prompts: Sequence[str]) -> Itera
     import torch
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(parts[0][0] if parts and _has_tokenizer(parts[0][0]) else model)
+    folder = parts[0][0] if parts and _has_tokenizer(parts[0][0]) else model
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     loaded = _load(model, parts)
     for prompt in prompts:  # one at a time: padding would be one more difference
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"].to(loaded.device)
@@ -109,7 +110,12 @@ def _load(model: Path, parts: Sequence[Part]) -> Any:
     disable_progress_bar()
     device = _device(_dtype(model)[0])
     loaded = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float32, device_map={"": device}, use_safetensors=True, attn_implementation="sdpa"
+        model,
+        dtype=torch.float32,
+        device_map={"": device},
+        use_safetensors=True,
+        trust_remote_code=False,
+        attn_implementation="sdpa",
     )
     if parts:
         names = [f"part{number}" for number in range(len(parts))]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from clinrl.artefacts import digest as digest_of
 from clinrl.baselines import BAG_OF_WORDS
-from clinrl.blocks import Gate, Limit
+from clinrl.blocks import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.records import Estimate, Strict, Unreadable
 from clinrl.report import Sitting, between_modes, comparable, estimates
@@ -92,13 +92,15 @@ def decide(
     model: str,
     digest: str,
     champion: tuple[str, str] | tuple[None, None],
+    rebuilders: Sequence[str] = (),
 ) -> Decision:
     """Hold every limit of the gate, and the floors, against the candidate's answers, by mode, and those of each rival.
 
     `candidate` and each rival are sittings by mode; rivals are named as sentences name them ("the champion"). `simple`
     holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
-    `digest` the candidate's identity, `champion` the name and identity of its champion. Raises ArtefactError if a rival
-    sat another exam, or in other modes, if there is no answer at all, or if there is no bag of words to be beaten.
+    `digest` the candidate's identity, `champion` the name and identity of its champion, `rebuilders` who signed that
+    they built the same bytes. Raises ArtefactError if a rival sat another exam, or in other modes, if there is no
+    answer at all, or if there is no bag of words to be beaten.
     """
     first = next(iter(candidate.values()), None)
     if first is None:
@@ -119,6 +121,7 @@ def decide(
     )
     floors = chain.from_iterable(_floors(task, candidate, policy) for policy in policies.values())
     findings = [_enough(gate, first), *sorted([*limits, *floors], key=lambda finding: finding.metric != SAFETY)]
+    findings += [_rebuilt(gate.rebuilt, rebuilders)] if gate.rebuilt else []
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
     return Decision(
@@ -156,6 +159,19 @@ def _enough(gate: Gate, sitting: Sitting) -> Finding:
         observed=float(cases),
         passed=cases >= gate.least_cases,
         sentence=f"the exam has {cases} cases; the gate asks for {gate.least_cases} or more",
+    )
+
+
+def _rebuilt(asked: Rebuilt, rebuilders: Sequence[str]) -> Finding:
+    names = f" ({', '.join(rebuilders)})" if rebuilders else ""
+    return Finding(
+        metric="rebuilt",
+        mode=BOTH_MODES,
+        limit=f"min {asked.least}",
+        observed=float(len(rebuilders)),
+        passed=len(rebuilders) >= asked.least,
+        sentence=f"{len(rebuilders)} of the listed rebuilders{names} signed that they built the same bytes; the gate "
+        f"asks for {asked.least} or more",
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import artefacts, ledger, paths, registry, release
 from clinrl.dataset import is_import, read_cases
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, Refused, RegistryError
 from clinrl.evaluate import Examinee, check_apart, examinee
 from clinrl.records import Manifest, Strict
 from clinrl.trust import approval, lock
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
-"""absent: it was recorded and is not here, as in a clone. unrecorded: dvc.lock knows no run that made it. open: there is
-nothing to hold yet, as the approver of a version that nobody promoted."""
+"""absent: it was recorded and is not here, as in a clone. unrecorded: dvc.lock knows no run that made it. open: there
+is nothing to hold yet, as the approver of a version that nobody promoted."""
 
 
 class Absent(Refused):
@@ -101,24 +101,28 @@ def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") ->
     yield _link(name, "exam", lambda: _exam(params, who, artefacts.identity(made)))
     if name in params.mining:
         yield _mining(name, params.mining[name].data, artefacts.identity(made))
-    yield _locked(name, recorded, lock.exam_stage(params, name))
-    yield _link(name, "registry", lambda: _registered(params, registry.model_of(params, name), name, made))
+    yield _locked(params, name, recorded)
+    yield _registry(params, name, made)
 
 
-def _locked(name: str, recorded: "lock.Lock | ArtefactError", stage: str) -> Link:
-    """That all of a version that is here is what dvc.lock records, made of what it records."""
+def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+    """That all of a version that is here is what dvc.lock records, made of what it records.
+
+    What other versions made is theirs to answer for.
+    """
     if isinstance(recorded, ArtefactError):
         return Link(version=name, link="lock", state="unrecorded", digest="", says=str(recorded))
-    facts = lock.facts(recorded, stage)
+    others = {*params.versions, *params.merges.folds, *params.merges.blends} - {name}
+    every = lock.facts(recorded, lock.exam_stage(params, name))
+    facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
     found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
     for state in ("altered", "unrecorded", "absent"):
         if state in found:
             told: State = "broken" if state == "altered" else found[state].state  # type: ignore[assignment]
             return Link(version=name, link="lock", state=told, digest="", says=found[state].says)
-    digest = artefacts.digest({fact.path: fact.stage for fact in facts})
-    return Link(
-        version=name, link="lock", state="holds", digest=digest, says=f"{len(facts)} outputs are as dvc.lock says"
-    )
+    digest = artefacts.digest({fact.path: fact.md5 for fact in facts})
+    says = f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
+    return Link(version=name, link="lock", state="holds", digest=digest, says=says)
 
 
 def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
@@ -197,6 +201,28 @@ def _mining(name: str, data: str, adapter: str) -> Link:
         return said["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
 
     return _link(name, "mining", check)
+
+
+def _registry(params: "Params", name: str, manifest: Manifest) -> Link:
+    """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
+    model, digest = registry.model_of(params, name), artefacts.identity(manifest)
+    try:
+        registry.find(model, name, digest=digest)
+    except RegistryError as error:
+        why = str(error)
+        return _link(name, "registry", lambda: _unregistered(params, model, name, digest, why), "open")
+    return _link(name, "registry", lambda: _registered(params, model, name, manifest))
+
+
+def _unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
+    """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
+    lines = ledger.read(paths.ledger(), listed(params))
+    if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
+        return "", f"is not registered; `clinrl register {name}` does it ({why})"
+    again = f"`clinrl register {name}`"
+    if release.champion_told(model, lines) == digest:
+        again += f", then `clinrl promote {name}`, since the audit file says that it is champion"
+    raise Refused(f"the registry has lost {name}, of which {paths.ledger()} tells; run {again}")
 
 
 def _registered(params: "Params", model: str, name: str, manifest: Manifest) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism
+from clinrl import determinism, starter
 from clinrl.errors import RegistryError, masked
 from clinrl.tracking import Point, asked, known_points, log_params, log_points, points, run_of, writing
 from clinrl.train import HANDLING, LIVE, SPEC, manifest_fields
@@ -33,6 +33,8 @@ REST_S = 10.0
 """After a failure, before the server is asked again."""
 LAST_S = 5
 """What this process has left once its training has ended."""
+ALONE_S = 1
+"""What it has left once its trainer is dead."""
 HURRY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 UNTOLD = "KILLED"
 """How a run ended whose trainer was gone before it could say so."""
@@ -41,7 +43,8 @@ UNTOLD = "KILLED"
 def main(arguments: list[str]) -> int:
     """Follow the training in a folder until standard input ends, which holds MLflow's word for how the run ended."""
     folder = Path(arguments[0])
-    os.nice(19)  # the processors are the trainer's
+    os.nice(10)  # the processors are the trainer's; at 19 it would not notice its end for long
+    starter.watch(os.getppid(), _leave)
     os.environ.update(HURRY)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -122,6 +125,11 @@ def _heard(ends: int) -> str | None:
         return None
     signal.alarm(LAST_S)  # nobody waits for this process any more
     return os.read(ends, 64).decode().strip() or UNTOLD
+
+
+def _leave() -> None:
+    time.sleep(ALONE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _tell(why: str) -> None:

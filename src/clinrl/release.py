@@ -26,7 +26,7 @@ from clinrl.registry import CANDIDATE, CHAMPION, Entry
 from clinrl.report import Sitting
 from clinrl.statistics import DIGITS, bootstrap
 from clinrl.trust import approval as approvals
-from clinrl.trust import lock
+from clinrl.trust import lock, rebuilt
 from clinrl.trust.keys import listed, signer
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     if name in params.merges.folds:
         version = params.merges.folds[name].version
         rivals[version] = sittings(version, paths.graded(version))
+    digest = _answered_by(paths.graded(name))
     return gate.decide(
         who.task,
         params.gates[who.task.name],
@@ -96,8 +97,9 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         rivals,
         baselines.answers(who.task, cases, _training(params, name)),
         model=registry.model_of(params, name),
-        digest=_answered_by(paths.graded(name)),
+        digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
+        rebuilders=rebuilt.count(params, name, digest) if params.gates[who.task.name].rebuilt else (),
     )
 
 

@@ -7,14 +7,13 @@ the seeds of the lineage moved and everything else linked, so the same stages ru
 import io
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import paths
+from clinrl import child, paths
 from clinrl.artefacts import digest, read_manifest, write_json, write_text
 from clinrl.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
@@ -120,7 +119,11 @@ def _replicate(params: "Params", lineage: Sequence[str], k: int, source: Path) -
             continue
         for command in ("probe", "train", "evaluate"):
             print(f"clinrl: replicate {k}: {command} {name}", file=sys.stderr, flush=True)
-            code = subprocess.run([sys.executable, "-m", "clinrl", command, name], cwd=folder, check=False).returncode
+            process = child.start([sys.executable, "-m", "clinrl", command, name], cwd=folder)
+            try:
+                code = process.wait()
+            finally:
+                child.end(process)
             if code != 0:
                 raise TrainingError(f"replicate {k}: `clinrl {command} {name}` in {folder} ended with code {code}")
     return folder

@@ -301,6 +301,7 @@ class VllmSampler:
             model=base,
             revision=revision,
             tokenizer_revision=revision,
+            trust_remote_code=False,
             enable_lora=adapter is not None,
             max_lora_rank=rank,
             enable_prefix_caching=True,

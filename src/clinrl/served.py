@@ -11,6 +11,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -19,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import BaseModel, ValidationError
 
 import clinrl_loader
-from clinrl import bases, determinism, opening
+from clinrl import bases, determinism, novelty, opening
 from clinrl.artefacts import canonical_json, identity, read_manifest, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.records import Strict, Unreadable, said
-from clinrl.samplers import Prompt, TransformersSampler
+from clinrl.samplers import Prompt, TransformersSampler, check_room, window
 from clinrl.task import Task, get_task
-from clinrl.turns import Completion, read_turn
+from clinrl.turns import Completion, encode, read_turn, render
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,9 +35,11 @@ RECORD = "served.json"
 BASE, ADAPTER, MERGED = "base", "adapter", "merged"
 CODE = "code"
 MODE = "mode"
-COLUMNS = ("level", "rationale", "thinking", MODE, "parse_status")
+COLUMNS = ("level", "rationale", "thinking", MODE, "parse_status", "novelty")
 READ = "ok"
 """The parse status of an answer that could be read; otherwise it is the reason why it could not."""
+REFUSED = "refused: "
+"""How the parse status of a row begins that no model was asked about; the reason follows."""
 SEED = 1
 """Of sampling, in modes with a temperature above 0: that of the exam."""
 LIBRARIES = (
@@ -48,6 +51,8 @@ QUANTISED = "bitsandbytes"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """No case that a model was trained or examined on holds one; in a prompt it could end a turn's line."""
 EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
+EXAMINED = "examined.json"
+"""What is kept of the exam's texts, so that a row which is unlike them is told: `clinrl.novelty`."""
 
 
 class Decoding(Strict):
@@ -76,15 +81,17 @@ class Served(Strict):
     """The mode of rows that name none."""
 
 
-def write(out: Path, served: Served, *, model_id: str, run_id: str) -> None:
+def write(out: Path, served: Served, examined: novelty.Examined | None, *, model_id: str, run_id: str) -> None:
     """Write everything of a registered folder but the weights: record, MLflow's description, requirements, code.
 
-    `model_id` and `run_id` are MLflow's names of the model and of the run that it belongs to.
+    `examined` is what is kept of the exam's texts. `model_id` and `run_id` are MLflow's names of the model and of the
+    run that it belongs to.
     """
     from mlflow.models import Model
 
     task = get_task(served.task)
     write_json(out / RECORD, served.model_dump(mode="json"))
+    novelty.write(out / EXAMINED, examined)
     facts = next(iter(task.cases(1, SEED, pool="base", mix=task.mixes[0]))).facts.model_dump(mode="json")
     split = {"columns": list(facts), "data": [[_cell(value) for value in facts.values()]]}
     write_json(out / EXAMPLE, split)
@@ -188,23 +195,42 @@ def load(path: str) -> "Answerer":
     model, tokenizer = bases.open_base(folder / (MERGED if served.form == "merged" else BASE), for_training=False)
     if served.form == "adapter":
         model = opening.adapted(model, folder / ADAPTER).eval()
-    return Answerer(served, task, TransformersSampler(model, tokenizer))
+    return Answerer(served, task, TransformersSampler(model, tokenizer), novelty.read(folder / EXAMINED))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table, read."""
+
+    mode: str | None
+    """None: it names a mode that the model has not."""
+    prompt: Prompt | None
+    """None: it was refused."""
+    refusal: str = ""
+    """Why, without what the row says."""
+    novelty: str = novelty.UNKNOWN
 
 
 class Answerer:
     """What MLflow holds of a loaded model."""
 
-    def __init__(self, served: Served, task: Task, sampler: TransformersSampler) -> None:
+    def __init__(
+        self, served: Served, task: Task, sampler: TransformersSampler, examined: novelty.Examined | None
+    ) -> None:
         self.served = served
         self.task = task
         self.sampler = sampler
+        self.examined = examined
 
     def predict(self, table: "DataFrame", params: Mapping[str, Any] | None = None) -> "DataFrame":
-        """Answer each row: `level` (None if unreadable), `rationale`, `thinking`, `mode`, and `parse_status`.
+        """Answer each row: `level` (None if unreadable), `rationale`, `thinking`, `mode`, `parse_status`, `novelty`.
 
-        A row's own `mode` goes before the one of `params`. Rows are answered in batches, those of a mode together.
-        Raises MLflow's exception for a bad request, with one sentence that names the first bad row, from 0, and holds
-        nothing of what the row says; no row is answered then.
+        A row's own `mode` goes before the one of `params`. Rows are answered in batches, those of a mode together. A
+        row that cannot be asked about has no level, and a parse status that begins with `REFUSED` and says why, without
+        what the row says; the others are answered. `novelty` is about the row's text alone (`clinrl.novelty`): `novel`
+        means that the exam does not speak for it. The level stays, since that is a rule of thumb.
+
+        Raises MLflow's exception, with one sentence, if a column is missing or `params` names no mode of the model.
         """
         from mlflow.exceptions import MlflowException
         from pandas import DataFrame
@@ -214,54 +240,72 @@ class Answerer:
             completions = self._answer(rows)
         except DataError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None
-        lines = []
-        for (_, mode), completion in zip(rows, completions, strict=True):
-            turn = read_turn(completion.text, self.served.modes[mode].thinking)
+        lines: list[tuple[Any, ...]] = []
+        for number, row in enumerate(rows):
+            completion = completions.get(number)
+            if row.mode is None or completion is None:
+                lines.append((None, None, None, row.mode, REFUSED + row.refusal, row.novelty))
+                continue
+            turn = read_turn(completion.text, self.served.modes[row.mode].thinking)
             answer = self.task.parse(said(turn))
             silent = isinstance(answer, Unreadable)
             status = answer.reason if silent else READ
-            lines.append((None if silent else answer, turn.content, turn.thinking, mode, status))
+            lines.append((None if silent else answer, turn.content, turn.thinking, row.mode, status, row.novelty))
         # As objects: a column of strings and numbers would turn an absent value into NaN, which JSON does not have.
         return DataFrame(lines, columns=list(COLUMNS), index=table.index, dtype=object)
 
-    def _read(self, table: "DataFrame", mode: Any) -> list[tuple[Prompt, str]]:
-        """The prompt and the mode of each row. Raises DataError naming the first bad row."""
+    def _read(self, table: "DataFrame", mode: Any) -> list[Row]:
+        """Each row, read or refused. Raises DataError for a missing column, or an unknown `mode` of the request."""
         facts = _facts(self.task)
         needed = [name for name, field in facts.model_fields.items() if field.is_required()]
         absent = [name for name in needed if name not in table.columns]
         if absent:
             raise DataError(f"the table has no column {absent[0]}; it needs {', '.join(needed)} and may have {MODE}")
+        default = _mode(mode) or self.served.default_mode
+        if default not in self.served.modes:
+            raise DataError(f"the request's mode is none of this model's: {', '.join(self.served.modes)}")
         names = [name for name in facts.model_fields if name in table.columns]
         columns = [table[name].tolist() for name in names]
         modes = table[MODE].tolist() if MODE in table.columns else [None] * len(table)
         marks = [*self.sampler.tokenizer.get_added_vocab()]
-        rows = []
-        for number, (own, *values) in enumerate(zip(modes, *columns, strict=True)):
-            chosen = _mode(own) or _mode(mode) or self.served.default_mode
-            if chosen not in self.served.modes:
-                raise DataError(f"row {number}: its mode is none of this model's: {', '.join(self.served.modes)}")
-            try:
-                read = _read_facts(facts, dict(zip(names, values, strict=True)), marks)
-            except DataError as error:
-                raise DataError(f"row {number}: {error}") from None
-            rows.append((Prompt(f"row {number}", self.task.prompt(read)), chosen))
-        return rows
+        return [
+            self._row(f"row {number}", _mode(own) or default, dict(zip(names, values, strict=True)), marks)
+            for number, (own, *values) in enumerate(zip(modes, *columns, strict=True))
+        ]
 
-    def _answer(self, rows: Sequence[tuple[Prompt, str]]) -> list[Completion]:
+    def _row(self, name: str, mode: str, cells: Mapping[str, Any], marks: Sequence[str]) -> Row:
+        if mode not in self.served.modes:
+            return Row(None, None, f"its mode is none of this model's: {', '.join(self.served.modes)}")
+        decoding = self.served.modes[mode]
+        try:
+            facts = _read_facts(_facts(self.task), cells, marks)
+        except DataError as error:
+            return Row(mode, None, str(error))
+        unlike = novelty.judge([*novelty.strings(facts.model_dump(mode="json"))], self.examined)
+        messages = self.task.prompt(facts)
+        (ids,) = encode(self.sampler.tokenizer, [render(self.sampler.tokenizer, messages, decoding.thinking)])
+        try:
+            check_room([name], [len(ids)], decoding.max_new_tokens, window(self.sampler.model))
+        except DataError as error:
+            return Row(mode, None, str(error).removeprefix(f"{name}: "), unlike)
+        return Row(mode, Prompt(name, messages, ids), novelty=unlike)
+
+    def _answer(self, rows: Sequence[Row]) -> dict[int, Completion]:
+        """What was written about each row that was not refused, by its number."""
         answers: dict[int, Completion] = {}
         for mode, decoding in self.served.modes.items():
-            asked = [number for number, (_, chosen) in enumerate(rows) if chosen == mode]
+            asked = {number: row.prompt for number, row in enumerate(rows) if row.mode == mode and row.prompt}
             if not asked:
                 continue
             written = self.sampler.sample(
-                [rows[number][0] for number in asked],
+                [*asked.values()],
                 thinking=decoding.thinking,
                 temperature=decoding.temperature,
                 budget=decoding.max_new_tokens,
                 seed=SEED,
             )
             answers.update(zip(asked, written, strict=True))
-        return [answers[number] for number in range(len(rows))]
+        return answers
 
 
 def _facts(task: Task) -> type[BaseModel]:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import determinism, model_card, paths
+from clinrl import determinism, model_card, paths, starter
 from clinrl.artefacts import (
     canonical_json,
     digest,
@@ -224,7 +224,7 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
 
 
 def _run_worker(spec: Path) -> int:
-    """Run the worker in a session of its own and return its exit code; forward SIGINT and SIGTERM to it.
+    """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
 
     A second signal kills the worker's whole group. The worker dies with this process, however this process ends.
     """
@@ -276,13 +276,18 @@ def _forwarded(child: "subprocess.Popen[bytes]") -> Iterator[None]:
         yield
         return
     received: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM, starter.GONE]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` means that a closed terminal ends nothing
+        numbers.append(signal.SIGHUP)
 
     def forward(number: int, _frame: object) -> None:
+        if number == starter.GONE and received:  # the same end may have come as a signal to the group
+            return
         received.append(number)
         if child.poll() is None:
             os.killpg(child.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in numbers}
     try:
         yield
     finally:
@@ -300,11 +305,12 @@ def _end_group(child: "subprocess.Popen[bytes]") -> None:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, even by SIGKILL. For the worker; Linux only.
+    """Have this process killed when its parent dies, even by SIGKILL: by the kernel on Linux. For the worker.
 
     Without it a killed parent would drop its lock while the child went on writing.
     """
     if sys.platform != "linux":
+        starter.watch(parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
         return
     pr_set_pdeathsig = 1
     if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import artefacts, paths
+from clinrl import artefacts, data_docs, paths
 from clinrl.dataset import is_import, manifest_of, progress, read_rows, rebuild, shown
 from clinrl.errors import DataError
 from clinrl.imported import CONTROL_CHARACTERS, IDENTIFIERS
@@ -45,8 +45,6 @@ NOT_OF_IMPORTS = frozenset({"label_reproduced"})
 """Computed columns that say nothing of imported cases: their labels are people's, and no rule gives them again."""
 
 LONGEST_NARRATIVE_CHARACTERS = 8_000
-INDEX = "index.html"
-"""The first of the pages."""
 
 
 def stage(params: "Params", name: str) -> None:
@@ -68,12 +66,12 @@ def stage(params: "Params", name: str) -> None:
         failed.unlink(missing_ok=True)
         shutil.rmtree(paths.data_docs(name), ignore_errors=True)
         try:
-            report, faults = examine(*subject)
+            report, faults = _examined(*subject)
         except DataError as error:
             artefacts.write_json(failed, {"data": {"name": name}, "refused": str(error)})
             raise
         if faults:
-            message = f"{faults[0]}; {rebuild(paths.cases(name))}, and see {paths.data_docs(name) / INDEX}"
+            message = f"{faults[0]}; {rebuild(paths.cases(name))}, and see {paths.data_docs(name) / data_docs.INDEX}"
             artefacts.write_json(failed, report | {"refused": message, "faults": faults})
             raise DataError(message)
         artefacts.write_json(proof, report)
@@ -85,9 +83,9 @@ def pages(params: "Params", name: str) -> None:
     Raises DataError if the data set does not pass any more, and ArtefactError if it is altered.
     """
     with artefacts.exclusive(paths.data_proof(name)):
-        if (paths.data_docs(name) / INDEX).exists():
+        if (paths.data_docs(name) / data_docs.INDEX).exists():
             return
-        _, faults = examine(*_subject(params, name))
+        _, faults = _examined(*_subject(params, name))
         if faults:
             raise DataError(f"{faults[0]}; {rebuild(paths.cases(name))}")
 
@@ -106,6 +104,14 @@ def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], M
     ]
     distinct = {artefacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
     return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)
+
+
+def _examined(name: str, *rest: Any) -> tuple[dict[str, Any], list[str]]:
+    """What `examine` says; no page is left that loads anything, whatever it raises."""
+    try:
+        return examine(name, *rest)
+    finally:
+        data_docs.detach(paths.data_docs(name), name)
 
 
 def examine(
@@ -340,6 +346,7 @@ def checker(
                 "base_directory": str(paths.data_docs(name).absolute()),
             },
             "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+            "show_how_to_buttons": False,
         },
     )
     source = context.data_sources.add_pandas(name)

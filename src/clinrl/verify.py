@@ -21,23 +21,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from clinrl.artefacts import sha256_file
+from clinrl import child, paths
+from clinrl.artefacts import identity, read_manifest, sha256_file
 from clinrl.errors import ArtefactError, Refused
 from clinrl.tables import show
+from clinrl.trust import lock, rebuilt
+from clinrl.trust.keys import Signer, signer
 
 Verdict = Literal["equal", "differs", "missing", "extra"]
 """`missing`: committed but not rebuilt. `extra`: rebuilt but not committed."""
 
-LOCK = "dvc.lock"
-GRACE_S = 20.0
-"""Time that an interrupted rebuild has to end by itself."""
 FOREIGN = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "DVC_ROOT", "DVC_STAGE", "MLFLOW_TRACKING_URI",
+    "CLINRL_SIGNING_KEY", "CLINRL_SIGNING_KEY_FILE", "CLINRL_SIGNING_FINGERPRINT", "CLINRL_SIGNING_PASSWORD",
 )  # fmt: skip
-"""Set by git hooks, by DVC and by people; they would point the rebuild at the main checkout, or at its runs."""
-
-Lock = Mapping[str, Mapping[str, Any]]
-"""Stage address to its entry in dvc.lock."""
+"""Set by git hooks, by DVC and by people; they point the rebuild at the main checkout, at its runs, or at a key."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +55,16 @@ def stage(
     hash_seed: int | None = None,
     threads: int | None = None,
     keep: bool = False,
+    attest: bool = False,
     as_json: bool = False,
 ) -> int:
     """Rebuild `address` from HEAD and print the verdict: 0 if every file is equal, 1 otherwise.
 
     `address` is a version or a merge (`esi-v49`: its whole lineage and its exams), `<task>-base` (the base's exam) or
     `base@<task>` (the base itself). `hash_seed` sets PYTHONHASHSEED; `threads` sets OMP_NUM_THREADS and leaves the
-    rebuild that many processors; neither may matter. `keep` leaves the worktree for inspection. The log of the rebuild
-    goes to standard error. Raises Refused if there is nothing to compare or the rebuild fails.
+    rebuild that many processors; neither may matter. `keep` leaves the worktree for inspection. `attest` signs a
+    statement that everything was equal, if it was, and writes it to data/attestations. The log of the rebuild goes to
+    standard error. Raises Refused if there is nothing to compare or the rebuild fails, or if nothing can be signed.
     """
     root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
     commit = _git(root, "rev-parse", "HEAD").strip()
@@ -72,24 +72,32 @@ def stage(
         print(f"clinrl: {len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}", file=sys.stderr)
     with _worktree(root, commit, keep) as tree:
         target = _target(address, tree)
-        before = read_lock(tree / LOCK)
+        witness = _signer(tree) if attest else None  # now: a rebuild may take hours
+        before = lock.read(tree / lock.LOCK)
         if target not in before:
-            raise ArtefactError(f"{LOCK} of {commit[:12]} has no entry for {target}; run `dvc repro {target}`, commit")
+            raise ArtefactError(
+                f"{lock.LOCK} of {commit[:12]} has no entry for {target}; run `dvc repro {target}`, commit"
+            )
         names = [target] if target.startswith("base@") else lineage(before, target)
         for name in names:
             _remove_outputs(tree, before[name])
         started = time.monotonic()
         _rebuild(tree, target, hash_seed, threads)
         seconds = time.monotonic() - started
-        after = read_lock(tree / LOCK)
+        after = lock.read(tree / lock.LOCK)
         added = [] if target.startswith("base@") else [name for name in lineage(after, target) if name not in names]
         cache = Path(_run([sys.executable, "-m", "dvc", "cache", "dir"], root).decode().strip())
         verdicts = []
         for name in [*names, *added]:
             old, new = before.get(name, {}), after.get(name, {})
-            verdicts += [_row(name, LOCK, _entry_digest(old), _entry_digest(new))]
+            verdicts += [_row(name, str(lock.LOCK), _entry_digest(old), _entry_digest(new))]
             verdicts += compare(name, old, new, lambda out: committed_files(root, commit, cache, out), tree)
-    equal = all(row.verdict == "equal" for row in verdicts)
+        equal = all(row.verdict == "equal" for row in verdicts)
+        if equal and witness is not None:
+            outs = {out["path"]: out["md5"] for name in names for out in after[name].get("outs", ())}
+            files = {row.file: row.rebuilt.removeprefix("sha256:") for row in verdicts if row.file != str(lock.LOCK)}
+            said = rebuilt.statement(address, commit, _identity(address, tree), outs, files)
+            print(f"clinrl: signed {rebuilt.write(root, said, witness)}; commit it, or send it on", file=sys.stderr)
     report: dict[str, Any] = {
         "address": address,
         "commit": commit,
@@ -108,31 +116,9 @@ def stage(
     return 0 if equal else 1
 
 
-def read_lock(path: Path) -> Lock:
-    """The stages of a dvc.lock. Raises ArtefactError if there is no such file."""
-    from ruamel.yaml import YAML
-
-    try:
-        stages: Lock = YAML(typ="safe").load(path).get("stages", {})
-    except FileNotFoundError:
-        raise ArtefactError(f"{LOCK} is not in the commit; run `dvc repro` and commit it") from None
-    return stages
-
-
-def lineage(lock: Lock, target: str) -> list[str]:
+def lineage(recorded: lock.Lock, target: str) -> list[str]:
     """`target` and the stages that it follows from, ancestors first, without the stages that build bases."""
-    makes = {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", ())}
-    found: list[str] = []
-
-    def visit(name: str) -> None:
-        for dep in lock[name].get("deps", ()):
-            maker = makes.get(dep["path"])
-            if maker is not None and maker not in found and not maker.startswith("base@"):
-                visit(maker)
-        found.append(name)
-
-    visit(target)
-    return found
+    return [name for name in lock.ancestors(recorded, target) if not name.startswith("base@")]
 
 
 def compare(
@@ -218,6 +204,19 @@ def _target(address: str, tree: Path) -> str:
     return targets[address]
 
 
+def _signer(tree: Path) -> Signer:
+    from clinrl.params import load_params
+
+    return signer(load_params(tree / "params.yaml").scale)
+
+
+def _identity(address: str, tree: Path) -> str:
+    """The digest of what was rebuilt, by which a release knows it: an adapter, or a full model."""
+    name = f"{address.removeprefix('base@')}-base" if address.startswith("base@") else address
+    folder = next(folder for folder in (tree / paths.merged(name), tree / paths.adapter(name)) if folder.exists())
+    return identity(read_manifest(folder))
+
+
 def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:
     for out in entry.get("outs", ()):
         path = tree / out["path"]
@@ -258,7 +257,7 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
         "DVC_SITE_CACHE_DIR": str(tree.parent / "site"),
         "DVC_NO_ANALYTICS": "1",
     }
-    processors = None
+    processors: list[int] = []
     if hash_seed is not None:
         env["PYTHONHASHSEED"] = str(hash_seed)
     if threads is not None:
@@ -267,27 +266,28 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
             processors = sorted(os.sched_getaffinity(0))[:threads]
     alone = ["--force", "--single-item"] if target.startswith("base@") else []
     command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", *alone, target]
-    child = subprocess.Popen(command, cwd=tree, env=env, stdout=sys.stderr, start_new_session=True)
+    with _only_on(processors):
+        rebuild = child.start(command, cwd=tree, env=env, stdout=sys.stderr)
     try:
-        if processors:
-            os.sched_setaffinity(child.pid, processors)
-        code = child.wait()
+        code = rebuild.wait()
     finally:
-        _end(child)
+        child.end(rebuild)
     if code != 0:
         raise Refused(f"rebuilding {target} failed with exit code {code}; its log is above")
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
-    """End the rebuild and everything it started: politely, then for good."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
-        try:
-            os.killpg(child.pid, number)
-            child.wait(patience_s)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+@contextmanager
+def _only_on(processors: list[int]) -> Iterator[None]:
+    """Let what is started in this block run on these processors alone; on all, if none is named. Linux only."""
+    if not processors:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
-from clinrl import baselines, dataset, evaluate, figures, mine, model_card, paths, train
+from clinrl import baselines, dataset, evaluate, figures, mine, model_card, paths, starter, train
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.params import Params, load_params
 from clinrl.records import Message, Transcript
@@ -75,6 +75,7 @@ def groups(folder: Path) -> list[str]:
 
 def main(stage: str, name: str) -> None:
     """Run one stage in the working directory."""
+    starter.follow()
     failing, *code = FAIL.read_text().split() if FAIL.exists() else [""]
     if failing == stage:
         print(f"clinrl: {stage} of {name} fails today", file=sys.stderr)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clinrl import registry
-from flows import child, servers
+from clinrl import child, registry
+from flows import servers
 
 ROOT = Path(__file__).parents[2]
 FLOWS = ("reproduce", "release", "retrain", "serve")
@@ -20,7 +20,7 @@ def flow(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a flow's command, with the Prefect server at the URL `api`, or with none."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    env |= {"PYTHONPATH": str(ROOT)} | ({"PREFECT_API_URL": api} if api else {})
+    env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"} | ({"PREFECT_API_URL": api} if api else {})
     command = [sys.executable, *python, "-m", f"flows.{name}", *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 

@@ -462,7 +462,7 @@ def command(*words: str) -> "subprocess.Popen[str]":
     """A flow as a person starts it, in a process of its own, recorded by the server of these tests."""
     from prefect.settings import PREFECT_API_URL
 
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_API_URL": str(PREFECT_API_URL.value())}
     program = [sys.executable, "-c", INTERRUPTIBLE, sys.executable, "-m", *words]
     return subprocess.Popen(program, env=env, stderr=subprocess.PIPE, text=True)
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from clinrl import artefacts, ledger, paths
+from clinrl import artefacts, child, ledger, paths
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.trust import approval
 from clinrl.trust.keys import signer
-from flows import child, servers
+from flows import servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +41,7 @@ def eventually(what: str, found: Callable[[], Any], within_s: float = 120) -> An
 
 def serve(*words: str) -> "subprocess.Popen[str]":
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
-    env |= {"PYTHONPATH": str(ROOT), "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+    env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
     return subprocess.Popen([sys.executable, "-m", "flows.serve", *words], env=env, stderr=subprocess.PIPE, text=True)
 
 

@@ -6,15 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from flows import child
+from clinrl import child
+from processes import alive, eventually, number_in
 
-ROOT = Path(__file__).parents[2]
 STAGES = """\
 stages:
   quick:
@@ -49,88 +48,10 @@ def dvc(stage: str) -> list[str]:
     return [sys.executable, "-m", "dvc", "repro", "--single-item", stage]
 
 
-def alive(pid: int) -> bool:
-    """Whether a process exists and is not just waiting for its parent to take notice of its end."""
-    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return bool(listed.stdout.strip()) and not listed.stdout.strip().startswith("Z")
-
-
-def eventually(found: Callable[[], object]) -> object:
-    """What `found` returns once that is true. Fails after twenty seconds."""
-    deadline = time.monotonic() + 20
-    while not (value := found()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
-    return value
-
-
-def number_in(path: Path) -> int:
-    """The process number in a file, as soon as it is there."""
-    return int(str(eventually(lambda: path.exists() and path.read_text().strip())))
-
-
-def test_lines_come_as_they_are_printed_and_the_exit_code_at_the_end() -> None:
-    said: list[tuple[str, float]] = []
-    code = child.run(
-        ["sh", "-c", "echo one; echo; sleep 0.3; echo two >&2; exit 7"],
-        lambda line: said.append((line, time.monotonic())),
-    )
-    assert (code, [line for line, _ in said]) == (7, ["one", "two"])
-    assert said[1][1] - said[0][1] > 0.2
-
-
-def test_text_that_is_none_stops_nothing() -> None:
-    said: list[str] = []
-    assert child.run(["printf", r"\377\n"], said.append) == 0
-    assert said == ["�"]
-
-
-def test_python_is_the_interpreter_that_runs_the_flow() -> None:
-    said: list[str] = []
-    child.run(["sh", "-c", "python -c 'import sys; print(sys.prefix)'"], said.append)
-    assert said == [sys.prefix]
-
-
-def test_an_exception_ends_the_whole_group(tmp_path: Path) -> None:
-    def stop(_line: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        child.run(["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; echo started; wait"], stop)
-    assert not alive(number_in(tmp_path / "pid"))
-
-
-def test_who_is_asked_to_end_is_asked_once_and_waited_for(tmp_path: Path) -> None:
-    script = tmp_path / "trainer.sh"
-    script.write_text(f"trap 'echo asked >> {tmp_path}/asked' TERM\necho ready\nwhile ! [ -s {tmp_path}/asked ]; do\n"
-                      "sleep 0.05; done\nsleep 0.5; echo saved >> saved\n")  # fmt: skip
-    process = child.start(["sh", "-c", f"bash {script}; true"], stdout=subprocess.PIPE, cwd=tmp_path)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    child.end(process)
-    assert (tmp_path / "saved").read_text() == "saved\n"
-    assert (tmp_path / "asked").read_text() == "asked\n"
-
-
-def test_who_does_not_end_is_killed(tmp_path: Path) -> None:
-    process = child.start(["bash", "-c", f"trap '' TERM; echo $$ > {tmp_path}/pid; while true; do sleep 0.1; done"])
-    pid = number_in(tmp_path / "pid")
-    child.end(process, grace_s=0.5)
-    assert not alive(pid)
-
-
-def test_a_killed_command_takes_what_it_started_along(tmp_path: Path) -> None:
-    process = child.start(["bash", "-c", f"sleep 600 & echo $! > {tmp_path}/pid; kill -9 $$"])
-    assert process.wait(20) == 128 + signal.SIGKILL
-    assert not alive(number_in(tmp_path / "pid"))
-    child.end(process)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_starter_that_is_killed(here: Path, number: int) -> None:
-    program = f"from flows import child; child.run({dvc('endless')!r}, print)"
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    starter = subprocess.Popen([sys.executable, "-c", program], env=env, stdout=subprocess.DEVNULL)
+    program = f"from clinrl import child; child.run({dvc('endless')!r}, print)"
+    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
     try:
         stage = number_in(here / "pid")
         starter.send_signal(number)

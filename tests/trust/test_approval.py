@@ -7,12 +7,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from intoto import validated
 
 from clinrl.errors import SignatureError
 from clinrl.gate import Decision
 from clinrl.params import Params
 from clinrl.trust import approval, dsse, keys
+from intoto import validated
 from valid_params import VALID
 
 ADA, ALAN, EVE = (keys._holding(ec.derive_private_key(number, ec.SECP256R1())) for number in (11, 12, 13))

@@ -32,6 +32,8 @@ class Fact(Strict):
     path: str
     stage: str
     """Address of the stage that makes it."""
+    md5: str
+    """What dvc.lock records; empty where it records nothing."""
     state: State
     """altered: it is here and is not what was recorded, or was made of something else than is recorded. absent: it is
     recorded and not here. unrecorded: dvc.lock says nothing of it."""
@@ -85,7 +87,7 @@ def facts(lock: Lock, target: str) -> list[Fact]:
     """Everything that a stage makes and follows from, held against the disk; what it follows from comes first."""
     if target not in lock:
         says = f"dvc.lock records no run of {target}; run `dvc repro {target}`"
-        return [Fact(path="", stage=target, state="unrecorded", says=says)]
+        return [Fact(path="", stage=target, md5="", state="unrecorded", says=says)]
     made = {out["path"]: out["md5"] for entry in lock.values() for out in entry.get("outs", ())}
     found = []
     for stage in ancestors(lock, target):
@@ -93,7 +95,7 @@ def facts(lock: Lock, target: str) -> list[Fact]:
             path, used = dep["path"], dep.get("md5")
             if made.get(path, used) != used:
                 says = f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
-                found.append(Fact(path=path, stage=stage, state="altered", says=says))
+                found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", says=says))
         found += [_fact(stage, out["path"], out["md5"]) for out in lock[stage].get("outs", ())]
     return found
 
@@ -156,8 +158,8 @@ def _fact(stage: str, path: str, recorded: str) -> Fact:
         is_same = md5(Path(path)) == recorded
     except OSError:
         says = f"{path} is not here, though dvc.lock records it; {mends}"
-        return Fact(path=path, stage=stage, state="absent", says=says)
+        return Fact(path=path, stage=stage, md5=recorded, state="absent", says=says)
     if is_same:
-        return Fact(path=path, stage=stage, state="holds", says="")
+        return Fact(path=path, stage=stage, md5=recorded, state="holds", says="")
     says = f"{path} is not what dvc.lock records of {stage}: it was altered since; {mends}"
-    return Fact(path=path, stage=stage, state="altered", says=says)
+    return Fact(path=path, stage=stage, md5=recorded, state="altered", says=says)

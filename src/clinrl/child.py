@@ -2,7 +2,8 @@
 
 Killing DVC alone would leave the training that it started running, and writing. A small process, which runs this file,
 therefore stands between: it starts the command, adopts what the command leaves behind when it is killed, and ends all
-of it when its standard input closes, as the kernel makes it do when the starter dies.
+of it when its standard input closes, as the kernel makes it do when the starter dies. If it is killed itself, the
+stages below it notice, by the name that it left in their environment (`clinrl.starter`).
 """
 
 import ctypes
@@ -16,16 +17,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 GRACE_S = 20.0
-"""Seconds that a group has to end after it was asked to, before it is killed: a training step and its checkpoint."""
+"""Seconds that a group has to end after its starter asked it to, before it is killed: a long training step."""
+ORPHANED_S = 3.0
+"""Seconds that it has if its starter, or the command itself, was killed: nobody waits for it any more."""
 
 
-def start(command: Sequence[str], *, grace_s: float = 0.0, **popen: Any) -> "subprocess.Popen[str]":
+def start(command: Sequence[str], *, grace_s: float = ORPHANED_S, **popen: Any) -> "subprocess.Popen[str]":
     """Start a command that does not outlive this process. Its exit code is 128 and the number if a signal ended it.
 
-    `grace_s` is how long, in seconds, it has to end by itself if this process dies; 0 is none. `popen` goes to
+    `grace_s` is how long, in seconds, it has to end by itself if this process dies. `popen` goes to
     `subprocess.Popen`; standard input is taken, and closing it ends the command.
     """
-    supervisor = [sys.executable, "-S", "-E", __file__, str(grace_s), *command]
+    supervisor = [sys.executable, "-I", "-S", __file__, str(grace_s), *command]
     return subprocess.Popen(supervisor, stdin=subprocess.PIPE, start_new_session=True, text=True, **popen)
 
 
@@ -37,6 +40,8 @@ def run(command: Sequence[str], say: Callable[[str], None]) -> int:
     child = start(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=_environment(), bufsize=1
     )
+    # What a killed supervisor leaves behind holds the pipe open.
+    threading.Thread(target=_clear_after, args=(child,), daemon=True).start()
     try:
         assert child.stdout is not None
         for line in child.stdout:
@@ -63,6 +68,12 @@ def end(child: "subprocess.Popen[str]", grace_s: float = GRACE_S) -> None:
                 stream.close()
 
 
+def _clear_after(child: "subprocess.Popen[str]") -> None:
+    """Once a supervisor has ended, kill what is left of its group."""
+    child.wait()
+    _signal_group(child.pid, signal.SIGKILL)
+
+
 def _environment() -> dict[str, str]:
     """This process's, in which `python` is its own interpreter and prints what it has to say at once."""
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -84,7 +95,8 @@ def _supervise(grace_s: float, command: list[str]) -> int:
         signal.signal(number, lambda number, _frame: asked.append(number))
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
     _adopt_orphans()
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    # The name is that of clinrl.starter, which this program, started without libraries, cannot import.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | {"CLINRL_STARTER": str(os.getpid())})
     threading.Thread(target=_end_with_starter, args=(grace_s,), daemon=True).start()
     code = 0
     while True:
@@ -101,7 +113,7 @@ def _supervise(grace_s: float, command: list[str]) -> int:
         if child.returncode >= 0:
             return code
         os.killpg(0, signal.SIGTERM)
-        signal.alarm(int(GRACE_S))
+        signal.setitimer(signal.ITIMER_REAL, ORPHANED_S)
 
 
 def _adopt_orphans() -> None:
@@ -114,9 +126,8 @@ def _adopt_orphans() -> None:
 def _end_with_starter(grace_s: float) -> None:
     while os.read(0, 4096):
         pass
-    if grace_s:
-        os.killpg(0, signal.SIGTERM)
-        time.sleep(grace_s)
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(grace_s)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -1,0 +1,63 @@
+"""Real processes in tests: whether they live, what they started, and what they come to say."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+WITHIN_S = 5.0
+"""Seconds after which nothing of a stage may be left whose starter was killed."""
+
+
+def patience_s() -> float:
+    """WITHIN_S on an idle machine; where processes queue for a processor, as much longer as the queue is."""
+    return WITHIN_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is not just waiting for its parent to take notice of its end."""
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return bool(listed.stdout.strip()) and not listed.stdout.strip().startswith("Z")
+
+
+def below(*pids: int) -> dict[int, str]:
+    """The living descendants of processes, by number, and what each was started as."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args=", "-ww"], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    found: dict[int, str] = {}
+    reached = set(pids)
+    while new := {int(row[0]): row[2] for row in rows if int(row[1]) in reached and int(row[0]) not in found}:
+        found |= new
+        reached |= new.keys()
+    return {pid: words for pid, words in found.items() if alive(pid)}
+
+
+def eventually(found: Callable[[], object], within_s: float = 20) -> object:
+    """What `found` returns once that is true. Fails after so many seconds."""
+    deadline = time.monotonic() + within_s
+    while not (value := found()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+    return value
+
+
+def gone(pids: dict[int, str]) -> float:
+    """The seconds until none of these processes lives any more. Fails, naming who does, when the time is over."""
+    started, within_s = time.monotonic(), patience_s()
+    while left := [words for pid, words in pids.items() if alive(pid)]:
+        assert time.monotonic() - started < within_s, left
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def number_in(path: Path) -> int:
+    """The process number in a file, as soon as it is there."""
+    return int(str(eventually(lambda: path.exists() and path.read_text().strip())))
+
+
+def quietly_killed(pids: dict[int, str]) -> None:
+    """Kill what a failed test left."""
+    for pid in pids:
+        if alive(pid):
+            os.kill(pid, 9)
