@@ -13,6 +13,7 @@ help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
+	@$(BIN)/python -m clinrl check
 	@$(RUN) CLINRL_STARTER=$$PPID dvc repro evaluate@esi-v49
 	@$(BIN)/python -m clinrl.series
 
@@ -20,6 +21,7 @@ serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine
 	@$(RUN) python -m flows.serve --servers
 
 test: $(READY) ## run the test suite
+	@$(BIN)/python -m clinrl check
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 slow: $(READY) ## run the tests of whole flows and trainings that `make test` leaves out

@@ -80,7 +80,8 @@ REGISTRY: dict[str, Any] = {
 def repro(stage: str, name: str) -> None:
     """Bring one stage up to date, not those before it, and pass its lines on to the run's log.
 
-    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words.
+    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words, and
+    ParamsError before DVC makes paths of a params.yaml that is wrong.
     """
     logger, words = get_run_logger(), deque[str](maxlen=LAST_WORDS)
 
@@ -90,6 +91,7 @@ def repro(stage: str, name: str) -> None:
             logger.info("%s", line)
 
     with nullcontext() if stage in LIGHT else runs.training_slot():
+        load_params()
         code = child.run([sys.executable, "-m", "dvc", "repro", "--single-item", f"{stage}@{name}"], say)
     if code:
         raise failure(f"{stage}@{name}", code, list(words))

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from ruamel.yaml import YAML
 from clinrl import comparison, paths
 from clinrl.cli import parser
 from clinrl.params import Params, load_params
+from clinrl.stages import FIRST, command_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "clinrl"
@@ -80,11 +80,12 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 
 LAYERS = (
     {"child", "errors", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "section", "sources", "starter", "statistics", "task", "turns"},
+    {"artefacts", "determinism", "plain_yaml", "section", "sources", "starter", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
     {"blocks", "environments", "ledger", "origins", "params_text"},
     {"params"},
+    {"stages"},
     {"baselines", "dataset", "deltas", "health", "model_card", "report", "samplers", "shards", "sightings", "stream"},
     {"rollout"},
     {"arms"},
@@ -148,11 +149,20 @@ def stages() -> dict[str, Any]:
         return {stage.addressing: stage for stage in repo.index.stages}
 
 
-def test_every_command_of_the_pipeline_parses(stages: dict[str, Any]) -> None:
-    for stage in stages.values():
-        words = shlex.split(stage.cmd)
-        assert words[:3] == ["python", "-m", "clinrl"], "the interpreter that runs DVC must run the stage"
-        assert parser().parse_args(words[3:]).command in stage.cmd
+def test_no_command_of_the_pipeline_holds_a_name(stages: dict[str, Any]) -> None:
+    """DVC hands commands to a shell; `python` is the interpreter that runs DVC."""
+    assert {stage.cmd for stage in stages.values()} == {'python -m clinrl stage "$DVC_STAGE"'}
+    for address in stages.keys() - {FIRST}:
+        command, name = command_of(address)
+        assert parser().parse_args([command, name]).command == command
+
+
+def test_every_stage_follows_from_a_params_file_that_was_checked(stages: dict[str, Any]) -> None:
+    proof = str(paths.params_proof())
+    assert [out.def_path for out in stages[FIRST].outs] == [proof]
+    assert [dep.def_path for dep in stages[FIRST].deps] == ["params.yaml"]
+    for address in stages.keys() - {FIRST}:
+        assert proof in {dep.def_path for dep in stages[address].deps}, address
 
 
 def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, Any]) -> None:
@@ -166,7 +176,7 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"external@{name}" for name in params.external}
     expected |= {f"protocol-base@{name}" for name in params.protocols.bases}
     expected |= {f"protocol@{name}" for name in params.protocols.versions}
-    expected |= {f"compare-{name}" for name in params.comparisons}
+    expected |= {f"compare-{name}" for name in params.comparisons} | {FIRST}
     assert expected == set(stages)
 
 
@@ -181,11 +191,10 @@ def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> 
 def test_a_comparison_follows_from_everybody_in_it(params: Params, stages: dict[str, Any]) -> None:
     """A template holds no list of unknown length: what fails here prints what dvc.yaml must say."""
     for name in params.comparisons:
-        wanted = comparison.reads(params, name)
+        wanted = [str(paths.params_proof()), *comparison.reads(params, name)]
         stage = stages.get(f"compare-{name}")
         text = f"  compare-{name}:\n    deps:\n" + "".join(f"      - {path}\n" for path in wanted)
         assert stage is not None, text
-        assert stage.cmd == f"python -m clinrl comparison {name}"
         assert sorted(dep.def_path for dep in stage.deps if dep.def_path != "params.yaml") == sorted(wanted), text
         report = paths.comparison_report(name)
         written = [paths.comparison_pages(name), *map(report.with_suffix, (".json", ".md", ".png"))]
@@ -259,11 +268,13 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def dvc(where: Path, *arguments: str) -> str:
+def dvc(where: Path, *arguments: str, code: int = 0) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the stages say `python`
     env = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(where / "site"), "PATH": path}
     command = [sys.executable, "-m", "dvc", *arguments]
-    return subprocess.run(command, cwd=where, check=True, capture_output=True, text=True, env=env).stdout
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, env=env)
+    assert done.returncode == code, done.stderr
+    return done.stdout
 
 
 def changed(where: Path) -> set[str]:
@@ -292,7 +303,7 @@ def test_the_lock_holds_what_params_ask_for_and_what_git_keeps_and_a_new_reason_
             version["why"] = "another reason"
 
     edit(copy / "params.yaml", change)
-    assert changed(copy) == set()
+    assert changed(copy) == {FIRST}  # which writes a constant
 
 
 def test_a_new_seed_rebuilds_its_version_and_no_ancestor_and_a_child_adds_its_own_stages(
@@ -306,8 +317,34 @@ def test_a_new_seed_rebuilds_its_version_and_no_ancestor_and_a_child_adds_its_ow
 
     edit(copy / "params.yaml", change)
     assert changed(copy) == {
-        f"probe@{last}", f"train@{last}", "probe@esi-v999", "train@esi-v999", "evaluate@esi-v999",
+        FIRST, f"probe@{last}", f"train@{last}", "probe@esi-v999", "train@esi-v999", "evaluate@esi-v999",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [["repro"], ["repro", "--keep-going", "dataset"]])
+def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], copy: Path) -> None:
+    """In `dvc repro`; of what one names by hand with --single-item, DVC removes the outputs before it runs anything."""
+
+    def change(content: Any) -> None:
+        names = ("x; touch attacked #", "../../mlruns", "../../../outside")
+        content["datasets"] = dict.fromkeys(names, content["datasets"]["esi-d1"]) | content["datasets"]
+
+    edit(copy / "params.yaml", change)
+    kept = [copy / "mlruns/kept", copy.parent / "outside/kept"]
+    for path in kept:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("kept")
+    dvc(copy, *command, code=255)
+    assert all(path.read_text() == "kept" for path in kept)
+    assert not list(copy.rglob("attacked"))
+    assert not (copy / "data/cases").exists()
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_make_checks_params_before_anything_else(target: str) -> None:
+    command = ["make", "-C", str(ROOT), "--no-print-directory", "--dry-run", "--old-file=.venv/.installed", target]
+    first = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    assert first == ".venv/bin/python -m clinrl check"
 
 
 @pytest.mark.slow
@@ -319,7 +356,7 @@ def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: 
         content["external"] = {"esi-v49": {"task": "esi", "data": "mietic-36"}}
 
     edit(copy / "params.yaml", change)
-    assert changed(copy) == {"import@mietic-36", "external@esi-v49"}
+    assert changed(copy) == {FIRST, "import@mietic-36", "external@esi-v49"}
     dvc(copy, "repro", "validate-import@mietic-36")
     assert changed(copy) == {"external@esi-v49"}
     record = json.loads((copy / "data/reports/data/mietic-36.json").read_text())

@@ -17,6 +17,7 @@ from clinrl.section import (
     LearningRate,
     Name,
     PerScale,
+    Place,
     Section,
     Seed,
     Share,
@@ -66,9 +67,9 @@ class ImportSpec(Section):
     """The task's version that the data set was designed for; the dataset stage requires equality."""
     use: Literal["train", "mine", "exam"]
     """The pool whose patients it takes: training, error mining, or the exam."""
-    source: str = Field(min_length=1)
+    source: Place
     """Path of a file, or of a folder, that the task can read."""
-    without: str = ""
+    without: Place | Literal[""] = ""
     """Path of other records whose patients and narratives are left out: those of an exam on the same patients."""
 
 

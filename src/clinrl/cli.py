@@ -9,8 +9,10 @@ Anything else is a bug and shows its traceback.
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -177,6 +179,25 @@ def parser() -> argparse.ArgumentParser:
         stage_parser = command(name, stage.help, _wrapped(stage.description), stage.examples)
         stage_parser.add_argument("name", metavar=stage.argument, help=f"a {stage.argument.lower()} of params.yaml")
 
+    command(
+        "check",
+        "check params.yaml",
+        _wrapped(
+            "Reads params.yaml within limits of size, depth and length, and checks every name, value and reference. "
+            "Says nothing, or what is wrong first. `make demo`, `make test` and the flows do this before DVC reads it."
+        ),
+        "clinrl check\nclinrl check --params trial.yaml",
+    )
+    stage_of = command(
+        "stage",
+        "run the stage of dvc.yaml that has this address",
+        _wrapped(
+            "What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part of a shell's "
+            "line. The stage `params` checks params.yaml and writes data/reports/params.json."
+        ),
+        "clinrl stage train@esi-v46\nclinrl stage params",
+    )
+    stage_of.add_argument("address", metavar="ADDRESS", help="a stage of dvc.yaml, such as train@esi-v46")
     plan = command(
         "plan",
         "show the versions and which of their stages are up to date",
@@ -475,9 +496,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command in ("keys", "approve"):
         signed: int = getattr(import_module("clinrl.trust.desk"), arguments.command)(arguments)
         return signed
+    if arguments.command == "stage":
+        stages = import_module("clinrl.stages")
+        if arguments.address == stages.FIRST:
+            stages.prove(arguments.params)
+            return 0
+        arguments.command, arguments.name = stages.command_of(arguments.address)
     from clinrl.params import load_params
 
     params = load_params(arguments.params)
+    if arguments.command == "check":
+        return 0
     if arguments.command == "plan":
         import_module("clinrl.plan").stage(params, arguments.version, as_json=arguments.json)
         return 0
@@ -501,11 +530,31 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command not in STAGES:
         code: int = getattr(import_module("clinrl.desk"), arguments.command)(params, arguments)
         return code
+    _note_strangers(arguments.command, arguments.name)
     import_module(f"clinrl.{STAGES[arguments.command].module}").stage(params, arguments.name)
     import_module("clinrl.trust.provenance").record(
         arguments.command, arguments.name, params.scale, source=arguments.params
     )
     return 0
+
+
+def _note_strangers(command: str, name: str) -> None:
+    """Say that a stage run by hand works on files that dvc.lock does not record. DVC sees to its own stages."""
+    if "DVC_STAGE" in os.environ:
+        return
+    from clinrl.errors import ArtefactError
+    from clinrl.stages import addresses
+    from clinrl.trust import lock
+
+    with suppress(ArtefactError):  # without a lock nothing is recorded, and nothing can be registered
+        recorded = lock.read()
+        unknown = [path for address in addresses(command, name) for path in lock.strangers(recorded, address)]
+        for path in dict.fromkeys(unknown):
+            print(
+                f"clinrl: {path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro` "
+                "has made both",
+                file=sys.stderr,
+            )
 
 
 def _check_name(params: "Params", command: str, name: str) -> None:

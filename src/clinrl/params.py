@@ -34,13 +34,13 @@ from clinrl.blocks import (
 )
 from clinrl.errors import ParamsError
 from clinrl.origins import BaseSpec, EmbeddedBase, HubBase
+from clinrl.plain_yaml import read_yaml
 from clinrl.section import (
     Name,
     People,
     Scale,
     Section,
     known,
-    read_yaml,
     sentence,
 )
 from clinrl.task import GIVEN, get_task, task_names
@@ -258,10 +258,11 @@ class Params(Section):
 
     def _check_parent(self, name: str, version: VersionSpec) -> None:
         root = f"{version.task}-base"
-        family = [other for other, spec in self.versions.items() if spec.task == version.task and other != name]
-        known(
-            f"versions.{name}.parent", version.parent, [root, *family], f"another version of {version.task} or its base"
-        )
+        parent = self.versions.get(version.parent)
+        if version.parent != root and (version.parent == name or parent is None or parent.task != version.task):
+            family = [other for other, spec in self.versions.items() if spec.task == version.task and other != name]
+            allowed = [root, *family]
+            known(f"versions.{name}.parent", version.parent, allowed, f"another version of {version.task} or its base")
         self.lineage(name)
         if version.parent == root:
             return

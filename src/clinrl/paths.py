@@ -20,6 +20,11 @@ def import_record(data: str) -> Path:
     return cases(data) / IMPORT_FILE
 
 
+def params_proof() -> Path:
+    """Proof that params.yaml was checked: a constant, which every stage depends on."""
+    return Path("data/reports/params.json")
+
+
 def data_proof(data: str) -> Path:
     """Proof that a data set passed validation; exists only on success."""
     return Path("data/reports/data") / f"{data}.json"

@@ -5,14 +5,12 @@ The sentence names the key path, the value and what is allowed, with the nearest
 
 import difflib
 import re
+import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from clinrl.errors import ParamsError, SignatureError
 from clinrl.trust.keys import OURS, Key, parsed
@@ -23,23 +21,31 @@ Scale = Literal["embedded", "full"]
 NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
 """Names become folders and DVC addresses, hence so strict."""
 
+_PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
+"""No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""
 LONGEST = 80
 """Characters of a text that stands in a table."""
+MOST_NAMES = 60
+"""Allowed names that a refusal lists."""
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
 
 T = TypeVar("T")
 
 
 def did_you_mean(value: object, allowed: Collection[object]) -> str:
-    """The end of a refusal: the nearest allowed name, if one is near, and all allowed names."""
+    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many."""
     names = sorted(map(str, allowed))
-    near = difflib.get_close_matches(str(value), names, n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {', '.join(names) or 'none'}"
+    near = difflib.get_close_matches(str(value)[:LONGEST], names, n=1)
+    listed = ", ".join(names[:MOST_NAMES]) or "none"
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"
 
 
 def known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
     """Refuse a value that is not allowed, with the nearest one that is. Raises ParamsError."""
     if value not in allowed:
-        raise ParamsError(f"{at}: {value!r} is not {noun}; {did_you_mean(value, allowed)}")
+        raise ParamsError(f"{at}: {shown(value)} is not {noun}; {did_you_mean(value, allowed)}")
 
 
 def refusal(sentence: str, key: object = None) -> PydanticCustomError:
@@ -91,8 +97,13 @@ def _scales(section: Any) -> Any:
     return section
 
 
+def is_name(value: str) -> bool:
+    """Whether a text can be the name of something: of its folder, of its stage, and on a command line."""
+    return NAME.fullmatch(value) is not None
+
+
 def _name(value: str) -> str:
-    if not NAME.fullmatch(value):
+    if not is_name(value):
         raise refusal(f"is not a name; a name becomes a folder and must match {NAME.pattern}")
     return value
 
@@ -100,6 +111,15 @@ def _name(value: str) -> str:
 def _text(value: str) -> str:
     if not value or value != value.strip() or not value.isprintable() or len(value) > LONGEST or "|" in value:
         raise refusal(f"is {shown(value)}; it must be 1 to {LONGEST} printable characters without | or outer spaces")
+    return value
+
+
+def _place(value: str) -> str:
+    if not _PLACE.fullmatch(value):
+        raise refusal(
+            f"is {shown(value)}; it must be the path of a file or folder here, of letters, digits, spaces and "
+            "./_-+@,=(), and not start with - or a space"
+        )
     return value
 
 
@@ -150,6 +170,7 @@ Text = Annotated[str, AfterValidator(_text)]
 PublicKey = Annotated[Key, BeforeValidator(_public_key)]
 People = Annotated[dict[Annotated[Text, AfterValidator(_person)], PublicKey], AfterValidator(_of_one_each)]
 """Name to public key, each key once."""
+Place = Annotated[str, AfterValidator(_place)]
 Label = int | str
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -159,34 +180,18 @@ Targets = Annotated[str | tuple[str, ...], BeforeValidator(_targets)]
 LearningRate = Annotated[float, Field(gt=0, lt=1)]
 
 
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML 1.2 file. Raises ParamsError with line and column; a repeated key is one of the errors."""
-    try:
-        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ParamsError(f"{path} does not exist; start in the project's root, or name the file: --params") from None
-    except IsADirectoryError:
-        raise ParamsError(f"{path} is a folder; --params names a YAML file") from None
-    except UnicodeDecodeError as error:
-        raise ParamsError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise ParamsError(f"{path}:{place} {error.problem}") from None
-    except YAMLError as error:
-        raise ParamsError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-
-
 def shown(value: object) -> str:
-    """A value as a refusal quotes it: at most 60 characters."""
-    text = repr(value)
+    """A value as a refusal quotes it: at most 60 characters, and of a large one no more is looked at."""
+    text = _BRIEF.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _path(parts: Iterable[object]) -> str:
     """The key path of an error, without what pydantic adds: a profile's method, and the mark of a key."""
     kept = [str(part) for part in parts if part not in ("", "[key]")]
-    kept = [part if part.isprintable() else repr(part) for part in kept]  # a key may hold a line break
+    kept = [
+        part if part.isprintable() and len(part) <= LONGEST else shown(part) for part in kept
+    ]  # a key may be any text
     if kept[:1] == ["profiles"] and len(kept) > 2:
         del kept[2]
     return ".".join(kept) or "the file"

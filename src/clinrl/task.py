@@ -9,6 +9,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -293,7 +294,8 @@ def get_task(name: str) -> Task:
     return task
 
 
-def task_names() -> list[str]:
-    """The names of all task folders, sorted."""
+@cache
+def task_names() -> tuple[str, ...]:
+    """The names of all task folders, sorted. Looked up once: params.yaml may name hundreds of versions."""
     package = importlib.import_module("clinrl.tasks")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg)
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg))

@@ -52,13 +52,14 @@ def dvc(where: Path, *words: str) -> str:
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A scripted project in which nothing is built but the base. Copy it."""
+    """A scripted project in which nothing is built but the base, and params.yaml is proven. Copy it."""
     folder = tmp_path_factory.mktemp("bare")
     scripted.write_project(folder, sections())
     dvc(folder, "init", "--no-scm", "--quiet")
     with contextlib.chdir(folder):
+        scripted.main("params")
         scripted.base(load_params(), "esi")
-    dvc(folder, "commit", "--force", "base@esi")
+    dvc(folder, "commit", "--force", "params", "base@esi")
     return folder
 
 

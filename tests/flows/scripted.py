@@ -1,4 +1,4 @@
-"""A small project in which every stage of dvc.yaml is quick: `python scripted.py <stage> <name>` stands for `clinrl`.
+"""A small project in which every stage of dvc.yaml is quick: `python scripted.py <address>` stands for `clinrl stage`.
 
 Cases, streams, specs, manifests, answers' grades and reports are real; only what a model would do is scripted: training
 writes a few numbers, and the exam is answered by the gold turns, with a mistake every so often.
@@ -14,7 +14,7 @@ import numpy as np
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
-from clinrl import baselines, dataset, evaluate, figures, mine, model_card, paths, starter, train
+from clinrl import baselines, dataset, evaluate, figures, mine, model_card, paths, stages, starter, train
 from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.params import Params, load_params
 from clinrl.records import Message, Transcript
@@ -59,28 +59,31 @@ MISSED = "severe_pain"
 
 
 def write_project(folder: Path, sections: dict[str, Any]) -> None:
-    """Write params.yaml, and the project's dvc.yaml with this program in the place of `python -m clinrl`."""
+    """Write params.yaml, and the project's dvc.yaml with this program in the place of `python -m clinrl stage`."""
     yaml = YAML()
     graph = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
-    (folder / "dvc.yaml").write_text(graph.replace("python -m clinrl", f"python {__file__}"))
+    (folder / "dvc.yaml").write_text(graph.replace("python -m clinrl stage", f"python {__file__}"))
     with (folder / "params.yaml").open("w", encoding="utf-8") as stream:
         yaml.dump(sections, stream)
 
 
 def groups(folder: Path) -> list[str]:
     """The groups of stages of a project's dvc.yaml. A stage by itself names versions that this project has not."""
-    stages = YAML(typ="safe").load(folder / "dvc.yaml")["stages"]
-    return [name for name, stage in stages.items() if "foreach" in stage]
+    graph = YAML(typ="safe").load(folder / "dvc.yaml")["stages"]
+    return [name for name, stage in graph.items() if "foreach" in stage]
 
 
-def main(stage: str, name: str) -> None:
+def main(address: str) -> None:
     """Run one stage in the working directory."""
     starter.follow()
+    if address == stages.FIRST:
+        return stages.prove(Path("params.yaml"))
+    sys.argv[1:] = stage, name = stages.command_of(address)
     failing, *code = FAIL.read_text().split() if FAIL.exists() else [""]
     if failing == stage:
         print(f"clinrl: {stage} of {name} fails today", file=sys.stderr)
         sys.exit(int(*code) or 1)
-    run(load_params(), stage, name)
+    return run(load_params(), stage, name)
 
 
 def run(params: Params, stage: str, name: str) -> None:

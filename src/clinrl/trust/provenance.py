@@ -7,7 +7,6 @@ same. It holds no times and no hosts: the same stage on the same inputs says the
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clinrl.artefacts import MANIFEST, sha256_file, write_json
 from clinrl.errors import ArtefactError, Refused, SignatureError
+from clinrl.stages import FIRST, command_of
 from clinrl.trust import dsse, lock
 from clinrl.trust.keys import keyring, signer
 
@@ -59,8 +59,9 @@ def record(command: str, name: str, scale: "Scale", source: Path = Path("params.
         print(f"clinrl: {command} {name} is done, but its provenance is not signed: {error}", file=sys.stderr)
 
 
-def of(addresses: Iterable[str]) -> list[dict[str, Any]]:
-    """The signed statements about stages, in their order; none for a stage that did not run here or ran on other files.
+def of(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The signed statements about stages, each with its address, in their order; none for a stage that did not run
+    here, or that made other files than there are now.
 
     Raises SignatureError naming a statement that was altered, or that nobody signed whose signature counts.
     """
@@ -81,7 +82,7 @@ def of(addresses: Iterable[str]) -> list[dict[str, Any]]:
             raise SignatureError(f"{path} is not about {address}; remove it")
         files = {name: digest for name, digest in subjects.items() if digest}
         if all(Path(name).is_file() and sha256_file(Path(name)) == digest for name, digest in files.items()):
-            found.append(envelope)
+            found.append((address, envelope))
     return found
 
 
@@ -127,14 +128,12 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
 def _found(command: str, name: str, params: dict[str, Any], stages: dict[str, Any]) -> Stage | None:
     for group, block in stages.items():
         for address, template, scope in _stages(group, block, params):
-            line = _filled(template["cmd"], scope)
-            words = shlex.split(line) if isinstance(line, str) else []
-            if words[-2:] == [command, name] and "clinrl" in words:
+            if address != FIRST and command_of(address) == (command, name):
                 keys = _filled(template.get("params", []), scope)
                 outs = [template.get(kind, []) for kind in ("outs", "metrics", "plots")]
                 return Stage(
                     address=address,
-                    command=line,
+                    command=template["cmd"],
                     deps=_paths(_filled(template.get("deps", []), scope)),
                     params={key: _value(key, params) for key in keys},
                     outs=[path for entries in outs for path in _paths(_filled(entries, scope))],
