@@ -551,8 +551,8 @@ def _note_strangers(command: str, name: str) -> None:
         unknown = [path for address in addresses(command, name) for path in lock.strangers(recorded, address)]
         for path in dict.fromkeys(unknown):
             print(
-                f"clinrl: {path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro` "
-                "has made both",
+                f"clinrl: {path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro`"
+                " made both",
                 file=sys.stderr,
             )
 
