@@ -21,8 +21,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from clinrl.errors import Refused
 from clinrl import child
+from clinrl.errors import Refused
 from flows import credentials, servers
 
 ROOT = Path(__file__).parents[2]
