@@ -69,6 +69,12 @@ def test_what_signs_with_another_key_is_found(checkout: Path) -> None:
             keys.Signer(key, lambda _, made=made: made).sign(DATA)
 
 
+def test_where_no_key_can_be_kept_it_is_said(checkout: Path) -> None:
+    Path(".clinrl").write_text("in the way")
+    with pytest.raises(SignatureError, match=r"no key can be kept in \.clinrl/keys"):
+        keys.signer("embedded")
+
+
 def test_full_scale_makes_no_key_by_itself(checkout: Path) -> None:
     with pytest.raises(SignatureError, match="no signing key; set CLINRL_SIGNING_KEY"):
         keys.signer("full")
@@ -154,6 +160,12 @@ def test_whose_signatures_count(checkout: Path) -> None:
     with pytest.raises(SignatureError, match=r"trusted/broken\.pub: this is no public key"):
         keys.keyring()
     (keys.TRUSTED / "broken.pub").unlink()
+    odd = Path(os.fsdecode(bytes(keys.TRUSTED) + b"/\xff.pub"))
+    odd.write_text(theirs.line)
+    with pytest.raises(SignatureError, match="cannot be printed") as refused:
+        keys.keyring()
+    str(refused.value).encode()
+    odd.unlink()
     keys.TRUSTED.chmod(0o777)
     with pytest.raises(SignatureError, match="others may write into"):
         keys.keyring()
