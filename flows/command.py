@@ -10,6 +10,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from clinrl import child, determinism
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.section import known
-from flows import servers
+from flows import alone, servers
 
 if TYPE_CHECKING:
     from prefect import State
@@ -73,8 +74,12 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
     arguments = vars(parser(name).parse_args(argv))
     try:
         determinism.pin()
-        check(arguments)
-        return _run(name, arguments)
+        task = check(arguments)
+        servers.configure()
+        if servers.configured():
+            return _run(name, arguments)
+        with alone.at_work(task, f"flows.{name} {arguments.get('name', task)}"):
+            return _run(name, arguments)
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
@@ -83,32 +88,37 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def check(arguments: dict[str, Any]) -> None:
-    """Refuse what params.yaml does not have, and an approver without a name, before anything is started."""
+def check(arguments: dict[str, Any]) -> str:
+    """Refuse what params.yaml does not have, and an approver without a name, before anything is started.
+
+    Returns the task that the flow is about.
+    """
     params = load_params()
     if "name" in arguments:
-        params.parts(arguments["name"])
-    if "task" in arguments:
-        known("params.yaml", arguments["task"], params.bases, "a task with a base")
+        task: str = params.versions[params.parts(arguments["name"])[0]].task
+    else:
+        task = arguments["task"]
+        known("params.yaml", task, params.bases, "a task with a base")
     if arguments.get("approver") is not None:
         from clinrl.release import named
 
         named(arguments["approver"])
+    return task
 
 
 def _run(name: str, arguments: dict[str, Any]) -> int:
-    servers.configure()
-    server = servers.begin_private()
-    if server is not None:
-        atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out
-    warnings.filterwarnings("ignore", category=DeprecationWarning)
-    module = import_module(f"flows.{name}")  # a second, while the server starts
-    approver = arguments.pop("approver", None)
-    flow = getattr(module, name) if approver is None else module.approved_by(approver)
-    from flows import runs
+    with nullcontext() if servers.configured() else alone.starting():
+        server = servers.begin_private()
+        if server is not None:
+            atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        module = import_module(f"flows.{name}")  # a second, while the server starts
+        approver = arguments.pop("approver", None)
+        flow = getattr(module, name) if approver is None else module.approved_by(approver)
+        from flows import runs
 
-    if server is not None:
-        servers.wait("prefect", server, servers.health())
+        if server is not None:
+            servers.wait("prefect", server, servers.health())
     return verdict(runs.start(flow, arguments))
 
 

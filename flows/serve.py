@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import child, determinism
 from clinrl.errors import Refused
 from clinrl.params import load_params
-from flows import credentials, servers
+from flows import alone, credentials, servers
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -58,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         load_params()
         with ExitStack() as stack:
             if arguments.servers:
-                _start_servers(stack, arguments.prefect_port, arguments.mlflow_port)
-            elif not os.environ.get("PREFECT_API_URL"):
+                with alone.starting():
+                    _start_servers(stack, arguments.prefect_port, arguments.mlflow_port)
+            elif not servers.configured():
                 raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
             # In a group of its own, so that its flow runs end with it, whoever is told to stop.
             runner = child.start([sys.executable, "-c", "from flows import serve; serve.run()"])

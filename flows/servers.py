@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from clinrl import child
@@ -25,6 +26,8 @@ STARTUP_S = 120.0
 """Seconds that a server may take until it answers. A new database costs ten on an idle machine."""
 GRACE_S = 4.0
 """Seconds that a server has to write down what it knows when the process that started it is gone."""
+LOGS_S = 7 * 86400.0
+"""Seconds that the log of a server is kept after its last line."""
 PRIVATE = "CLINRL_PRIVATE_PREFECT"
 """Set where the Prefect server is private to this process, so that nobody can be asked anything through it."""
 
@@ -44,12 +47,17 @@ def configure() -> None:
         os.environ.setdefault(name, value)
 
 
+def configured() -> bool:
+    """Whether the environment names a Prefect server."""
+    return bool(os.environ.get("PREFECT_API_URL"))
+
+
 def begin_private() -> "subprocess.Popen[str] | None":
     """Begin to start a private Prefect server and point this process to it; None where a server is configured.
 
     It answers only once `wait` has returned.
     """
-    if os.environ.get("PREFECT_API_URL"):
+    if configured():
         return None
     port = free_port()
     password = credentials.new().PREFECT_API_AUTH_STRING
@@ -121,12 +129,16 @@ def _start(name: str, port: int, settings: dict[str, str]) -> "subprocess.Popen[
     ends = ["--timeout-graceful-shutdown", "2"]  # seconds; a page that is open elsewhere would hold it for ever
     command = [sys.executable, "-m", "uvicorn", *app, *ends, "--host", HOST, "--port", str(port)]
     credentials.private_folder()
+    for old in credentials.FOLDER.glob("*.log"):
+        with suppress(FileNotFoundError):  # another process sweeps too
+            if time.time() - old.stat().st_mtime > LOGS_S:
+                old.unlink()
     with _log(name).open("w") as log:
         return child.start(command, grace_s=GRACE_S, stdout=log, stderr=log, env=os.environ | settings)
 
 
 def _log(name: str) -> Path:
-    return credentials.FOLDER / f"{name}.log"
+    return credentials.FOLDER / f"{name}-{os.getpid()}.log"  # each process that starts servers has logs of its own
 
 
 def _answers(url: str, login: str) -> bool:

@@ -98,11 +98,14 @@ def repro(stage: str, name: str) -> None:
 
 
 def failure(address: str, code: int, words: list[str]) -> StageFailed:
-    """Why a stage failed, from the exit code of DVC and the last lines that it and its command printed."""
+    """Why a stage failed, from the exit code of its supervisor and the last lines that DVC and its command printed."""
     text = "\n".join(words)
     if any(sign in text for sign in _LOCKED):
         sentence = f"{address} did not run: another DVC is at work in this project; try again when it is done"
         return DvcBusy(sentence, Busy.exit_code)
+    if (number := child.signal_of(code)) is not None:
+        sentence = f"{address} failed: it was killed ({number.name}), not by its own doing; the same command continues"
+        return StageFailed(sentence)
     own = next((line for line in reversed(words) if line.startswith("clinrl: ")), None)
     dvcs = next((line for line in reversed(words) if line.startswith("ERROR: ")), None)
     found = next(filter(None, (_EXITED.search(line) for line in reversed(words))), None)

@@ -198,3 +198,43 @@ def test_who_is_killed_while_a_store_is_made_leaves_none(tmp_path, monkeypatch):
         client.create_registered_model("esi")
         assert client.get_experiment("0").artifact_location == f"file://{tmp_path}/artifacts/0"
     assert not (tmp_path / "mlflow.db.new").exists()
+
+
+def test_a_disk_that_is_full_is_one_sentence_without_sql(tmp_path, monkeypatch):
+    """SQLite's own error: a database that may not grow says the same as a disk that cannot."""
+    from sqlalchemy import create_engine, text
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with (  # noqa: PT012
+        pytest.raises(RegistryError) as refused,
+        asked(),
+        create_engine(f"sqlite:///{tmp_path}/small.db").connect() as database,
+    ):
+        database.execute(text("CREATE TABLE notes (note TEXT)"))
+        database.execute(text("PRAGMA max_page_count = 2"))
+        database.execute(text("INSERT INTO notes VALUES (:note)"), {"note": "x" * 100_000})
+    sentence = f"disk is full at the registry in {tmp_path}/mlruns/mlflow.db: free some space and give the same command"
+    assert str(refused.value) == f"{sentence} again"
+    assert refused.value.exit_code == 1
+
+
+def test_the_loser_of_a_race_leaves_no_run_that_looks_alive(tmp_path, monkeypatch):
+    from mlflow import MlflowClient
+    from mlflow.entities import ViewType
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with asked() as client:
+        create = MlflowClient.create_run
+
+        def too_late(self, experiment, **words):
+            create(self, experiment, start_time=1, **words)  # another machine was quicker
+            return create(self, experiment, **words)
+
+        monkeypatch.setattr(MlflowClient, "create_run", too_late)
+        winner = tracking.run_of(client, "esi", "v1-abc", "v1")
+        assert winner.info.start_time == 1
+        (loser,) = client.search_runs([winner.info.experiment_id], run_view_type=ViewType.DELETED_ONLY)
+        assert loser.info.status == "KILLED"
+        assert client.get_run(winner.info.run_id).info.status == "RUNNING"

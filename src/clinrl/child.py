@@ -68,6 +68,12 @@ def end(child: "subprocess.Popen[str]", grace_s: float = GRACE_S) -> None:
                 stream.close()
 
 
+def signal_of(code: int) -> signal.Signals | None:
+    """The signal that ended a command, or its supervisor, by the exit code of `run`; None if none did."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number) if number in {*signal.Signals} else None
+
+
 def _clear_after(child: "subprocess.Popen[str]") -> None:
     """Once a supervisor has ended, kill what is left of its group."""
     child.wait()

@@ -57,6 +57,9 @@ PATIENCE = {
 TWICE = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
 """What SQLite, PostgreSQL and MySQL say when a row is added that somebody else has just added."""
 
+DISK_FULL = re.compile(r"database or disk is full|no space left on device", re.IGNORECASE)
+"""What SQLite, and the system through a server, say of a full disk."""
+
 Point = tuple[str, int, float]
 """Metric, step, value."""
 
@@ -200,6 +203,8 @@ def _sentence(uri: str, error: Exception) -> str:
             f"{place(uri)} refused the credentials; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN"
         )
+    if DISK_FULL.search(text):
+        return f"disk is full at {place(uri)}: free some space and give the same command again"
     if "database is locked" in text:
         return f"{place(uri)} is locked by another process; give the same command again when that has ended"
     if "API request to" in text and "exception" in text:
@@ -239,6 +244,7 @@ def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
         mine = client.create_run(experiment, run_name=name, tags={KEY: key})
         found = _runs(client, experiment, key)
         if found[0].info.run_id != mine.info.run_id:
+            client.set_terminated(mine.info.run_id, "KILLED")  # a deleted run keeps its status, and looked alive
             client.delete_run(mine.info.run_id)
     return found[0]
 

@@ -1,15 +1,19 @@
 """The command line of the flows: quick to say what it is, and one sentence for what it will not do."""
 
 import ast
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from clinrl import child, registry
 from flows import servers
+from processes import eventually
 
 ROOT = Path(__file__).parents[2]
 FLOWS = ("reproduce", "release", "retrain", "serve")
@@ -98,10 +102,9 @@ def test_a_server_that_is_away_is_one_sentence(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_credentials_are_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "ada:secret")
+def test_wrong_credentials_are_one_sentence(project: Path) -> None:
     port = servers.free_port()
-    server = servers.prefect(port, ui=False)
+    server = servers.prefect(port, "ada:secret", ui=False)
     try:
         servers.wait("prefect", server, f"http://127.0.0.1:{port}/api/health")
         done = flow("release", "v2", "--approver", "Ada Lovelace", api=f"http://127.0.0.1:{port}/api")
@@ -110,3 +113,74 @@ def test_wrong_credentials_are_one_sentence(project: Path, monkeypatch: pytest.M
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "refused the credentials; set PREFECT_API_AUTH_STRING" in done.stderr
     assert registry.holder("esi", "champion") is None
+
+
+def started(*words: str) -> "subprocess.Popen[str]":
+    """A flow's command without a server, in the background."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
+    return subprocess.Popen([sys.executable, "-m", *words], env=env, stderr=subprocess.PIPE, text=True)
+
+
+AT_WORK = re.compile(
+    r"clinrl: flows\.retrain esi \(process (\d+), since [-0-9]{10} [0-9:]{5}\) is at work on esi here; "
+    r"wait for it to end and give the same command again: it continues\n"
+)
+
+
+@pytest.mark.parametrize("words", [("retrain", "esi"), ("release", "v2", "--approver", "Ada Lovelace")])
+def test_the_second_flow_of_a_task_is_told_who_is_at_work(empty: Path, words: tuple[str, ...]) -> None:
+    first = started("flows.retrain", "esi")
+    try:
+        lock = empty / ".clinrl/locks/flow-esi.lock"
+        eventually(lambda: lock.exists() and lock.read_text(), 60)
+        second = flow(*words)
+    finally:
+        first.kill()
+        first.communicate()
+    told = AT_WORK.fullmatch(second.stderr)
+    assert second.returncode == 75
+    assert told is not None, second.stderr
+    assert int(told[1]) == first.pid
+
+
+@pytest.mark.slow
+def test_of_five_retrainings_at_once_one_trains_and_four_say_who(empty: Path) -> None:
+    flows = [started("flows.retrain", "esi", "--approver", "Ada Lovelace") for _ in range(5)]
+    said = [process.communicate(timeout=600)[1] for process in flows]
+    assert sorted(process.returncode for process in flows) == [0, 75, 75, 75, 75], said
+    winner = next(process.pid for process in flows if process.returncode == 0)
+    told = [AT_WORK.fullmatch(text) for process, text in zip(flows, said, strict=True) if process.returncode]
+    assert [match and int(match[1]) for match in told] == [winner] * 4, said
+    assert [path.name for path in Path(".clinrl/servers").glob("*.log")] == [f"prefect-{winner}.log"]
+    trained = [json.loads(line)["words"] for line in Path("worked.jsonl").read_text().splitlines()]
+    assert len(trained) == len({tuple(words) for words in trained})
+
+
+SERVED = """
+from flows import alone, servers
+servers.configure()
+with alone.starting():
+    server = servers.begin_private()
+    servers.wait("prefect", server, servers.health())
+"""
+
+
+@pytest.mark.slow
+def test_servers_that_start_at_once_make_one_database(empty: Path) -> None:
+    three = [subprocess.Popen([sys.executable, "-c", SERVED], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [process.communicate(timeout=300)[1] for process in three]
+    assert [process.returncode for process in three] == [0, 0, 0], said
+
+
+def test_old_logs_of_servers_are_swept(project: Path) -> None:
+    for name, age_s in (("prefect-1.log", servers.LOGS_S + 60), ("prefect-2.log", 60.0)):
+        log = project / ".clinrl/servers" / name
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.touch()
+        os.utime(log, (time.time() - age_s,) * 2)
+    child.end(servers._start("prefect", servers.free_port(), {}))
+    assert {log.name for log in (project / ".clinrl/servers").glob("*.log")} == {
+        "prefect-2.log",
+        f"prefect-{os.getpid()}.log",
+    }

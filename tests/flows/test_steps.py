@@ -130,7 +130,17 @@ def test_a_path_that_another_dvc_writes_is_told_from_a_failure(here: Path) -> No
 def test_a_failure_without_a_word_is_still_a_sentence() -> None:
     from flows import steps
 
-    assert str(steps.failure("train@v1", 137, [])) == "train@v1 failed: exit code 137, without a word"
+    assert str(steps.failure("train@v1", 3, [])) == "train@v1 failed: exit code 3, without a word"
     said = ["> python -m clinrl train v1", "ERROR: failed to reproduce 'train@v1': ... exited with -9"]
     killed = steps.failure("train@v1", 255, said)
     assert killed.exit_code == 1
+
+
+@pytest.mark.parametrize("code", [-9, 137], ids=["supervisor", "dvc"])
+def test_a_stage_that_was_killed_is_said_to_have_been(code: int) -> None:
+    from flows import steps
+
+    said = ["Running stage 'train@v1':", "> python -m clinrl train v1", "clinrl: step 31 of 60, reward 0.81"]
+    failed = steps.failure("train@v1", code, said)
+    assert str(failed) == ("train@v1 failed: it was killed (SIGKILL), not by its own doing; the same command continues")
+    assert failed.exit_code == 1

@@ -148,7 +148,7 @@ def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: 
 def test_only_what_holds_is_handed_on(project: Path) -> None:
     assert provenance.of(["train@v2"]) == []
     provenance.record("train", "v2", "embedded")
-    [envelope] = provenance.of(["probe@v2", "train@v2"])
+    [(_, envelope)] = provenance.of(["probe@v2", "train@v2"])
     (project / "data/adapters/v2/adapter").write_text("as of another commit")
     assert provenance.of(["train@v2"]) == []
     (project / "data/adapters/v2/adapter").unlink()
@@ -172,7 +172,7 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
 
 def test_a_stage_leaves_its_provenance(project: Path) -> None:
     assert cli.main(["dataset", "esi-x1"]) == 0
-    [envelope] = provenance.of(["dataset@esi-x1"])
+    [(_, envelope)] = provenance.of(["dataset@esi-x1"])
     _, said = dsse.opened(envelope, keys.keyring())
     names = [subject["name"] for subject in said["subject"]]
     assert names == ["data/cases/esi-x1", "data/cases/esi-x1/cases.jsonl", "data/cases/esi-x1/manifest.json"]
