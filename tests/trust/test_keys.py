@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.errors import SignatureError
+from clinrl.params import Params
 from clinrl.trust import keys
+from valid_params import VALID
 
 DATA = b"what is signed"
 NONE = serialization.NoEncryption()
@@ -169,6 +171,14 @@ def test_whose_signatures_count(checkout: Path) -> None:
     keys.TRUSTED.chmod(0o777)
     with pytest.raises(SignatureError, match="others may write into"):
         keys.keyring()
+
+
+def test_who_is_listed_in_params_keeps_the_name(checkout: Path) -> None:
+    ada, eve = (keys._loaded(pem(ec.SECP256R1()), "test").key for _ in range(2))
+    params = Params.model_validate({**VALID, "approvers": {"Ada": ada.line}})
+    keys.trust("Ada", eve)
+    keys.trust("Eve", eve)
+    assert keys.listed(params) == {"Ada": ada, "Eve": eve}
 
 
 @ssh

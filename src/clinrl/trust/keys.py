@@ -195,9 +195,9 @@ def keyring() -> dict[str, Key]:
 
 
 def listed(params: "Params") -> dict[str, Key]:
-    """Whose signatures count in the project: approvers and rebuilders of params.yaml, and this checkout's keyring."""
-    people = {**params.rebuilders, **params.approvers}
-    return {**people, **keyring()}
+    """Whose signatures count in the project: this checkout's keyring, and rebuilders and approvers of params.yaml, who
+    keep their names."""
+    return {**keyring(), **params.rebuilders, **params.approvers}
 
 
 def _configured() -> Signer | None:
