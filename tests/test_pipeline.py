@@ -80,7 +80,8 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 
 LAYERS = (
     {"child", "errors", "marks", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "plain_yaml", "section", "sources", "starter", "statistics", "task", "turns"},
+    {"artefacts", "determinism", "plain_yaml", "private", "starter"},
+    {"section", "sources", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
     {"blocks", "environments", "ledger", "origins", "params_text"},

@@ -67,6 +67,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command in ("keys", "approve"):
         signed: int = getattr(import_module("clinrl.trust.desk"), arguments.command)(arguments)
         return signed
+    if arguments.command in ("check", "stage"):
+        import_module("clinrl.private").fence()
     if arguments.command == "stage":
         stages = import_module("clinrl.stages")
         if arguments.address == stages.FIRST:
