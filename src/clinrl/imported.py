@@ -222,7 +222,7 @@ def cleaned(text: str) -> str:
 
 
 def check_text(text: str, column: str) -> None:
-    """Refuse text that is empty, too long, or holds a mark or something of the shape of an identifier. Raises Unclear."""
+    """Refuse text that is empty, too long, or holds a mark or what looks like an identifier. Raises Unclear."""
     if not text:
         raise Unclear(column, "is empty")
     if len(text) > LONGEST_NARRATIVE_CHARACTERS:
