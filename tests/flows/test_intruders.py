@@ -21,8 +21,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from clinrl import child
 from clinrl.errors import Refused
-from flows import child, credentials, servers
+from flows import credentials, servers
 
 ROOT = Path(__file__).parents[2]
 OWN = "/api/2.0/mlflow"
