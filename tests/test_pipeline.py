@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clinrl import comparison, paths
-from clinrl.cli import parser
+from clinrl.commands import parser
 from clinrl.params import Params, load_params
 from clinrl.stages import FIRST, command_of
 
