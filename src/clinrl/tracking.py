@@ -72,6 +72,8 @@ def store() -> str:
     """MLFLOW_TRACKING_URI, or the project's own SQLite file. Raises RegistryError for a folder, or no address."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"{SQLITE}{STORE}"
     if (file := file_of(uri)) is not None:
+        if file == Path():
+            raise RegistryError("MLFLOW_TRACKING_URI is sqlite:/// without a file; write sqlite:///path/mlflow.db")
         return f"{SQLITE}{file.absolute()}"
     try:
         place(uri)
