@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clinrl import comparison, paths
-from clinrl.cli import parser
+from clinrl.commands import parser
 from clinrl.params import Params, load_params
 from clinrl.stages import FIRST, command_of
 
@@ -80,7 +80,8 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 
 LAYERS = (
     {"child", "errors", "marks", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "plain_yaml", "section", "sources", "starter", "statistics", "task", "turns"},
+    {"artefacts", "determinism", "plain_yaml", "private", "starter"},
+    {"section", "sources", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
     {"blocks", "environments", "ledger", "origins", "params_text"},
