@@ -49,7 +49,7 @@ GATES = {
 def build(answers: dict[str, Sequence[int]]) -> Params:
     """Build the project in the working directory, with the answers of versions and merges, as patterns."""
     sections = {"gates": GATES, "merges": MERGES, "datasets": DATASETS}
-    YAML(typ="safe").dump(dolls.PARAMS | sections, Path("params.yaml"))
+    YAML().dump(dolls.PARAMS | sections, Path("params.yaml"))
     params = dolls.params(**sections)
     for name in ("d1", "x1"):
         dataset.stage(params, name)
