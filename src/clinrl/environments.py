@@ -12,7 +12,7 @@ from clinrl.section import did_you_mean
 from clinrl.task import task_names
 
 EXAM_IS_OPEN: Final = "whoever trains on cases of the pool exam can show nothing by an exam any more"
-INSTALL: Final = "install it with `uv pip install -c constraints.txt -e '.[openenv]'`"
+INSTALL: Final = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
 
 
 def names() -> list[str]:

