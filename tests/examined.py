@@ -57,6 +57,8 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
         named = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
         write_json(paths.data_proof(data), named)
         write_text(paths.data_docs(data) / "index.html", f"<html>{data}</html>")
+    for version in params.versions:
+        write_json(paths.probe_proof(version), {"data": {"name": "d1"}})
     with staged(paths.base("esi")) as out:
         save_file({"w": numpy.zeros(2, dtype="float32")}, out / "model.safetensors")
         (out / "config.json").write_text('{"dtype": "float32"}\n')

@@ -64,6 +64,12 @@ def locked() -> Iterator[str]:
     yield from served(Fence(app(), login="clinrl:long-password"))
 
 
+@pytest.fixture(scope="module")
+def inviting() -> Iterator[str]:
+    invitation = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"}
+    yield from served(Fence(PlainTextResponse("read me", headers=invitation)))
+
+
 @pytest.fixture(autouse=True)
 def nothing_arrived() -> None:
     ARRIVED.clear()
@@ -175,3 +181,9 @@ def test_a_session_that_is_silent_ends(place: str) -> None:
             socket.recv(timeout=5)
         assert ended.value.rcvd is not None
         assert (ended.value.rcvd.code, ended.value.rcvd.reason) == (1001, "silent for 0.3 s")
+
+
+def test_nobody_else_is_invited_to_read_an_answer(inviting: str) -> None:
+    answer = httpx.get(f"http://{inviting}/")
+    assert answer.text == "read me"
+    assert not [name for name in answer.headers if name.startswith("access-control")]

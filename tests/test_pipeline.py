@@ -79,7 +79,7 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 LAYERS = (
-    {"child", "errors", "paths", "records", "tables", "clinrl"},
+    {"child", "errors", "marks", "paths", "records", "tables", "clinrl"},
     {"artefacts", "determinism", "plain_yaml", "private", "starter"},
     {"section", "sources", "statistics", "task", "turns"},
     {"imported"},

@@ -9,8 +9,10 @@ Anything else is a bug and shows its traceback.
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -530,11 +532,31 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command not in STAGES:
         code: int = getattr(import_module("clinrl.desk"), arguments.command)(params, arguments)
         return code
+    _note_strangers(arguments.command, arguments.name)
     import_module(f"clinrl.{STAGES[arguments.command].module}").stage(params, arguments.name)
     import_module("clinrl.trust.provenance").record(
         arguments.command, arguments.name, params.scale, source=arguments.params
     )
     return 0
+
+
+def _note_strangers(command: str, name: str) -> None:
+    """Say that a stage run by hand works on files that dvc.lock does not record. DVC sees to its own stages."""
+    if "DVC_STAGE" in os.environ:
+        return
+    from clinrl.errors import ArtefactError
+    from clinrl.stages import addresses
+    from clinrl.trust import lock
+
+    with suppress(ArtefactError):  # without a lock nothing is recorded, and nothing can be registered
+        recorded = lock.read()
+        unknown = [path for address in addresses(command, name) for path in lock.strangers(recorded, address)]
+        for path in dict.fromkeys(unknown):
+            print(
+                f"clinrl: {path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro`"
+                " made both",
+                file=sys.stderr,
+            )
 
 
 def _check_name(params: "Params", command: str, name: str) -> None:

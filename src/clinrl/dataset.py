@@ -16,6 +16,7 @@ from clinrl import artefacts, paths
 from clinrl.blocks import DatasetSpec, ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.imported import COLUMNS, Intake, whose
+from clinrl.marks import holds_mark
 from clinrl.records import Case, Manifest
 from clinrl.task import Task, get_task
 
@@ -156,7 +157,8 @@ def manifest_of(folder: Path, task: Task) -> Manifest:
 
 
 def read_rows(path: Path, task: Task) -> Iterator[Case]:
-    """The cases of a JSONL file, whatever its digest. Raises DataError naming file, row (from 1), column and value.
+    """The cases of a JSONL file, whatever its digest. Raises DataError naming file, row (from 1), column and value,
+    also for a row whose text holds a mark of a chat template.
 
     The value is left out if the cases are imported: it may be somebody's.
     """
@@ -169,9 +171,15 @@ def read_rows(path: Path, task: Task) -> Iterator[Case]:
                 fault = f"longer than {LONGEST_LINE:,} bytes" if len(line) == LONGEST_LINE else "cut short: no line end"
                 raise DataError(f"{path} row {row} is {fault}; {rebuild(path.parent)}")
             try:
-                yield task.Case.model_validate_json(line)
+                case = task.Case.model_validate_json(line)
             except ValidationError as error:
                 raise DataError(f"{path} row {row}, {_fault(error, withheld)}; {rebuild(path.parent)}") from None
+            if holds_mark(case.model_dump_json()):
+                raise DataError(
+                    f"{path} row {row} ({case.id}) holds a mark of a chat template, such as <|im_end|>, which a model "
+                    f"would take for the end of a turn; {rebuild(path.parent)}"
+                )
+            yield case
 
 
 def rebuild(folder: Path) -> str:

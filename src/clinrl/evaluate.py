@@ -450,9 +450,12 @@ def open_sampler(params: "Params", who: Examinee) -> Sampler:
     determinism.settle(SEED)
     if (who.folder / "config.json").exists():
         return TransformersSampler(*bases.open_base(who.folder, for_training=False))
+    is_adapter = (who.folder / opening.CONFIG).exists()
+    if is_adapter:
+        opening.check(who.folder)
     qlora = bool(read_manifest(who.folder).spec.get("qlora", False))
     model, tokenizer = bases.load(params, who.task.name, for_training=False, qlora=qlora)
-    if (who.folder / opening.CONFIG).exists():
+    if is_adapter:
         model = opening.adapted(model, who.folder).eval()
     return TransformersSampler(model, tokenizer)
 

@@ -160,11 +160,14 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _confined(send: Send) -> Send:
-    """Pages that no other origin may show in a frame, where a click could be stolen, and that report to none."""
+    """Answers that no other origin may read or show in a frame, where a click could be stolen; pages report to none."""
 
     async def confine(message: Message) -> None:
         if message["type"] == "http.response.start":
-            MutableHeaders(scope=message)["content-security-policy"] = "frame-ancestors 'self'; connect-src 'self'"
+            headers = MutableHeaders(scope=message)
+            for name in {name for name in headers if name.startswith("access-control-")}:
+                del headers[name]
+            headers["content-security-policy"] = "frame-ancestors 'self'; connect-src 'self'"
         await send(message)
 
     return confine

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from clinrl import paths
 from clinrl.errors import DataError
+from clinrl.marks import holds_mark
 from clinrl.records import Case, Graded, Message, Pool, Transcript, Unreadable, said
 from clinrl.task import Task
 
@@ -138,6 +139,7 @@ def sift(
         intake.read += 1
         try:
             taken = take(cells)
+            check_marks(taken)
             text = fingerprint(told(taken.facts))
             if taken.pseudonym in intake.without or text in intake.without:
                 raise Unclear("(the whole row)", "its patient or narrative is among those that are left out")
@@ -152,6 +154,15 @@ def sift(
             continue
         intake.kept += 1
         yield case_line(task, group_of(use, taken.pseudonym), taken.facts, taken.key)
+
+
+def check_marks(taken: Taken) -> None:
+    """Refuse a row that would bring a mark of a chat template into a prompt or an answer. Raises Unclear."""
+    for name, value in (*taken.facts.items(), *taken.key.items()):
+        if not isinstance(value, int | float | None) and holds_mark(
+            value if isinstance(value, str) else _encode(value)
+        ):
+            raise Unclear(name, "holds a mark of a chat template")
 
 
 def whose(source: Source) -> frozenset[str | bytes]:
@@ -211,11 +222,13 @@ def cleaned(text: str) -> str:
 
 
 def check_text(text: str, column: str) -> None:
-    """Refuse text that is empty, too long, or holds something of the shape of an identifier. Raises Unclear."""
+    """Refuse text that is empty, too long, or holds a mark or what looks like an identifier. Raises Unclear."""
     if not text:
         raise Unclear(column, "is empty")
     if len(text) > LONGEST_NARRATIVE_CHARACTERS:
         raise Unclear(column, f"is longer than {LONGEST_NARRATIVE_CHARACTERS:,} characters")
+    if holds_mark(text):
+        raise Unclear(column, "holds a mark of a chat template")
     for kind, shape in _IDENTIFIERS.items():
         if shape.search(text):
             raise Unclear(column, f"holds what looks like a {kind}")

@@ -15,7 +15,7 @@ from clinrl.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError
 from clinrl.evaluate import Examinee, check_apart, examinee
 from clinrl.records import Manifest, Strict
-from clinrl.trust import approval, lock
+from clinrl.trust import approval, lock, provenance
 from clinrl.trust.keys import listed
 
 if TYPE_CHECKING:
@@ -30,13 +30,17 @@ class Absent(Refused):
     """What a link is about is not here: names it, and what brings it."""
 
 
+class Unsigned(Refused):
+    """What a link is about was never recorded: names it."""
+
+
 class Link(Strict):
     """One statement about a version that can be checked."""
 
     version: str
     link: str
     """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, mining, lock,
-    registry, gate or approver."""
+    provenance, registry, gate or approver."""
     state: State
     digest: str
     """The digest that the link is about; empty where there is none."""
@@ -102,6 +106,7 @@ def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") ->
     if name in params.mining:
         yield _mining(name, params.mining[name].data, artefacts.identity(made))
     yield _locked(params, name, recorded)
+    yield _provenance(params, name, recorded)
     yield _registry(params, name, made)
 
 
@@ -123,6 +128,21 @@ def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") 
     digest = artefacts.digest({fact.path: fact.md5 for fact in facts})
     says = f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
     return Link(version=name, link="lock", state="holds", digest=digest, says=says)
+
+
+def _provenance(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+    """That who ran the stages of a version signed what they made of what. What came from a cache may lack it."""
+    stages = [] if isinstance(recorded, ArtefactError) else lock.ancestors(recorded, lock.exam_stage(params, name))
+    own = [stage for stage in stages if stage.partition("@")[2] == name]
+
+    def signed() -> tuple[str, str]:
+        found = {address for address, _ in provenance.of(own)}
+        missing = [stage for stage in own if stage not in found]
+        if missing or not own:
+            raise Unsigned(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
+        return artefacts.digest(sorted(found)), f"{len(own)} stages were signed by who ran them"
+
+    return _link(name, "provenance", signed)
 
 
 def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
@@ -316,8 +336,9 @@ def _approved(
 def _link(version: str, link: str, check: Callable[[], tuple[str, str]], state: State = "holds") -> Link:
     try:
         digest, says = check()
-    except Absent as absent:
-        return Link(version=version, link=link, state="absent", digest="", says=str(absent))
+    except (Absent, Unsigned) as missing:
+        state = "absent" if isinstance(missing, Absent) else "unrecorded"
+        return Link(version=version, link=link, state=state, digest="", says=str(missing))
     except (Refused, KeyError, ValueError) as error:
         says = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
         return Link(version=version, link=link, state="broken", digest="", says=says)

@@ -41,25 +41,32 @@ def adapted(model: Any, folder: Path, *, is_trainable: bool = False) -> Any:
     Raises ArtefactError if the folder holds no LoRA adapter, if it does not fit the model, or if a weight is no finite
     number: such an adapter answers nothing, and takes its time for that.
     """
+    check(folder)
     with refused(folder, "adapter"):
-        _check(folder)
         from peft import PeftModel
 
         return PeftModel.from_pretrained(model, str(folder), is_trainable=is_trainable)
 
 
+def check(folder: Path) -> None:
+    """Raise ArtefactError if a folder holds no LoRA adapter of finite weights. Needs no model, so it comes first."""
+    with refused(folder, "adapter"):
+        _check(folder)
+
+
 def _check(folder: Path) -> None:
-    import torch
     from safetensors import safe_open
 
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if not isinstance(config, dict) or config.get("peft_type") != KIND or config.get("auto_mapping"):
         raise ValueError(f"{CONFIG} is not that of a LoRA adapter")
     rank = config.get("r")
-    if not isinstance(rank, int) or not 0 < rank <= 4096:
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 < rank <= 4096:
         raise ValueError(f"the rank r in {CONFIG} is no whole number from 1 to 4096")
     if not (folder / WEIGHTS).is_file():
         raise ValueError(f"{WEIGHTS} is missing")
+    import torch
+
     with safe_open(folder / WEIGHTS, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118  it is no mapping
             if not bool(torch.isfinite(tensors.get_tensor(name)).all()):

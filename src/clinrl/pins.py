@@ -19,7 +19,9 @@ from typing import NamedTuple
 from clinrl.artefacts import sha256_file, write_text
 from clinrl.errors import DataError, Refused
 
-MAIN, TORCH, CPU = Path("constraints.txt"), Path("constraints-torch.txt"), Path("constraints-torch-cpu.txt")
+MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout that this code is in: its libraries are pinned there."""
 UNKNOWN = "NOASSERTION"
 """What stands for a licence that a new library does not name in SPDX's terms. Whoever renews writes it by hand."""
 OF_TORCH = re.compile(r"(cuda|nvidia)-|(torch|triton)$")
@@ -36,7 +38,8 @@ HEADERS = {
 """,
 }
 BLOCK = re.compile(
-    r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))?(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+    r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))?"
+    r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
     r"    # via (?P<via>.+)\n(?:    # licence: (?P<licence>.+)\n)?",
     re.MULTILINE,
 )
@@ -83,12 +86,12 @@ def read(text: str) -> list[Pin]:
     return pins
 
 
-def load(folder: Path = Path()) -> list[Pin]:
+def load(folder: Path = ROOT) -> list[Pin]:
     """The pins of all three files, by name. Raises DataError if a file is missing or malformed."""
     try:
-        texts = [(folder / path).read_text(encoding="utf-8") for path in HEADERS]
+        texts = [(folder / name).read_text(encoding="utf-8") for name in HEADERS]
     except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; `git checkout` brings it back") from None
+        raise DataError(f"{error.filename} is missing; restore it with `git checkout`") from None
     return sorted(pin for text in texts for pin in read(text))
 
 
@@ -116,7 +119,7 @@ def renewed(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple
     return sorted(pins)
 
 
-def _file(pin: Pin) -> Path:
+def _file(pin: Pin) -> str:
     """The file that a pin stands in."""
     if "+" in pin.version:
         return CPU
@@ -132,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         former = load()
         pins = renewed(read(_resolved(words)), former, _built(map(Path, arguments.wheels)))
-        for path, header in HEADERS.items():
-            write_text(path, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == path))
+        for name, header in HEADERS.items():
+            write_text(ROOT / name, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == name))
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
@@ -150,10 +153,18 @@ def _resolved(words: Sequence[str]) -> str:
     # A local wheel would be resolved to in place of PyPI's files, and other machines do not have it.
     environment = {name: value for name, value in os.environ.items() if name != "UV_FIND_LINKS"}
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / MAIN.name
-        out.write_text("".join(path.read_text(encoding="utf-8") for path in (MAIN, TORCH)), encoding="utf-8")
+        out = Path(folder) / MAIN
+        out.write_text("".join((ROOT / name).read_text(encoding="utf-8") for name in (MAIN, TORCH)), encoding="utf-8")
         options = ["--universal", "--all-extras", "--generate-hashes", "--no-header", "--annotation-style=line"]
-        command = [find_uv_bin(), "pip", "compile", "pyproject.toml", "--quiet", *options, "--python-version=3.11"]
+        command = [
+            find_uv_bin(),
+            "pip",
+            "compile",
+            str(ROOT / "pyproject.toml"),
+            "--quiet",
+            *options,
+            "--python-version=3.11",
+        ]
         done = subprocess.run([*command, f"--output-file={out}", *words], env=environment, check=False)
         if done.returncode:
             raise DataError("uv found no set of versions, and says why above; nothing was written")
@@ -164,7 +175,7 @@ def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
     """The hashes of wheels in folders, by normalised name and version."""
     from packaging.utils import parse_wheel_filename
 
-    found = {}
+    found: dict[tuple[str, str], str] = {}
     for wheel in sorted(wheel for folder in folders for wheel in folder.glob("*.whl")):
         name, version, _, _ = parse_wheel_filename(wheel.name)
         found[name, str(version)] = sha256_file(wheel)
@@ -177,7 +188,8 @@ def _stated(pin: Pin) -> str | None:
         about = metadata(pin.name)
     except PackageNotFoundError:
         return None
-    return about.get("License-Expression") if about["Version"].split("+")[0] == pin.version else None
+    is_pinned = about["Version"].split("+")[0] == pin.version
+    return about["License-Expression"] if is_pinned and "License-Expression" in about else None
 
 
 if __name__ == "__main__":

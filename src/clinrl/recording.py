@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from clinrl import model_card, novelty, paths, served
@@ -23,6 +23,7 @@ from clinrl.artefacts import (
     read_manifest,
     sha256_file,
     verified,
+    write_json,
     write_text,
 )
 from clinrl.dataset import is_import, read_cases
@@ -34,7 +35,7 @@ from clinrl.imported import is_imported
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
 from clinrl.tracking import Point, exam_metrics, file_of, known_points, log_params, log_points, points
-from clinrl.trust import lock, recount
+from clinrl.trust import lock, provenance, recount
 from clinrl.trust.folder import check, sign
 from clinrl.trust.keys import Key, Signer, listed, signer
 from clinrl_loader import NOTED, SIGNER
@@ -51,6 +52,8 @@ SENT = "clinrl.sent"
 """Run tag: digest of each group of files that the run holds."""
 DIGEST = "digest"
 """Version tag: identity of the adapter, or of the full model."""
+PROVENANCE = "provenance"
+"""Folder of a registered model: what each stage that it follows from made of what, signed by who ran it."""
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 """Kinds of files that can run code when they are loaded."""
 DATASET_DIGEST = 36
@@ -74,6 +77,8 @@ class Recorded:
     """Why it was trained although the probe or an alarm was against it; empty if nothing was."""
     alarms: str
     """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
+    provenance: list[tuple[str, dict[str, Any]]]
+    """The signed statements of the stages that it follows from, as far as they ran here, each with its address."""
     keys: Mapping[str, Key]
     """Whose signatures count."""
     signer: Callable[[], Signer]
@@ -123,6 +128,7 @@ def recorded(params: "Params", who: Examinee) -> Recorded:
         why=params.versions[who.name].why if who.name in params.versions else "",
         waiver=waiver(params, who.name),
         alarms=_alarms(who.name),
+        provenance=provenance.of(lock.ancestors(lock.read(), lock.exam_stage(params, who.name))),
         keys=listed(params),
     )
 
@@ -353,6 +359,8 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
             shutil.copytree(source, folder / part, copy_function=_linked)
         key = made.signer()
         write_text(folder / SIGNER, f"{key.key.line}\n")
+        for address, envelope in made.provenance:
+            write_json(folder / PROVENANCE / f"{address}.json", envelope)
         sign(folder, key)
         if (old := stored(client, model)) is not None:  # what was put there by hand must not stay beside
             shutil.rmtree(old, ignore_errors=True)

@@ -12,12 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from clinrl import paths, validate
 from clinrl.artefacts import digest, exclusive
 from clinrl.errors import RegistryError
 from clinrl.evaluate import examinee
-from clinrl.recording import DIGEST, MERGED, Recorded, fetched, fill, logged_model, recorded, signed_by, stored
+from clinrl.recording import DIGEST, MERGED, Recorded, fetched, fill, logged_model, recorded, signed_by
 from clinrl.records import Manifest, Strict
 from clinrl.section import NAME, did_you_mean, shown
 from clinrl.served import read
@@ -175,9 +176,12 @@ def intact(params: "Params", entry: Entry) -> None:
     if there is no folder.
     """
     with asked() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
-        version = client.get_model_version(entry.model, str(entry.number))
-        model = client.get_logged_model(version.model_id)
-        folder = stored(client, model) or fetched(client, model, Path(scratch))
+        source = str(client.get_model_version(entry.model, str(entry.number)).source)
+        # Where MLflow would load it from: in the project's own store a folder, on a server a logged model.
+        if file_of(client.tracking_uri) is not None:
+            folder = Path(unquote(urlsplit(source).path))
+        else:
+            folder = fetched(client, client.get_logged_model(source.rpartition("/")[2]), Path(scratch))
         if not folder.is_dir():
             raise RegistryError(
                 f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"

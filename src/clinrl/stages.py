@@ -56,6 +56,13 @@ def command_of(address: str) -> tuple[str, str]:
     return command, called.format(name)
 
 
+def addresses(command: str, name: str) -> list[str]:
+    """The addresses of dvc.yaml that may stand for a subcommand and a name."""
+    groups = [(group, called) for group, (known, called) in COMMANDS.items() if known == command]
+    found = [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
+    return [f"compare-{name}"] if command == "comparison" else found
+
+
 def prove(params: Path) -> None:
     """Check params.yaml, then write the constant that says so.
 

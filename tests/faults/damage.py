@@ -315,7 +315,7 @@ def cut_end(path: Path, random: Random) -> str | None:
 
 
 def rechain(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Write lines of the audit file with digests that fit, as anybody can compute them; signatures stay as they were."""
+    """Write lines of the audit file with digests that fit, as anybody can; signatures stay as they were."""
     previous = START
     for line in lines:
         line["previous"] = previous

@@ -102,10 +102,9 @@ def test_a_server_that_is_away_is_one_sentence(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_credentials_are_one_sentence(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "ada:secret")
+def test_wrong_credentials_are_one_sentence(project: Path) -> None:
     port = servers.free_port()
-    server = servers.prefect(port, ui=False)
+    server = servers.prefect(port, "ada:secret", ui=False)
     try:
         servers.wait("prefect", server, f"http://127.0.0.1:{port}/api/health")
         done = flow("release", "v2", "--approver", "Ada Lovelace", api=f"http://127.0.0.1:{port}/api")

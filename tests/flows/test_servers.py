@@ -17,17 +17,19 @@ from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.trust import approval
 from clinrl.trust.keys import signer
-from flows import servers
+from flows import credentials, servers
+from flows import serve as serving
 
 ROOT = Path(__file__).parents[2]
 
 
 class Served(NamedTuple):
-    """Where `python -m flows.serve --servers` says that its servers are, and the process."""
+    """Where `python -m flows.serve --servers` says that its servers are, the process, and what lets a client in."""
 
     prefect: str
     mlflow: str
     process: "subprocess.Popen[str]"
+    kept: credentials.Credentials
 
 
 def eventually(what: str, found: Callable[[], Any], within_s: float = 120) -> Any:
@@ -61,21 +63,27 @@ def served(project: Path) -> Iterator[Served]:
     ports = [servers.free_port() for _ in range(2)]
     process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
     assert process.stderr is not None
-    said = [process.stderr.readline() for _ in range(2)]
-    assert said == [f"Prefect  http://127.0.0.1:{ports[0]}\n", f"MLflow   http://127.0.0.1:{ports[1]}\n"]
-    yield Served(f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}", process)
+    said = [process.stderr.readline() for _ in range(3)]
+    prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports)
+    assert "".join(said) == serving.ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE) + "\n"
+    yield Served(prefect, mlflow, process, credentials.kept())
     process.kill()
     process.communicate()
 
 
 @pytest.mark.slow
-def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(served: Served) -> None:
+def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow import MlflowClient
     from prefect import get_client
     from prefect.flow_runs import resume_flow_run
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: f"{served.prefect}/api"}), get_client(sync_client=True) as client:
+    for name, value in served.kept._asdict().items():
+        monkeypatch.setenv(name, value)
+    known = {PREFECT_API_URL: f"{served.prefect}/api", PREFECT_API_AUTH_STRING: served.kept.PREFECT_API_AUTH_STRING}
+    with temporary_settings(known), get_client(sync_client=True) as client:
 
         def deployment() -> Any:
             return next((found for found in client.read_deployments() if found.name == "esi"), None)

@@ -221,6 +221,8 @@ def test_what_is_not_measured_is_not_mentioned(tmp_path):
         ({"chiefcomplaint": " "}, "chiefcomplaint", "is empty"),
         ({"chiefcomplaint": "pain, call 555-123-4567"}, "chiefcomplaint", "holds what looks like a telephone number"),
         ({"chiefcomplaint": "ESI 2"}, "chiefcomplaint", "names a level"),
+        ({"chiefcomplaint": "pain<|im_end|>"}, "chiefcomplaint", "holds a mark of a chat template"),
+        ({"chiefcomplaint": "pain <think> x"}, "chiefcomplaint", "holds a mark of a chat template"),
         ({"stay_id": "8"}, "stay_id", "has no row in edstays"),
         ({"stay_id": "x"}, "stay_id", "is not a whole number"),
         ({"subject_id": "2"}, "subject_id", "is not that of the stay in edstays"),

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clinrl.errors import SignatureError
-from clinrl.gate import Decision
 from clinrl.params import Params
 from clinrl.trust import approval, dsse, keys
 from intoto import validated
@@ -18,20 +17,14 @@ from valid_params import VALID
 ADA, ALAN, EVE = (keys._holding(ec.derive_private_key(number, ec.SECP256R1())) for number in (11, 12, 13))
 
 
-def decision(candidate: str = "v3") -> Decision:
-    return Decision(
-        model="esi", task="esi", candidate=candidate, candidate_digest="c" * 64, champion=None, champion_digest=None,
-        exam_digest="e" * 64, findings=(), promote=True, reasons=("all 0 limits hold",),
-    )  # fmt: skip
-
-
 def params(scale: str = "embedded", **approvers: keys.Signer) -> Params:
     listed = {name.replace("_", " "): signer.key.line for name, signer in approvers.items()}
     return Params.model_validate({**VALID, "scale": scale, "approvers": listed})
 
 
 BOTH = params("full", Ada_Lovelace=ADA, Alan_Turing=ALAN)
-DIGEST = decision().digest
+DIGEST, OTHER = "d1" * 32, "d2" * 32
+"""Of two decisions."""
 
 
 def test_a_token_tells_who_approves() -> None:
@@ -52,7 +45,7 @@ def test_what_is_signed_is_a_statement_of_in_toto() -> None:
 @pytest.mark.parametrize(
     ("token", "name"),
     [
-        (approval.token(decision("v2").digest, "Ada Lovelace", ADA), ""),  # another decision
+        (approval.token(OTHER, "Ada Lovelace", ADA), ""),  # another decision
         (approval.token(DIGEST, "Alan Turing", ADA), ""),  # in another's name
         (approval.token(DIGEST, "Ada Lovelace", EVE), ""),  # not listed
         (approval.token(DIGEST, "Ada Lovelace", ADA), "Alan Turing"),  # the answer names somebody else

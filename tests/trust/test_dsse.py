@@ -67,6 +67,20 @@ def test_another_type_is_refused_though_it_is_signed(checkout: Path) -> None:
         dsse.opened(envelope_with(payload, signer, "text/plain"), keys.keyring())
 
 
+def test_another_spelling_of_the_same_bytes_is_refused(checkout: Path) -> None:
+    """Base64 has several where it is padded; only one was written."""
+    payload = json.dumps(STATEMENT).encode()
+    envelope = envelope_with(payload + b" " * ((1 - len(payload)) % 3), keys.signer("embedded"))
+    spelt = envelope["payload"]
+    assert spelt.endswith("==")
+    assert dsse.opened(envelope, keys.keyring())[1] == STATEMENT
+    last = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    other = spelt[:-3] + last[last.index(spelt[-3]) + 1] + "=="
+    assert base64.b64decode(other) == base64.b64decode(spelt)
+    with pytest.raises(SignatureError, match="not as Base64 writes it"):
+        dsse.opened(envelope | {"payload": other}, keys.keyring())
+
+
 def test_every_change_of_an_envelope_is_found(checkout: Path) -> None:
     """Each character replaced, each field dropped, replaced, or one added."""
     envelope = dsse.envelope(STATEMENT, keys.signer("embedded"))

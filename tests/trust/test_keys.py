@@ -62,6 +62,13 @@ def test_a_kill_between_the_halves_of_a_key_is_mended(checkout: Path) -> None:
         keys.signer("embedded")
 
 
+def test_what_signs_with_another_key_is_found(checkout: Path) -> None:
+    key = keys.signer("embedded").key
+    for made in (b"", keys._loaded(pem(ec.SECP256R1()), "test").sign(DATA)):
+        with pytest.raises(SignatureError, match="is not one of the key SHA256:"):
+            keys.Signer(key, lambda _, made=made: made).sign(DATA)
+
+
 def test_full_scale_makes_no_key_by_itself(checkout: Path) -> None:
     with pytest.raises(SignatureError, match="no signing key; set CLINRL_SIGNING_KEY"):
         keys.signer("full")

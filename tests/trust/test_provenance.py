@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import ParseDict
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
-from intoto import validated
 from ruamel.yaml import YAML
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
-from clinrl import cli
-from clinrl.errors import ArtefactError, SignatureError
+from clinrl import cli, stages
+from clinrl.errors import Refused, SignatureError
 from clinrl.trust import dsse, keys, lock, provenance
+from intoto import validated
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,8 +42,10 @@ def project(valid: dict[str, Any], checkout: Path) -> Path:
     with Path("params.yaml").open("w", encoding="utf-8") as stream:
         YAML(typ="safe", pure=True).dump(valid, stream)
     shutil.copy(ROOT / "dvc.yaml", checkout)
-    for file in ("bases/esi/manifest.json", "bases/esi/model", "adapters/v1/manifest.json", "cases/esi-d1/cases.jsonl",
-                 "reports/probe/v2.json", "adapters/v2/adapter", "adapters/v2/manifest.json"):  # fmt: skip
+    for file in (
+        "reports/params.json", "bases/esi/manifest.json", "bases/esi/model", "adapters/v1/manifest.json",
+        "cases/esi-d1/cases.jsonl", "reports/probe/v2.json", "adapters/v2/adapter", "adapters/v2/manifest.json",
+    ):  # fmt: skip
         (checkout / "data" / file).parent.mkdir(parents=True, exist_ok=True)
         (checkout / "data" / file).write_text(file)
     return checkout
@@ -55,11 +57,11 @@ STATEMENT = Path(".clinrl/provenance/train@v2.json")
 def test_every_stage_is_what_dvc_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands, inputs, parameters and outputs of all stages in the project's own dvc.lock."""
     monkeypatch.chdir(ROOT)
-    recorded = [(name, entry) for name, entry in lock.read().items() if " -m clinrl " in entry["cmd"]]
+    recorded = {name: entry for name, entry in lock.read().items() if name != stages.FIRST}
     yaml = {path: YAML(typ="safe").load(path) for path in (Path("params.yaml"), Path("dvc.yaml"))}
     assert len(recorded) > 100
-    for address, entry in recorded:
-        command, name = entry["cmd"].split()[-2:]
+    for address, entry in recorded.items():
+        command, name = stages.command_of(address)
         stage = provenance._found(command, name, yaml[Path("params.yaml")], yaml[Path("dvc.yaml")]["stages"])
         assert stage is not None
         assert (stage.address, stage.command) == (address, entry["cmd"])
@@ -89,9 +91,10 @@ def test_the_stock_tools_read_it(project: Path) -> None:
     definition = slsa.build_definition
     assert slsa.run_details.builder.id == "clinrl"
     assert definition.external_parameters["stage"] == "train@v2"
-    assert definition.external_parameters["command"] == "python -m clinrl train v2"
+    assert definition.external_parameters["command"] == 'python -m clinrl stage "$DVC_STAGE"'
     assert definition.external_parameters["params"]["versions.v2.parent"] == "v1"
     assert [used.name for used in definition.resolved_dependencies] == [
+        "data/reports/params.json",
         "data/bases/esi/manifest.json",  # names all its files
         "data/adapters/v1/manifest.json",
         "data/cases/esi-d1/cases.jsonl",  # has no manifest here
@@ -127,11 +130,12 @@ def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: 
     shutil.rmtree(project / "data/reports/probe")
     provenance.record("train", "v2", "embedded")
     assert "data/reports/probe/v2.json, which dvc.yaml names, is not there" in capsys.readouterr().err
-    for broken in ("stages: [", "stages: {a: {foreach: x, do: {cmd: '${key'}}}", "stages: {a: {cmd: '${nowhere}'}}"):
+    unknown = "stages: {train: {foreach: '${versions}', do: {cmd: c, deps: ['${nowhere.to.be.seen}']}}}"
+    for broken in ("stages: [", "stages: {train: {foreach: 1, do: {}}}", "stages: {train: {}}", "- 1", unknown):
         Path("dvc.yaml").write_text(broken)
         provenance.record("train", "v2", "embedded")
         assert "is done, but" in capsys.readouterr().err
-        with pytest.raises(ArtefactError):
+        with pytest.raises(Refused):
             provenance.find("train", "v2")
     Path("dvc.yaml").write_text("stages: {}")
     provenance.record("train", "v2", "embedded")
@@ -144,7 +148,7 @@ def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: 
 def test_only_what_holds_is_handed_on(project: Path) -> None:
     assert provenance.of(["train@v2"]) == []
     provenance.record("train", "v2", "embedded")
-    [envelope] = provenance.of(["probe@v2", "train@v2"])
+    [(_, envelope)] = provenance.of(["probe@v2", "train@v2"])
     (project / "data/adapters/v2/adapter").write_text("as of another commit")
     assert provenance.of(["train@v2"]) == []
     (project / "data/adapters/v2/adapter").unlink()
@@ -168,7 +172,7 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
 
 def test_a_stage_leaves_its_provenance(project: Path) -> None:
     assert cli.main(["dataset", "esi-x1"]) == 0
-    [envelope] = provenance.of(["dataset@esi-x1"])
+    [(_, envelope)] = provenance.of(["dataset@esi-x1"])
     _, said = dsse.opened(envelope, keys.keyring())
     names = [subject["name"] for subject in said["subject"]]
     assert names == ["data/cases/esi-x1", "data/cases/esi-x1/cases.jsonl", "data/cases/esi-x1/manifest.json"]

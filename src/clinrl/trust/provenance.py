@@ -59,8 +59,9 @@ def record(command: str, name: str, scale: "Scale", source: Path = Path("params.
         print(f"clinrl: {command} {name} is done, but its provenance is not signed: {error}", file=sys.stderr)
 
 
-def of(addresses: Iterable[str]) -> list[dict[str, Any]]:
-    """The signed statements about stages, in their order; none for a stage that did not run here or ran on other files.
+def of(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The signed statements about stages, each with its address, in their order; none for a stage that did not run
+    here, or that made other files than there are now.
 
     Raises SignatureError naming a statement that was altered, or that nobody signed whose signature counts.
     """
@@ -81,7 +82,7 @@ def of(addresses: Iterable[str]) -> list[dict[str, Any]]:
             raise SignatureError(f"{path} is not about {address}; remove it")
         files = {name: digest for name, digest in subjects.items() if digest}
         if all(Path(name).is_file() and sha256_file(Path(name)) == digest for name, digest in files.items()):
-            found.append(envelope)
+            found.append((address, envelope))
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from clinrl.imported import Unclear
+from clinrl.marks import holds_mark
 from clinrl.records import Message, Strict
 
 RULE: Final = "imported"
@@ -27,7 +28,6 @@ HOLDS_A_TAG: Final = r"(?i)</?(?:think|answer)\b|<\|"
 """Text that a reader of the turn, or a chat template, would take for its own marks."""
 
 _NAMES_A_LABEL = re.compile(NAMES_A_LABEL)
-_HOLDS_A_TAG = re.compile(HOLDS_A_TAG)
 
 
 class ImportedKey(Strict):
@@ -56,7 +56,7 @@ def check(text: str, column: str, longest: int) -> None:
         raise Unclear(column, f"is longer than {longest:,} characters")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise Unclear(column, "holds half a character")
-    if _HOLDS_A_TAG.search(text):
+    if holds_mark(text):
         raise Unclear(column, "holds a tag of an answer or of a chat template")
 
 

@@ -1,0 +1,28 @@
+"""The marks by which chat templates and tokenizers tell turns, tools and thinking apart.
+
+A tokenizer reads such a mark as one token of its own wherever it stands. In a text that comes from elsewhere it would
+end a turn or begin another, so no such text may hold one. Importers have no tokenizer, hence the fixed shapes; who has
+one adds its own tokens.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+_SHAPES = re.compile(
+    r"<\|"  # <|im_end|>, <|eot_id|>, <|endoftext|> and all others of this shape, whole or begun
+    r"|\|>"
+    r"|</?(?:think|answer|tool_call|tool_response|tools|start_of_turn|end_of_turn)\b"
+    r"|</?(?:s|pad|unk|bos|eos|cls|sep|mask)>"
+    r"|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
+    r"|<</?SYS>>",
+    re.IGNORECASE,
+)
+_BEGIN = re.compile(r"[<\[|]")
+
+
+def holds_mark(text: str, added: Iterable[str] = ()) -> bool:
+    """Whether a text holds a mark, or what Unicode calls a compatible form of one; `added` are a tokenizer's own."""
+    if not text.isascii():
+        text = f"{text}\n{unicodedata.normalize('NFKC', text)}"
+    return (_BEGIN.search(text) is not None and _SHAPES.search(text) is not None) or any(own in text for own in added)
