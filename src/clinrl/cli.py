@@ -132,7 +132,7 @@ def _note_strangers(command: str, name: str) -> None:
 
 def _check_name(params: "Params", command: str, name: str) -> None:
     """Refuse a name that params.yaml does not have, before the stage's libraries are imported. Raises ParamsError."""
-    from clinrl.section import did_you_mean
+    from clinrl.section import did_you_mean, shown
 
     merges = [*params.merges.folds, *params.merges.blends]
     argument = STAGES[command].argument if command in STAGES else ARGUMENTS[command]
@@ -151,5 +151,5 @@ def _check_name(params: "Params", command: str, name: str) -> None:
         names += [*merges, *(f"{task}-base" for task in params.bases)]
     if name not in names:
         raise ParamsError(
-            f"{name!r} is no {argument.lower()} that `clinrl {command}` knows; {did_you_mean(name, names)}"
+            f"{shown(name)} is no {argument.lower()} that `clinrl {command}` knows; {did_you_mean(name, names)}"
         )
