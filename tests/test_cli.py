@@ -68,7 +68,9 @@ def test_help_names_every_subcommand(capsys):
         assert f"\n    {name} " in text
 
 
-@pytest.mark.parametrize("name", [*commands.STAGES, "plan", "replicate", "show", "verify", "openenv", "keys", "approve"])
+@pytest.mark.parametrize(
+    "name", [*commands.STAGES, "plan", "replicate", "show", "verify", "openenv", "keys", "approve"]
+)
 def test_help_of_a_subcommand_has_examples(name, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])

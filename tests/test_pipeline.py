@@ -47,6 +47,7 @@ DOORS = {
         "equivalence",
         "held_out",
         "merge",
+        "opening",
         "oracles",
         "pretrain",
         "samplers",
@@ -80,9 +81,9 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 
 LAYERS = (
     {"child", "data_docs", "errors", "fence", "marks", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "novelty", "opening", "pins", "plain_yaml", "private", "starter"},
+    {"artefacts", "determinism", "novelty", "opening", "pins", "private", "starter"},
     {"trust.keys", "trust.dsse", "trust.folder", "trust.approval"},
-    {"section", "sources", "statistics", "task", "turns"},
+    {"plain_yaml", "section", "sources", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
     {"blocks", "environments", "ledger", "origins", "params_text"},
