@@ -79,7 +79,7 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
 
 def promote(params: Params, name: str, approver: str, decision: Decision) -> Entry:
     """Promote with the approval of a person who uses this machine's key."""
-    approval = approvals.given(params, decision.digest, approver)
+    approval = approvals.given(params, decision.digest, release.named(approver))
     return release.promote(params, name, decision=decision, approval=approval)
 
 
