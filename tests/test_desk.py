@@ -124,12 +124,15 @@ def test_a_rollback_says_that_the_full_model_is_still_champion(run):
 
 def test_lineage_names_the_broken_link_and_ends_with_1(run):
     code, rows, _ = run("lineage", "v1")
-    assert (code, {row["state"] for row in rows}) == (0, {"holds", "open"})
+    assert (code, {row["state"] for row in rows}) == (0, {"holds", "open", "unrecorded"})
     shutil.rmtree("data/cases/d1")
     code, rows, said = run("lineage", "v1")
+    assert (code, [row["link"] for row in rows if row["state"] == "absent"]) == (0, ["data", "lock"])
+    paths.cases("x1").joinpath(paths.CASES_FILE).write_text("\n")
+    code, rows, said = run("lineage", "v1")
     assert code == 1
-    assert [row["link"] for row in rows if row["state"] == "broken"] == ["data"]
-    assert said.startswith("clinrl: v1, data: ")
+    assert "lock" in [row["link"] for row in rows if row["state"] == "broken"]
+    assert "clinrl: v1, lock: data/cases/x1 is not what dvc.lock records" in said
 
 
 def test_json_is_one_value(project, capsys):
