@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clinrl import child, determinism
+from clinrl import child, determinism, private
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from clinrl.section import known
@@ -93,6 +93,7 @@ def check(arguments: dict[str, Any]) -> str:
 
     Returns the task that the flow is about.
     """
+    private.fence()
     params = load_params()
     if "name" in arguments:
         task: str = params.versions[params.parts(arguments["name"])[0]].task

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from clinrl import child, determinism
+from clinrl import child, determinism, private
 from clinrl.errors import Refused
 from clinrl.params import load_params
 from flows import alone, credentials, servers
@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         determinism.pin()
         servers.configure()
+        private.fence()
         load_params()
         with ExitStack() as stack:
             if arguments.servers:

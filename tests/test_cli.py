@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import clinrl
-from clinrl import cli, dataset, paths, plan
+from clinrl import cli, commands, dataset, paths, plan
 from clinrl.errors import Busy, DataError, TrainingError
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +68,9 @@ def test_help_names_every_subcommand(capsys):
         assert f"\n    {name} " in text
 
 
-@pytest.mark.parametrize("name", [*cli.STAGES, "plan", "replicate", "show", "verify", "openenv", "keys", "approve"])
+@pytest.mark.parametrize(
+    "name", [*commands.STAGES, "plan", "replicate", "show", "verify", "openenv", "keys", "approve"]
+)
 def test_help_of_a_subcommand_has_examples(name, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
@@ -214,5 +216,5 @@ def test_commands_are_pinned_before_anything_else(project, monkeypatch):
 def test_each_stage_has_a_module_with_its_function():
     import importlib
 
-    for stage in cli.STAGES.values():
+    for stage in commands.STAGES.values():
         assert callable(importlib.import_module(f"clinrl.{stage.module}").stage)

@@ -8,6 +8,7 @@ import pytest
 
 import dolls
 import examined
+import locks
 from clinrl import ledger, paths, prose, registry
 from clinrl.cli import main
 from clinrl.gate import Decision
@@ -110,6 +111,7 @@ def test_a_rollback_says_that_the_full_model_is_still_champion(run):
     dolls.sit(params, "v2", examined.RIGHT)
     examined.merge(params, "v2-full")
     dolls.sit(params, "v2-full", examined.RIGHT)
+    locks.record(params)
     for name in ("v2", "v2-full"):
         run("register", name)
     for name in ("v1", "v2", "v2-full"):
@@ -155,7 +157,7 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
     code, rows, _ = run("compare", "v1", "v3")
     assert code == 0
     assert [(row["mode"], row["metric"]) for row in rows] == [
-        (mode, metric) for mode in ("direct", "think") for metric in ("exact", "dangerous")
+        (mode, metric) for mode in ("think", "direct") for metric in ("exact", "dangerous")
     ]
     exact = rows[0]
     assert (int(exact["v1"]) > 0, exact["v3"], float(exact["p"]) < 0.05) == (True, "0", True)

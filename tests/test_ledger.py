@@ -5,11 +5,14 @@ from datetime import UTC, datetime
 from multiprocessing import get_context
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl import ledger
+from clinrl.artefacts import canonical_json, digest
 from clinrl.errors import ArtefactError
+from clinrl.trust import keys
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
@@ -23,22 +26,34 @@ def path(tmp_path):
     return tmp_path / "reports" / "decisions.jsonl"
 
 
+ME, STRANGER = (keys._holding(ec.generate_private_key(ec.SECP256R1())) for _ in range(2))
+RING = {"me": ME.key}
+
+
+def append(path, kind, body, *, signer=ME, **more):
+    return ledger.append(path, kind, body, signer=signer, keys=RING, **more)
+
+
+def read(path):
+    return ledger.read(path, RING)
+
+
 def three(path):
     for number in range(3):
-        ledger.append(path, "decision", {"number": number})
+        append(path, "decision", {"number": number})
     return path.read_text().splitlines(keepends=True)
 
 
 def test_no_file_is_an_empty_chain(path):
-    assert ledger.read(path) == []
+    assert read(path) == []
 
 
 def test_lines_follow_each_other_and_say_when(path):
     at = datetime(2031, 5, 6, 7, 8, 9, 123, tzinfo=UTC)
-    first = ledger.append(path, "decision", {"b": 1, "a": [2]}, at=at)
-    second = ledger.append(path, "approval", {})
+    first = append(path, "decision", {"b": 1, "a": [2]}, at=at)
+    second = append(path, "approval", {})
 
-    assert ledger.read(path) == [first, second]
+    assert read(path) == [first, second]
     assert first.at == "2031-05-06T07:08:09+00:00"
     assert first.previous == ledger.START
     assert second.previous == first.digest
@@ -48,15 +63,15 @@ def test_lines_follow_each_other_and_say_when(path):
 def test_what_is_written_is_read(bodies, tmp_path_factory):
     path = tmp_path_factory.mktemp("chain") / "decisions.jsonl"
     for body in bodies:
-        ledger.append(path, "decision", body)
-    assert [entry.body for entry in ledger.read(path)] == bodies
+        append(path, "decision", body)
+    assert [entry.body for entry in read(path)] == bodies
 
 
 def test_a_line_is_not_written_twice_if_the_caller_says_so(path):
     body = {"number": 1}
     for _ in range(2):
-        ledger.append(path, "decision", body, unless=lambda lines: any(line.body == body for line in lines))
-    assert [entry.body for entry in ledger.read(path)] == [body]
+        append(path, "decision", body, unless=lambda lines: any(line.body == body for line in lines))
+    assert [entry.body for entry in read(path)] == [body]
 
 
 @pytest.mark.parametrize(
@@ -73,26 +88,54 @@ def test_a_line_is_not_written_twice_if_the_caller_says_so(path):
 def test_damage_is_named_by_its_line(path, damage, says):
     path.write_text("".join(damage(three(path))))
     with pytest.raises(ArtefactError, match=says):
-        ledger.read(path)
+        read(path)
     before = path.read_bytes()
     with pytest.raises(ArtefactError, match=says):
-        ledger.append(path, "decision", {})
+        append(path, "decision", {})
     assert path.read_bytes() == before
+
+
+def rewritten(path, number):
+    """The whole chain from a line on, written anew with digests that fit, as anybody can compute them."""
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    entries[number]["body"] = {"number": 99}
+    previous = entries[number]["previous"]
+    for entry in entries[number:]:
+        entry["previous"] = previous
+        previous = entry["digest"] = digest({k: v for k, v in entry.items() if k not in ("digest", "signature")})
+    path.write_text("".join(canonical_json(entry) + "\n" for entry in entries))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_chain_cannot_be_written_anew_without_a_key(path, number):
+    three(path)
+    rewritten(path, number)
+    with pytest.raises(ArtefactError, match=f"line {number + 1} has a signature of somebody else"):
+        read(path)
+
+
+def test_a_line_of_somebody_whose_key_does_not_count_is_named(path):
+    append(path, "decision", {"number": 0})
+    append(path, "approval", {"number": 1}, signer=STRANGER)
+    with pytest.raises(ArtefactError, match=r"line 2 is signed with the key SHA256:.*, which does not count here"):
+        read(path)
+    with pytest.raises(ArtefactError, match="line 2 is signed with the key"):
+        append(path, "decision", {})
 
 
 def test_a_line_that_was_cut_short_does_not_count_and_is_replaced(path):
     lines = three(path)
     path.write_text("".join(lines[:2]) + lines[2][:40])
-    assert len(ledger.read(path)) == 2
+    assert len(read(path)) == 2
 
-    ledger.append(path, "refusal", {"after": "a kill"})
+    append(path, "refusal", {"after": "a kill"})
 
-    assert [entry.kind for entry in ledger.read(path)] == ["decision", "decision", "refusal"]
+    assert [entry.kind for entry in read(path)] == ["decision", "decision", "refusal"]
 
 
 def write(path, number):
     for step in range(10):
-        ledger.append(path, "decision", {"writer": number, "step": step})
+        append(path, "decision", {"writer": number, "step": step})
 
 
 def test_writers_take_turns(path):
@@ -102,7 +145,7 @@ def test_writers_take_turns(path):
         writer.start()
     for writer in writers:
         writer.join()
-    entries = ledger.read(path)
+    entries = read(path)
     assert sorted((entry.body["writer"], entry.body["step"]) for entry in entries) == [
         (writer, step) for writer in range(4) for step in range(10)
     ]

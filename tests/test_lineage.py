@@ -3,16 +3,21 @@
 import json
 import shutil
 from contextlib import chdir
+from pathlib import Path
 
 import pytest
 
 import dolls
 import examined
+import locks
 from clinrl import ledger, lineage, paths, registry, release
-from clinrl.artefacts import write_json
-from clinrl.errors import ParamsError
+from clinrl.artefacts import canonical_json, sha256_file, write_json
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.trust.keys import signer
 
-LINKS = ["files", "parent", "base", "data", "exam", "registry"]
+LINKS = ["files", "parent", "base", "data", "exam", "lock", "provenance", "registry"]
+UNSIGNED = {("unrecorded", "provenance")}
+"""No stage ran here, so nobody signed what one made; all else holds."""
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +50,22 @@ def test_a_released_lineage_holds_from_the_approver_to_the_base(params):
     assert [(link.version, link.link) for link in links] == [
         *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS), ("v2", "gate"), ("v2", "approver"),
     ]  # fmt: skip
-    assert {link.state for link in links} == {"holds"}
+    assert {(link.state, link.link) for link in links if link.state != "holds"} == UNSIGNED
     said = {(link.version, link.link): link.says for link in links}
     assert said["v2", "registry"] == "is version 2 of the registered model esi, champion"
     assert "passed the gate: cases (all modes) 40 for min 10, dangerous (think) 0 for max 0.35" in said["v2", "gate"]
     assert said["v2", "approver"].startswith("was approved by Ada Lovelace at ")
-    assert all(len(link.digest) == 64 for link in links)
+    assert all(len(link.digest) == 64 for link in links if link.state == "holds")
 
 
 def test_a_full_model_leads_to_its_version_and_on_to_the_base(params):
     links = lineage.walk(params, "v2-full")
-    own = ["files", "parent", "base", "exam", "registry"]
+    own = ["files", "parent", "base", "exam", "lock", "provenance", "registry"]
     assert [(link.version, link.link) for link in links] == [
         *(("v2-full", link) for link in own), *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS),
         ("v2-full", "gate"), ("v2-full", "approver"),
     ]  # fmt: skip
-    assert {link.state for link in links} == {"holds"}
+    assert {(link.state, link.link) for link in links if link.state != "holds"} == UNSIGNED
     assert [link.says for link in links[1:2]] == ["is made of v2"]
 
 
@@ -74,6 +79,7 @@ def test_a_blend_leads_to_both_its_versions(params):
 def test_a_version_that_was_trained_anew_is_not_what_was_merged(params):
     examined.train("v2", seed=1)
     dolls.sit(params, "v2", examined.RIGHT)
+    locks.record(params)
     found = broken(params, "v2-full")
     assert set(found) == {("v2-full", "parent"), ("v2", "registry")}
     assert "v2-full was made from another v2" in found["v2-full", "parent"]
@@ -93,13 +99,14 @@ def test_an_unknown_version_is_refused(params):
 def test_an_altered_weight_breaks_its_version_and_the_way_from_its_child(params):
     path = paths.adapter("v1") / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    assert set(broken(params)) == {("v1", "files"), ("v2", "parent")}
+    assert set(broken(params)) == {("v1", "files"), ("v1", "lock"), ("v2", "parent")}
     assert "was altered after it was built" in broken(params)["v1", "files"]
 
 
 def test_a_parent_that_was_trained_anew_is_another_parent(params):
     examined.train("v1", seed=1)
     dolls.sit(params, "v1", examined.GOOD)
+    locks.record(params)
     found = broken(params)
     assert set(found) == {("v2", "parent"), ("v1", "registry")}
     assert "v2 was made from another parent" in found["v2", "parent"]
@@ -115,7 +122,7 @@ def test_an_exam_of_another_adapter_is_named(params):
     content = json.loads(manifest.read_text())
     content["inputs"]["adapter"] = "0" * 64
     write_json(manifest, content)
-    assert set(broken(params)) == {("v2", "exam")}
+    assert set(broken(params)) == {("v2", "exam"), ("v2", "lock")}
 
 
 def test_an_edited_tag_is_named(params):
@@ -146,7 +153,7 @@ def test_a_promotion_on_a_refused_decision_is_named(params):
         "decision": "f" * 64,
         "approver": "X Y",
     }
-    ledger.append(paths.ledger(), "promotion", body)
+    ledger.append(paths.ledger(), "promotion", body, signer=signer("embedded"))
     assert set(broken(params)) == {("v2", "approver")}
 
 
@@ -164,4 +171,51 @@ def test_a_rollback_by_somebody_else_breaks_nothing(params):
 
 def test_a_registry_that_is_not_there_breaks_its_links_only(params):
     shutil.rmtree("mlruns")
-    assert set(broken(params)) == {("v1", "registry"), ("v2", "registry"), ("v2", "gate"), ("v2", "approver")}
+    found = broken(params)
+    assert set(found) == {("v1", "registry"), ("v2", "registry"), ("v2", "gate"), ("v2", "approver")}
+    assert "run `clinrl register v1`" in found["v1", "registry"]
+    assert "run `clinrl register v2`, then `clinrl promote v2`" in found["v2", "registry"]
+
+
+def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(params):
+    """Registered again, and approved by somebody else: the audit file tells of both approvals and both promotions."""
+    shutil.rmtree("mlruns")
+    for name in ("v1", "v2"):
+        registry.register(params, name)
+    examined.promote(params, "v2", "Grace Hopper", release.decide(params, "v2"))
+    assert not broken(params)
+    told = [line.kind for line in ledger.read(paths.ledger())]
+    assert told.count("approval") == told.count("promotion")
+
+
+def test_answers_that_were_sealed_anew_are_named(params):
+    """A folder that vouches for itself: every answer made right, its manifest made to fit."""
+    lines = [json.loads(line) for line in (paths.graded("v2") / "think.jsonl").read_text().splitlines()]
+    lines[0]["answer"] = 1 + lines[0]["answer"] % 5
+    (paths.graded("v2") / "think.jsonl").write_text("".join(canonical_json(line) + "\n" for line in lines))
+    manifest = json.loads((paths.graded("v2") / "manifest.json").read_text())
+    manifest["files"]["think.jsonl"] = sha256_file(paths.graded("v2") / "think.jsonl")
+    write_json(paths.graded("v2") / "manifest.json", manifest)
+    assert "is not what dvc.lock records of evaluate@v2" in broken(params)["v2", "lock"]
+    locks.record(params)  # whoever can write dvc.lock too
+    with pytest.raises(ArtefactError, match=r"line 1 gives another answer to .* than its transcript does"):
+        release.decide(params, "v2")
+    with pytest.raises(ArtefactError, match=r"line 1 gives another answer to .* than its transcript does"):
+        registry.register(params, "v2")
+
+
+def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
+    shutil.rmtree(paths.cases("d1"))
+    shutil.rmtree(paths.graded("v1"))
+    states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
+    assert states["v1", "exam"] == states["v1", "data"] == states["v1", "lock"] == "absent"
+    assert not broken(params)
+    Path("dvc.lock").unlink()
+    states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
+    assert states["v1", "lock"] == states["v2", "lock"] == "unrecorded"
+
+
+def test_code_that_was_altered_in_the_store_breaks_the_registry_s_link(params):
+    code = next(Path("mlruns").rglob("code/clinrl/tasks/esi/answer.py"))
+    code.write_text(code.read_text() + "\n")
+    assert "answer.py' of " in "".join(broken(params).values())

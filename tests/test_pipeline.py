@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clinrl import comparison, paths
-from clinrl.cli import parser
+from clinrl.commands import parser
 from clinrl.params import Params, load_params
 from clinrl.stages import FIRST, command_of
 
@@ -34,7 +34,7 @@ DOORS = {
     "matplotlib": {"figures"},
     "mlflow": {"recording", "registry", "served", "tracking"},
     "pandas": {"served", "validate"},
-    "peft": {"bases", "equivalence", "evaluate", "served", "trainers"},
+    "peft": {"opening", "bases", "equivalence", "evaluate", "served", "trainers"},
     "prefect": set[str](),
     "sentence_transformers": {"oracles"},
     "sklearn": {"baselines"},
@@ -47,6 +47,7 @@ DOORS = {
         "equivalence",
         "held_out",
         "merge",
+        "opening",
         "oracles",
         "pretrain",
         "samplers",
@@ -79,8 +80,10 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 LAYERS = (
-    {"child", "errors", "marks", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "plain_yaml", "section", "sources", "starter", "statistics", "task", "turns"},
+    {"child", "data_docs", "errors", "fence", "marks", "paths", "records", "tables", "clinrl"},
+    {"artefacts", "determinism", "novelty", "opening", "pins", "private", "starter"},
+    {"trust.keys", "trust.dsse", "trust.folder", "trust.approval"},
+    {"plain_yaml", "section", "sources", "statistics", "task", "turns"},
     {"imported"},
     {"tasks"},
     {"blocks", "environments", "ledger", "origins", "params_text"},
@@ -98,14 +101,17 @@ LAYERS = (
     {"snapshot"},
     {"equivalence", "feedback", "held_out"},
     {"merge", "trainers", "train"},
-    {"evaluate", "plan", "verify", "worker"},
+    {"evaluate", "plan", "worker"},
+    {"trust.lock"},
+    {"trust.provenance", "trust.rebuilt", "trust.recount", "verify"},
     {"tracking"},
     {"comparison", "external", "live", "mine", "protocol", "replicate", "series", "served", "transcripts"},
+    {"bom"},
     {"recording"},
     {"registry"},
     {"release", "draft"},
     {"lineage"},
-    {"desk"},
+    {"desk", "trust.desk", "commands"},
     {"cli"},
     {"__main__"},
 )
@@ -113,9 +119,11 @@ LAYERS = (
 
 
 def name_of(path: Path) -> str:
-    """The layer's name for a module: a task folder is one name, the package itself is another."""
+    """The layer's name for a module: a task folder is one name, the package itself is another, `trust` has many."""
     parts = path.relative_to(SRC).with_suffix("").parts
-    return "clinrl" if parts == ("__init__",) else parts[0]
+    if parts[-1] == "__init__" and parts[0] != "tasks":
+        return "clinrl"
+    return ".".join(parts) if parts[0] == "trust" else parts[0]
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
@@ -382,7 +390,8 @@ def test_imports_point_one_way(path: Path) -> None:
     for name, _ in imports(path):
         parts = name.split(".")
         assert parts[0] != "flows"
-        if parts[0] == "clinrl" and (theirs := parts[1]) in rank:
+        theirs = ".".join(parts[1:3]) if parts[1:2] == ["trust"] else parts[1:2] and parts[1]
+        if parts[0] == "clinrl" and theirs in rank:
             assert rank[theirs] <= rank[mine], f"{mine} imports {theirs}"
         if parts[:2] == ["clinrl", "tasks"]:
             own = mine == "tasks" and parts[2] == path.relative_to(SRC).parts[1]

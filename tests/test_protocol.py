@@ -8,7 +8,7 @@ import pytest
 
 import auditors
 from auditors import TASK, oracle
-from clinrl import cli, paths, protocol
+from clinrl import commands, paths, protocol
 from clinrl.artefacts import identity, read_manifest
 from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, ParamsError
@@ -228,4 +228,4 @@ def test_a_protocol_needs_a_task_that_has_one(valid):
 def test_a_name_without_a_protocol_is_refused(here):
     with pytest.raises(ParamsError, match=r"params\.yaml has no protocol of 'v3'; .*allowed: audit-base, v1, v2"):
         protocol.stage(auditors.params(), "v3")
-    assert "protocol" in cli.STAGES
+    assert "protocol" in commands.STAGES

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clinrl import series
-from clinrl.cli import parser
+from clinrl.commands import parser
 from clinrl.errors import ArtefactError
 from clinrl.params import load_params
 

@@ -6,7 +6,6 @@ from itertools import cycle
 
 import pytest
 
-import dolls
 import examined
 from clinrl import ledger, paths, registry, release
 from clinrl.artefacts import exclusive
@@ -81,7 +80,7 @@ def test_a_refused_version_stays_what_it_was(params):
 
 
 def test_who_answers_the_same_to_everything_is_no_first_champion(params):
-    dolls.sit(params, "v1", [2])
+    examined.sit(params, "v1", [2])
     decision = release.decide(params, "v1")
     assert not decision.promote
     assert any("from always 2 on the same cases" in reason for reason in decision.reasons)
@@ -172,7 +171,7 @@ def test_a_decision_is_about_one_adapter(params):
     with pytest.raises(GateError, match="another adapter than the v1"):
         examined.promote(params, "v1", ADA, decision)
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", examined.GOOD)
+    examined.sit(params, "v2", examined.GOOD)
     with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
         release.decide(params, "v2")
 
@@ -180,7 +179,7 @@ def test_a_decision_is_about_one_adapter(params):
 def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_were_kept(params):
     promoted(params, "v2")
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", [5])
+    examined.sit(params, "v2", [5])
     registry.register(params, "v2")
     refused = release.decide(params, "v2")  # the new one, against the old
     assert (refused.champion, refused.promote) == ("v2", False)
@@ -195,7 +194,7 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     first = registry.find("esi", "v2")
     shutil.copytree("data", "kept")
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", examined.GOOD)
+    examined.sit(params, "v2", examined.GOOD)
     assert registry.register(params, "v2").number == 5
     shutil.rmtree("data")
     shutil.move("kept", "data")
@@ -313,7 +312,7 @@ def test_a_decision_that_comes_back_is_told_again(params):
 
 
 def test_a_fold_must_keep_up_with_its_own_version(params):
-    dolls.sit(params, "v2-full", [4])
+    examined.sit(params, "v2-full", [4])
     registry.register(params, "v2-full")
     decision = release.decide(params, "v2-full")
     assert decision.champion is None

@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib.util import find_spec
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,26 @@ def test_a_folder_of_files_is_no_store(monkeypatch, uri):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     with pytest.raises(RegistryError, match="a folder, where MLflow keeps no names any more; set it to a server"):
         store()
+
+
+@pytest.mark.parametrize("uri", ["http://[", "http://user:secret", "http://user:secret@host:99999"])
+def test_what_is_no_address_is_refused_without_its_password(monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(RegistryError, match="is no address; set it to a server") as refused:
+        store()
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("uri", "driver"), [("postgresql", "psycopg"), ("mysql", "MySQLdb"), ("mssql", "pyodbc")])
+def test_a_missing_driver_is_named_and_no_password(monkeypatch, uri, driver):
+    if find_spec(driver) is not None:
+        pytest.skip(f"{driver} is installed here")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{uri}://user:secret@127.0.0.1:1/runs")
+    with pytest.raises(
+        RegistryError, match=f"{uri}://127.0.0.1:1 needs the driver {driver}.*, which is not"
+    ) as refused:
+        ask()
+    assert "secret" not in str(refused.value)
 
 
 @contextmanager

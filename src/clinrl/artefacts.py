@@ -20,6 +20,8 @@ from clinrl.errors import ArtefactError, Busy
 from clinrl.records import Manifest
 
 MANIFEST = "manifest.json"
+AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
+"""DVC trusts read-only objects of its cache unseen, an altered one too; one that may be written it looks at again."""
 
 
 def canonical_json(value: Any) -> str:
@@ -139,7 +141,7 @@ def verified(folder: Path) -> Manifest:
         if not path.is_file():
             raise ArtefactError(f"{path} is missing; restore the folder with `dvc checkout` or rebuild it")
         if sha256_file(path) != expected:
-            raise ArtefactError(f"{path} was altered after it was built; restore it with `dvc checkout` or rebuild it")
+            raise ArtefactError(f"{path} was altered after it was built; restore it with `dvc checkout` or {AGAIN}")
     return manifest
 
 

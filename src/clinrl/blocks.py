@@ -39,6 +39,9 @@ class Mode(Section):
     """Tokens that a turn may use, thinking included."""
 
 
+MOST_CASES = 1_000_000
+
+
 class DatasetSpec(Section):
     """A data set drawn from one pool of one task."""
 
@@ -50,8 +53,8 @@ class DatasetSpec(Section):
     """The pool: training, error mining, or the exam. Pools share no template."""
     mix: str
     """One of the task's class mixes."""
-    cases: Count
-    """Number of distinct cases."""
+    cases: Annotated[int, Field(ge=1, le=MOST_CASES)]
+    """Number of distinct cases, at most a million: more would be drawn for days."""
     seed: Seed
     """Seed of the draw, 0 to 2^32 - 1."""
     emphasis: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)

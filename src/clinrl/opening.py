@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, Refused
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -19,13 +19,11 @@ KIND = "LORA"
 @contextmanager
 def refused(folder: Path | str, what: str) -> Iterator[None]:
     """Raise ArtefactError, naming the folder, for whatever a library raises in this block. A full disk stays one."""
-    from jinja2 import TemplateError
-    from safetensors import SafetensorError
-
-    kinds = (ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError, RecursionError)
     try:
         yield
-    except (*kinds, ImportError, MemoryError, OSError, SafetensorError, TemplateError) as error:
+    except Refused:
+        raise
+    except Exception as error:  # each library has kinds of its own, and a hostile file meets any of them
         if isinstance(error, OSError) and error.errno is not None:
             raise
         said = " ".join(str(error).split())[:160]

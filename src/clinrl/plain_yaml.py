@@ -14,6 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
 from clinrl.errors import ParamsError
+from clinrl.section import shown
 
 LARGEST_KIB = 256
 DEEPEST = 40
@@ -55,22 +56,23 @@ def read_yaml(path: Path) -> Any:
 
 
 def _text(path: Path) -> str:
+    named = str(path) if str(path).isprintable() and len(str(path)) <= 300 else shown(str(path))
     try:
         with path.open("rb") as stream:
             held = stream.read(LARGEST_KIB * 1024 + 1)
         if len(held) > LARGEST_KIB * 1024:
-            raise ParamsError(f"{path} is larger than {LARGEST_KIB} KiB, the most that is read; take out what is old")
+            raise ParamsError(f"{named} is larger than {LARGEST_KIB} KiB, the most that is read; take out what is old")
         return held.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
-        raise ParamsError(f"{path} does not exist; start in the project's root, or name the file: --params") from None
+        raise ParamsError(f"{named} does not exist; start in the project's root, or name the file: --params") from None
     except IsADirectoryError:
-        raise ParamsError(f"{path} is a folder; --params names a YAML file") from None
+        raise ParamsError(f"{named} is a folder; --params names a YAML file") from None
     except UnicodeDecodeError as error:
-        raise ParamsError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise ParamsError(f"{named} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except ValueError as error:  # a path that no file can have
-        raise ParamsError(f"{str(path)!r} is no path: {error}") from None
+        raise ParamsError(f"{named} is no path: {error}") from None
     except OSError as error:
-        raise ParamsError(f"{path} cannot be read: {error.strerror}") from None
+        raise ParamsError(f"{named} cannot be read: {error.strerror}") from None
 
 
 def _measure(text: str) -> None:

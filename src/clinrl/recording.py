@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from clinrl import model_card, novelty, paths, served
+from clinrl import bom, model_card, novelty, paths, pins, served
 from clinrl.artefacts import (
     MANIFEST,
     canonical_json,
@@ -52,6 +52,7 @@ SENT = "clinrl.sent"
 """Run tag: digest of each group of files that the run holds."""
 DIGEST = "digest"
 """Version tag: identity of the adapter, or of the full model."""
+BILL = "bom.cdx.json"
 PROVENANCE = "provenance"
 """Folder of a registered model: what each stage that it follows from made of what, signed by who ran it."""
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
@@ -79,6 +80,8 @@ class Recorded:
     """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
     provenance: list[tuple[str, dict[str, Any]]]
     """The signed statements of the stages that it follows from, as far as they ran here, each with its address."""
+    bill: str | None
+    """The bill of materials; None where no constraints.txt pins the libraries."""
     keys: Mapping[str, Key]
     """Whose signatures count."""
     signer: Callable[[], Signer]
@@ -129,6 +132,7 @@ def recorded(params: "Params", who: Examinee) -> Recorded:
         waiver=waiver(params, who.name),
         alarms=_alarms(who.name),
         provenance=provenance.of(lock.ancestors(lock.read(), lock.exam_stage(params, who.name))),
+        bill=bom.text(bom.of_version(params, who.name)) if (pins.ROOT / pins.MAIN).exists() else None,
         keys=listed(params),
     )
 
@@ -359,6 +363,8 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
             shutil.copytree(source, folder / part, copy_function=_linked)
         key = made.signer()
         write_text(folder / SIGNER, f"{key.key.line}\n")
+        if made.bill is not None:
+            write_text(folder / BILL, made.bill)
         for address, envelope in made.provenance:
             write_json(folder / PROVENANCE / f"{address}.json", envelope)
         sign(folder, key)

@@ -151,7 +151,7 @@ def promote(
     """
     model = registry.model_of(params, name)
     about = approved or decision.digest
-    who = named(approvals.approver_of(approval, about, listed(params)))
+    who = named(approvals.approver_of(approval, about, approvals.approvers(params)))
     with artefacts.exclusive(_lock(model)):
         entry = registry.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:

@@ -8,6 +8,7 @@ import csv
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ def open_table(path: Path) -> Table:
     columns = ["_".join(cell.lower().split()) for cell in header]
     if mark and columns[:1] == ["ubject_id"]:
         columns[0] = "subject_id"
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if twice:
         raise DataError(f"{path} has two columns of the same name (columns {_numbers(columns, twice[0])}); keep one")
     return Table(path, encoding, tuple(columns), lines, mark)

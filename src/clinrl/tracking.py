@@ -69,10 +69,19 @@ class Clash(RegistryError):
 
 
 def store() -> str:
-    """MLFLOW_TRACKING_URI, or the project's own SQLite file. Raises RegistryError for a folder of files."""
+    """MLFLOW_TRACKING_URI, or the project's own SQLite file. Raises RegistryError for a folder, or no address."""
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"{SQLITE}{STORE}"
     if (file := file_of(uri)) is not None:
+        if file == Path():
+            raise RegistryError("MLFLOW_TRACKING_URI is sqlite:/// without a file; write sqlite:///path/mlflow.db")
         return f"{SQLITE}{file.absolute()}"
+    try:
+        place(uri)
+    except ValueError:  # which may quote a password
+        raise RegistryError(
+            "MLFLOW_TRACKING_URI is no address; set it to a server (http://host:port) or to a file "
+            "(sqlite:///path/mlflow.db)"
+        ) from None
     if urlsplit(uri).scheme in ("", "file"):
         raise RegistryError(
             f"MLFLOW_TRACKING_URI is {shown(uri)}, a folder, where MLflow keeps no names any more; set it to a server "
@@ -110,6 +119,11 @@ def asked() -> Iterator["MlflowClient"]:
         if TWICE.search(str(error)):
             raise Clash(f"{place(uri)} was told the same by somebody else; give the same command again") from error
         raise RegistryError(_sentence(uri, error)) from error
+    except ModuleNotFoundError as error:
+        raise RegistryError(
+            f"{place(uri)} needs the driver {error.name}, which is not installed here; install it, or set "
+            "MLFLOW_TRACKING_URI to another"
+        ) from error
     except OSError as error:
         if error.errno is not None:  # the disk's; errors of the requests library have no number
             raise

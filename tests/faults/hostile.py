@@ -91,7 +91,7 @@ def _raw_cases(text: str) -> Callable[[], Any]:
     def lay() -> None:
         projects.write_params(Path())
         held = Path("params.yaml").read_text()
-        Path("params.yaml").write_text(held.replace("cases: 30", f"cases: {text}", 1))
+        Path("params.yaml").write_text(held.replace("cases: 30\n", f"cases: {text}\n", 1))
 
     return lay
 

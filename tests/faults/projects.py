@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 import dolls
 import exhibits
-from clinrl import cli, dataset, paths, release
+from clinrl import cli, dataset, paths, release, stages
 from clinrl.artefacts import identity, read_manifest, write_json, write_text
 from clinrl.params import Params, load_params
 from clinrl.trust import approval, keys, provenance
@@ -26,10 +26,14 @@ NAME = "v2"
 """The version that is promoted; v1 is its parent."""
 EXAM = 40
 """Cases of the exam: enough for the limits of a gate."""
-GROUPS = ("base", "dataset", "validate", "baseline", "probe", "train", "evaluate")
+GROUPS = ("params", "base", "dataset", "validate", "baseline", "probe", "train", "evaluate")
 """Groups of stages whose outputs the released project holds."""
-RECORDED = tuple((name, name) for name in ("dataset", "validate", "probe", "train", "evaluate"))
-"""Commands whose provenance is signed, and the group of their stages."""
+RECORDED = {
+    "dataset": ("d1", "x1"),
+    "validate": ("d1", "x1"),
+    **dict.fromkeys(("probe", "train", "evaluate"), ("v1", "v2")),
+}
+"""Commands whose provenance is signed, and what they were about."""
 SECTIONS: dict[str, Any] = {
     "versions": {name: dolls.PARAMS["versions"][name] for name in ("v1", NAME)},
     "datasets": {
@@ -76,6 +80,7 @@ def released(folder: Path) -> Params:
     with chdir(folder):
         params = load_params(Path("params.yaml"))
         assert dvc("init", "--no-scm") == 0
+        stages.prove(Path("params.yaml"))
         dataset.stage(params, "x1")
         for data in ("d1", "x1"):
             proof = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
@@ -86,8 +91,8 @@ def released(folder: Path) -> Params:
             exhibits.adapter(name, shift)
             dolls.sit(params, name, [*[0] * (every - 1), 2])
         committed(GROUPS)
-        for command, group in RECORDED:
-            for name in ("v1", NAME) if group in ("probe", "train", "evaluate") else ("d1", "x1"):
+        for command, names in RECORDED.items():
+            for name in names:
                 provenance.record(command, name, params.scale)
         for name in ("v1", NAME):
             assert cli.main(["register", name]) == 0
@@ -150,7 +155,8 @@ def doll(folder: Path) -> None:
         shutil.copytree(dolls.built() / part, folder / part)
     with chdir(folder):
         assert dvc("init", "--no-scm") == 0
-        committed(["base@esi"])
+        stages.prove(Path("params.yaml"))
+        committed(["params", "base@esi"])
 
 
 def scripted_project(folder: Path, built: Iterable[tuple[str, str]] = BUILT) -> None:
@@ -170,10 +176,12 @@ def scripted_project(folder: Path, built: Iterable[tuple[str, str]] = BUILT) -> 
         with chdir(folder):
             sys.argv = ["scripted.py"]
             assert dvc("init", "--no-scm") == 0
+            stages.prove(Path("params.yaml"))
             params = load_params()
             for stage, name in (("base", "esi"), *built):
                 scripted.run(params, stage, name)
             done = [f"{stage}@{name}" for stage, name in (("base", "esi"), *built)]
+            committed(["params"])
             committed("baseline@esi" if address == "evaluate@esi-base" else address for address in done)
 
     outcome = forked(build, 600)  # apart, since the script puts itself in the place of what answers

@@ -398,5 +398,5 @@ def test_one_flipped_byte(
     held[len(held) // 2] ^= 1
     damaged.write_bytes(held)
     assert refusal(*command) == (
-        f"clinrl: {damaged} was altered after it was built; restore it with `dvc checkout` or rebuild it\n"
+        f"clinrl: {damaged} was altered after it was built; restore it with `dvc checkout` or {artefacts.AGAIN}\n"
     )

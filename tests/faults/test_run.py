@@ -20,7 +20,7 @@ import run
 from attempts import HUNG, RAISED, REFUSED, WENT_ON, forked
 
 from clinrl.errors import Refused
-from clinrl.trust import lock, recount
+from clinrl.trust import lock
 
 SEED = run.SEED
 
@@ -114,11 +114,13 @@ def test_a_mutation_is_unseen_without_what_sees_it(released: Path, monkeypatch: 
     monkeypatch.setattr(mutations, "planned", lambda *_: [place])
     (record,) = mutations.attack(released, 1, SEED)
     assert record["outcome"] == mutations.FINE
-    monkeypatch.setattr(lock, "demand", lambda *_: [])
-    monkeypatch.setattr(lock, "facts", lambda *_: [])
-    monkeypatch.setattr(recount, "report", lambda *_: None)
+    facts = lock.facts
+    monkeypatch.setattr(
+        lock, "facts", lambda *words: [fact.model_copy(update={"state": "holds"}) for fact in facts(*words)]
+    )
     (record,) = mutations.attack(released, 1, SEED)
-    assert record["outcome"].startswith("unseen: ")
+    assert record["outcome"].startswith("unseen: lineage went on")
+    assert record["seen_by"] == ["register"]  # which counts the answers again
 
 
 def test_a_parser_that_raises_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from clinrl import release
 from clinrl.errors import SignatureError
+from clinrl.gate import Decision
 from clinrl.params import Params
 from clinrl.trust import approval, dsse, keys
 from intoto import validated
@@ -109,6 +111,24 @@ def test_a_listed_persons_signature_on_something_else_is_no_approval(change: dic
     envelope = dsse.envelope(approval.statement(DIGEST, "Ada Lovelace") | change, ADA)
     with pytest.raises(SignatureError, match="no approval of the decision"):
         approval.approver_of(envelope, DIGEST, BOTH.approvers)
+
+
+def test_where_somebody_is_listed_no_other_key_can_promote(checkout: object) -> None:
+    """Not that of the checkout, of a rebuilder, or one that is trusted here, whatever name it gives."""
+    ours = keys.signer("embedded")
+    keys.trust("Ada Lovelace", EVE.key)
+    rules = {**VALID, "approvers": {"Ada Lovelace": ADA.key.line}, "rebuilders": {"Alan Turing": ALAN.key.line}}
+    params = Params.model_validate(rules)
+    decision = Decision(
+        model="esi", task="esi", candidate="v3", candidate_digest="c" * 64, champion=None, champion_digest=None,
+        exam_digest="e" * 64, findings=(), promote=True, reasons=(), rows=(),
+    )  # fmt: skip
+    for name, signer in [("Ada Lovelace", ours), ("Ada Lovelace", EVE), ("Alan Turing", ALAN), (keys.OURS, ours)]:
+        approved = dsse.envelope(approval.statement(decision.digest, name), signer)
+        with pytest.raises(SignatureError):
+            release.promote(params, "v3", decision=decision, approval=approved)
+    good = dsse.envelope(approval.statement(decision.digest, "Ada Lovelace"), ADA)
+    assert approval.approver_of(good, decision.digest, approval.approvers(params)) == "Ada Lovelace"
 
 
 @pytest.mark.parametrize("digest", ["", "v3", "E" * 64, DIGEST + "\n", DIGEST[:-1]])

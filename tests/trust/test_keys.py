@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.errors import SignatureError
+from clinrl.params import Params
 from clinrl.trust import keys
+from valid_params import VALID
 
 DATA = b"what is signed"
 NONE = serialization.NoEncryption()
@@ -67,6 +69,12 @@ def test_what_signs_with_another_key_is_found(checkout: Path) -> None:
     for made in (b"", keys._loaded(pem(ec.SECP256R1()), "test").sign(DATA)):
         with pytest.raises(SignatureError, match="is not one of the key SHA256:"):
             keys.Signer(key, lambda _, made=made: made).sign(DATA)
+
+
+def test_where_no_key_can_be_kept_it_is_said(checkout: Path) -> None:
+    Path(".clinrl").write_text("in the way")
+    with pytest.raises(SignatureError, match=r"no key can be kept in \.clinrl/keys"):
+        keys.signer("embedded")
 
 
 def test_full_scale_makes_no_key_by_itself(checkout: Path) -> None:
@@ -154,9 +162,23 @@ def test_whose_signatures_count(checkout: Path) -> None:
     with pytest.raises(SignatureError, match=r"trusted/broken\.pub: this is no public key"):
         keys.keyring()
     (keys.TRUSTED / "broken.pub").unlink()
+    odd = Path(os.fsdecode(bytes(keys.TRUSTED) + b"/\xff.pub"))
+    odd.write_text(theirs.line)
+    with pytest.raises(SignatureError, match="cannot be printed") as refused:
+        keys.keyring()
+    str(refused.value).encode()
+    odd.unlink()
     keys.TRUSTED.chmod(0o777)
     with pytest.raises(SignatureError, match="others may write into"):
         keys.keyring()
+
+
+def test_who_is_listed_in_params_keeps_the_name(checkout: Path) -> None:
+    ada, eve = (keys._loaded(pem(ec.SECP256R1()), "test").key for _ in range(2))
+    params = Params.model_validate({**VALID, "approvers": {"Ada": ada.line}})
+    keys.trust("Ada", eve)
+    keys.trust("Eve", eve)
+    assert keys.listed(params) == {"Ada": ada, "Eve": eve}
 
 
 @ssh

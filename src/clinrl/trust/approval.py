@@ -41,6 +41,28 @@ def token(decision: str, approver: str, signer: "Signer") -> str:
     return base64.urlsafe_b64encode(signer.sign(dsse.covered(statement(decision, approver)))).decode()
 
 
+def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
+    """Who may approve, by name: those whom params.yaml lists, and nobody else.
+
+    Where it lists nobody, at scale embedded, whoever uses this checkout's key, under any name (`name`). With `name`,
+    they alone. Raises SignatureError if that is nobody.
+    """
+    if params.approvers:
+        if name and name not in params.approvers:
+            raise SignatureError(
+                f"`approvers` in params.yaml does not list {name[:80]!r}; a listed person must approve"
+            )
+        return {name: params.approvers[name]} if name else params.approvers
+    if params.scale != "embedded":
+        raise SignatureError(
+            "`approvers` in params.yaml lists nobody, so nobody can approve; list names and keys there"
+        )
+    ours = keys.keyring().get(keys.OURS)
+    if ours is None:
+        raise SignatureError("nobody is listed as approver, and this checkout has no key; run `clinrl keys init`")
+    return {name or keys.OURS: ours}
+
+
 def checked(params: "Params", decision: str, token: str, name: str = "") -> tuple[str, dict[str, Any]]:
     """Who made a token for a decision (its digest), and the envelope of their approval.
 
@@ -52,7 +74,7 @@ def checked(params: "Params", decision: str, token: str, name: str = "") -> tupl
         signature = base64.b64decode(token.strip(), altchars=b"-_", validate=True) if len(token) < LONGEST else b""
     except (binascii.Error, ValueError):
         signature = b""
-    for approver, key in _approvers(params, name).items():
+    for approver, key in approvers(params, name).items():
         said = statement(decision, approver)
         if key.verifies(dsse.covered(said), signature):
             return approver, dsse.sealed(said, key, signature)
@@ -68,8 +90,7 @@ def given(params: "Params", decision: str, approver: str) -> dict[str, Any]:
     Raises SignatureError if that key is not the one that `approvers` lists for that name.
     """
     signer = keys.signer(params.scale)
-    listed = _approvers(params, approver)
-    if listed.get(approver) != signer.key:
+    if approvers(params, approver).get(approver) != signer.key:
         raise SignatureError(
             f"the key of this machine is not the one that `approvers` in params.yaml lists for {approver!r}; "
             f"`clinrl approve {decision} --as {approver!r}` where that key is makes a token"
@@ -80,7 +101,8 @@ def given(params: "Params", decision: str, approver: str) -> dict[str, Any]:
 def approver_of(envelope: Any, decision: str, listed: Mapping[str, "Key"]) -> str:
     """Whose approval of a decision (its digest) an envelope is. Raises SignatureError if it is nobody's.
 
-    Whoever signed must be listed under the name in it; this checkout's own key may give any.
+    `listed` is `approvers`, or for what was approved long ago all whose signatures count. Whoever signed must be in it
+    under the name that the approval gives; this checkout's own key, if it is in it, may give any.
     """
     who, said = dsse.opened(envelope, listed)
     predicate = said.get("predicate")
@@ -88,21 +110,3 @@ def approver_of(envelope: Any, decision: str, listed: Mapping[str, "Key"]) -> st
     if said != statement(decision, name) or who not in (name, keys.OURS):
         raise SignatureError(f"this is no approval of the decision {decision[:16]} by {who}")
     return name
-
-
-def _approvers(params: "Params", name: str) -> Mapping[str, "Key"]:
-    """Who may approve here, by name: those of params.yaml, or at scale embedded whoever uses this checkout's key."""
-    if params.approvers:
-        if name and name not in params.approvers:
-            raise SignatureError(
-                f"`approvers` in params.yaml does not list {name[:80]!r}; a listed person must approve"
-            )
-        return {name: params.approvers[name]} if name else params.approvers
-    if params.scale != "embedded":
-        raise SignatureError(
-            "`approvers` in params.yaml lists nobody, so nobody can approve; list names and keys there"
-        )
-    ours = keys.keyring().get(keys.OURS)
-    if ours is None:
-        raise SignatureError("nobody is listed as approver, and this checkout has no key; run `clinrl keys init`")
-    return {name or keys.OURS: ours}

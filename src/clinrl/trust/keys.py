@@ -184,16 +184,20 @@ def keyring() -> dict[str, Key]:
     for folder in (FOLDER, TRUSTED):
         if folder.is_dir() and folder.stat().st_mode & 0o022:
             raise SignatureError(f"others may write into {folder}, so no key in it counts; run `chmod 700 {folder}`")
-    found = {path.stem: _read_public(path) for path in sorted(TRUSTED.glob("*.pub"))}
+    files = sorted(TRUSTED.glob("*.pub"))
+    for file in files:
+        if not file.stem.isprintable():
+            raise SignatureError(f"{str(file)!r} has a name that cannot be printed; rename the file")
+    found = {file.stem: _read_public(file) for file in files}
     if OURS in found:
         raise SignatureError(f"{TRUSTED / OURS}.pub has the name of this checkout's own key; rename the file")
     return found | ({OURS: _read_public(PUBLIC)} if PUBLIC.exists() else {})
 
 
 def listed(params: "Params") -> dict[str, Key]:
-    """Whose signatures count in the project: approvers and rebuilders of params.yaml, and this checkout's keyring."""
-    people = {**params.rebuilders, **params.approvers}
-    return {**people, **keyring()}
+    """Whose signatures count in the project: this checkout's keyring, and rebuilders and approvers of params.yaml, who
+    keep their names."""
+    return {**keyring(), **params.rebuilders, **params.approvers}
 
 
 def _configured() -> Signer | None:
@@ -324,8 +328,15 @@ def _read_public(path: Path) -> Key:
 @contextmanager
 def _writing() -> Iterator[None]:
     """One process at a time changes .clinrl/keys; the others wait."""
-    FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (FOLDER / ".lock").open("a") as stream:
+    try:
+        FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stream = (FOLDER / ".lock").open("a")
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        raise SignatureError(
+            f"no key can be kept in {FOLDER} ({error.strerror}); name one in CLINRL_SIGNING_KEY or "
+            "CLINRL_SIGNING_KEY_FILE, or let this user write there"
+        ) from None
+    with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
