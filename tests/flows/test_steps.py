@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clinrl.errors import ParamsError
 from flows import child
 
 ROOT = Path(__file__).parents[2]
@@ -213,3 +214,15 @@ def test_a_failure_without_a_word_is_still_a_sentence() -> None:
     said = ["> python -m clinrl train v1", "ERROR: failed to reproduce 'train@v1': ... exited with -9"]
     killed = steps.failure("train@v1", 255, said)
     assert killed.exit_code == 1
+
+
+def test_a_name_is_checked_before_dvc_makes_a_path_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.logging import disable_run_logger
+
+    from flows import steps
+
+    monkeypatch.chdir(tmp_path)
+    sound = (ROOT / "params.yaml").read_text(encoding="utf-8")
+    Path("params.yaml").write_text(sound.replace("  esi-d2:", "  ../../mlruns:"), encoding="utf-8")
+    with disable_run_logger(), pytest.raises(ParamsError, match=r"datasets\.\.\./\.\./mlruns is not a name"):
+        steps.repro.fn("dataset", "../../mlruns")
