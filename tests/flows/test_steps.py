@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from clinrl import child
+from clinrl.errors import ParamsError
 from processes import alive, eventually, number_in
+
+ROOT = Path(__file__).parents[2]
 
 STAGES = """\
 stages:
@@ -144,3 +147,15 @@ def test_a_stage_that_was_killed_is_said_to_have_been(code: int) -> None:
     failed = steps.failure("train@v1", code, said)
     assert str(failed) == ("train@v1 failed: it was killed (SIGKILL), not by its own doing; the same command continues")
     assert failed.exit_code == 1
+
+
+def test_a_name_is_checked_before_dvc_makes_a_path_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.logging import disable_run_logger
+
+    from flows import steps
+
+    monkeypatch.chdir(tmp_path)
+    sound = (ROOT / "params.yaml").read_text(encoding="utf-8")
+    Path("params.yaml").write_text(sound.replace("  esi-d2:", "  ../../mlruns:"), encoding="utf-8")
+    with disable_run_logger(), pytest.raises(ParamsError, match=r"datasets\.\.\./\.\./mlruns is not a name"):
+        steps.repro.fn("dataset", "../../mlruns")
