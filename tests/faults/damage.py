@@ -5,6 +5,7 @@ file has no such place, as a list of one line has no order.
 """
 
 import copy
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -241,6 +242,17 @@ def lock_to_fit(path: Path, random: Random) -> str | None:
     if projects.dvc("commit", "--force", name):
         return None
     return f"{said}, and dvc.lock too"
+
+
+def in_cache(path: Path, random: Random) -> str | None:
+    """DVC's cache: the object that holds this file, altered."""
+    name = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    cached = Path(".dvc/cache/files/md5") / name[:2] / name[2:]
+    if not cached.exists():
+        return None
+    cached.chmod(0o644)
+    said = random.choice((flip, truncate, append))(cached, random)
+    return said and f"its object in the cache: {said}"
 
 
 def another_digest(path: Path, random: Random) -> str | None:

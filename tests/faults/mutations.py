@@ -76,7 +76,7 @@ AREAS: Mapping[str, Area] = {
         RELEASE,
         12,
     ),
-    "cache": Area([".dvc/cache/files/md5/*/*"], [damage.flip, damage.truncate, damage.append], ["restore"], 6),
+    "cache": Area(["data/adapters/v2/*", "data/graded/v2/*"], [damage.in_cache], ["restore"], 6),
     "store": Area(
         [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/*.py", f"{STORE}/code/clinrl/**/*"],
         [
