@@ -5,6 +5,7 @@ file has no such place, as a list of one line has no order.
 """
 
 import copy
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -132,7 +133,9 @@ def repeat_line(path: Path, random: Random) -> str | None:
 
 
 def remove(path: Path, random: Random) -> str | None:
-    """The file gone."""
+    """The file gone; not that of an ancestor, which nothing reads again and a clone has not got."""
+    if {"v1", "v1.json", "d1", "d1.json"} & set(path.parts):
+        return None
     path.unlink()
     return "removed"
 
@@ -151,7 +154,7 @@ def link(path: Path, random: Random) -> str | None:
     if flip(elsewhere, random) is None:
         return None
     path.unlink()
-    path.symlink_to(elsewhere)
+    path.symlink_to(elsewhere.resolve())
     return "replaced by a link to an altered copy"
 
 
@@ -239,6 +242,17 @@ def lock_to_fit(path: Path, random: Random) -> str | None:
     if projects.dvc("commit", "--force", name):
         return None
     return f"{said}, and dvc.lock too"
+
+
+def in_cache(path: Path, random: Random) -> str | None:
+    """DVC's cache: the object that holds this file, altered."""
+    name = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    cached = Path(".dvc/cache/files/md5") / name[:2] / name[2:]
+    if not cached.exists():
+        return None
+    cached.chmod(0o644)
+    said = random.choice((flip, truncate, append))(cached, random)
+    return said and f"its object in the cache: {said}"
 
 
 def another_digest(path: Path, random: Random) -> str | None:

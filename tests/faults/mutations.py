@@ -1,7 +1,7 @@
 """Two hundred places altered by hand, one at a time, in a project with a champion: is it seen before it is used?
 
 Seen: each thing that a user does next with what was altered is refused in one sentence, or `clinrl lineage` calls a
-link broken. Unseen: anything went on as if nothing had happened, or ended with a traceback.
+link broken, absent or unrecorded. Unseen: anything went on as if nothing had happened, or ended with a traceback.
 """
 
 import json
@@ -76,7 +76,7 @@ AREAS: Mapping[str, Area] = {
         RELEASE,
         12,
     ),
-    "cache": Area([".dvc/cache/files/md5/*/*"], [damage.flip, damage.truncate, damage.append], ["restore"], 6),
+    "cache": Area(["data/adapters/v2/*", "data/graded/v2/*"], [damage.in_cache], ["restore"], 6),
     "store": Area(
         [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/*.py", f"{STORE}/code/clinrl/**/*"],
         [
@@ -116,7 +116,7 @@ AREAS: Mapping[str, Area] = {
 def _lineage() -> None:
     params = load_params(Path("params.yaml"))
     for link in lineage.walk(params, NAME):
-        if link.state == "broken":
+        if link.state in ("broken", "absent", "unrecorded"):
             raise Refused(f"{link.version}, {link.link}: {link.says}")
 
 
