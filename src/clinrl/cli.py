@@ -27,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
     try:
         determinism.pin()
-        arguments = parser().parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        if words.count("--") > 1:  # argparse makes a list of an argument then
+            parser().error("-- may stand once")
+        arguments = parser().parse_args(words)
         starter.follow()
         return _run(arguments)
     except Refused as refused:

@@ -23,6 +23,7 @@ import clinrl_loader
 from clinrl import bases, determinism, novelty, opening
 from clinrl.artefacts import canonical_json, identity, read_manifest, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
+from clinrl.marks import holds_mark
 from clinrl.records import Strict, Unreadable, said
 from clinrl.samplers import Prompt, TransformersSampler, check_room, window
 from clinrl.task import Task, get_task
@@ -349,6 +350,6 @@ def _read_facts(facts: type[BaseModel], row: Mapping[str, Any], marks: Sequence[
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         if (found := CONTROL.search(text)) is not None:
             raise DataError(f"column {name} holds a control character (code {ord(found[0])}); write spaces instead")
-        if any(mark in text for mark in marks):
+        if holds_mark(text, marks):
             raise DataError(f"column {name} holds a mark of the chat template, which the model would obey; remove it")
     return read

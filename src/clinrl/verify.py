@@ -24,6 +24,7 @@ from typing import Any, Literal
 from clinrl import child, paths
 from clinrl.artefacts import identity, read_manifest, sha256_file
 from clinrl.errors import ArtefactError, Refused
+from clinrl.stages import FIRST
 from clinrl.tables import show
 from clinrl.trust import lock, rebuilt
 from clinrl.trust.keys import Signer, signer
@@ -117,8 +118,8 @@ def stage(
 
 
 def lineage(recorded: lock.Lock, target: str) -> list[str]:
-    """`target` and the stages that it follows from, ancestors first, without the stages that build bases."""
-    return [name for name in lock.ancestors(recorded, target) if not name.startswith("base@")]
+    """`target` and the stages that it follows from, ancestors first, but not those that build bases or check names."""
+    return [name for name in lock.ancestors(recorded, target) if name != FIRST and not name.startswith("base@")]
 
 
 def compare(
