@@ -32,7 +32,7 @@ class Served(NamedTuple):
     kept: credentials.Credentials
 
 
-def eventually(what: str, found: Callable[[], Any], within_s: float = 120) -> Any:
+def eventually(what: str, found: Callable[[], Any], within_s: float = 300) -> Any:
     """What `found` returns once that is true."""
     deadline = time.monotonic() + within_s
     while not (value := found()):
