@@ -32,6 +32,7 @@ from clinrl.task import get_task
 from clinrl.tracking import asked
 from clinrl.trust import folder, keys
 from clinrl_loader import Untrusted
+from unpickled import listening, strangers
 
 ROOT = Path(__file__).parents[1]
 SECRET = "Alice Smith, 61, chest pain since noon"
@@ -342,8 +343,10 @@ print(json.dumps({"early": early, "code": clinrl.__file__, "imported": sorted(im
 def test_a_colleague_loads_the_alias_from_anywhere_with_the_code_that_came_with_it(project, root, loaded, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, json.dumps(narratives())],
-        cwd=tmp_path, env=os.environ | {"MLFLOW_TRACKING_URI": tracking.store()}, stdout=subprocess.PIPE, check=True,
+        cwd=tmp_path, env=os.environ | {"MLFLOW_TRACKING_URI": tracking.store()} | listening(tmp_path / "unpickled"),
+        stdout=subprocess.PIPE, check=True,
     )  # fmt: skip
+    assert strangers(tmp_path / "unpickled") == set()
     said = json.loads(done.stdout.splitlines()[-1])
 
     assert not said["early"], "the kernels must be chosen before torch is imported"

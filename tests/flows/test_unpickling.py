@@ -1,0 +1,91 @@
+"""No pickle is read by a stage, a registration, a promotion or a server, and one that were read would be found."""
+
+import os
+import pickle
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from clinrl import private
+from flows import servers
+from unpickled import listening, strangers
+
+ROOT = Path(__file__).parents[2]
+PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
+"""What a pickled path names, in one version of Python or another."""
+MODE_PICKLE = 4
+"""How diskcache marks a value that it shall unpickle."""
+
+
+@pytest.fixture
+def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which processes that are started from now on write down what they unpickle."""
+    log = tmp_path / "unpickled"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]))
+    monkeypatch.setenv(private.VARIABLE, str(tmp_path / "site"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    for name, value in listening(log).items():
+        monkeypatch.setenv(name, value)
+    return log
+
+
+def python(*words: str) -> None:
+    """Run Python to its end."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_repro_reads_no_pickle_and_a_planted_one_is_heard(empty: Path, heard: Path, tmp_path: Path) -> None:
+    python("-m", "dvc", "repro", "validate@d1")
+    python("-m", "dvc", "repro", "validate@d1")  # nothing to do: DVC asks what it remembers
+    assert strangers(heard) == set()
+
+    # DVC reads digests as text, and pickles of numbers for the links that it made, which `dvc checkout` looks at.
+    (store,) = (tmp_path / "site").rglob("links/cache.db")
+    with closing(sqlite3.connect(store)) as database, database:
+        planted = ("params.yaml", MODE_PICKLE, pickle.dumps(Path("anything")))  # a file that is there, and no output
+        one = "SELECT min(rowid) FROM Cache"
+        database.execute(f"UPDATE Cache SET key = ?, mode = ?, value = ? WHERE rowid = ({one})", planted)
+    subprocess.run([sys.executable, "-m", "dvc", "checkout"], capture_output=True, check=False)
+    assert strangers(heard) & PATHS
+
+
+@pytest.mark.slow
+def test_a_whole_repro_reads_no_pickle(empty: Path, heard: Path) -> None:
+    python("-m", "dvc", "repro", "evaluate@v2")
+    assert strangers(heard) == set()
+
+
+def test_a_registration_and_a_promotion_read_no_pickle(project: Path, heard: Path) -> None:
+    python("-m", "clinrl", "register", "v2")
+    python("-m", "clinrl", "promote", "v2", "--approver", "Ada Lovelace")
+    assert strangers(heard) == set()
+
+
+@pytest.mark.slow
+def test_servers_and_the_flows_they_serve_read_no_pickle(project: Path, heard: Path) -> None:
+    ports = [str(servers.free_port()) for _ in range(2)]
+    words = ["-m", "flows.serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
+    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        said = ""
+        while "serving the flows" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert strangers(heard) == set()
+
+
+@pytest.mark.slow
+def test_a_flow_reads_no_pickle(project: Path, heard: Path) -> None:
+    python("-m", "flows.release", "v2", "--approver", "Ada Lovelace")
+    assert strangers(heard) == set()
