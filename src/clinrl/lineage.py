@@ -271,7 +271,7 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
         return
     decisions = [line for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
     if not decisions:
-        yield Link(version=name, link="gate", state="open", digest="", says="was never decided upon")
+        yield _link(name, "gate", lambda: _undecided(model, name, digest), "open")
         return
     yield _link(name, "gate", lambda: _decided(model, name, decisions))
     promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
@@ -279,6 +279,15 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
         yield _link(name, "approver", lambda: _never_promoted(model, name, digest, lines), "open")
         return
     yield _link(name, "approver", lambda: _approved(params, model, name, promotions[-1], decisions, lines))
+
+
+def _undecided(model: str, name: str, digest: str) -> tuple[str, str]:
+    champion = registry.holder(model, registry.CHAMPION)
+    if champion is not None and champion.digest == digest:
+        raise Refused(
+            f"{name} is the champion of {model}, and {paths.ledger()} knows of no decision on it; restore it from git"
+        )
+    return "", "was never decided upon"
 
 
 def _decided(model: str, name: str, decisions: Sequence[ledger.Entry]) -> tuple[str, str]:

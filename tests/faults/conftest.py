@@ -19,6 +19,4 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("released") / "project"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        projects.preload()
-        projects.released(folder)
-    return folder
+        return projects.released_apart(folder)

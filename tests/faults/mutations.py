@@ -37,7 +37,7 @@ class Area(NamedTuple):
     """Glob patterns below the project."""
     damages: Sequence[damage.Damage]
     uses: Sequence[str]
-    """Each must be refused. Names of `USES`."""
+    """Each that acts must be refused; where none does, `lineage` must say so. Names of `USES`, or `load`."""
     share: int
     """How many of two hundred mutations."""
 
@@ -47,8 +47,8 @@ FOLDER = (
     damage.reseal,
 )  # fmt: skip
 FILE = (damage.flip, damage.truncate, damage.edit, damage.remove, damage.link)
-RELEASE = ("lineage", "register", "promote")
-"""`promote` decides first."""
+RELEASE = ("register", "promote", "lineage")
+"""`promote` decides first. Where something acts, `lineage` is recorded beside it, and is not what has to refuse."""
 STORE = "mlruns/artifacts/esi/models/CHAMPION/artifacts"
 """CHAMPION stands for MLflow's name of the champion's model."""
 
@@ -102,7 +102,7 @@ AREAS: Mapping[str, Area] = {
     "attestation": Area(
         [".clinrl/provenance/*.json"],
         [damage.flip, damage.edit, damage.truncate, damage.swap],
-        ["lineage"],
+        ["register", "lineage"],
         6,
     ),
     "bill of materials": Area(
@@ -265,7 +265,10 @@ def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None
     saw, missed = [], []
     for use in AREAS[place.area].uses:
         outcome = _used(project, use, colleague)
-        (saw if outcome.kind == attempts.REFUSED else missed).append((use, outcome))
+        if outcome.kind == attempts.REFUSED:
+            saw.append((use, outcome))
+        elif use != "lineage" or AREAS[place.area].uses == ["lineage"]:
+            missed.append((use, outcome))
     sentence = next((outcome.says for _, outcome in saw), "")
     return {
         "area": place.area,

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from contextlib import chdir
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def committed(groups: Iterable[str]) -> None:
     assert dvc("commit", "--force", *groups) == 0
 
 
-def released(folder: Path) -> Params:
+def released(folder: Path) -> None:
     """Build a project whose v2 is registered and promoted: real adapters on a real base, made-up answers, real reports.
 
     Every tenth case is called level 2, and of v1 every fifth; the others are answered right.
@@ -97,7 +98,15 @@ def released(folder: Path) -> Params:
         for name in ("v1", NAME):
             assert cli.main(["register", name]) == 0
         promote(params)
-    return params
+
+
+def released_apart(folder: Path) -> Path:
+    """`released` in a process of its own, so that this one holds no open store when it is forked; the folder again."""
+    preload()
+    dolls.built()
+    outcome = forked(partial(released, folder), 900)
+    assert outcome.kind == WENT_ON, outcome.says
+    return folder
 
 
 def approver(folder: Path) -> Signer:

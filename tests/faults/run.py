@@ -57,9 +57,7 @@ def parts(*, quick: bool) -> Mapping[str, Part]:
     import races
 
     def released(folder: Path) -> Path:
-        projects.preload()
-        projects.released(folder / "project")
-        return folder / "project"
+        return projects.released_apart(folder / "project")
 
     def race(folder: Path, at_once: int, seed: int) -> Iterator[dict[str, Any]]:
         return races.attack(folder, at_once, seed, races.RACES[2:3] if quick else races.RACES)
