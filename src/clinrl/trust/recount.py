@@ -5,8 +5,9 @@ Every number that needs no model is counted anew: a report is a file like any, a
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
@@ -60,12 +61,20 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
         counted = _counted(who, cases, lines, report, sittings[mode])
         _same(_page(name, mode), counted, report.model_dump(mode="json"), name)
         found[mode] = report
-    agreement = between_modes(
-        [who.task.label(case) for case in cases], {mode: s.answers for mode, s in sittings.items()}, who.task.metrics
-    )
+    golds = [who.task.label(case) for case in cases]
+    written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
+    answers = {mode: sittings[mode].answers for mode in _order(sittings, written[BETWEEN_MODES])}
+    agreement = between_modes(golds, answers, who.task.metrics)
     for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
-        _same(str(paths.report(name) / file), to_jsonable_python(counted), _json(name, file), name)
+        _same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
     return found
+
+
+def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
+    """The modes in the order in which they were compared: params.yaml may name them in another one by now."""
+    tests = written.get("between_modes", {}) if isinstance(written, Mapping) else {}
+    orders = list(permutations(modes))
+    return next((order for order in orders if {f"{a}_{b}" for a, b in combinations(order, 2)} == set(tests)), orders[0])
 
 
 def _scored(who: Examinee, cases: "list[Case]", lines: list[Graded], where: str) -> None:
