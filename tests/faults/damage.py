@@ -54,6 +54,8 @@ def append(path: Path, random: Random) -> str | None:
 
 def edit(path: Path, random: Random) -> str | None:
     """Another value in one field of a JSON file, of a line of JSON lines, or of YAML."""
+    if path.suffix not in (".json", ".jsonl", ".lock"):
+        return None
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".jsonl":
         lines = text.splitlines()

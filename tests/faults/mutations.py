@@ -249,6 +249,7 @@ def attack(project: Path, total: int, seed: int) -> Iterator[Record]:
             _put_back(pristine, project)
     finally:
         colleague.end()
+        shutil.rmtree(pristine)
 
 
 def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None:
