@@ -33,7 +33,7 @@ REST_S = 10.0
 """After a failure, before the server is asked again."""
 LAST_S = 5
 """What this process has left once its training has ended."""
-ALONE_S = 1
+ALONE_S = 0.5
 """What it has left once its trainer is dead."""
 HURRY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 UNTOLD = "KILLED"
