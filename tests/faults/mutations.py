@@ -155,14 +155,16 @@ class Colleague:
     def __init__(self, keys: Path) -> None:
         self.keys = keys
         """Whose signatures the colleague trusts: a copy, since a colleague has one."""
-        command = [sys.executable, str(HERE / "loading.py")]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._hears()
+        self.process: subprocess.Popen[str] | None = None
 
     def load(self, project: Path) -> attempts.Outcome:
-        """How loading the champion ended."""
+        """How loading the champion ended. The process starts with the first one."""
+        if self.process is None:
+            command = [sys.executable, str(HERE / "loading.py")]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            self._hears()
         assert self.process.stdin is not None
         ask = {
             "store": f"sqlite:///{project}/mlruns/mlflow.db",
@@ -179,14 +181,16 @@ class Colleague:
         return attempts.Outcome(attempts.REFUSED if by_name else attempts.RAISED, f"{kinds[0]}: {says}", 0.0)
 
     def _hears(self) -> dict[str, Any]:
+        assert self.process is not None
         assert self.process.stdout is not None
         heard: dict[str, Any] = json.loads(self.process.stdout.readline() or '{"raised": ["died"], "says": ""}')
         return heard
 
     def end(self) -> None:
         """End the process."""
-        self.process.kill()
-        self.process.communicate()
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
 
 class Place(NamedTuple):
@@ -237,12 +241,13 @@ def attack(project: Path, total: int, seed: int) -> Iterator[Record]:
     pristine = project.with_name(f"{project.name}-pristine")
     shutil.copytree(project, pristine, symlinks=True)
     colleague = Colleague(pristine / keys.PUBLIC)
+    plan = planned(project, total, seed)
     try:
-        for use in {use for area in AREAS.values() for use in area.uses}:
+        for use in {use for place in plan for use in AREAS[place.area].uses}:
             outcome = _used(project, use, colleague)
             assert outcome.kind == attempts.WENT_ON, f"{use} is refused in a sound project: {outcome.says}"
             _put_back(pristine, project)
-        for place in attempts.each(plan := planned(project, total, seed), "mutations", len(plan)):
+        for place in attempts.each(plan, "mutations", len(plan)):
             record = _attempt(project, place, colleague)
             if record is not None:
                 yield record
