@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import attempts
 import damage
+import forgery
 import projects
 from attempts import Record, forked
 from projects import NAME
@@ -72,26 +73,26 @@ AREAS: Mapping[str, Area] = {
     ),
     "lock": Area(
         ["dvc.lock"],
-        [damage.another_digest, damage.forgotten_stage, damage.exchanged_digests, damage.truncate],
+        [forgery.another_digest, forgery.forgotten_stage, forgery.exchanged_digests, damage.truncate],
         RELEASE,
         12,
     ),
-    "cache": Area(["data/adapters/v2/*", "data/graded/v2/*"], [damage.in_cache], ["restore"], 6),
+    "cache": Area(["data/adapters/v2/*", "data/graded/v2/*"], [forgery.in_cache], ["restore"], 6),
     "store": Area(
         [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/*.py", f"{STORE}/code/clinrl/**/*"],
         [
-            damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, damage.served_again,
-            damage.disarm,
+            damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, forgery.served_again,
+            forgery.disarm,
         ],
         ["load"],
         28,
     ),
-    "tags": Area(["mlruns/mlflow.db"], [damage.tag, damage.tag, damage.alias, damage.source], ["lineage"], 12),
+    "tags": Area(["mlruns/mlflow.db"], [forgery.tag, forgery.tag, forgery.alias, forgery.source], ["lineage"], 12),
     "audit file": Area(
         ["data/reports/decisions.jsonl"],
         [
-            damage.edit, damage.drop_line, damage.repeat_line, damage.reorder, damage.cut_end, damage.rewritten_chain,
-            damage.rewritten_chain, damage.backdated, damage.forged_line, damage.remove,
+            damage.edit, damage.drop_line, damage.repeat_line, damage.reorder, forgery.cut_end, forgery.rewritten_chain,
+            forgery.rewritten_chain, forgery.backdated, forgery.forged_line, damage.remove,
         ],
         ["lineage"],
         16,
@@ -108,7 +109,7 @@ AREAS: Mapping[str, Area] = {
     "bill of materials": Area(
         ["data/**/*.cdx.json", "mlruns/**/*.cdx.json"], [damage.flip, damage.edit, damage.remove], ["lineage"], 4
     ),
-    "approvers": Area(["params.yaml"], [damage.other_key], ["lineage"], 4),
+    "approvers": Area(["params.yaml"], [forgery.other_key], ["lineage"], 4),
 }  # fmt: skip
 """What is attacked. An area without a file, as signatures were once, is left out, and its share with it."""
 
@@ -295,7 +296,7 @@ def _altered(project: Path, places: Sequence[Place]) -> tuple[str, str] | None:
     """Alter the first place that can be altered in its way: the path and what was done."""
     with chdir(project):
         for place in places:
-            way: damage.Damage = getattr(damage, place.damage)
+            way = next(way for way in AREAS[place.area].damages if way.__name__ == place.damage)
             if (said := way(Path(place.path), Random(place.seed))) is not None:
                 return place.path, said
     return None

@@ -13,6 +13,7 @@ from typing import Any
 import fuzz
 import hostile
 import kills
+import models
 import mutations
 import pytest
 import races
@@ -150,7 +151,7 @@ def test_a_pattern_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     [
         (lambda: {}["x"], "traceback"),
         (lambda: 0, "accepted"),
-        (lambda: Path(hostile.PWNED).touch(), "executed"),
+        (lambda: Path(models.PWNED).touch(), "executed"),
     ],
 )
 def test_hostile_input_that_gets_through_is_counted(
