@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dolls
+import locks
 import sown
 from clinrl import dataset, evaluate, external, mine, paths, probe, registry, tracking, train, validate
 from clinrl.errors import DataError
@@ -67,6 +68,7 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     evaluate.stage(params, "esi-base")
     for step in (probe, train, evaluate, mine, external):
         step.stage(params, "v1")
+    locks.record(params)
     registry.register(params, "v1")
 
     assert any(sown.TEXT in path.read_text() for path in Path("data/cases").glob("*/cases.jsonl"))

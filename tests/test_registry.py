@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 import dolls
 import exhibits
+import locks
 from clinrl import paths, recording, registry, served, tracking
 from clinrl.artefacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
@@ -184,7 +185,7 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
         held = {path.name for path in folder.iterdir()}
         assert held == parts | {
             "MLmodel", "code", "served.json", "requirements.txt", "python_env.yaml", "input_example.json",
-            "serving_input_example.json", "model.sig", "signer.pub",
+            "serving_input_example.json", "model.sig", "signer.pub", "bom.cdx.json", "examined.json",
         }  # fmt: skip
         assert recording.signed_by(folder, keyring()) == "this checkout"
         record = served.read(folder)
@@ -255,6 +256,7 @@ def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, tmp_path_f
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store())
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copytree("data", elsewhere / "data")
+    shutil.copy("dvc.lock", elsewhere)
     monkeypatch.chdir(elsewhere)
 
     assert register(project, "v1") == first
@@ -332,6 +334,9 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
 def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     first = register(project, "v2")
     dolls.sit(exhibits.params(), "v2", [5])
+    with pytest.raises(ArtefactError, match=r"data/graded/v2 is not what dvc\.lock records of evaluate@v2"):
+        register(project, "v2")
+    locks.record(project)
 
     second = register(project, "v2")
 
@@ -415,7 +420,7 @@ def test_versions_that_others_registered_by_hand_do_not_count(project):
 
 def test_what_was_not_examined_is_not_registered(project):
     shutil.rmtree(paths.report("v1"))
-    with pytest.raises(ArtefactError, match=r"think.json does not exist: run `dvc repro evaluate@v1`"):
+    with pytest.raises(ArtefactError, match=r"data/reports/v1/.* is not here, though dvc\.lock records it; restore it"):
         register(project, "v1")
     assert entries("esi") == []
 
@@ -423,12 +428,28 @@ def test_what_was_not_examined_is_not_registered(project):
 def test_reports_on_another_adapter_are_refused(project):
     report = exhibits.reports("v1")["direct"]
     write_json(paths.report("v1") / "direct.json", report | {"adapter_digest": "a" * 64})
-    with pytest.raises(ArtefactError, match=r"about another model than data/adapters/v1 now holds; run `dvc repro"):
+    with pytest.raises(ArtefactError, match=r"direct\.json is not what dvc\.lock records of evaluate@v1"):
         register(project, "v1")
+    locks.record(project)  # whoever can write dvc.lock too
+    with pytest.raises(ArtefactError, match=r"direct\.json is about another model than data/graded/v1"):
+        register(project, "v1")
+
+
+def test_a_number_of_a_report_that_does_not_follow_from_its_answers_is_refused_by_name(project):
+    report = exhibits.reports("v1")["think"]
+    report["metrics"]["dangerous"]["value"] = 0.00125
+    write_json(paths.report("v1") / "think.json", report)
+    locks.record(project)
+    with pytest.raises(ArtefactError, match=r"says that metrics\.dangerous\.value is 0\.00125, but its answers"):
+        register(project, "v1")
+    assert entries("esi") == []
 
 
 def test_an_altered_adapter_is_not_registered(project):
     exhibits.change(paths.adapter("v1") / "adapter_model.safetensors")
+    with pytest.raises(ArtefactError, match=r"data/adapters/v1 is not what dvc\.lock records of train@v1"):
+        register(project, "v1")
+    locks.record(project)
     with pytest.raises(ArtefactError, match=r"adapter_model.safetensors was altered after it was built"):
         register(project, "v1")
     assert entries("esi") == []
@@ -440,6 +461,7 @@ def test_an_altered_adapter_is_not_registered(project):
 )
 def test_what_a_manifest_does_not_name_is_not_registered(project, name, sentence):
     (paths.adapter("v1") / name).write_text("x")
+    locks.record(project)
     with pytest.raises(ArtefactError, match=sentence):
         register(project, "v1")
 
@@ -447,6 +469,7 @@ def test_what_a_manifest_does_not_name_is_not_registered(project, name, sentence
 def test_an_adapter_of_another_base_is_not_registered(project):
     dolls.base(paths.base("esi"))
     write_json(paths.base("esi") / "manifest.json", read_manifest(paths.base("esi")).model_dump() | {"name": "other"})
+    locks.record(project)
     with pytest.raises(ArtefactError, match="was made from another base than data/bases/esi now holds"):
         register(project, "v1")
 
@@ -468,6 +491,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
     for _ in range(2):
         folder = tmp_path_factory.mktemp("machine")
         shutil.copytree("data", folder / "data")
+        shutil.copy("dvc.lock", folder)
         YAML(typ="safe").dump(dolls.PARAMS | {"merges": exhibits.MERGES}, folder / "params.yaml")
         command = [sys.executable, "-c", code]
         machines.append(subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
