@@ -4,6 +4,7 @@ A run is found by a key that everything which determined the training has part i
 a registration and another machine all fill the same one. What a run holds stays; what is missing is added.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -141,7 +142,14 @@ def _client(uri: str) -> "MlflowClient":
         logging.getLogger(talker).setLevel(logging.CRITICAL)
     file = file_of(uri)
     if file is not None:
-        prepared(file)
+        try:
+            prepared(file)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise RegistryError(
+                f"{file} cannot be opened or made ({error.strerror}); set MLFLOW_TRACKING_URI to another file"
+            ) from error
     return MlflowClient(uri)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import attempts
 import damage
+import forgery
 import projects
 from attempts import Record, forked
 from projects import NAME
@@ -72,26 +73,26 @@ AREAS: Mapping[str, Area] = {
     ),
     "lock": Area(
         ["dvc.lock"],
-        [damage.another_digest, damage.forgotten_stage, damage.exchanged_digests, damage.truncate],
+        [forgery.another_digest, forgery.forgotten_stage, forgery.exchanged_digests, damage.truncate],
         RELEASE,
         12,
     ),
-    "cache": Area(["data/adapters/v2/*", "data/graded/v2/*"], [damage.in_cache], ["restore"], 6),
+    "cache": Area(["data/adapters/v2/*", "data/graded/v2/*"], [forgery.in_cache], ["restore"], 6),
     "store": Area(
         [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/*.py", f"{STORE}/code/clinrl/**/*"],
         [
-            damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, damage.served_again,
-            damage.disarm,
+            damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, forgery.served_again,
+            forgery.disarm,
         ],
         ["load"],
         28,
     ),
-    "tags": Area(["mlruns/mlflow.db"], [damage.tag, damage.tag, damage.alias, damage.source], ["lineage"], 12),
+    "tags": Area(["mlruns/mlflow.db"], [forgery.tag, forgery.tag, forgery.alias, forgery.source], ["lineage"], 12),
     "audit file": Area(
         ["data/reports/decisions.jsonl"],
         [
-            damage.edit, damage.drop_line, damage.repeat_line, damage.reorder, damage.cut_end, damage.rewritten_chain,
-            damage.rewritten_chain, damage.backdated, damage.forged_line, damage.remove,
+            damage.edit, damage.drop_line, damage.repeat_line, damage.reorder, forgery.cut_end, forgery.rewritten_chain,
+            forgery.rewritten_chain, forgery.backdated, forgery.forged_line, damage.remove,
         ],
         ["lineage"],
         16,
@@ -108,7 +109,7 @@ AREAS: Mapping[str, Area] = {
     "bill of materials": Area(
         ["data/**/*.cdx.json", "mlruns/**/*.cdx.json"], [damage.flip, damage.edit, damage.remove], ["lineage"], 4
     ),
-    "approvers": Area(["params.yaml"], [damage.other_key], ["lineage"], 4),
+    "approvers": Area(["params.yaml"], [forgery.other_key], ["lineage"], 4),
 }  # fmt: skip
 """What is attacked. An area without a file, as signatures were once, is left out, and its share with it."""
 
@@ -155,14 +156,16 @@ class Colleague:
     def __init__(self, keys: Path) -> None:
         self.keys = keys
         """Whose signatures the colleague trusts: a copy, since a colleague has one."""
-        command = [sys.executable, str(HERE / "loading.py")]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self._hears()
+        self.process: subprocess.Popen[str] | None = None
 
     def load(self, project: Path) -> attempts.Outcome:
-        """How loading the champion ended."""
+        """How loading the champion ended. The process starts with the first one."""
+        if self.process is None:
+            command = [sys.executable, str(HERE / "loading.py")]
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            self._hears()
         assert self.process.stdin is not None
         ask = {
             "store": f"sqlite:///{project}/mlruns/mlflow.db",
@@ -179,14 +182,16 @@ class Colleague:
         return attempts.Outcome(attempts.REFUSED if by_name else attempts.RAISED, f"{kinds[0]}: {says}", 0.0)
 
     def _hears(self) -> dict[str, Any]:
+        assert self.process is not None
         assert self.process.stdout is not None
         heard: dict[str, Any] = json.loads(self.process.stdout.readline() or '{"raised": ["died"], "says": ""}')
         return heard
 
     def end(self) -> None:
         """End the process."""
-        self.process.kill()
-        self.process.communicate()
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
 
 
 class Place(NamedTuple):
@@ -237,18 +242,20 @@ def attack(project: Path, total: int, seed: int) -> Iterator[Record]:
     pristine = project.with_name(f"{project.name}-pristine")
     shutil.copytree(project, pristine, symlinks=True)
     colleague = Colleague(pristine / keys.PUBLIC)
+    plan = planned(project, total, seed)
     try:
-        for use in {use for area in AREAS.values() for use in area.uses}:
+        for use in {use for place in plan for use in AREAS[place.area].uses}:
             outcome = _used(project, use, colleague)
             assert outcome.kind == attempts.WENT_ON, f"{use} is refused in a sound project: {outcome.says}"
             _put_back(pristine, project)
-        for place in attempts.each(plan := planned(project, total, seed), "mutations", len(plan)):
+        for place in attempts.each(plan, "mutations", len(plan)):
             record = _attempt(project, place, colleague)
             if record is not None:
                 yield record
             _put_back(pristine, project)
     finally:
         colleague.end()
+        shutil.rmtree(pristine)
 
 
 def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None:
@@ -289,7 +296,7 @@ def _altered(project: Path, places: Sequence[Place]) -> tuple[str, str] | None:
     """Alter the first place that can be altered in its way: the path and what was done."""
     with chdir(project):
         for place in places:
-            way: damage.Damage = getattr(damage, place.damage)
+            way = next(way for way in AREAS[place.area].damages if way.__name__ == place.damage)
             if (said := way(Path(place.path), Random(place.seed))) is not None:
                 return place.path, said
     return None
