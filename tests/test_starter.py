@@ -230,8 +230,8 @@ def test_a_real_training_takes_its_worker_and_its_follower_along(
         assert any("clinrl.live" in words for words in below(process.pid).values())
         seconds = ends_with(process, victim)
         assert not paths.adapter("v1").exists(), "it was done before it could be killed"
-        print(f"{seconds:.1f} s")
-        if victim is itself:
+        print(f"{seconds:.1f} s, load {os.getloadavg()[0]:.1f}")
+        if victim is itself and seconds < starter.GRACE_S:  # it had the time to end by itself
             status = next(Path(".clinrl/checkpoints").glob(f"v1-*/{STATUS}"))
             assert json.loads(status.read_text())["state"] == "stopped"
     assert begun(projects[1], DVC).wait(300) == 0

@@ -22,7 +22,7 @@ GONE = signal.SIGUSR1
 """What a stage sends itself first. Unlike SIGTERM it is nobody else's, so it is never taken for a second request."""
 EVERY_S = 0.25
 """Seconds between two looks."""
-GRACE_S = 3.0
+GRACE_S = 2.0
 """Seconds from the first request to the kill: a step of an embedded training and its checkpoint."""
 DVCS = ("DVC_ROOT", "DVC_STAGE")
 """What DVC sets for a stage, and for nothing else."""
