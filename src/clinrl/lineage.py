@@ -136,11 +136,11 @@ def _provenance(params: "Params", name: str, recorded: "lock.Lock | ArtefactErro
     own = [stage for stage in stages if stage.partition("@")[2] == name]
 
     def signed() -> tuple[str, str]:
-        found = {address for address, _ in provenance.of(own)}
+        found = {address for address, _ in provenance.of(stages)}  # raises for a statement that was altered
         missing = [stage for stage in own if stage not in found]
         if missing or not own:
             raise Unsigned(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
-        return artefacts.digest(sorted(found)), f"{len(own)} stages were signed by who ran them"
+        return artefacts.digest(own), f"{len(own)} stages were signed by who ran them"
 
     return _link(name, "provenance", signed)
 
