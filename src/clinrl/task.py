@@ -294,8 +294,12 @@ def get_task(name: str) -> Task:
     return task
 
 
-@cache
 def task_names() -> tuple[str, ...]:
-    """The names of all task folders, sorted. Looked up once: params.yaml may name hundreds of versions."""
-    package = importlib.import_module("clinrl.tasks")
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg))
+    """The names of all task folders, sorted."""
+    return _names_in(tuple(importlib.import_module("clinrl.tasks").__path__))
+
+
+@cache
+def _names_in(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Looked up once: params.yaml may name hundreds of versions."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(folders) if module.ispkg))

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 LOCK = Path("dvc.lock")
+MADE = "data"
+"""Where stages write. What they read there some stage has made, but for the sources of imports."""
+SOURCED = "import@"
 FOLDER = ".dir"
 """What follows the digest of a folder in dvc.lock."""
 
@@ -93,6 +96,9 @@ def facts(lock: Lock, target: str) -> list[Fact]:
     for stage in ancestors(lock, target):
         for dep in lock[stage].get("deps", ()):
             path, used = dep["path"], dep.get("md5")
+            if path not in made and path.startswith(f"{MADE}/") and not stage.startswith(SOURCED):
+                says = f"dvc.lock records no run that made {path}, on which {stage} ran; run `dvc repro {stage}`"
+                found.append(Fact(path=path, stage=stage, md5=used or "", state="unrecorded", says=says))
             if made.get(path, used) != used:
                 says = f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
                 found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", says=says))
