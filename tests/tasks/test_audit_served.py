@@ -308,7 +308,10 @@ def test_the_validators_graders_pass_what_the_server_says(address, policy):
         runtime_evidence=evidence,
     )
     for grader in (RewardWellFormedGrader(), ObservationSchemaGrader(), StateContractGrader()):
-        result = grader.run(subject)
+        for _ in range(4):  # a grader's own process has five seconds, which a busy machine needs for its imports
+            result = grader.run(subject)
+            if "exceeded its time budget" not in " ".join(map(str, result.evidence)):
+                break
         assert result.status.value == "pass", (result.check_id, result.evidence)
 
 
