@@ -10,7 +10,7 @@ import pytest
 from clinrl import artefacts, dataset, paths
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.params import Params
-from clinrl.section import read_yaml
+from clinrl.plain_yaml import read_yaml
 from clinrl.task import get_task
 
 ROOT = Path(__file__).parent.parent

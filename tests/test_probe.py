@@ -13,7 +13,7 @@ from clinrl.blocks import Phase
 from clinrl.errors import ArtefactError, ProbeError
 from clinrl.oracles import Oracles
 from clinrl.params import Params
-from clinrl.section import read_yaml
+from clinrl.plain_yaml import read_yaml
 from clinrl.stream import draw
 from clinrl.task import get_task
 

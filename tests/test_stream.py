@@ -15,7 +15,7 @@ from clinrl import stream
 from clinrl.blocks import GrpoTrainer, Phase, Stream, lengths
 from clinrl.errors import DataError
 from clinrl.params import Params, load_params
-from clinrl.section import read_yaml
+from clinrl.plain_yaml import read_yaml
 from clinrl.task import get_task
 
 ROOT = Path(__file__).parent.parent

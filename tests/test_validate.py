@@ -15,7 +15,7 @@ from clinrl import artefacts, data_docs, dataset, paths, validate
 from clinrl.errors import ArtefactError, DataError
 from clinrl.params import Params
 from clinrl.records import Case
-from clinrl.section import read_yaml
+from clinrl.plain_yaml import read_yaml
 from clinrl.task import Expect, get_task
 
 ROOT = Path(__file__).parent.parent

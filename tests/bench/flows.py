@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from clinrl import determinism, paths
 from clinrl.params import load_params
-from clinrl.section import read_yaml
+from clinrl.plain_yaml import read_yaml
 
 ROOT = Path(__file__).parents[2]
 TIMES = 3

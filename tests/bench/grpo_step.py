@@ -20,7 +20,7 @@ from clinrl import determinism, health, paths
 from clinrl.blocks import GrpoProfile
 from clinrl.evaluate import HISTORY
 from clinrl.params import load_params
-from clinrl.section import read_yaml
+from clinrl.plain_yaml import read_yaml
 
 STEPS = 12
 ROUNDS = 2
