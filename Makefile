@@ -22,10 +22,10 @@ serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine
 
 test: $(READY) ## run the test suite
 	@$(BIN)/python -m clinrl check
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 slow: $(READY) ## run the tests of whole flows and trainings that `make test` leaves out
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m 'slow and not faults' -n 2 --dist loadgroup --no-loadscope-reorder
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m 'slow and not faults' -n 2 --dist loadscope --no-loadscope-reorder
 
 check: $(READY) ## formatting, lint, types
 	@$(BIN)/ruff format --check .

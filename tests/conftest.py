@@ -3,6 +3,7 @@
 import copy
 import gc
 import signal
+from pathlib import PurePosixPath
 from typing import Any
 
 import hypothesis
@@ -21,21 +22,36 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
-LONGEST = ("flows", "test_train", "test_pipeline", "test_live", "test_privacy", "test_registry", "test_verify")
+TOGETHER = ("flows", "faults")
+"""Folders whose files share a project that takes long to build."""
+LONGEST = ("flows", "faults", "test_train", "test_verify", "test_privacy", "test_served", "test_pipeline", "test_live")
 """Groups of tests that take long."""
+
+
+def group(nodeid: str) -> str:
+    """The tests that one process runs: those of a file, or of a folder."""
+    path = PurePosixPath(nodeid.partition("::")[0])
+    return path.parent.name if path.parent.name in TOGETHER else path.stem
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file in one process, and the flows with the project and the server that they share; longest first, so that
-    no process is left alone with them."""
+    """Longest first, so that no process is left alone with them."""
+    found = [group(item.nodeid) for item in items]
+    order = {name: LONGEST.index(name) if name in LONGEST else len(LONGEST) for name in found}
+    items.sort(key=lambda item: order[group(item.nodeid)])
 
-    def group(item: pytest.Item) -> str:
-        return "flows" if item.path.parent.name == "flows" else item.path.stem
 
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=lambda item: LONGEST.index(group(item)) if group(item) in LONGEST else len(LONGEST))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Send a group to one process. xdist's own groups set a test's node id, which pytest 9.2 no longer lets them."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Grouped(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group(nodeid)
+
+    return Grouped(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

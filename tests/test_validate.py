@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from clinrl import artefacts, data_docs, dataset, paths, validate
 from clinrl.errors import ArtefactError, DataError
 from clinrl.params import Params
-from clinrl.records import Case
 from clinrl.plain_yaml import read_yaml
+from clinrl.records import Case
 from clinrl.task import Expect, get_task
 
 ROOT = Path(__file__).parent.parent

@@ -54,6 +54,8 @@ def forked(function: Callable[[], Any], limit_s: float = 120.0) -> Outcome:
 
 
 def _report(function: Callable[[], Any], pipe: Any) -> None:
+    if torch := sys.modules.get("torch"):  # OpenMP's threads did not come along: who waits for them waits for ever
+        torch.set_num_threads(1)
     started = time.perf_counter()
     said = io.StringIO()
     with redirect_stdout(io.StringIO()), redirect_stderr(said):

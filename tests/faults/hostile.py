@@ -1,4 +1,4 @@
-"""What a stranger may hand in: params files, sources, adapters, hub folders and requests that were made to do harm.
+"""What a stranger may hand in: params files, sources, adapters and hub folders that were made to do harm.
 
 Each goes through the real command line, in a process of its own whose libraries are imported already. It has to end in
 a refusal of one sentence, in less than a second, or the hostile part has to be left out; a traceback never.
@@ -347,6 +347,8 @@ def counted(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "n": len(records),
         "tracebacks": sum(record["outcome"] in bad for record in records),
-        "slowest_s": max((record["seconds"] for record in records if record["outcome"] in FINE), default=0.0),
+        "slowest_refusal_s": max(
+            (record["seconds"] for record in records if record["outcome"] == "refused"), default=0.0
+        ),
         "attempts": list(records),
     }

@@ -152,8 +152,8 @@ def doll(folder: Path) -> None:
     """A project of real stages in which nothing is built but the doll's base."""
     folder.mkdir(parents=True)
     fold = {"folds": {"v2-full": {"task": "esi", "version": "v2", "exam": "x1"}}, "blends": {}}
-    exam = {**dolls.PARAMS["datasets"]["x1"], "cases": 12}
-    mine = {**MINED, "cases": 12}
+    exam = SECTIONS["datasets"]["x1"]
+    mine = {**MINED, "cases": EXAM}
     write_params(
         folder,
         merges=fold,

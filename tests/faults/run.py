@@ -1,8 +1,8 @@
 """Attacks the pipeline and says what came of it: a table of attempts and outcomes, and data/reports/faults.json.
 
 Kills commands at random moments, alters files by hand, feeds parsers and rewards what no model should write, hands in
-hostile files, and gives one command many times at once. Everything happens in small projects of its own; nothing of the
-checkout is touched. The same seed attacks the same places.
+hostile files and requests, and gives one command many times at once. Everything happens in small projects of its own;
+nothing of the checkout is touched. The same seed attacks the same places.
 """
 
 import argparse
@@ -52,6 +52,7 @@ def parts(*, quick: bool) -> Mapping[str, Part]:
     import fuzz
     import hostile
     import kills
+    import knocks
     import mutations
     import projects
     import races
@@ -61,6 +62,10 @@ def parts(*, quick: bool) -> Mapping[str, Part]:
 
     def race(folder: Path, at_once: int, seed: int) -> Iterator[dict[str, Any]]:
         return races.attack(folder, at_once, seed, races.RACES[2:3] if quick else races.RACES)
+
+    def handed_in(folder: Path, _n: int, seed: int) -> Iterator[dict[str, Any]]:
+        yield from hostile.attack(released(folder), seed)
+        yield from knocks.attack(folder / "knocks", seed)
 
     chains = kills.QUICK if quick else kills.CHAINS
     return {
@@ -86,7 +91,7 @@ def parts(*, quick: bool) -> Mapping[str, Part]:
             20_000,
         ),
         "hostile": Part(
-            lambda folder, _n, seed: hostile.attack(released(folder), seed),
+            handed_in,
             hostile.counted,
             lambda record: record["outcome"] in hostile.FINE,
             0,

@@ -1,16 +1,12 @@
 """The served audit and whoever means it ill: odd requests, long ones, pages of other origins, too many sessions."""
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 pytest.importorskip("openenv", reason="OpenEnv is an optional extra")
@@ -21,92 +17,17 @@ from websockets.sync.client import connect
 
 from clinrl import cli
 from clinrl.tasks.audit.served.models import CASES
+from oddities import Served, odd, request, served
 
 REQUESTS = 300
 COST_S = 1.0
 """Seconds of processor time that any request may cost the server. A busy machine answers later, and no dearer."""
 
 
-class Served(NamedTuple):
-    """Where a server is, and what it has written to its log so far."""
-
-    url: str
-    log: Path
-    process: psutil.Process
-
-    def cost_s(self) -> float:
-        """Seconds of processor time that it has taken since it started."""
-        spent = self.process.cpu_times()
-        return spent.user + spent.system
-
-    @property
-    def socket(self) -> str:
-        return f"{self.url.replace('http', 'ws')}/ws"
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    command = [sys.executable, "-m", "clinrl", "openenv", "audit", "--port", "0", "--sessions", "3"]
-    log = tmp_path_factory.mktemp("served") / "log"
-    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield Served(server.stdout.readline().strip(), log, psutil.Process(server.pid))
-        finally:
-            server.terminate()
-
-
-def odd(rng: Random, depth: int = 0) -> Any:
-    """A JSON value that nobody asked for."""
-    kinds = ["null", "bool", "int", "float", "text", *(["list", "dict"] if depth < 3 else [])]
-    match rng.choice(kinds):
-        case "null":
-            return None
-        case "bool":
-            return rng.random() < 0.5
-        case "int":
-            return rng.choice([0, -1, 1, CASES - 1, CASES, 10_000, 2**63, -(2**70), 10**300])
-        case "float":
-            return rng.choice([0.5, -0.0, 1e308, float("nan"), float("inf")])
-        case "text":
-            return rng.choice(["", "easy", "exam", "A1", "\x00", "\ud800", "é" * 500, "{}", "../..", "approve", "<b>"])
-        case "list":
-            return [odd(rng, depth + 1) for _ in range(rng.randrange(4))]
-        case _:
-            return {rng.choice(FIELDS): odd(rng, depth + 1) for _ in range(rng.randrange(5))}
-
-
-FIELDS = (
-    "seed",
-    "level",
-    "pool",
-    "index",
-    "episode_id",
-    "action",
-    "tool",
-    "arguments",
-    "timeout_s",
-    "data",
-    "type",
-    "x",
-)
-PATHS = (
-    "/reset", "/reset", "/reset", "/step", "/step", "/mcp", "/state", "/schema", "/audit/tasks", "/audit/task",
-    "/audit/num_tasks", "/audit/task_range", "/audit/splits", "/nothing", "/ws",
-)  # fmt: skip
-
-
-def body(rng: Random) -> bytes:
-    """The body of a request: options, nearly right or not at all, or no JSON."""
-    chosen = rng.random()
-    if chosen < 0.1:
-        return rng.choice([b"", b"{", b"\xff\xfe", b"[" * 30_000, b'{"seed":' * 5_000, b"1" * 5_000, b"x" * 70_000])
-    if chosen < 0.6:
-        good = {"seed": 1, "level": "easy", "pool": "train", "index": 0, "action": {"tool": "approve", "arguments": {}}}
-        value = good | {rng.choice(FIELDS): odd(rng)}
-    else:
-        value = odd(rng)
-    return json.dumps(value).encode()
+    with served(tmp_path_factory.mktemp("served") / "log") as found:
+        yield found
 
 
 def test_no_request_breaks_the_server_or_keeps_it_busy(server: Served) -> None:
@@ -115,8 +36,7 @@ def test_no_request_breaks_the_server_or_keeps_it_busy(server: Served) -> None:
     dearest = 0.0
     with httpx.Client(base_url=server.url, timeout=60) as client:
         for _ in range(REQUESTS):
-            method, path, content = rng.choice(["POST", "POST", "POST", "GET", "PUT"]), rng.choice(PATHS), body(rng)
-            kind = rng.choice(["application/json", "application/json", "text/plain", "multipart/form-data", ""])
+            method, path, content, kind = request(rng)
             before = server.cost_s()
             answer = client.request(method, path, content=content, headers={"Content-Type": kind})
             dearest = max(dearest, server.cost_s() - before)
