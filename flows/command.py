@@ -83,6 +83,10 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
+    except OSError as error:  # a full disk, a folder that cannot be written: whatever is done stands
+        print(f"clinrl: {error.filename or 'the system'}: {error.strerror}; mend that, and give the same command again",
+              file=sys.stderr)  # fmt: skip
+        return 1
     except KeyboardInterrupt:
         print("clinrl: interrupted; the same command continues", file=sys.stderr)
         return 130
@@ -102,8 +106,11 @@ def check(arguments: dict[str, Any]) -> str:
         known("params.yaml", task, params.bases, "a task with a base")
     if arguments.get("approver") is not None:
         from clinrl.release import named
+        from clinrl.trust.approval import approvers
 
-        named(arguments["approver"])
+        approver = named(arguments["approver"])
+        if params.approvers or params.scale != "embedded":
+            approvers(params, approver)  # now: a training may take days
     return task
 
 

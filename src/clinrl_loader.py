@@ -127,8 +127,8 @@ def _who(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> str:
             if signature.get("keyid") in (None, "", fingerprint(line)) and verifies(line, data, made):
                 return name
     raise Untrusted(
-        "nobody who is listed signed this; `clinrl keys show` lists whose signatures count, `clinrl keys trust` adds "
-        "one"
+        "nobody whose key counts here signed this; `clinrl keys show` lists the keys that count, `clinrl keys trust` "
+        "adds one"
     )
 
 
@@ -222,9 +222,11 @@ def _signed(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str, str]]:
 def trusted() -> dict[str, str]:
     """The OpenSSH lines of the keys whose signatures count, by name; none if nothing says whose do.
 
-    Raises Untrusted for a file that is no key, and for a place that CLINRL_TRUSTED_KEYS names and that is not there.
+    Raises Untrusted for a file that is no key, and if CLINRL_TRUSTED_KEYS is set and names a place that is not there, or
+    no key at all.
     """
-    if named := os.environ.get(TRUSTED, ""):
+    named = os.environ.get(TRUSTED, "")
+    if named:
         places = [Path(part) for part in named.split(os.pathsep) if part]
         for place in places:
             if not place.exists():
@@ -232,6 +234,8 @@ def trusted() -> dict[str, str]:
     else:
         places = [place for place in (KEYS / "trusted", KEYS / "signing.pub") if place.exists()]
     files = [file for place in places for file in (sorted(place.glob("*.pub")) if place.is_dir() else [place])]
+    if named and not files:
+        raise Untrusted(f"{TRUSTED} names no file .pub, so nobody's signature counts")
     return {str(file): _line(file) for file in files}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from clinrl import ledger
 from clinrl.artefacts import canonical_json, digest
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, SignatureError
 from clinrl.trust import keys
 
 JSON = st.recursive(
@@ -110,17 +110,39 @@ def rewritten(path, number):
 def test_a_chain_cannot_be_written_anew_without_a_key(path, number):
     three(path)
     rewritten(path, number)
-    with pytest.raises(ArtefactError, match=f"line {number + 1} has a signature of somebody else"):
+    with pytest.raises(ArtefactError, match=f"line {number + 1} has an invalid signature"):
         read(path)
 
 
-def test_a_line_of_somebody_whose_key_does_not_count_is_named(path):
+def signed_by_both(path):
+    """A file whose second line, its last, was signed with a key that was revoked since."""
     append(path, "decision", {"number": 0})
-    append(path, "approval", {"number": 1}, signer=STRANGER)
-    with pytest.raises(ArtefactError, match=r"line 2 is signed with the key SHA256:.*, which does not count here"):
+    ledger.append(path, "approval", {"number": 1}, signer=STRANGER, keys=RING | {"them": STRANGER.key})
+
+
+def test_a_last_line_of_somebody_whose_key_does_not_count_is_named(path):
+    signed_by_both(path)
+    with pytest.raises(ArtefactError, match=r"from line 2 on with the key SHA256:.*, which does not count here"):
         read(path)
-    with pytest.raises(ArtefactError, match="line 2 is signed with the key"):
+    with pytest.raises(ArtefactError, match="from line 2 on with the key"):
         append(path, "decision", {})
+
+
+def test_a_review_lets_the_lines_of_a_revoked_key_stand(path):
+    signed_by_both(path)
+    assert ledger.unlisted(path, RING) == [STRANGER.key.fingerprint]
+    append(path, "review", {"reason": "stolen"}, reviewed=True)
+    append(path, "decision", {"number": 2})
+    assert [entry.kind for entry in read(path)] == ["decision", "approval", "review", "decision"]
+    rewritten(path, 1)
+    with pytest.raises(ArtefactError, match="line 3 has an invalid signature"):
+        read(path)
+
+
+def test_nobody_writes_whose_own_key_does_not_count(path):
+    with pytest.raises(SignatureError, match="does not count in this checkout"):
+        append(path, "decision", {}, signer=STRANGER)
+    assert not path.exists()
 
 
 def test_a_line_that_was_cut_short_does_not_count_and_is_replaced(path):

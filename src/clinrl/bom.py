@@ -336,8 +336,7 @@ def _files(folder: Path) -> list[Component]:
 
 def _recorded(witness: lock.Lock, path: Path) -> str:
     """The digest of an output in dvc.lock; empty if no stage made it."""
-    outs = (out for stage in witness.values() for out in stage.get("outs", ()))
-    return next((str(out["md5"]) for out in outs if out["path"] == str(path)), "")
+    return lock.outputs(witness).get(str(path), "")
 
 
 def _licences(licence: str) -> Component:

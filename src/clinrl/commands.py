@@ -315,24 +315,29 @@ def _add_signing_commands(command: Callable[[str, str, str, str], argparse.Argum
         "make a signing key, and say whose signatures count",
         _wrapped(
             "`init` makes this checkout's key in .clinrl/keys; if CLINRL_SIGNING_KEY or CLINRL_SIGNING_KEY_FILE names "
-            "one that is elsewhere, it keeps only the public half. `show` lists whose signatures count here. `trust` "
-            "lets those of one more key count. A line of OpenSSH, as `show` prints it, is what `approvers` and "
-            "`rebuilders` in params.yaml take."
+            "one that is elsewhere, it keeps only the public half. `show` lists whose signatures count here, those of "
+            "params.yaml too. `trust` lets those of one more key count. A line of OpenSSH, as `show` prints it, is what "
+            "`approvers` and `rebuilders` in params.yaml take. `vouch` is for the day after a key was revoked: it signs "
+            "what that key left at the end of the audit file, so that commands read it again."
         ),
         'clinrl keys init\nclinrl keys show --json\nclinrl keys trust "Ada Lovelace" "$(cat ada.pub)"\n'
-        "CLINRL_SIGNING_KEY=agent clinrl keys init",
+        'CLINRL_SIGNING_KEY=agent clinrl keys init\nclinrl keys vouch "laptop stolen; lines 1 to 12 are ours"',
     )
     actions = keys.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, does in {
         "init": "make the key of this checkout",
-        "show": "list whose signatures count",
+        "show": "list whose signatures count, and for what",
         "trust": "let the signatures of one more key count",
+        "vouch": "sign the audit file, of which you read what a key signed that was revoked since",
     }.items():
         action = actions.add_parser(name, help=does, description=does, allow_abbrev=False)
         if name == "trust":
             action.add_argument("name", metavar="NAME", help="whose key it is")
             action.add_argument("line", metavar="LINE", help="their public key: ecdsa-sha2-nistp256 AAAA...")
-        action.add_argument("--json", action="store_true", help="one JSON list of objects")
+        if name == "vouch":
+            action.add_argument("reason", metavar="REASON", help="why the key was revoked, for the audit file")
+        else:
+            action.add_argument("--json", action="store_true", help="one JSON list of objects")
     approve = command(
         "approve",
         "make the token by which you approve a decision",
@@ -384,6 +389,7 @@ def _add_registry_commands(command: Callable[[str, str, str, str], argparse.Argu
     )
     promote.add_argument("name", metavar="NAME", help="a registered version or merge of params.yaml")
     promote.add_argument("--approver", required=True, metavar="NAME", help="the person who approves it")
+    promote.add_argument("--token", metavar="TOKEN", help="their approval, if their key is elsewhere: `clinrl approve`")
     rollback = command(
         "rollback",
         "bring the previous champion back",

@@ -11,7 +11,7 @@ from clinrl import lineage as lineages
 from clinrl.evaluate import HISTORY, examinee, load_sitting, unanswered
 from clinrl.recording import MERGED
 from clinrl.tables import show
-from clinrl.trust.approval import given
+from clinrl.trust.approval import checked, given
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -37,7 +37,7 @@ def decide(params: "Params", arguments: Namespace) -> int:
     decision = release.decide(params, arguments.name)
     body = decision.model_dump(mode="json")
     if arguments.json:
-        print(json.dumps(body, indent=2, ensure_ascii=False))
+        print(json.dumps(body | {"digest": decision.digest}, indent=2, ensure_ascii=False))
     else:
         rows = [
             {
@@ -63,7 +63,10 @@ def promote(params: "Params", arguments: Namespace) -> int:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = release.named(arguments.approver)
     decision = release.decide(params, arguments.name)
-    approval = given(params, decision.digest, approver)
+    if arguments.token is None:
+        approval = given(params, decision.digest, approver)
+    else:
+        approval = checked(params, decision.digest, arguments.token, approver)[1]
     entry = release.promote(params, arguments.name, decision=decision, approval=approval)
     show(COLUMNS, [_row(entry)], as_json=False)
     return 0

@@ -1,10 +1,10 @@
 """The audit file: every decision, approval, promotion and rollback, one JSON line each, chained by hash and signed.
 
 Append-only: each line names the digest of the one before it, so a line that was changed, dropped or put in between
-breaks the chain at a place that `read` names. Each is signed by whoever wrote it, so that a chain cannot be written
-anew without one of the keys that count; the last line's signature is about all before it. That the end was cut off is
-found where the registry knows more (`clinrl lineage`), and by git. Prefect's and MLflow's databases are conveniences,
-this is the record.
+breaks the chain at a place that `read` names. Each is signed by whoever wrote it, and with it all before it, so that a
+chain cannot be written anew without one of the keys that count. A key that was revoked leaves its old lines standing:
+those before a line of somebody whose key counts still. That the end was cut off is found where the registry knows more
+(`clinrl lineage`), and by git. Prefect's and MLflow's databases are conveniences, this is the record.
 """
 
 import base64
@@ -20,12 +20,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from clinrl.artefacts import canonical_json, digest
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, SignatureError
 from clinrl.records import Strict
 from clinrl.trust.dsse import pae
 from clinrl.trust.keys import Key, Signer, keyring
 
-Kind = Literal["decision", "approval", "refusal", "promotion", "rollback"]
+Kind = Literal["decision", "approval", "refusal", "promotion", "rollback", "review"]
+"""A review says that somebody read what stands before it, after the key that signed it was revoked."""
 PAYLOAD_TYPE = "application/vnd.clinrl.audit+json"
 """What a signature says that it is about: one line, without digest and signature, as canonical JSON."""
 START = "0" * 64
@@ -60,21 +61,31 @@ def append(
     signer: Signer,
     keys: Mapping[str, Key] | None = None,
     unless: Callable[[Sequence[Entry]], bool] = lambda _: False,
+    reviewed: bool = False,
     at: datetime | None = None,
 ) -> Entry | None:
     """Add a signed line and wait until it is on the disk; nothing is added if `unless` is true of those that are there.
 
     Writers take turns, and nobody writes between that question and the new line. A last line that a kill cut short is
-    dropped: whoever wrote it never got an answer. Raises ArtefactError if the chain is broken or signed by somebody
-    whose key does not count (`keys`: those of this checkout), since nothing may be built on it.
+    dropped: whoever wrote it never got an answer. `keys` are those that count, by default this checkout's.
+
+    Raises ArtefactError if the chain is broken, or if the last lines were signed with a key that does not count, since
+    nothing may be built on them: unless the new line is there to say that they were `reviewed`. Raises SignatureError if
+    the signer's own key does not count: nobody could read on.
     """
+    known = _by_fingerprint(keys)
+    if signer.key.fingerprint not in known:
+        raise SignatureError(
+            f"the key {signer.key.fingerprint} does not count in this checkout, so what it signs could not be read; "
+            "run `clinrl keys init` to make it this checkout's"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
         text = stream.read()
         whole = text[: text.rfind(b"\n") + 1]
-        entries = _parse(whole, path, {signer.key.line: signer.key, **_lines(keys)})
+        entries = _parse(whole, path, known, reviewed=reviewed)
         if unless(entries):
             return None
         moment = (at or datetime.now(UTC)).astimezone(UTC).replace(microsecond=0)
@@ -99,25 +110,32 @@ def read(path: Path, keys: Mapping[str, Key] | None = None) -> list[Entry]:
     """All entries, oldest first, with their chain and their signatures checked; none if there is no file.
 
     `keys` are those that count, by default this checkout's. Raises ArtefactError naming the first line that is not what
-    was written, or that nobody signed whose key counts. A last line without its line end was cut short by a kill and
-    does not count.
+    was written, or the first of those at the end that nobody signed whose key counts. A last line without its line end
+    was cut short by a kill and does not count.
     """
     if not path.exists():
         return []
     text = path.read_bytes()
-    return _parse(text[: text.rfind(b"\n") + 1], path, _lines(keys))
+    return _parse(text[: text.rfind(b"\n") + 1], path, _by_fingerprint(keys))
 
 
-def _lines(keys: Mapping[str, Key] | None) -> dict[str, Key]:
-    return {key.line: key for key in (keyring() if keys is None else keys).values()}
+def unlisted(path: Path, keys: Mapping[str, Key]) -> list[str]:
+    """Fingerprints of keys that signed lines of the audit file and do not count now, in the order of their lines."""
+    entries = _parse(path.read_bytes(), path, _by_fingerprint(keys), reviewed=True) if path.exists() else []
+    return [*dict.fromkeys(entry.key for entry in entries if entry.key not in _by_fingerprint(keys))]
 
 
-def _parse(text: bytes, path: Path, keys: Mapping[str, Key]) -> list[Entry]:
+def _by_fingerprint(keys: Mapping[str, Key] | None) -> dict[str, Key]:
+    return {key.fingerprint: key for key in (keyring() if keys is None else keys).values()}
+
+
+def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool = False) -> list[Entry]:
+    """The lines, checked; those at the end whose key is not `known` are let through if somebody `reviewed` them."""
     entries: list[Entry] = []
     previous = START
-    known = {key.fingerprint: key for key in keys.values()}
+    advice = "restore the file from git"
+    unsure: tuple[int, str] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
-        advice = "restore the file from git"
         try:
             entry = Entry.model_validate_json(line)
         except ValidationError as error:
@@ -130,14 +148,20 @@ def _parse(text: bytes, path: Path, keys: Mapping[str, Key]) -> list[Entry]:
         if entry.previous != previous:
             raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {advice}")
         if entry.key not in known:
-            raise ArtefactError(
-                f"{path} line {number} is signed with the key {entry.key}, which does not count here; {advice}, or "
-                "trust that key with `clinrl keys trust` if you know whose it is"
-            )
-        if not known[entry.key].verifies(_signed(entry.content), _decoded(entry.signature)):
-            raise ArtefactError(f"{path} line {number} has a signature of somebody else; {advice}")
+            unsure = unsure or (number, entry.key)
+        elif not known[entry.key].verifies(_signed(entry.content), _decoded(entry.signature)):
+            raise ArtefactError(f"{path} line {number} has an invalid signature; {advice}")
+        else:
+            unsure = None  # whoever signs a line signs all before it
         previous = entry.digest
         entries.append(entry)
+    if unsure is not None and not reviewed:
+        number, key = unsure
+        raise ArtefactError(
+            f"{path} is signed from line {number} on with the key {key}, which does not count here; {advice}, trust that "
+            "key with `clinrl keys trust` if you know whose it is, or, if it was revoked, read what it signed and run "
+            "`clinrl keys vouch`"
+        )
     return entries
 
 

@@ -166,6 +166,7 @@ def promote(
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
             raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
+        lock.demand(params, name)  # a person may have had a day to answer
         registry.intact(params, entry)
         answers = artefacts.identity(artefacts.read_manifest(paths.graded(name)))
         body = {"model": model, **_name(entry), "decision": decision.digest, "approver": who, "answers": answers}
@@ -283,6 +284,18 @@ def rollback(params: "Params", model: str, *, approver: str) -> Entry:
         return registry.holder(model, CHAMPION) or before
 
 
+def vouch(params: "Params", reason: str) -> list[str]:
+    """Sign what stands in the audit file after the key that signed its end was revoked; the keys that count no longer.
+
+    Whoever does that has read those lines. Nothing is written where every line's key counts. Raises ArtefactError if
+    the chain is broken.
+    """
+    revoked = ledger.unlisted(paths.ledger(), listed(params))
+    if revoked:
+        _write(params, "review", {"reason": reason, "revoked": revoked}, reviewed=True)
+    return revoked
+
+
 def named(approver: str) -> str:
     """A person's name, trimmed. Raises GateError for an empty one or one with control characters: silence is no."""
     name = approver.strip()
@@ -310,8 +323,9 @@ def _lines(params: "Params") -> list[ledger.Entry]:
     return ledger.read(paths.ledger(), listed(params))
 
 
-def _write(params: "Params", kind: ledger.Kind, body: dict[str, Any], **unless: Any) -> None:
-    ledger.append(paths.ledger(), kind, body, signer=signer(params.scale), keys=listed(params), **unless)
+def _write(params: "Params", kind: ledger.Kind, body: dict[str, Any], **how: Any) -> None:
+    ours = signer(params.scale)  # the first one makes a key, which counts then
+    ledger.append(paths.ledger(), kind, body, signer=ours, keys=listed(params), **how)
 
 
 def _last_about(model: str, lines: Sequence[ledger.Entry]) -> dict[str, Any] | None:
@@ -340,8 +354,7 @@ def _champions_answers(params: "Params", champion: Entry) -> Path:
     for folder in (graded, kept):
         if not folder.exists() or _answered_by(folder) != champion.digest:
             continue
-        recorded = {out["path"]: out["md5"] for entry in lock.read().values() for out in entry.get("outs", ())}
-        is_recorded = folder == graded and recorded.get(str(graded)) == lock.md5(graded)
+        is_recorded = folder == graded and lock.outputs(lock.read()).get(str(graded)) == lock.md5(graded)
         if is_recorded or artefacts.identity(artefacts.verified(folder)) in told:
             return folder
         raise ArtefactError(

@@ -175,7 +175,7 @@ def test_whose_signatures_count(checkout: Path) -> None:
 
 def test_who_is_listed_in_params_keeps_the_name(checkout: Path) -> None:
     ada, eve = (keys._loaded(pem(ec.SECP256R1()), "test").key for _ in range(2))
-    params = Params.model_validate({**VALID, "approvers": {"Ada": ada.line}})
+    params = Params.model_validate({**VALID, "approvers": {"Ada": ada.line}, "rebuilders": {"Bob": ada.line}})
     keys.trust("Ada", eve)
     keys.trust("Eve", eve)
     assert keys.listed(params) == {"Ada": ada, "Eve": eve}

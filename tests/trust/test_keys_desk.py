@@ -25,7 +25,7 @@ def test_keys_are_made_once_shown_and_trusted(checkout: Path, capsys: pytest.Cap
     assert "`clinrl keys init` makes one" in capsys.readouterr().err
     assert cli.main(["keys", "init"]) == 0
     ours = keys.keyring()[keys.OURS]
-    assert capsys.readouterr().out == f"name\tfingerprint\tline\nthis checkout\t{ours.fingerprint}\t{ours.line}\n"
+    assert capsys.readouterr().out == "name\tcounts_for\tfingerprint\tline\n" + f"this checkout\tthis checkout\t{ours.fingerprint}\t{ours.line}\n"
     assert cli.main(["keys", "init"]) == 1
     assert "is not overwritten" in capsys.readouterr().err
     assert keys.keyring() == {keys.OURS: ours}
@@ -55,7 +55,7 @@ def test_init_keeps_the_public_half_of_a_key_that_is_elsewhere(
     assert cli.main(["keys", "init"]) == 0
     monkeypatch.setenv("CLINRL_SIGNING_KEY_FILE", str(elsewhere))
     assert cli.main(["keys", "init"]) == 1
-    assert "and another one" in capsys.readouterr().err
+    assert "this checkout has another key" in capsys.readouterr().err
 
 
 def test_approve_prints_a_token_alone(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,27 +3,51 @@
 import sys
 from argparse import Namespace
 
+from clinrl.params import load_params
 from clinrl.tables import show
 from clinrl.trust import approval
 from clinrl.trust import keys as ring
 
-KEYS = ("name", "fingerprint", "line")
+KEYS = ("name", "counts_for", "fingerprint", "line")
+HERE, APPROVALS, REBUILDS = "this checkout", "approvals", "rebuilds"
+"""What a key counts for: all that is signed for this checkout; that and approvals; statements that somebody rebuilt."""
 
 
 def keys(arguments: Namespace) -> int:
-    """Make this checkout's key, list whose signatures count, or let those of one more key count. Prints the keys."""
+    """Make this checkout's key, list whose signatures count for what, let one more count, or vouch for the audit file."""
+    if arguments.action == "vouch":
+        return _vouch(arguments)
     if arguments.action == "init":
-        shown = {ring.OURS: ring.init()}
+        rows = [_row(ring.OURS, ring.init(), HERE)]
     elif arguments.action == "trust":
         key = ring.parsed(arguments.line)
         ring.trust(arguments.name, key)
-        shown = {arguments.name: key}
+        rows = [_row(arguments.name, key, HERE)]
     else:
-        shown = ring.keyring()
-    rows = [{"name": name, "fingerprint": key.fingerprint, "line": key.line} for name, key in shown.items()]
+        rows = [_row(name, key, HERE) for name, key in ring.keyring().items()]
+        if arguments.params.exists():
+            params = load_params(arguments.params)
+            rows += [_row(name, key, APPROVALS) for name, key in params.approvers.items()]
+            rows += [_row(name, key, REBUILDS) for name, key in params.rebuilders.items()]
     show(KEYS, rows, as_json=arguments.json)
     if not rows:
         print("clinrl: there is no key yet; `clinrl keys init` makes one", file=sys.stderr)
+    return 0
+
+
+def _row(name: str, key: ring.Key, counts_for: str) -> dict[str, str]:
+    return {"name": name, "counts_for": counts_for, "fingerprint": key.fingerprint, "line": key.line}
+
+
+def _vouch(arguments: Namespace) -> int:
+    """Sign the audit file after a key was revoked, and name the keys whose lines stand by that. 1: there were none."""
+    from clinrl.release import vouch
+
+    revoked = vouch(load_params(arguments.params), arguments.reason)
+    if not revoked:
+        print("clinrl: every line of the audit file is signed with a key that counts; nothing was added", file=sys.stderr)
+        return 1
+    print("\n".join(revoked))
     return 0
 
 

@@ -123,7 +123,7 @@ def init() -> Key:
     public half is kept. Raises SignatureError if there is one already: nothing is overwritten."""
     if (elsewhere := _elsewhere()) is not None:
         if PUBLIC.exists() and _read_public(PUBLIC) != elsewhere.key:
-            raise SignatureError(f"{PUBLIC} is the key of this checkout, and another one; move it away yourself")
+            raise SignatureError(f"this checkout has another key in {PUBLIC}; move that file away to use the new one")
         publish(elsewhere.key)
         return elsewhere.key
     found = made()
@@ -195,9 +195,9 @@ def keyring() -> dict[str, Key]:
 
 
 def listed(params: "Params") -> dict[str, Key]:
-    """Whose signatures count in the project: this checkout's keyring, and rebuilders and approvers of params.yaml, who
-    keep their names."""
-    return {**keyring(), **params.rebuilders, **params.approvers}
+    """Whose signatures of registered folders, audit lines and approvals count in the project: those of this checkout's
+    keyring, and of the approvers of params.yaml, who keep their names."""
+    return {**keyring(), **params.approvers}
 
 
 def _configured() -> Signer | None:

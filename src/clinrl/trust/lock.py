@@ -6,7 +6,7 @@ of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a f
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,6 +62,12 @@ def read(path: Path = LOCK) -> Lock:
     return stages
 
 
+def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
+    """DVC's digest of every output of some stages, by default of all, by its path."""
+    entries = lock.values() if stages is None else [lock[stage] for stage in stages]
+    return {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", ())}
+
+
 def exam_stage(params: "Params", name: str) -> str:
     """Address of the stage in which a version, a merge, or `<task>-base` sits its exam. Raises KeyError for others."""
     roots = {f"{task}-base": f"baseline@{task}" for task in params.bases}
@@ -91,7 +97,7 @@ def facts(lock: Lock, target: str) -> list[Fact]:
     if target not in lock:
         says = f"dvc.lock records no run of {target}; run `dvc repro {target}`"
         return [Fact(path="", stage=target, md5="", state="unrecorded", says=says)]
-    made = {out["path"]: out["md5"] for entry in lock.values() for out in entry.get("outs", ())}
+    made = outputs(lock)
     found = []
     for stage in ancestors(lock, target):
         for dep in lock[stage].get("deps", ()):
@@ -102,7 +108,7 @@ def facts(lock: Lock, target: str) -> list[Fact]:
             if made.get(path, used) != used:
                 says = f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
                 found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", says=says))
-        found += [_fact(stage, out["path"], out["md5"]) for out in lock[stage].get("outs", ())]
+        found += [_fact(stage, path, recorded) for path, recorded in outputs(lock, [stage]).items()]
     return found
 
 
@@ -136,8 +142,8 @@ def demand(params: "Params", name: str) -> list[Fact]:
 def strangers(lock: Lock, stage: str) -> list[str]:
     """The inputs of a stage, by path, that are not what the lock records: what comes of them cannot be registered."""
     inputs = {dep["path"] for dep in lock.get(stage, {}).get("deps", ())}
-    made = {out["path"]: (name, out["md5"]) for name, entry in lock.items() for out in entry.get("outs", ())}
-    return [path for path in sorted(inputs & made.keys()) if _fact(made[path][0], path, made[path][1]).state != "holds"]
+    made, makers = outputs(lock), _makers(lock)
+    return [path for path in sorted(inputs & made.keys()) if _fact(makers[path], path, made[path]).state != "holds"]
 
 
 def md5(path: Path) -> str:

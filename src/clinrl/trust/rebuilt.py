@@ -59,7 +59,7 @@ def count(params: "Params", name: str, identity: str) -> list[str]:
     """
     recorded = lock.read()
     stages = [stage for stage in lock.ancestors(recorded, lock.exam_stage(params, name)) if not stage.startswith(BASE)]
-    outs = {out["path"]: out["md5"] for stage in stages for out in recorded[stage].get("outs", ())}
+    outs = lock.outputs(recorded, stages)
     found = set()
     for file in sorted(paths.attestations(name).glob("*.json")):
         try:
