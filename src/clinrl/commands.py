@@ -316,9 +316,9 @@ def _add_signing_commands(command: Callable[[str, str, str, str], argparse.Argum
         _wrapped(
             "`init` makes this checkout's key in .clinrl/keys; if CLINRL_SIGNING_KEY or CLINRL_SIGNING_KEY_FILE names "
             "one that is elsewhere, it keeps only the public half. `show` lists whose signatures count here, those of "
-            "params.yaml too. `trust` lets those of one more key count. A line of OpenSSH, as `show` prints it, is what "
-            "`approvers` and `rebuilders` in params.yaml take. `vouch` is for the day after a key was revoked: it signs "
-            "what that key left at the end of the audit file, so that commands read it again."
+            "params.yaml too. `trust` lets those of one more key count. A line of OpenSSH, as `show` prints it, is "
+            "what `approvers` and `rebuilders` in params.yaml take. `vouch` is for the day after a key was revoked: it "
+            "signs what that key left at the end of the audit file, so that commands read it again."
         ),
         'clinrl keys init\nclinrl keys show --json\nclinrl keys trust "Ada Lovelace" "$(cat ada.pub)"\n'
         'CLINRL_SIGNING_KEY=agent clinrl keys init\nclinrl keys vouch "laptop stolen; lines 1 to 12 are ours"',

@@ -67,6 +67,9 @@ class Decision(Strict):
     champion: str | None
     """None: there is no champion yet, so that only the absolute limits and the floors count."""
     champion_digest: str | None
+    moved: str | None
+    """The line of the audit file that tells of the last promotion or rollback before: an approval of a decision counts
+    until the champion's name moves, and never again."""
     exam_digest: str
     findings: tuple[Finding, ...]
     promote: bool
@@ -92,15 +95,16 @@ def decide(
     model: str,
     digest: str,
     champion: tuple[str, str] | tuple[None, None],
+    moved: str | None = None,
     rebuilders: Sequence[str] = (),
 ) -> Decision:
     """Hold every limit of the gate, and the floors, against the candidate's answers, by mode, and those of each rival.
 
     `candidate` and each rival are sittings by mode; rivals are named as sentences name them ("the champion"). `simple`
     holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
-    `digest` the candidate's identity, `champion` the name and identity of its champion, `rebuilders` who signed that
-    they built the same bytes. Raises ArtefactError if a rival sat another exam, or in other modes, if there is no
-    answer at all, or if there is no bag of words to be beaten.
+    `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the audit line that
+    made it so, `rebuilders` who signed that they built the same bytes. Raises ArtefactError if a rival sat another
+    exam, or in other modes, if there is no answer at all, or if there is no bag of words to be beaten.
     """
     first = next(iter(candidate.values()), None)
     if first is None:
@@ -131,6 +135,7 @@ def decide(
         candidate_digest=digest,
         champion=champion[0],
         champion_digest=champion[1],
+        moved=moved,
         exam_digest=first.exam_digest,
         findings=tuple(findings),
         promote=not broken,

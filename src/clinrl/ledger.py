@@ -12,7 +12,9 @@ import binascii
 import fcntl
 import json
 import os
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -70,8 +72,8 @@ def append(
     dropped: whoever wrote it never got an answer. `keys` are those that count, by default this checkout's.
 
     Raises ArtefactError if the chain is broken, or if the last lines were signed with a key that does not count, since
-    nothing may be built on them: unless the new line is there to say that they were `reviewed`. Raises SignatureError if
-    the signer's own key does not count: nobody could read on.
+    nothing may be built on them: unless the new line is there to say that they were `reviewed`. Raises SignatureError
+    if the signer's own key does not count: nobody could read on.
     """
     known = _by_fingerprint(keys)
     if signer.key.fingerprint not in known:
@@ -119,6 +121,19 @@ def read(path: Path, keys: Mapping[str, Key] | None = None) -> list[Entry]:
     return _parse(text[: text.rfind(b"\n") + 1], path, _by_fingerprint(keys))
 
 
+def check_committed(path: Path) -> None:
+    """Refuse an audit file that lacks lines which git has at HEAD: a clean cut breaks no chain. Raises ArtefactError.
+
+    Says nothing where there is no git, or where the file was never committed.
+    """
+    with suppress(OSError):
+        command = ["git", "show", f"HEAD:./{path.name}"]
+        shown = subprocess.run(command, cwd=path.parent, capture_output=True, check=False)
+        held = path.read_bytes() if path.exists() else b""
+        if shown.returncode == 0 and not held.startswith(shown.stdout):
+            raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
+
+
 def unlisted(path: Path, keys: Mapping[str, Key]) -> list[str]:
     """Fingerprints of keys that signed lines of the audit file and do not count now, in the order of their lines."""
     entries = _parse(path.read_bytes(), path, _by_fingerprint(keys), reviewed=True) if path.exists() else []
@@ -158,9 +173,9 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
     if unsure is not None and not reviewed:
         number, key = unsure
         raise ArtefactError(
-            f"{path} is signed from line {number} on with the key {key}, which does not count here; {advice}, trust that "
-            "key with `clinrl keys trust` if you know whose it is, or, if it was revoked, read what it signed and run "
-            "`clinrl keys vouch`"
+            f"{path} is signed from line {number} on with the key {key}, which does not count here; {advice}, trust "
+            "that key with `clinrl keys trust` if you know whose it is, or, if it was revoked, read what it signed and "
+            "run `clinrl keys vouch`"
         )
     return entries
 

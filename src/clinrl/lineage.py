@@ -16,7 +16,7 @@ from clinrl.errors import ArtefactError, Refused, RegistryError
 from clinrl.evaluate import Examinee, check_apart, examinee
 from clinrl.records import Manifest, Strict
 from clinrl.trust import approval, lock, provenance
-from clinrl.trust.keys import listed
+from clinrl.trust.keys import keyring, listed
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -265,6 +265,7 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
     model = registry.model_of(params, name)
     try:
         lines = ledger.read(paths.ledger(), listed(params))
+        ledger.check_committed(paths.ledger())
         digest = artefacts.identity(artefacts.read_manifest(examinee(params, name).folder))
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
@@ -334,7 +335,9 @@ def _approved(
     passed = {artefacts.digest(line.body) for line in decisions if line.body["promote"]}
     if body["decision"] not in passed:
         raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
-    if approval.approver_of(body["approval"], body["approved"], listed(params)) != body["approver"]:
+    if body["approved"] != body["decision"]:  # that of the version, of which a full model is made
+        release.check_folded(params, name, body["approved"])
+    if approval.approver_of(body["approval"], body["approved"], params.approvers or keyring()) != body["approver"]:
         raise Refused(f"the audit file names {body['approver']!r} as approver of {name}, and somebody else signed")
     tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")
     if tagged != body["approver"]:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from clinrl import bom, model_card, novelty, paths, pins, served
 from clinrl.artefacts import (
@@ -34,9 +33,9 @@ from clinrl.health import stored as raised_in
 from clinrl.imported import is_imported
 from clinrl.records import Estimate, Manifest
 from clinrl.report import EvalReport
-from clinrl.tracking import Point, exam_metrics, file_of, known_points, log_params, log_points, points
+from clinrl.tracking import Point, beside, exam_metrics, file_of, known_points, log_params, log_points, points
 from clinrl.trust import lock, provenance, recount
-from clinrl.trust.folder import check, sign
+from clinrl.trust.folder import check, sign, signed_files
 from clinrl.trust.keys import Key, Signer, listed, signer
 from clinrl_loader import NOTED, SIGNER
 
@@ -233,6 +232,8 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         # The pages of an import hold no values, but they are about rows of somebody's records and stay here.
         **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets if not is_import(paths.cases(data))},
     }
+    if file_of(client.tracking_uri) is not None:
+        beside(client.tracking_uri, run.info.artifact_uri)
     sent = json.loads(run.data.tags.get(SENT, "{}"))
     current = dict(sent)
     for group, sources in groups.items():
@@ -316,10 +317,10 @@ def _intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key
 
 
 def stored(client: "MlflowClient", model: "LoggedModel") -> Path | None:
-    """The folder of a model in the project's own store; None on a server."""
+    """The folder of a model in the project's own store; None on a server. Raises RegistryError if it is elsewhere."""
     if file_of(client.tracking_uri) is None:
         return None
-    return Path(unquote(urlsplit(model.artifact_location).path))
+    return beside(client.tracking_uri, model.artifact_location)
 
 
 def fetched(client: "MlflowClient", model: "LoggedModel", target: Path) -> Path:
@@ -368,9 +369,24 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
         for address, envelope in made.provenance:
             write_json(folder / PROVENANCE / f"{address}.json", envelope)
         sign(folder, key)
+        _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
         if (old := stored(client, model)) is not None:  # what was put there by hand must not stay beside
             shutil.rmtree(old, ignore_errors=True)
         client.log_model_artifacts(model.model_id, str(folder))
+
+
+def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: Recorded) -> None:
+    """Refuse a folder in which other weights were signed than were checked: files may change while they are linked."""
+    checked = {identity(made.manifest), identity(made.base)}
+    signed = signed_files(folder, key)
+    for part, manifest in parts.items():
+        held = {name.removeprefix(f"{part}/"): digest for name, digest in signed.items() if name.startswith(f"{part}/")}
+        held.pop(MANIFEST, None)
+        if identity(manifest) not in checked or held != manifest.files:
+            raise ArtefactError(
+                f"{made.who.folder} or its base was altered while it was registered; run `dvc checkout`, then register "
+                "again: nothing was sent"
+            )
 
 
 def _examined(who: Examinee) -> novelty.Examined | None:

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from clinrl import paths, validate
 from clinrl.artefacts import digest, exclusive
@@ -25,6 +24,7 @@ from clinrl.served import read
 from clinrl.tracking import (
     Clash,
     asked,
+    beside,
     file_of,
     place,
     run_key,
@@ -179,7 +179,7 @@ def intact(params: "Params", entry: Entry) -> None:
         source = str(client.get_model_version(entry.model, str(entry.number)).source)
         # Where MLflow would load it from: in the project's own store a folder, on a server a logged model.
         if file_of(client.tracking_uri) is not None:
-            folder = Path(unquote(urlsplit(source).path))
+            folder = beside(client.tracking_uri, source)
         else:
             folder = fetched(client, client.get_logged_model(source.rpartition("/")[2]), Path(scratch))
         if not folder.is_dir():

@@ -99,6 +99,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         model=registry.model_of(params, name),
         digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
+        moved=_last_move(registry.model_of(params, name), _lines(params)),
         rebuilders=rebuilt.count(params, name, digest) if params.gates[who.task.name].rebuilt else (),
     )
 
@@ -159,7 +160,7 @@ def promote(
         if (decision.candidate, decision.candidate_digest) != (name, entry.digest):
             raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
         if approved:
-            _check_folded(params, name, approved)
+            check_folded(params, name, approved)
         before = registry.holder(model, CHAMPION)
         if before is not None and before.digest == entry.digest:
             return _completed(params, before)
@@ -191,7 +192,7 @@ def approval_of(params: "Params", champion: Entry) -> tuple[dict[str, Any], str]
     raise GateError(f"{paths.ledger()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
 
 
-def _check_folded(params: "Params", fold: str, approved: str) -> None:
+def check_folded(params: "Params", fold: str, approved: str) -> None:
     """Refuse the approval of a decision that is not about the version of which a full model is made."""
     version = params.merges.folds[fold].version if fold in params.merges.folds else ""
     made_of = artefacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
@@ -221,21 +222,19 @@ def _completed(params: "Params", entry: Entry) -> Entry:
     model, lines = entry.model, _lines(params)
     last = _last_line(model, lines)
     # Of a registry that was lost, the audit file knows the champion already: the new approval needs its promotion too.
-    is_open = last is not None and last.kind == "approval" and last.body["digest"] == entry.digest
-    if is_open or champion_told(model, lines) != entry.digest:
-        approved = [line.body for line in lines if line.kind == "approval"]
-        mine = [body for body in approved if (body["model"], body["digest"]) == (model, entry.digest)]
-        if not mine:
-            raise GateError(
-                f"{entry.name} is the champion of {model}, but {paths.ledger()} knows of no approval: somebody moved "
-                "the name by hand; move it back in MLflow, or give it to nobody, and promote with `clinrl promote`"
-            )
+    if last is not None and last.kind == "approval" and last.body["digest"] == entry.digest:
 
         def is_told(now: Sequence[ledger.Entry]) -> bool:
             after = _last_line(model, now)
             return after is not None and after.kind != "approval" and champion_told(model, now) == entry.digest
 
-        _write(params, "promotion", mine[-1], unless=is_told)
+        _write(params, "promotion", last.body, unless=is_told)
+    elif champion_told(model, lines) != entry.digest:  # an approval of long ago is none of this
+        raise GateError(
+            f"{entry.name} is the champion of {model}, but {paths.ledger()} knows of no approval that made it so: "
+            "somebody moved the name by hand, or a rollback was cut short; give `clinrl rollback` again, or move the "
+            "name back in MLflow, and promote with `clinrl promote`"
+        )
     if (candidate := registry.holder(model, CANDIDATE)) is not None and candidate.digest == entry.digest:
         registry.point(model, CANDIDATE, None)
     return registry.holder(model, CHAMPION) or entry
@@ -332,6 +331,12 @@ def _last_about(model: str, lines: Sequence[ledger.Entry]) -> dict[str, Any] | N
     """What the last line says that moved, or was to move, the champion's name of a model."""
     last = _last_line(model, lines)
     return None if last is None else last.body
+
+
+def _last_move(model: str, lines: Sequence[ledger.Entry]) -> str | None:
+    """Digest of the line that tells of the last promotion or rollback of a model; None before the first."""
+    moves = ("promotion", "rollback")
+    return next((line.digest for line in reversed(lines) if line.kind in moves and line.body["model"] == model), None)
 
 
 def _last_line(model: str, lines: Sequence[ledger.Entry]) -> ledger.Entry | None:

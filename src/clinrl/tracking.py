@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from clinrl import paths
 from clinrl.artefacts import canonical_json, digest
@@ -94,6 +94,21 @@ def store() -> str:
 def file_of(uri: str) -> Path | None:
     """The SQLite file that a store is, or None for a server."""
     return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
+def beside(uri: str, address: str) -> Path:
+    """The folder in a SQLite store's own artefacts that an address of MLflow's names.
+
+    Whoever can write to the store can put any address there. Raises RegistryError for one that leads elsewhere: what is
+    written, removed or signed there would be somebody else's.
+    """
+    own = (Path(uri.removeprefix(SQLITE)).absolute().parent / BESIDE).resolve()
+    folder = Path(unquote(urlsplit(address).path))
+    if own not in folder.resolve().parents:
+        raise RegistryError(
+            f"{place(uri)} names {folder} as a place of its artefacts, which is not in {own}; restore it"
+        )
+    return folder
 
 
 def application(file: Path) -> Any:

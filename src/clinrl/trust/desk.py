@@ -45,7 +45,9 @@ def _vouch(arguments: Namespace) -> int:
 
     revoked = vouch(load_params(arguments.params), arguments.reason)
     if not revoked:
-        print("clinrl: every line of the audit file is signed with a key that counts; nothing was added", file=sys.stderr)
+        print(
+            "clinrl: every line of the audit file is signed with a key that counts; nothing was added", file=sys.stderr
+        )
         return 1
     print("\n".join(revoked))
     return 0

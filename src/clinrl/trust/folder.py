@@ -16,7 +16,7 @@ from clinrl_loader import SIGNATURE
 if TYPE_CHECKING:
     from clinrl.trust.keys import Key, Signer
 
-__all__ = ["SIGNATURE", "check", "hashes", "sign"]
+__all__ = ["SIGNATURE", "check", "sign", "signed_files"]
 
 
 def sign(folder: Path, signer: "Signer") -> None:
@@ -63,6 +63,14 @@ def check(folder: Path, keys: Mapping[str, "Key"], *, but: Iterable[str] = ()) -
     """
     try:
         return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)[0]
+    except clinrl_loader.Untrusted as error:
+        raise SignatureError(str(error)) from None
+
+
+def signed_files(folder: Path, key: "Key") -> dict[str, str]:
+    """SHA-256 of each file that a key signed in a folder, by its path in it. Raises as `check` does."""
+    try:
+        return clinrl_loader.check(folder, {"": key.line})[1]
     except clinrl_loader.Untrusted as error:
         raise SignatureError(str(error)) from None
 
