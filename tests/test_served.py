@@ -245,12 +245,12 @@ def test_a_folder_that_somebody_else_signed_anew_is_refused(copy, tmp_path, monk
         stranger = keys.signer("embedded")
     (copy / "signer.pub").write_text(f"{stranger.key.line}\n")
     folder.sign(copy, stranger)
-    with pytest.raises(Untrusted, match="nobody who is listed signed this"):
+    with pytest.raises(Untrusted, match="nobody whose key counts here signed this"):
         clinrl_loader._load_pyfunc(str(copy))
     (tmp_path / "ours.pub").write_text(keys.PUBLIC.read_text())
     monkeypatch.setenv("CLINRL_TRUSTED_KEYS", str(tmp_path / "ours.pub"))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Untrusted, match="nobody who is listed signed this"):
+    with pytest.raises(Untrusted, match="nobody whose key counts here signed this"):
         clinrl_loader._load_pyfunc(str(copy))
 
 

@@ -106,7 +106,7 @@ def beside(uri: str, address: str) -> Path:
     folder = Path(unquote(urlsplit(address).path))
     if own not in folder.resolve().parents:
         raise RegistryError(
-            f"{place(uri)} names {folder} as a place of its artefacts, which is not in {own}; restore it"
+            f"{place(uri)} says that artefacts lie in {folder}, which is not in {own}: it was edited; restore it"
         )
     return folder
 

@@ -121,7 +121,7 @@ def test_where_somebody_is_listed_no_other_key_can_promote(checkout: object) -> 
     params = Params.model_validate(rules)
     decision = Decision(
         model="esi", task="esi", candidate="v3", candidate_digest="c" * 64, champion=None, champion_digest=None,
-        exam_digest="e" * 64, findings=(), promote=True, reasons=(), rows=(),
+        moved=None, exam_digest="e" * 64, findings=(), promote=True, reasons=(), rows=(),
     )  # fmt: skip
     for name, signer in [("Ada Lovelace", ours), ("Ada Lovelace", EVE), ("Alan Turing", ALAN), (keys.OURS, ours)]:
         approved = dsse.envelope(approval.statement(decision.digest, name), signer)

@@ -58,7 +58,7 @@ def test_we_accept_what_the_stock_command_signed(model: Path) -> None:
     done = stock("sign", "key", model, "--signature", model / folder.SIGNATURE, "--private_key", keys.PRIVATE)
     assert done.returncode == 0, done.stderr
     assert folder.check(model, {"Ada Lovelace": key}) == "Ada Lovelace"
-    with pytest.raises(SignatureError, match="nobody who is listed signed this"):
+    with pytest.raises(SignatureError, match="nobody whose key counts here signed this"):
         folder.check(model, {})
     (model / ".git").mkdir()
     folder.check(model, {"Ada Lovelace": key})

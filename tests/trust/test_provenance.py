@@ -160,7 +160,7 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
     payload["predicate"]["buildDefinition"]["externalParameters"]["params"]["scale"] = "full"
     altered = envelope | {"payload": base64.b64encode(json.dumps(payload).encode()).decode()}
     others = {"{": "it is no provenance", "[" * 100_000: "it is no provenance", "[]": "no DSSE envelope"}
-    for text, why in {**others, json.dumps(altered): "nobody who is listed signed this"}.items():
+    for text, why in {**others, json.dumps(altered): "nobody whose key counts here signed this"}.items():
         STATEMENT.write_text(text)
         with pytest.raises(SignatureError, match=f"{why}.*; remove it, and the next run of train@v2"):
             provenance.of(["train@v2"])

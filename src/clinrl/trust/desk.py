@@ -14,7 +14,7 @@ HERE, APPROVALS, REBUILDS = "this checkout", "approvals", "rebuilds"
 
 
 def keys(arguments: Namespace) -> int:
-    """Make this checkout's key, list whose signatures count for what, let one more count, or vouch for the audit file."""
+    """Make this checkout's key, list which keys count for what, let one more count, or vouch for the audit file."""
     if arguments.action == "vouch":
         return _vouch(arguments)
     if arguments.action == "init":
@@ -45,9 +45,7 @@ def _vouch(arguments: Namespace) -> int:
 
     revoked = vouch(load_params(arguments.params), arguments.reason)
     if not revoked:
-        print(
-            "clinrl: every line of the audit file is signed with a key that counts; nothing was added", file=sys.stderr
-        )
+        print("clinrl: the audit file has no line whose key does not count; nothing was added", file=sys.stderr)
         return 1
     print("\n".join(revoked))
     return 0
