@@ -8,8 +8,12 @@ imports clinrl first, or asks the stock `model_signing`, does not depend on it.
 Whose signatures count: the keys of CLINRL_TRUSTED_KEYS (files or folders of `*.pub`, separated as in PATH), or else
 those of `.clinrl/keys` in the working directory. Without either, the key in the folder is believed, with a warning:
 that finds damage and careless changes, but nobody who signs anew.
+
+`load` is for whoever has this module installed: it checks a copy before MLflow sees it. `mlflow.pyfunc.load_model`
+alone obeys the folder's `MLmodel` before anything here is asked, and that file may name other code to import.
 """
 
+import atexit
 import base64
 import binascii
 import hashlib
@@ -32,6 +36,8 @@ SIGNER = "signer.pub"
 NOTED = "registered_model_meta"
 """What MLflow writes into a folder when it loads a registered model: a name and a number that nothing here reads."""
 CODE, PACKAGE = "code", "clinrl"
+RECORD = "served.json"
+"""The file of a registered folder that says which model it is."""
 TRUSTED = "CLINRL_TRUSTED_KEYS"
 KEYS = Path(".clinrl/keys")
 
@@ -43,6 +49,9 @@ BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 LARGEST = 64 * 2**20
 """Characters of a payload, and bytes of a signature; more is not read."""
 MOST_SIGNATURES = 16
+
+_copies: dict[Path, Mapping[str, str]] = {}
+"""The folders that `load` made and checked, with the SHA-256 of their files. Nobody else can write into them."""
 
 
 class Untrusted(ValueError):
@@ -222,8 +231,8 @@ def _signed(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str, str]]:
 def trusted() -> dict[str, str]:
     """The OpenSSH lines of the keys whose signatures count, by name; none if nothing says whose do.
 
-    Raises Untrusted for a file that is no key, and if CLINRL_TRUSTED_KEYS is set and names a place that is not there,
-    or no key at all.
+    Raises Untrusted for a file that is no key, for a folder of keys into which others may write, if CLINRL_TRUSTED_KEYS
+    names a place that is not there, or if it is set, or `.clinrl/keys` is there, without a key at all.
     """
     named = os.environ.get(TRUSTED, "")
     if named:
@@ -233,9 +242,14 @@ def trusted() -> dict[str, str]:
                 raise Untrusted(f"{TRUSTED} names {place}, which is not there")
     else:
         places = [place for place in (KEYS / "trusted", KEYS / "signing.pub") if place.exists()]
+    for folder in places if named else (KEYS, *places):
+        if folder.is_dir() and folder.stat().st_mode & 0o022:
+            raise Untrusted(f"others may write into {folder}, so no key in it counts; run `chmod go-w {folder}`")
     files = [file for place in places for file in (sorted(place.glob("*.pub")) if place.is_dir() else [place])]
     if named and not files:
         raise Untrusted(f"{TRUSTED} names no file .pub, so nobody's signature counts")
+    if not files and os.path.lexists(KEYS):
+        raise Untrusted(f"{KEYS} holds no public key, so nobody's signature counts; `clinrl keys trust` adds one")
     return {str(file): _line(file) for file in files}
 
 
@@ -249,24 +263,89 @@ def _line(file: Path) -> str:
     return line
 
 
+def load(uri: str, *, digest: str = "") -> Any:
+    """A registered model as `mlflow.pyfunc.load_model` returns it, of a copy that was checked before MLflow read it.
+
+    The model is copied into a folder that only this user can enter, and that stays until the process ends: what is
+    checked is what is loaded, whatever happens to the store meanwhile. Every file of the copy must be as it was signed,
+    `MLmodel` too, which names the code that MLflow imports.
+
+    A signature says that a model was registered here. It does not say that it is the champion: whoever can write to the
+    registry can let a name stand for another model that was signed, such as an older one. `digest` says which model is
+    meant: it is what `clinrl lookup MODEL champion --json` prints under "digest", noted down elsewhere than in the
+    registry. Without it any signed model is loaded.
+
+    Raises Untrusted if a file is not as it was signed, if nobody whose key counts signed it, or if it is another model
+    than `digest` says; then no code of it was run. What MLflow raises if it cannot bring the model is passed on.
+    """
+    import shutil
+    from tempfile import mkdtemp
+
+    from mlflow import artifacts, pyfunc
+
+    place = mkdtemp(prefix="clinrl-")
+    try:
+        copy = Path(artifacts.download_artifacts(artifact_uri=uri, dst_path=place))
+        try:
+            signed = _checked(copy, stacklevel=3)
+            if digest and (found := _digest(copy)) != digest:
+                raise Untrusted(f"it is the model {found!r} and not {digest!r}; nothing was loaded")
+        except Untrusted as error:
+            raise Untrusted(f"{uri}, of which {copy} was a copy: {error}") from None
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
+    maker = os.getpid()
+
+    def sweep() -> None:
+        if os.getpid() == maker:  # a fork that ends leaves the folder to the others
+            shutil.rmtree(place, ignore_errors=True)
+
+    atexit.register(sweep)
+    _copies[copy] = signed
+    return pyfunc.load_model(str(copy))
+
+
+def _digest(folder: Path) -> str:
+    """The digest by which the registry knows the model of a folder that was checked. Raises Untrusted."""
+    try:
+        return str(json.loads((folder / RECORD).read_bytes())["digest"])
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        raise Untrusted(f"{folder / RECORD} names no digest; nothing was loaded") from None
+
+
 def _load_pyfunc(path: str) -> Any:
-    """MLflow's entry: the model of a registered folder, after every file of it was checked. Raises Untrusted."""
+    """MLflow's entry: the model of a registered folder, after every file of it was checked. Raises Untrusted.
+
+    MLflow has put a folder of code of it in front of `sys.path`. It is off until the check is done, since checking
+    imports, and comes back only if clinrl itself has to be imported from there.
+    """
     folder = Path(path)
-    again = "register it again, or download it again: nothing was loaded"
+    within = os.path.abspath(folder)
+    sys.path[:] = [entry for entry in sys.path if not Path(os.path.abspath(entry)).is_relative_to(within)]
+    signed = _copies.get(folder) or _checked(folder, stacklevel=3)
+    if PACKAGE not in sys.modules:
+        _import_as_signed(folder / CODE, signed)
+        sys.path.insert(0, str(folder / CODE))
+    return importlib.import_module(f"{PACKAGE}.served").load(path)
+
+
+def _checked(folder: Path, *, stacklevel: int) -> Mapping[str, str]:
+    """The SHA-256 of each file of a registered folder, which are those that were signed. Raises Untrusted.
+
+    Warns, in the name of the caller so many levels up, if only the folder itself says who signed it.
+    """
     keys = trusted()
     if not keys:
         warnings.warn(
             f"{folder} is checked with the key that came with it, which does not say whose it is; set {TRUSTED} to a "
             "file with the key of whom you trust",
-            stacklevel=2,
+            stacklevel=stacklevel,
         )
     try:
-        _, signed = check(folder, keys or {"its own key": _line(folder / SIGNER)}, but=(NOTED,))
+        return check(folder, keys or {"its own key": _line(folder / SIGNER)}, but=(NOTED,))[1]
     except Untrusted as error:
-        raise Untrusted(f"{error}; {again}") from None
-    if PACKAGE not in sys.modules:
-        _import_as_signed(folder / CODE, signed)
-    return importlib.import_module(f"{PACKAGE}.served").load(path)
+        raise Untrusted(f"{error}; register it again, or download it again: nothing was loaded") from None
 
 
 def _import_as_signed(code: Path, signed: Mapping[str, str]) -> None:

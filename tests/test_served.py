@@ -1,5 +1,6 @@
 """A registered model as its user has it: the exam's own answers, one sentence for a bad row, and no altered file."""
 
+import importlib
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import urllib.error
@@ -24,7 +26,7 @@ import pytest
 
 import clinrl_loader
 import exhibits
-from clinrl import determinism, evaluate, paths, registry, served, tracking
+from clinrl import bases, determinism, evaluate, paths, recording, registry, served, tracking
 from clinrl.artefacts import write_json
 from clinrl.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, Refused
@@ -42,6 +44,9 @@ PATIENCE_S = 120
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A project whose version v1 and its fold are registered."""
+    with warnings.catch_warnings():  # of MLflow about its own type hints, when it is imported
+        warnings.simplefilter("ignore", UserWarning)
+        import mlflow.pyfunc  # noqa: F401
     folder = tmp_path_factory.mktemp("served")
     shutil.copytree(exhibits.built(), folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch, chdir(folder):
@@ -69,9 +74,8 @@ def bundle_of(root, model):
 @pytest.fixture(scope="module")
 def loaded(root):
     """The adapter as MLflow loads it, signature and all."""
-    with warnings.catch_warnings():  # of MLflow about its own type hints, when it is imported
-        warnings.simplefilter("ignore", UserWarning)
-        import mlflow.pyfunc
+    import mlflow.pyfunc
+
     with chdir(root):
         return mlflow.pyfunc.load_model(str(bundle_of(root, "esi")))
 
@@ -282,6 +286,172 @@ def test_code_in_the_store_runs_only_as_it_was_signed(root, tmp_path):
     done = run()
     assert "was altered after" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("kind", ["another loader", "another loader and its code", "another folder of data"])
+def test_load_runs_no_code_that_an_altered_description_names(copy, tmp_path, monkeypatch, kind):
+    """MLflow alone would import it: its description of the model is read before anything is checked."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    evil = copy / "code/evil.py" if kind == "another loader and its code" else tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef _load_pyfunc(path): return object()\n")
+    described = (copy / "MLmodel").read_text()
+    assert described.count("loader_module: clinrl_loader") == 1
+    if kind == "another folder of data":
+        shutil.copytree(copy, tmp_path / "inner")
+        (tmp_path / "inner").rename(copy / "inner")
+        altered = described.replace("loader_module:", "data: inner\n    loader_module:")
+    else:
+        altered = described.replace("loader_module: clinrl_loader", "loader_module: evil")
+    (copy / "MLmodel").write_text(altered)
+    with pytest.raises(Untrusted, match=r"'(MLmodel' of|code/evil.py'|inner/.*') .*nothing was loaded"):
+        clinrl_loader.load(str(copy))
+    assert "evil" not in sys.modules
+    assert not (tmp_path / "ran").exists()
+
+
+def test_load_takes_what_it_checked_whatever_happens_to_the_store_meanwhile(copy, loaded, monkeypatch):
+    before = clinrl_loader.hashes(copy)
+    check = clinrl_loader.check
+
+    def then_altered(folder, *arguments, **options):
+        assert folder != copy
+        found = check(folder, *arguments, **options)
+        assert clinrl_loader.hashes(copy) == before
+        shutil.rmtree(copy)
+        return found
+
+    monkeypatch.setattr(clinrl_loader, "check", then_altered)
+    model = clinrl_loader.load(str(copy))
+    table = pd.DataFrame({"narrative": [SECRET]})
+    assert model.predict(table).to_dict("records") == loaded.predict(table).to_dict("records")
+
+
+def test_load_refuses_what_was_signed_as_another_model_than_was_asked_for(project, monkeypatch, tmp_path):
+    """A name of the registry may have been moved, here to the full model; its signature holds."""
+    import mlflow.pyfunc
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.store())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(mlflow.pyfunc, "load_model", lambda folder: served.read(Path(folder)).digest)
+    wanted, other = (registry.find(model, "candidate").digest for model in ("esi", f"esi{recording.MERGED}"))
+    assert clinrl_loader.load("models:/esi@candidate", digest=wanted) == wanted
+    assert clinrl_loader.load("models:/esi-merged@candidate") == other
+    kept = sorted(tmp_path.iterdir())
+    with pytest.raises(Untrusted, match=f"it is the model '{other}' and not '{wanted}'; nothing was loaded"):
+        clinrl_loader.load("models:/esi-merged@candidate", digest=wanted)
+    assert len(kept) == 2
+    assert sorted(tmp_path.iterdir()) == kept, "a copy that was refused is removed"
+
+
+COLLEAGUE = """
+import os, sys, warnings
+import clinrl_loader, pandas
+model = clinrl_loader.load("models:/esi@candidate", digest=sys.argv[1])
+import clinrl
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(clinrl.__file__, len(model.predict(pandas.DataFrame({"narrative": ["cough"]}))))
+late = os.path.dirname(os.path.dirname(clinrl.__file__)) + "/added_late.py"
+open(late, "w").close()
+try:
+    import added_late
+except OSError:  # "... is not what was signed"
+    print("refused")
+"""
+
+
+def test_who_has_the_loader_alone_loads_a_checked_copy_that_goes_with_the_process(project, root, tmp_path):
+    for name in ("installed", "scratch"):
+        (tmp_path / name).mkdir()
+    shutil.copyfile(clinrl_loader.__file__, tmp_path / "installed/clinrl_loader.py")
+    before = clinrl_loader.hashes(bundle_of(root, "esi"))
+    environment = os.environ | {
+        "CLINRL_TRUSTED_KEYS": str(root / keys.PUBLIC), "MLFLOW_TRACKING_URI": tracking.store(),
+        "PYTHONPATH": str(tmp_path / "installed"), "TMPDIR": str(tmp_path / "scratch"),
+    }  # fmt: skip
+    site = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    bare = f"import sys; sys.path[:] = [p for p in sys.path if not p.startswith({str(ROOT)!r}) or p == {str(site)!r}];"
+    command = [sys.executable, "-c", bare + COLLEAGUE, registry.find("esi", "candidate").digest]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    code, rows, late = done.stdout.split()
+    assert (rows, late) == ("1", "refused"), done.stderr
+    assert Path(code).is_relative_to(tmp_path / "scratch"), "clinrl is that of the copy"
+    assert "checked with the key that came with it" not in done.stderr
+    assert not list((tmp_path / "scratch").glob("clinrl-*"))
+    assert clinrl_loader.hashes(bundle_of(root, "esi"), but=[clinrl_loader.NOTED]) == before
+
+
+def test_who_trusts_no_key_is_warned_once_by_load(copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="does not say whose it is") as warned:
+        clinrl_loader.load(str(copy))
+    told = [warning for warning in warned if "does not say whose it is" in str(warning.message)]
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_what_checks_imports_nothing_from_the_folder(copy, tmp_path):
+    """MLflow has put its code in front of the path by then, or what an altered description calls so."""
+    for place in ("code", "base"):
+        (copy / place / "cryptography").mkdir()
+        (copy / place / "cryptography/__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    program = (
+        "import sys, clinrl_loader; assert 'cryptography' not in sys.modules;"
+        f"sys.path = [{str(copy / 'code')!r}, {str(copy / 'base')!r}] + sys.path;"
+        f"clinrl_loader._load_pyfunc({str(copy)!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "cryptography/__init__.py' was added to" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_where_clinrl_is_imported_already_nothing_is_imported_from_the_folder_later(copy, monkeypatch):
+    import mlflow.pyfunc
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mlflow.pyfunc.load_model(str(copy))
+    (copy / "code/added_late.py").write_text("")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("added_late")
+
+
+def test_weights_that_are_exchanged_after_the_check_are_not_read(copy, monkeypatch):
+    opened = bases.open_base
+
+    def then_changed(*arguments, **options):
+        found = opened(*arguments, **options)
+        exhibits.change(copy / "adapter/adapter_model.safetensors")
+        return found
+
+    monkeypatch.setattr(bases, "open_base", then_changed)
+    with pytest.raises(ArtefactError, match=r"adapter_model\.safetensors was altered after it was built"):
+        clinrl_loader._load_pyfunc(str(copy))
+
+
+def test_a_keyring_without_a_key_does_not_make_the_folder_s_own_key_count(copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys.TRUSTED.mkdir(parents=True)
+    with pytest.raises(Untrusted, match="keys holds no public key, so nobody's signature counts"):
+        clinrl_loader._load_pyfunc(str(copy))
+    with pytest.raises(Untrusted, match="keys holds no public key, so nobody's signature counts"):
+        clinrl_loader.load(str(copy))
+
+
+@pytest.mark.parametrize("writable", [".clinrl/keys", ".clinrl/keys/trusted", "named"])
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_of_keys_into_which_others_may_write_does_not_count(tmp_path, monkeypatch, writable, mode):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLINRL_TRUSTED_KEYS", raising=False)
+    key = keys.signer("embedded").key
+    keys.trust("Ada Lovelace", key)
+    Path("named").mkdir(mode=0o700)
+    shutil.copyfile(keys.PUBLIC, "named/ours.pub")
+    if writable == "named":
+        monkeypatch.setenv("CLINRL_TRUSTED_KEYS", writable)
+    assert set(clinrl_loader.trusted().values()) == {key.line}
+    Path(writable).chmod(mode)
+    with pytest.raises(Untrusted, match=f"others may write into {writable}, so no key in it counts"):
+        clinrl_loader.trusted()
 
 
 def test_a_model_of_another_task_version_asks_for_a_process_of_its_own(copy):

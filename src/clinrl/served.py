@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 
 import clinrl_loader
 from clinrl import bases, determinism, novelty, opening
-from clinrl.artefacts import canonical_json, identity, read_manifest, write_json, write_text
+from clinrl.artefacts import canonical_json, identity, read_manifest, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.marks import holds_mark
 from clinrl.records import Strict, Unreadable, said
@@ -195,6 +195,7 @@ def load(path: str) -> "Answerer":
         )
     model, tokenizer = bases.open_base(folder / (MERGED if served.form == "merged" else BASE), for_training=False)
     if served.form == "adapter":
+        verified(folder / ADAPTER)  # as `open_base` did with its folder: what was checked may have changed since
         model = opening.adapted(model, folder / ADAPTER).eval()
     return Answerer(served, task, TransformersSampler(model, tokenizer), novelty.read(folder / EXAMINED))
 
