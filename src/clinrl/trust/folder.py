@@ -16,7 +16,7 @@ from clinrl_loader import SIGNATURE
 if TYPE_CHECKING:
     from clinrl.trust.keys import Key, Signer
 
-__all__ = ["SIGNATURE", "check", "hashes", "sign"]
+__all__ = ["SIGNATURE", "check", "sign"]
 
 
 def sign(folder: Path, signer: "Signer") -> None:
@@ -41,7 +41,7 @@ def sign(folder: Path, signer: "Signer") -> None:
         def __init__(self) -> None:
             self._private_key = Lent()
 
-    if not hashes(folder):
+    if not _hashes(folder):
         raise SignatureError(f"{folder} holds no file to sign")
     partial = folder.parent / f".{folder.name}.{SIGNATURE}.partial-{os.getpid()}"
     config = signing.Config().set_hashing_config(
@@ -67,7 +67,7 @@ def check(folder: Path, keys: Mapping[str, "Key"], *, but: Iterable[str] = ()) -
         raise SignatureError(str(error)) from None
 
 
-def hashes(folder: Path) -> dict[str, str]:
+def _hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a folder but its signature, by its path in it. Raises SignatureError for a link."""
     try:
         return clinrl_loader.hashes(folder)
