@@ -24,8 +24,8 @@ test: $(READY) ## run the test suite
 	@$(BIN)/python -m clinrl check
 	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-slow: $(READY) ## run the tests of whole flows and trainings that `make test` leaves out
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m 'slow and not faults' -n 2 --dist loadscope --no-loadscope-reorder
+slow: $(READY) ## run the tests that `make test` leaves out: whole flows and trainings, kills and damage
+	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m 'slow or faults' -n 2 --dist loadscope --no-loadscope-reorder
 
 check: $(READY) ## formatting, lint, types
 	@$(BIN)/ruff format --check .

@@ -9,18 +9,16 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from clinrl import paths
 from clinrl.errors import Busy
-
-LOCKS = Path(".clinrl/locks")
 
 
 @contextmanager
 def at_work(task: str, flow: str) -> Iterator[None]:
     """Hold the right to work on a task until the block ends. Raises Busy, naming who has it, if another process has."""
-    LOCKS.mkdir(parents=True, exist_ok=True)
-    with (LOCKS / f"flow-{task}.lock").open("a+", encoding="utf-8") as stream:
+    paths.locks().mkdir(parents=True, exist_ok=True)
+    with (paths.locks() / f"flow-{task}.lock").open("a+", encoding="utf-8") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -38,7 +36,7 @@ def at_work(task: str, flow: str) -> Iterator[None]:
 @contextmanager
 def starting() -> Iterator[None]:
     """Wait until no other process of this project starts a server: two cannot make one database at once."""
-    LOCKS.mkdir(parents=True, exist_ok=True)
-    with (LOCKS / "servers.lock").open("a") as stream:
+    paths.locks().mkdir(parents=True, exist_ok=True)
+    with (paths.locks() / "servers.lock").open("a") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

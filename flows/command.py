@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from clinrl import child, determinism, private
-from clinrl.errors import Refused
+from clinrl.errors import Refused, told
 from clinrl.params import load_params
 from clinrl.section import known
 from flows import alone, servers
@@ -84,8 +84,7 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
     except OSError as error:  # a full disk, a folder that cannot be written: whatever is done stands
-        print(f"clinrl: {error.filename or 'the system'}: {error.strerror}; mend that, and give the same command again",
-              file=sys.stderr)  # fmt: skip
+        print(f"clinrl: {told(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("clinrl: interrupted; the same command continues", file=sys.stderr)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from clinrl import child, determinism, private
-from clinrl.errors import Refused
+from clinrl import child, commands, determinism, private
+from clinrl.errors import Refused, told
 from clinrl.params import load_params
 from flows import alone, credentials, servers
 
@@ -43,14 +43,16 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too")
-    top.add_argument("--prefect-port", type=int, default=4200, metavar="PORT", help="default: 4200")
-    top.add_argument("--mlflow-port", type=int, default=5000, metavar="PORT", help="default: 5000")
+    top.add_argument("--prefect-port", type=commands.port(1), default=4200, metavar="PORT", help="default: 4200")
+    top.add_argument("--mlflow-port", type=commands.port(1), default=5000, metavar="PORT", help="default: 5000")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until the process is told to stop, which is 0. argparse itself exits after help and misuse."""
     arguments = parser().parse_args(argv)
+    if arguments.prefect_port == arguments.mlflow_port:
+        parser().error(f"--prefect-port and --mlflow-port are both {arguments.mlflow_port}; each needs its own")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         determinism.pin()
@@ -70,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
+    except OSError as error:  # a full disk, a folder that cannot be written
+        print(f"clinrl: {told(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 0
 

@@ -72,3 +72,20 @@ def test_an_unreachable_hub_is_refused_with_advice(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(Refused, match=r"did not name the commit of Qwen/Qwen3.5-9B@main.*check the network"):
         bases.pin("Qwen/Qwen3.5-9B", "main")
+
+
+NAMED = {"repo": "owner/name", "commit": "a" * 40}
+
+
+def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert bases.locate(NAMED, tmp_path)["revision"] == NAMED["commit"]
+    (tmp_path / "owner/name").mkdir(parents=True)
+    with pytest.raises(ArtefactError, match=r"owner/name is a path here .* in place of commit aaaaaaaaaaaa of the hub"):
+        bases.locate(NAMED, tmp_path)
+
+
+@pytest.mark.parametrize("commit", ["main", "a" * 39, "A" * 40, "", "a" * 40 + "\n"])
+def test_a_hub_checkpoint_has_a_whole_commit(tmp_path, commit):
+    with pytest.raises(ArtefactError, match="which is not 40 hex digits"):
+        bases.locate(NAMED | {"commit": commit}, tmp_path)

@@ -1,5 +1,6 @@
 """The bill of materials of the release, and that of one version."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -178,3 +179,24 @@ def test_at_full_scale_the_base_is_the_pinned_commit(project: Params) -> None:
 def test_writing_bills_loads_no_library_for_them() -> None:
     code = "import sys, clinrl.bom; sys.exit({'cyclonedx', 'torch', 'mlflow', 'pandas'} & {*sys.modules} != set())"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "7", '{"repo": 1, "commit": "a"}', '{"repo": "a", "commit": {}}', "[" * 100_000]
+)
+def test_a_damaged_reference_to_the_hub_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "base.json").write_text(text)
+    with pytest.raises(ArtefactError, match="rebuild the base"):
+        bom._pinned(tmp_path / "base.json")
+
+
+def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", bom.FILE)
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(bom, "release", lambda _params: {})
+    monkeypatch.setattr(bom, "write_text", full)
+    assert bom.main() == 1
+    said = "clinrl: bom.cdx.json: No space left on device; mend that, and give the same command again\n"
+    assert capsys.readouterr().err == said

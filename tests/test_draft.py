@@ -258,3 +258,40 @@ def test_more_cases_of_a_rule_are_drawn_where_it_is_emphasised():
 def test_a_report_is_read_back_as_it_was_written(project):
     text = paths.mine_report("v2").read_text()
     assert json.loads(MineReport.model_validate_json(text).model_dump_json()) == json.loads(text)
+
+
+def recorded(change):
+    """The record of a draft that was cut short, changed by somebody, in place of the sound one."""
+    made = draft.stage(load_params(), "esi", parent="v2").model_dump(mode="json")
+    change(made)
+    write_json(paths.draft("esi-v3"), made)
+
+
+@pytest.mark.parametrize("examined", [True, False])
+@pytest.mark.parametrize("name", ["{outside}", "../mine/v2", "v2", "../../../params"])
+def test_a_record_that_names_another_file_touches_none(project, tmp_path_factory, name, examined):
+    outside = tmp_path_factory.mktemp("home") / "config"
+    name = name.format(outside=outside)
+    before = Path("params.yaml").read_bytes()
+    recorded(lambda made: made.update(name=name))
+    Path("params.yaml").write_bytes(before)
+    files = [outside.with_suffix(".json"), paths.mine_report("v2"), Path("params.json")]
+    for file in (files[0], files[2]):
+        file.write_text("precious")
+    held = [file.read_bytes() for file in files]
+    if examined:
+        paths.report(name).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ArtefactError, match=r"data/reports/drafts/esi-v3\.json is .*restore it with `git checkout"):
+        draft.stage(load_params(), "esi", parent="v2")
+    assert [file.read_bytes() for file in files] == held
+
+
+@pytest.mark.parametrize("key", ["task", "parent", "data", "exam", "profile"])
+def test_a_record_whose_version_has_no_names_is_refused(project, key):
+    for change in (lambda made: made["version"].update({key: "../x"}), lambda made: made["version"].pop(key)):
+        before = Path("params.yaml").read_bytes()
+        recorded(change)
+        with pytest.raises(ArtefactError, match=r"esi-v3\.json is no record of a draft"):
+            draft.records()
+        Path("params.yaml").write_bytes(before)
+        paths.draft("esi-v3").unlink()

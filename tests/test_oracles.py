@@ -290,3 +290,11 @@ def test_what_is_new_is_in_no_record_that_does_not_use_it():
     assert not {"architecture", "judges"} & doll.bases["esi"].embedded.model_dump(mode="json").keys()
     assert not {"judges", "encoder"} & doll.bases["esi"].full.model_dump(mode="json").keys()
     assert all("view" not in profile.model_dump(mode="json") for profile in doll.profiles.values())
+
+
+def test_an_encoder_of_the_hub_is_not_taken_from_a_folder_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner/name").mkdir(parents=True)
+    monkeypatch.setattr(oracles, "encoder_identity", lambda base: {"repo": "owner/name", "commit": "a" * 40})
+    with pytest.raises(ArtefactError, match="owner/name is a path here"):
+        oracles._encoder(tmp_path)

@@ -1,5 +1,7 @@
 """constraints.txt and the files beside it: every library, every hash, every licence."""
 
+import errno
+import shutil
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -150,3 +152,53 @@ def test_a_licence_that_a_library_does_not_state_stays_as_somebody_wrote_it() ->
     unheard = pin(name="a-library-that-is-not-installed")
     assert pins.renewed([unheard], [], {})[0].licence == pins.UNKNOWN
     assert pins.renewed([unheard], [unheard._replace(licence="MIT")], {})[0].licence == "MIT"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of the three files, in which uv resolves to what the first holds."""
+    for name in pins.HEADERS:
+        shutil.copy(ROOT / name, tmp_path)
+    monkeypatch.setattr(pins, "ROOT", tmp_path)
+    monkeypatch.setattr(pins.load, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(pins, "_resolved", lambda _words: (ROOT / pins.MAIN).read_text(encoding="utf-8"))
+    return tmp_path
+
+
+def test_a_refusal_names_the_file_that_is_damaged(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in pins.HEADERS:
+        sound = (checkout / name).read_text()
+        for damage in (b"-e .\n", b"\xff\n"):
+            (checkout / name).write_bytes(sound.encode() + damage)
+            assert pins.main(["--wheels"]) == 1
+            said = capsys.readouterr().err
+            assert said.startswith(f"clinrl: {name} ")
+            assert f"`git checkout {name}`" in said
+        (checkout / name).write_text(sound)
+
+
+def test_what_uv_says_is_not_taken_for_a_file(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pins, "_resolved", lambda _words: "trl==1\n")
+    assert pins.main(["--wheels"]) == 1
+    assert capsys.readouterr().err.startswith("clinrl: what uv resolved has a line without a version, a hash")
+
+
+def test_a_wheel_with_an_odd_name_is_a_sentence(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkout / "odd.whl").write_bytes(b"")
+    assert pins.main(["--wheels", str(checkout)]) == 1
+    assert capsys.readouterr().err == (
+        f"clinrl: {checkout}/odd.whl has no name of a wheel; rename it or move it away; nothing was written\n"
+    )
+
+
+def test_a_full_disk_is_a_sentence(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, _text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(pins, "write_text", full)
+    assert pins.main(["--wheels"]) == 1
+    assert capsys.readouterr().err.startswith(f"clinrl: {checkout}/constraints.txt: No space left on device; mend")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clinrl import cli, private
+from clinrl import cli, plan, private
 from clinrl.errors import Refused
 
 ROOT = Path(__file__).parents[1]
@@ -45,19 +45,62 @@ def test_dvc_keeps_its_pickles_in_a_folder_that_git_keeps(project: Path) -> None
     assert (mode(private.SITE), mode(private.TMP)) == (0o700, 0o700)
 
 
-@pytest.mark.parametrize("folder", [Path(".clinrl"), private.SITE, private.TMP, Path(".dvc")])
-def test_what_everybody_can_write_is_refused_with_what_to_do(
-    project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+@pytest.mark.parametrize("folder", [Path(".clinrl"), private.SITE, private.SITE / "repo", private.TMP, Path(".dvc")])
+def test_what_others_could_write_is_refused_with_what_to_do(
+    project: Path, folder: Path, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    private.TMP.mkdir()
-    folder.chmod(0o777)
+    for place in (private.SITE, private.TMP):
+        (place / "index").mkdir(parents=True)
+    folder.chmod(mode)
     assert cli.main(["check"]) == 1
     said = capsys.readouterr().err
     advice = said.split("`")[1]
     assert "which can run code" in said
     subprocess.run(advice, shell=True, check=True)
     private.fence()
-    assert not mode(folder) & 0o022
+    assert not [place for place in (private.SITE, private.TMP) if stat.S_IMODE(place.stat().st_mode) != 0o700]
+    assert not [place for place in (Path(".clinrl"), Path(".dvc")) if place.stat().st_mode & 0o022]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o000])
+def test_a_fresh_clone_is_closed_whatever_the_umask(project: Path, umask: int) -> None:
+    for folder in (".clinrl", private.SITE, private.SITE / "repo", ".dvc"):
+        Path(folder).chmod(0o777 & ~umask)
+    before = os.umask(umask)
+    try:
+        private.fence()
+    finally:
+        os.umask(before)
+    assert [mode(folder) for folder in (private.SITE, private.TMP)] == [0o700, 0o700]
+    assert not [folder for folder in project.rglob("*/") if mode(folder) & 0o022]
+    private.fence()
+
+
+def test_a_sticky_folder_may_hold_it(project: Path) -> None:
+    (private.SITE / "index").mkdir()
+    Path(".clinrl").chmod(0o1777)
+    private.fence()
+    assert mode(private.SITE) == 0o700
+
+
+def test_a_folder_elsewhere_that_others_can_replace_is_refused(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = tmp_path_factory.mktemp("above")
+    monkeypatch.setenv(private.VARIABLE, str(above / "site"))
+    private.fence()
+    assert mode(above / "site") == 0o700
+    above.chmod(0o775)
+    with pytest.raises(Refused, match=f"set {private.VARIABLE} to a folder of your own"):
+        private.fence()
+
+
+def test_the_plan_asks_no_dvc_whose_pickles_others_can_write(project: Path) -> None:
+    (private.SITE / "index").mkdir()
+    private.SITE.chmod(0o775)
+    with pytest.raises(Refused, match="others than you can write in"):
+        plan.dvc_states(["train@v1"])
 
 
 def test_a_folder_of_somebody_else_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,8 +119,10 @@ def test_a_link_is_refused(project: Path) -> None:
         private.fence()
 
 
-def test_another_place_is_looked_at_too(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "other"
+def test_another_place_is_looked_at_too(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path_factory.mktemp("elsewhere") / "other"
     other.mkdir(mode=0o700)
     other.chmod(0o777)
     monkeypatch.setenv(private.VARIABLE, str(other))

@@ -255,3 +255,23 @@ def test_an_interrupt_ends_the_rebuild_and_leaves_nothing(project: Path, tmp_pat
     assert not running(int(started.read_text()))
     assert list(tmp_path.glob("clinrl-verify-*")) == []
     assert worktrees(project) == 1
+
+
+def test_nothing_is_verified_with_pickles_that_others_can_write(project: Path, verdicts) -> None:
+    (project / ".dvc/tmp").chmod(0o775)
+    try:
+        with pytest.raises(Refused, match="others than you can write in"):
+            verdicts("steady")
+    finally:
+        (project / ".dvc/tmp").chmod(0o700)
+
+
+def test_a_rebuild_is_closed_to_others_whatever_the_umask(project: Path) -> None:
+    commit = verify._git(project, "rev-parse", "HEAD").strip()
+    before = os.umask(0o002)
+    try:
+        with verify._worktree(project, commit, keep=False) as tree:
+            places = [tree / ".dvc", tree / ".dvc/tmp", tree.parent / "site"]
+            assert not [place for place in places if place.stat().st_mode & 0o022]
+    finally:
+        os.umask(before)

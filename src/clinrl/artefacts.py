@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from clinrl import paths
 from clinrl.errors import ArtefactError, Busy
 from clinrl.records import Manifest
 
@@ -90,7 +91,7 @@ def exclusive(target: Path) -> Iterator[None]:
 
     The kernel drops the lock with the process, so a killed run blocks nobody.
     """
-    lock = Path(".clinrl/locks") / (str(target).replace("/", "-") + ".lock")
+    lock = paths.locks() / (str(target).replace("/", "-") + ".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as stream:
         try:

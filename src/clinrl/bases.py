@@ -6,6 +6,8 @@ reference each. Everything that needs the model loads it here, so that all stage
 """
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 REFERENCE = "base.json"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A commit of the hub. A branch or a tag may be moved by whoever owns the repository."""
 RESERVED_PAD = "<|finetune_right_pad_id|>"
 """The token that Llama's vocabulary has for padding, though its tokenizer does not say so."""
 
@@ -156,12 +160,26 @@ def reference(folder: Path) -> dict[str, Any]:
 
 
 def locate(named: dict[str, Any], by: Path) -> dict[str, str]:
-    """Where a named checkpoint is loaded from, as loaders are told. Raises ArtefactError if a local one is another."""
-    if not named["commit"].startswith("local-"):
-        return {"pretrained_model_name_or_path": named["repo"], "revision": named["commit"]}
-    if _digest_of(Path(named["repo"])) != named["commit"]:
-        raise ArtefactError(f"{named['repo']} is not the checkpoint that {by} names; rebuild the base")
-    return {"pretrained_model_name_or_path": named["repo"]}
+    """Where a named checkpoint is loaded from, as loaders are told.
+
+    Raises ArtefactError if a local one is another, or if one of the hub has no whole commit or the name of a path here:
+    loaders would take what lies there, and never look at the commit.
+    """
+    repo, commit = named["repo"], named["commit"]
+    if commit.startswith("local-"):
+        if _digest_of(Path(repo)) != commit:
+            raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
+        return {"pretrained_model_name_or_path": repo}
+    if not COMMIT.fullmatch(commit):
+        raise ArtefactError(
+            f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
+        )
+    if os.path.lexists(repo):
+        raise ArtefactError(
+            f"{repo} is a path here and would be loaded in place of commit {commit[:12]} of the hub, which {by} names; "
+            "rename it, or rebuild the base from it"
+        )
+    return {"pretrained_model_name_or_path": repo, "revision": commit}
 
 
 def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import __version__, paths, pins
 from clinrl.artefacts import read_manifest, verified, write_text
-from clinrl.errors import Refused
+from clinrl.errors import ArtefactError, Refused, told
 from clinrl.trust import lock
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ Component = dict[str, Any]
 def release(params: "Params") -> dict[str, Any]:
     """What this checkout consists of: every pinned library, the base models at both scales, and the data sets.
 
-    Raises ArtefactError if an embedded base was altered, DataError if constraints.txt or a file beside it was.
+    Raises ArtefactError if a base was altered, DataError if constraints.txt or a file beside it was.
     """
     libraries, witness = pins.load(), lock.read()
     models = [model for task in params.bases for model in _embedded(params, task)]
@@ -112,7 +112,9 @@ def text(bill: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered."""
+    """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered; 1 if the
+    system refuses to read or write.
+    """
     from clinrl.params import load_params
 
     try:
@@ -120,6 +122,9 @@ def main() -> int:
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
+    except OSError as error:
+        print(f"clinrl: {told(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -248,14 +253,20 @@ def _hub(params: "Params", task: str) -> list[Component]:
 
 
 def _pinned(path: Path) -> dict[str, str]:
-    """Repository to commit, of a base's reference and all that it holds."""
+    """Repository to commit, of a base's reference and all that it holds. Raises ArtefactError if it is none."""
     found: dict[str, str] = {}
-    open_ = [json.loads(path.read_bytes())] if path.is_file() else []
+    try:
+        open_ = [json.loads(path.read_bytes())] if path.is_file() else []
+    except (ValueError, RecursionError):
+        open_ = [None]
     while open_:
         entry = open_.pop()
+        repo, commit = (entry.get("repo", ""), entry.get("commit", "")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(repo, str) or not isinstance(commit, str):
+            raise ArtefactError(f"{path} names no checkpoint and its commit; rebuild the base")
         open_ += [value for value in entry.values() if isinstance(value, dict)]
-        if entry.get("repo") and entry.get("commit"):
-            found[entry["repo"]] = entry["commit"]
+        if repo and commit:
+            found[repo] = commit
     return found
 
 

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from clinrl import __version__
 
+LONGEST = 18
+"""Digits of a number that is read; int() refuses thousands."""
+
 
 class _Stage(NamedTuple):
     """How a stage of dvc.yaml appears on the command line."""
@@ -208,7 +211,7 @@ def parser() -> argparse.ArgumentParser:
     )
     replicate.add_argument("version", metavar="VERSION", help="a version of params.yaml")
     replicate.add_argument(
-        "--seeds", type=_natural(2), metavar="N", default=3, help="params.yaml's own seed included; default: 3"
+        "--seeds", type=natural(2), metavar="N", default=3, help="params.yaml's own seed included; default: 3"
     )
 
     verify = command(
@@ -222,8 +225,8 @@ def parser() -> argparse.ArgumentParser:
         "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep\nclinrl verify esi-v49 --attest",
     )
     verify.add_argument("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK")
-    verify.add_argument("--hash-seed", type=_natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild")
-    verify.add_argument("--threads", type=_natural(1), metavar="N", help="processors for the rebuild")
+    verify.add_argument("--hash-seed", type=natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild")
+    verify.add_argument("--threads", type=natural(1), metavar="N", help="processors for the rebuild")
     verify.add_argument("--keep", action="store_true", help="keep the worktree for inspection")
     verify.add_argument(
         "--attest", action="store_true", help="if all are equal, sign that into data/attestations with your key"
@@ -245,8 +248,8 @@ def parser() -> argparse.ArgumentParser:
     openenv.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"
     )
-    openenv.add_argument("--port", type=_port, metavar="N", default=8000, help="0: any free one; default: 8000")
-    openenv.add_argument("--sessions", type=_natural(1), metavar="N", default=64, help="at once; default: 64")
+    openenv.add_argument("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000")
+    openenv.add_argument("--sessions", type=natural(1), metavar="N", default=64, help="at once; default: 64")
     openenv.add_argument(
         "--open-exam", action="store_true", help="serve cases of the pool exam too: never to a trainer"
     )
@@ -300,9 +303,9 @@ def _add_show(command: Callable[[str, str, str, str], argparse.ArgumentParser]) 
     show.add_argument("name", metavar="NAME", help="a version or a merge of params.yaml, or TASK-base")
     which = show.add_mutually_exclusive_group(required=True)
     which.add_argument("episode", metavar="EPISODE", nargs="?", help="a case id, its beginning, or a number from 1")
-    which.add_argument("--random", type=_natural(0), metavar="SEED", help="one drawn with this seed")
+    which.add_argument("--random", type=natural(0), metavar="SEED", help="one drawn with this seed")
     which.add_argument(
-        "--wrong", type=_natural(1), nargs="?", const=1, metavar="N", help="the first N that are wrong; default: 1"
+        "--wrong", type=natural(1), nargs="?", const=1, metavar="N", help="the first N that are wrong; default: 1"
     )
     show.add_argument("--mode", metavar="MODE", help="a mode of params.yaml; default: the first")
     show.add_argument("--json", action="store_true", help="one JSON list of objects")
@@ -443,23 +446,30 @@ def _add_registry_commands(command: Callable[[str, str, str, str], argparse.Argu
     alarms.add_argument("--json", action="store_true", help="one JSON list of objects")
 
 
-def _natural(least: int) -> Callable[[str], int]:
-    """A parser of whole numbers from `least` up; anything else is a usage error."""
+def natural(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` up. It raises ArgumentTypeError for anything else: a usage error."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+        if not text.isdecimal() or len(text) > LONGEST or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number from {least} up")
         return int(text)
 
     return parse
 
 
-def _port(text: str) -> int:
-    """A port's number; anything else is a usage error."""
-    number = _natural(0)(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: there are 65535")
-    return number
+def port(least: int) -> Callable[[str], int]:
+    """A parser of the numbers of ports from `least` up: 0 is any free one, where that has a meaning.
+
+    It raises ArgumentTypeError for anything else.
+    """
+
+    def parse(text: str) -> int:
+        number = natural(least)(text)
+        if number > 65535:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a port: there are 65535")
+        return number
+
+    return parse
 
 
 def _wrapped(text: str) -> str:

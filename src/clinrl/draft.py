@@ -11,9 +11,9 @@ verdict flatters the best of them: each record counts how many there were.
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import params_text, paths
 from clinrl.artefacts import digest, exclusive, identity, read_manifest, verified, write_json, write_text
@@ -22,7 +22,7 @@ from clinrl.errors import ArtefactError, ParamsError, Refused
 from clinrl.mine import LEAST, POOL, MineReport, of_kind
 from clinrl.params import Params, load_params
 from clinrl.records import Estimate, Strict
-from clinrl.section import known
+from clinrl.section import NAME, Name, is_name, known, shown
 from clinrl.task import get_task
 
 PARAMS = Path("params.yaml")
@@ -78,12 +78,28 @@ class Target(Strict):
     """Clinical cost of these answers for every 100 answers."""
 
 
-class Draft(Strict):
-    """A drafted version: from what it was drafted, what is in its blocks, and what became of it."""
+def _named(version: dict[str, Any]) -> dict[str, Any]:
+    """Refuse an entry of `versions` that lacks a name which is read from it. Raises ValueError."""
+    for key in ("task", "parent", "data", "exam", "profile"):
+        value = version.get(key)
+        if not isinstance(value, str) or not is_name(value):
+            raise ValueError(f"version.{key} is no name")
+    return version
 
-    name: str
-    task: str
-    parent: str
+
+Version = Annotated[dict[str, Any], AfterValidator(_named)]
+"""An entry of `versions`, as params.yaml holds it."""
+
+
+class Draft(Strict):
+    """A drafted version: from what it was drafted, what is in its blocks, and what became of it.
+
+    Its names become paths and keys of params.yaml, also when the record comes from somebody else.
+    """
+
+    name: Name
+    task: Name
+    parent: Name
     parent_digest: str
     mining_digest: str
     """Digest of the mining report that it follows from."""
@@ -94,7 +110,7 @@ class Draft(Strict):
     dataset: dict[str, Any] | None
     """None if the parent's data was imported, so that there are no other cases to draw."""
     profile: dict[str, Any]
-    version: dict[str, Any]
+    version: Version
     outcome: Outcome = "open"
     says: str = ""
     """Why it ended so."""
@@ -143,6 +159,9 @@ def propose(
     reward = _reward(recipe, report, targets) if option.modifiers else recipe.reward
     number = _next_number(params, before, report.task)
     name = name or f"{report.task}-v{number}"
+    for named in (name, f"{name}-data") if generated else (name,):
+        if not is_name(named):
+            raise ParamsError(f"versions.{shown(named)} is not a name; a name must match {NAME.pattern}")
     if name in params.versions or name in {draft.name for draft in before}:
         raise ParamsError(f"versions.{name} was drafted or trained already; a draft needs a name of its own")
     dataset = None
@@ -271,14 +290,25 @@ def conclude(draft: Draft, outcome: Outcome, says: str) -> Draft:
 
 
 def records() -> list[Draft]:
-    """Every draft that was ever made here, by name. Raises ArtefactError for a file that is none."""
+    """Every draft that was ever made here, by name.
+
+    Raises ArtefactError for a file that is none, or that holds the record of another draft than the one it is named
+    after: what becomes of a draft is written to, or removed from, where its name says.
+    """
     found = []
     for path in sorted(paths.draft("_").parent.glob("*.json")):
         try:
-            found.append(Draft.model_validate_json(path.read_bytes()))
+            draft = Draft.model_validate_json(path.read_bytes())
         except ValidationError:
-            raise ArtefactError(f"{path} is no record of a draft; restore it with `git checkout {path}`") from None
+            raise ArtefactError(f"{path} is no record of a draft; {_again(path)}") from None
+        if draft.name != path.stem:
+            raise ArtefactError(f"{path} is the record of {draft.name}, not of {path.stem}; {_again(path)}")
+        found.append(draft)
     return found
+
+
+def _again(path: Path) -> str:
+    return f"restore it with `git checkout {path}`, or remove it if git does not have it"
 
 
 def _complete(params: Params) -> None:

@@ -8,6 +8,11 @@ def masked(text: str) -> str:
     return re.sub(r"//[^/\s]*@", "//", text)
 
 
+def told(error: OSError) -> str:
+    """What the system refused, as a sentence: a full disk, a folder that cannot be written."""
+    return f"{error.filename or 'the system'}: {error.strerror or error}; mend that, and give the same command again"
+
+
 class Refused(Exception):
     """Something was not done, and the message says what, why and what to do."""
 

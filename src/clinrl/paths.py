@@ -115,6 +115,11 @@ def champions_answers(digest: str) -> Path:
     return Path(".clinrl/champions") / digest[:32]
 
 
+def locks() -> Path:
+    """Folder of the locks of what one process at a time may do here."""
+    return Path(".clinrl/locks")
+
+
 def attestations(name: str) -> Path:
     """Signed statements of others that they rebuilt a version or a merge; in git, one file a key."""
     return Path("data/attestations") / name

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clinrl.artefacts import sha256_file, write_text
-from clinrl.errors import DataError, Refused
+from clinrl.errors import DataError, Refused, told
 
 MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,8 +67,8 @@ class Pin(NamedTuple):
         return f"{self.name}=={self.version}{marker}{hashes}\n    # via {via}\n    # licence: {self.licence}\n"
 
 
-def read(text: str) -> list[Pin]:
-    """The pins of a file. Raises DataError if any line of it belongs to none."""
+def read(text: str, source: str = MAIN, advice: str = "") -> list[Pin]:
+    """The pins of a file. Raises DataError, naming `source` and what to do, if any line of it belongs to none."""
     pins = [
         Pin(
             name=found["name"],
@@ -82,17 +82,22 @@ def read(text: str) -> list[Pin]:
     ]
     rest = [line for line in BLOCK.sub("", text).splitlines() if line and not line.startswith("#")]
     if rest:
-        raise DataError(f"{MAIN} has a line without a version, a hash or who needs it: {rest[0][:80]}; run `make lock`")
+        advice = advice or f"restore it with `git checkout {source}`; only `make lock` writes it"
+        raise DataError(f"{source} has a line without a version, a hash or who needs it: {rest[0][:80]}; {advice}")
     return pins
 
 
 def load(folder: Path = ROOT) -> list[Pin]:
     """The pins of all three files, by name. Raises DataError if a file is missing or malformed."""
-    try:
-        texts = [(folder / name).read_text(encoding="utf-8") for name in HEADERS]
-    except FileNotFoundError as error:
-        raise DataError(f"{error.filename} is missing; restore it with `git checkout`") from None
-    return sorted(pin for text in texts for pin in read(text))
+    found = []
+    for name in HEADERS:
+        try:
+            found += read((folder / name).read_text(encoding="utf-8"), name)
+        except FileNotFoundError as error:
+            raise DataError(f"{error.filename} is missing; restore it with `git checkout`") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{name} is no text; restore it with `git checkout {name}`") from None
+    return sorted(found)
 
 
 def renewed(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple[str, str], str]) -> list[Pin]:
@@ -127,19 +132,26 @@ def _file(pin: Pin) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
+    """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`.
+
+    The exit code is that of a refusal; 1 if the system refuses to read or write.
+    """
     parser = argparse.ArgumentParser(prog="python -m clinrl.pins", description=__doc__, allow_abbrev=False)
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     parser.add_argument("--wheels", nargs="*", type=Path, default=folders, metavar="FOLDER", help="of local wheels")
     arguments, words = parser.parse_known_args(argv)
     try:
         former = load()
-        pins = renewed(read(_resolved(words)), former, _built(map(Path, arguments.wheels)))
+        resolved = read(_resolved(words), "what uv resolved", "nothing was written; see what changed in uv")
+        pins = renewed(resolved, former, _built(map(Path, arguments.wheels)))
         for name, header in HEADERS.items():
             write_text(ROOT / name, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == name))
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
+    except OSError as error:
+        print(f"clinrl: {told(error)}", file=sys.stderr)
+        return 1
     unknown = [pin.name for pin in pins if pin.licence == UNKNOWN]
     if unknown:
         print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
@@ -172,12 +184,15 @@ def _resolved(words: Sequence[str]) -> str:
 
 
 def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
-    """The hashes of wheels in folders, by normalised name and version."""
-    from packaging.utils import parse_wheel_filename
+    """The hashes of wheels in folders, by normalised name and version. Raises DataError for one with another name."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
     found: dict[tuple[str, str], str] = {}
     for wheel in sorted(wheel for folder in folders for wheel in folder.glob("*.whl")):
-        name, version, _, _ = parse_wheel_filename(wheel.name)
+        try:
+            name, version, _, _ = parse_wheel_filename(wheel.name)
+        except InvalidWheelFilename:
+            raise DataError(f"{wheel} has no name of a wheel; rename it or move it away; nothing was written") from None
         found[name, str(version)] = sha256_file(wheel)
     return found
 

@@ -7,6 +7,7 @@ one that DVC makes is for everybody to write in; this module sees who can write 
 
 import os
 import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from clinrl.errors import Refused
@@ -17,38 +18,120 @@ SITE = Path(".clinrl/dvc")
 """The place that `.dvc/config` names."""
 TMP = Path(".dvc/tmp")
 """Locks, and the queue of experiments."""
+KEPT = {"repo", "repo/.gitignore"}
+"""All that a clone holds in SITE before DVC first runs."""
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
-def fence() -> None:
-    """Close both folders to everybody but their owner. Raises Refused for one that others could write before.
+def fence(project: Path | None = None) -> None:
+    """Make both folders where there is a DVC project, and close them to everybody but their owner.
 
-    Does nothing where there is no DVC project.
+    A folder of the project that others could write in, or put another in the place of, is closed if it holds nothing
+    yet: with a umask of 0002 every folder of a clone is such. `project` is the working directory unless named.
+    Raises Refused if it holds anything, is a link or is somebody else's, and for one elsewhere that others can write in
+    or replace.
     """
-    if not Path(".dvc").is_dir():
+    root = Path.cwd() if project is None else project.absolute()
+    if not (root / ".dvc").is_dir():
         return
-    site = Path(os.environ.get(VARIABLE) or SITE)
-    site.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for folder in (site, TMP):
-        if not folder.exists():
-            continue
-        inside = [] if folder.is_absolute() else [above for above in folder.parents if above != Path()]
-        if not all(_is_ours(place) for place in (folder, *inside)):
-            advice = f"set {VARIABLE} to a folder of your own, or unset it"
-            if inside:
-                above = " ".join(map(str, inside))
-                advice = f"make it anew: `chmod go-w {above}; rm -rf {folder}; mkdir -m 700 {folder}`"
-            raise Refused(
-                f"others than you can write in {folder}, where DVC keeps pickles, which can run code; {advice}"
-            )
-        if folder.stat().st_uid == os.geteuid():
-            folder.chmod(0o700)
+    site, tmp = (Path(os.path.normpath(root / folder)) for folder in (os.environ.get(VARIABLE) or SITE, TMP))
+    found = [
+        place for place in (site, tmp) if not (_closed if root in place.parents else _closed_elsewhere)(place, root)
+    ]
+    if not found:
+        return
+    advice, inside = [], [place for place in found if root in place.parents]
+    if inside:
+        above = _shown(dict.fromkeys(above for place in inside for above in _between(root, place)))
+        again = _shown(inside)
+        advice.append(f"make anew what is only a cache: `chmod go-w {above}; rm -rf {again}; mkdir -m 700 {again}`")
+    if len(inside) < len(found):
+        advice.append(f"set {VARIABLE} to a folder of your own, or unset it")
+    raise Refused(
+        f"others than you can write in {_shown(found, ' and ')}, where DVC keeps pickles, which can run code; "
+        + "; ".join(advice)
+    )
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether a folder is no link, and not everybody's to write in.
+def _closed(place: Path, root: Path) -> bool:
+    """Whether nobody else can write in a folder of the project, or could before. Closes it then, and what it is in.
 
     Who owns the project may own it too, since they could change the code as well.
     """
-    found = folder.lstat()
-    owners = {os.geteuid(), Path.cwd().stat().st_uid}
-    return not stat.S_ISLNK(found.st_mode) and found.st_uid in owners and not found.st_mode & stat.S_IWOTH
+    places = [*_between(root, place), place]
+    _make(places)
+    owners = {os.geteuid(), root.stat().st_uid}
+    before = [each.lstat() for each in places]
+    if any(not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners for found in before):
+        return False
+    was_open = any(map(_is_replaceable, before[:-1])) or _is_open(place)
+    if was_open and not _is_empty(place, owners):
+        return False
+    try:
+        for each, found in zip(places[:-1], before[:-1], strict=True):
+            if _is_replaceable(found):
+                each.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
+        if was_open or before[-1].st_uid == os.geteuid():
+            place.chmod(0o700)
+        if was_open and (place / "repo").is_dir():  # who was in there before could write on
+            (place / "repo").chmod(0o700)
+    except PermissionError:
+        return False
+    if was_open and not _is_empty(place, owners):  # somebody was quicker
+        place.chmod(stat.S_IMODE(before[-1].st_mode) | stat.S_IWGRP)
+        return False
+    return True
+
+
+def _closed_elsewhere(place: Path, root: Path) -> bool:
+    """Whether nobody else can write in a folder outside the project, nor put another in its place. Changes no old one.
+
+    Who owns what it is in is not looked at: in a container that may be nobody.
+    """
+    _make([*reversed(place.parents), place])
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), root.stat().st_uid} or _is_open(place):
+        return False
+    if any(_is_replaceable(above.stat()) for above in {*place.parents, *place.resolve().parents}):
+        return False
+    if found.st_uid == os.geteuid():
+        place.chmod(0o700)
+    return True
+
+
+def _between(root: Path, place: Path) -> list[Path]:
+    """The folders below the root that a place is in, from above."""
+    return [above for above in reversed(place.parents) if root in above.parents]
+
+
+def _make(places: Sequence[Path]) -> None:
+    """Make the folders that are not there, whatever the umask: the last for this user alone."""
+    for each in places:
+        if not os.path.lexists(each):
+            each.mkdir(mode=0o700 if each == places[-1] else 0o755, exist_ok=True)
+
+
+def _is_replaceable(found: os.stat_result) -> bool:
+    """Whether others can rename or remove what is in a folder, and put their own in its place."""
+    return bool(found.st_mode & OTHERS) and not found.st_mode & stat.S_ISVTX
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether others can write in a folder or, where they can enter it, in one that is in it."""
+    mode = folder.stat().st_mode
+    inner = folder.rglob("*/") if mode & ENTER else ()
+    return bool(mode & OTHERS) or any(each.lstat().st_mode & OTHERS for each in inner if not each.is_symlink())
+
+
+def _is_empty(folder: Path, owners: set[int]) -> bool:
+    """Whether a folder holds nothing but what git keeps there."""
+    return all(
+        str(each.relative_to(folder)) in KEPT and not each.is_symlink() and each.lstat().st_uid in owners
+        for each in folder.rglob("*")
+    )
+
+
+def _shown(places: Iterable[Path], between: str = " ") -> str:
+    here = Path.cwd()
+    return between.join(str(place.relative_to(here) if here in place.parents else place) for place in places)

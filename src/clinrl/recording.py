@@ -51,7 +51,6 @@ SENT = "clinrl.sent"
 """Run tag: digest of each group of files that the run holds."""
 DIGEST = "digest"
 """Version tag: identity of the adapter, or of the full model."""
-BILL = "bom.cdx.json"
 PROVENANCE = "provenance"
 """Folder of a registered model: what each stage that it follows from made of what, signed by who ran it."""
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
@@ -365,7 +364,7 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
         key = made.signer()
         write_text(folder / SIGNER, f"{key.key.line}\n")
         if made.bill is not None:
-            write_text(folder / BILL, made.bill)
+            write_text(folder / bom.FILE, made.bill)
         for address, envelope in made.provenance:
             write_json(folder / PROVENANCE / f"{address}.json", envelope)
         sign(folder, key)

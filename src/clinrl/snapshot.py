@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from clinrl.bases import REFERENCE, pin
+from clinrl.bases import REFERENCE
+from clinrl.bases import locate as pinned
 from clinrl.errors import ArtefactError, Refused
 from clinrl.shards import Stored, read_index
 
@@ -27,15 +28,13 @@ TOKENIZER = (
 def locate(base: Path) -> Path:
     """The folder with a base's weights in full precision: its own, or the hub checkpoint that it names, fetched.
 
-    Raises Refused when the hub does not deliver it, and ArtefactError if a local checkpoint is not the one named.
+    Raises Refused when the hub does not deliver it, and ArtefactError as `bases.locate` does.
     """
     if not (base / REFERENCE).exists():
         return base
     reference = json.loads((base / REFERENCE).read_text(encoding="utf-8"))
     repo, commit = reference["repo"], reference["commit"]
-    if commit.startswith("local-"):
-        if not Path(repo).is_dir() or pin(repo, commit) != commit:
-            raise ArtefactError(f"{repo} is not the checkpoint that {base} names; rebuild the base")
+    if "revision" not in pinned(reference, base):
         return Path(repo)
     import httpx
     from huggingface_hub import snapshot_download

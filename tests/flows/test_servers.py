@@ -1,5 +1,6 @@
 """Both servers for real: a scheduled retraining is triggered, approved by a person, and seen by a colleague."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -174,3 +175,35 @@ def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.Monke
     }
     assert pooled == served
     assert {name for _, name in served} == {*params.schedules, "by-hand"}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--prefect-port", "70000"], "'70000' is not a port: there are 65535"),
+        (["--mlflow-port", "0"], "'0' is not a whole number from 1 up"),
+        (["--prefect-port", "9" * 5000], "is not a whole number from 1 up"),
+        (["--mlflow-port", "4200"], "--prefect-port and --mlflow-port are both 4200; each needs its own"),
+    ],
+)
+def test_a_port_that_cannot_be_is_a_usage_error(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        serving.main(["--servers", *words])
+    assert left.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", ".clinrl/prefect")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(servers, "configure", full)
+    try:
+        assert serving.main(["--servers"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = "clinrl: .clinrl/prefect: No space left on device; mend that, and give the same command again\n"
+    assert capsys.readouterr().err == said

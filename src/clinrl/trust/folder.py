@@ -41,7 +41,7 @@ def sign(folder: Path, signer: "Signer") -> None:
         def __init__(self) -> None:
             self._private_key = Lent()
 
-    if not hashes(folder):
+    if not _hashes(folder):
         raise SignatureError(f"{folder} holds no file to sign")
     partial = folder.parent / f".{folder.name}.{SIGNATURE}.partial-{os.getpid()}"
     config = signing.Config().set_hashing_config(
@@ -75,7 +75,7 @@ def signed_files(folder: Path, key: "Key") -> dict[str, str]:
         raise SignatureError(str(error)) from None
 
 
-def hashes(folder: Path) -> dict[str, str]:
+def _hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a folder but its signature, by its path in it. Raises SignatureError for a link."""
     try:
         return clinrl_loader.hashes(folder)
