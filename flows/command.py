@@ -18,6 +18,7 @@ from clinrl import child, determinism, private
 from clinrl.errors import Refused, told
 from clinrl.params import load_params
 from clinrl.section import known
+from clinrl.trust import lock
 from flows import alone, servers
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def check(arguments: dict[str, Any]) -> str:
     Returns the task that the flow is about.
     """
     private.fence()
+    lock.mend()
     params = load_params()
     if "name" in arguments:
         task: str = params.versions[params.parts(arguments["name"])[0]].task

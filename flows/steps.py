@@ -18,6 +18,7 @@ from clinrl import child
 from clinrl.errors import Busy, Refused, RegistryError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
+from clinrl.trust import lock
 from flows import runs
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def repro(stage: str, name: str) -> None:
 
     with nullcontext() if stage in LIGHT else runs.training_slot():
         load_params()
+        lock.mend()
         # Its run cache is believed unchecked: whoever can write there could say what a stage has made.
         command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", "--single-item", f"{stage}@{name}"]
         code = child.run(command, say)

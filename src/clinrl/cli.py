@@ -72,6 +72,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return signed
     if arguments.command in ("check", "stage"):
         import_module("clinrl.private").fence()
+        lock = import_module("clinrl.trust.lock")
+        lock.mend() if arguments.command == "check" else lock.keep()
     if arguments.command == "stage":
         stages = import_module("clinrl.stages")
         if arguments.address == stages.FIRST:

@@ -62,6 +62,9 @@ def decide(params: "Params", arguments: Namespace) -> int:
 def promote(params: "Params", arguments: Namespace) -> int:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = release.named(arguments.approver)
+    if (entry := release.settle(params, arguments.name)) is not None:  # the same command, given again after a kill
+        show(COLUMNS, [_row(entry)], as_json=False)
+        return 0
     decision = release.decide(params, arguments.name)
     if arguments.token is None:
         approval = given(params, decision.digest, approver)

@@ -6,6 +6,7 @@ one that DVC makes is for everybody to write in; this module sees who can write 
 """
 
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ VARIABLE = "DVC_SITE_CACHE_DIR"
 """Where DVC looks first for the folder's place."""
 SITE = Path(".clinrl/dvc")
 """The place that `.dvc/config` names."""
+RUNS = Path(".dvc/cache/runs")
+"""What DVC remembers stages to have made. It is believed unchecked: an entry put there by hand is an exam never sat."""
 TMP = Path(".dvc/tmp")
 """Locks, and the queue of experiments."""
 KEPT = {"repo", "repo/.gitignore"}
@@ -25,7 +28,7 @@ ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
 def fence(project: Path | None = None) -> None:
-    """Make both folders where there is a DVC project, and close them to everybody but their owner.
+    """Where there is a DVC project: empty its run cache, make both folders of pickles, close them to everybody else.
 
     A folder of the project that others could write in, or put another in the place of, is closed if it holds nothing
     yet: with a umask of 0002 every folder of a clone is such. `project` is the working directory unless named.
@@ -35,6 +38,7 @@ def fence(project: Path | None = None) -> None:
     root = Path.cwd() if project is None else project.absolute()
     if not (root / ".dvc").is_dir():
         return
+    shutil.rmtree(root / RUNS, ignore_errors=True)
     site, tmp = (Path(os.path.normpath(root / folder)) for folder in (os.environ.get(VARIABLE) or SITE, TMP))
     found = [
         place for place in (site, tmp) if not (_closed if root in place.parents else _closed_elsewhere)(place, root)

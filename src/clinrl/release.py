@@ -206,15 +206,17 @@ def check_folded(params: "Params", fold: str, approved: str) -> None:
     )
 
 
-def settle(params: "Params", name: str) -> None:
-    """Complete the promotion of a champion, if a kill came between its new name and the audit file.
+def settle(params: "Params", name: str) -> Entry | None:
+    """The champion if it is what is here under this name, with its promotion completed; None if it is another.
 
-    Raises GateError if nobody approved of this champion: then somebody moved the name by hand.
+    A kill may have come between its new name and the audit file. Raises GateError if nobody approved of this champion:
+    then somebody moved the name by hand.
     """
     model = registry.model_of(params, name)
+    mine = artefacts.identity(artefacts.read_manifest(examinee(params, name).folder))
     with artefacts.exclusive(_lock(model)):
-        if (champion := registry.holder(model, CHAMPION)) is not None and champion.name == name:
-            _completed(params, champion)
+        champion = registry.holder(model, CHAMPION)
+        return _completed(params, champion) if champion is not None and champion.digest == mine else None
 
 
 def _completed(params: "Params", entry: Entry) -> Entry:

@@ -56,8 +56,12 @@ class Chain(NamedTuple):
     commands: Sequence[Command]
 
 
+CHECKED = '"$0" -m clinrl check && exec "$0" -m dvc repro --no-run-cache --single-item "$1"'
+"""A stage as `make demo` and the flows run it."""
+
+
 def _stage(address: str, kills: int) -> Command:
-    return Command(f"dvc repro {address}", [PYTHON, "-m", "dvc", "repro", "--single-item", address], kills)
+    return Command(f"dvc repro {address}", ["sh", "-c", CHECKED, PYTHON, address], kills)
 
 
 def _clinrl(*words: str, kills: int) -> Command:

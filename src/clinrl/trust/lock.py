@@ -6,11 +6,14 @@ of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a f
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
+from clinrl.artefacts import write_text
 from clinrl.errors import ArtefactError
 from clinrl.records import Strict
 
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 LOCK = Path("dvc.lock")
+KEPT = Path(".clinrl/dvc.lock")
+"""A copy of dvc.lock as it was before the last stage ran."""
+DVC_AT_WORK = Path(".dvc/tmp/lock")
+"""What DVC holds while it writes dvc.lock."""
 MADE = "data"
 """Where stages write. What they read there some stage has made, but for the sources of imports."""
 SOURCED = "import@"
@@ -60,6 +67,37 @@ def read(path: Path = LOCK) -> Lock:
     if len(paired) != len(dict(paired)):
         raise ArtefactError(f"{path} names one output twice; restore it from git")
     return stages
+
+
+def keep() -> None:
+    """Keep a copy of dvc.lock. DVC writes it in place, so a kill at that moment leaves half of it."""
+    if LOCK.exists():
+        write_text(KEPT, LOCK.read_text(encoding="utf-8"))
+
+
+def mend() -> None:
+    """Put the copy of dvc.lock back where a kill left half of it, and say so: its last stage then runs again.
+
+    Does nothing while DVC is at work, or where dvc.lock is whole.
+    """
+    if not (LOCK.exists() and KEPT.exists()):
+        return
+    text = LOCK.read_bytes()
+    if text.endswith(b"\n") and len(text) >= KEPT.stat().st_size:  # as good as always, and it costs nothing to see
+        return
+    from dvc.lock import LockError, make_lock
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from voluptuous import Invalid
+
+    with suppress(LockError), make_lock(str(DVC_AT_WORK), tmp_dir=str(DVC_AT_WORK.parent)):
+        try:
+            COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe").load(LOCK))
+            return
+        except (YAMLError, UnicodeDecodeError, Invalid):
+            write_text(LOCK, KEPT.read_text(encoding="utf-8"))
+            print(f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again", file=sys.stderr)
 
 
 def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
