@@ -168,6 +168,15 @@ def disarm(path: Path, random: Random) -> str | None:
     return "the check that travels with the model made to agree to everything"
 
 
+def another_loader(path: Path, random: Random) -> str | None:
+    """A registered folder: MLmodel, which MLflow obeys first, made to name a module that was added."""
+    if path.name != "MLmodel":
+        return None
+    (path.parent / "code/evil.py").write_text("def _load_pyfunc(path):\n    return None\n")
+    path.write_text(path.read_text().replace("clinrl_loader", "evil"))
+    return "another loader named in MLmodel, and put beside"
+
+
 def served_again(path: Path, random: Random) -> str | None:
     """A registered folder: weights and code altered, manifest and served.json written to fit."""
     if path.name != "served.json":

@@ -6,6 +6,7 @@ its classes, or nothing. A program of its own, since a fork of the harness would
 already, and the code beside a model would never be run.
 """
 
+import atexit
 import contextlib
 import io
 import json
@@ -14,7 +15,7 @@ import os
 import sys
 import warnings
 
-from mlflow import pyfunc, set_tracking_uri
+from mlflow import set_tracking_uri
 
 import clinrl_loader
 
@@ -30,7 +31,7 @@ def load(store: str, model: str, keys: str) -> dict[str, object]:
     set_tracking_uri(store)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            pyfunc.load_model(model)
+            clinrl_loader.load(model)
     except BaseException as error:  # noqa: BLE001  whatever it is, it is reported
         return {"raised": [kind.__name__ for kind in type(error).__mro__], "says": str(error)[:500]}
     return {"raised": [], "says": ""}
@@ -44,6 +45,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             print(json.dumps(load(**json.loads(line))), flush=True)
+            atexit._run_exitfuncs()  # removes the copy that was loaded
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:

@@ -81,8 +81,8 @@ AREAS: Mapping[str, Area] = {
     "store": Area(
         [f"{STORE}/*", f"{STORE}/adapter/*", f"{STORE}/base/*", f"{STORE}/code/*.py", f"{STORE}/code/clinrl/**/*"],
         [
-            damage.flip, damage.append, damage.edit, damage.remove, damage.add, damage.link, forgery.served_again,
-            forgery.disarm,
+            damage.flip, damage.append, damage.edit, damage.remove, damage.add, forgery.served_again, forgery.disarm,
+            forgery.another_loader,
         ],
         ["load"],
         28,
