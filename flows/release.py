@@ -13,7 +13,9 @@ if __name__ == "__main__":  # before Prefect is imported, which takes a second a
 
     sys.exit(command.main("release"))
 
+import math
 import os
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +116,8 @@ def folds(params: "Params", version: str) -> list[str]:
 def answer(params: "Params", decision: "Decision", approver: str | None) -> tuple[dict[str, Any] | None, str]:
     """The signed approval, or None and why nobody gives it. Waits for a person where none is named.
 
+    A yes whose token is none is asked for again while there is time: a slip of the hand, or a stranger, ends nothing.
+
     Raises GateError if `approver` is no name, or if nobody is named and nobody can be asked; SignatureError if this
     machine's key is not that person's.
     """
@@ -126,25 +130,30 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
         )
     schedule = params.schedules.get(decision.task)
     within_s = schedule.answer_within_s if schedule else DEFAULT_ANSWER_S
-    said = _ask(decision, within_s)
-    if said is None:
-        return None, f"nobody answered within {timedelta(seconds=within_s)}"
-    if not said.approve:
-        note = " ".join(said.note.split())
-        return None, f"{said.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
-    try:
-        return approvals.checked(params, decision.digest, said.token, releases.named(said.approver))[1], ""
-    except (GateError, SignatureError) as refused:
-        return None, f"the answer was yes, but {refused}"
+    deadline, wrong = time.monotonic() + within_s, ""
+    while (left_s := math.ceil(deadline - time.monotonic())) > 0:
+        said = _ask(decision, left_s, wrong)
+        if said is None:
+            break
+        if not said.approve:
+            note = " ".join(said.note.split())
+            return None, f"{said.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
+        try:
+            return approvals.checked(params, decision.digest, said.token, releases.named(said.approver))[1], ""
+        except (GateError, SignatureError) as refused:
+            wrong = f"the last answer was yes, but {refused}"
+            get_run_logger().warning("%s", wrong)
+    return None, f"nobody answered within {timedelta(seconds=within_s)}{f'; {wrong}' if wrong else ''}"
 
 
-def _ask(decision: "Decision", within_s: int) -> Approval | None:
-    """Pause the run until a person answers on its page; None if nobody does in time."""
+def _ask(decision: "Decision", within_s: int, wrong: str) -> Approval | None:
+    """Pause the run until a person answers on its page; None if nobody does in time. `wrong` is why it asks again."""
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
+    again = f"**Asked again: {wrong}.**\n\n" if wrong else ""
     question = Approval.with_initial_data(
-        description=f"{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of {decision.model}, "
-        "with its full models if they pass the gate too? A yes needs your name, and the token that your key "
-        f"makes: `clinrl approve {decision.digest} --as NAME`."
+        description=f"{again}{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of "
+        f"{decision.model}, with its full models if they pass the gate too? A yes needs your name, and the token that "
+        f"your key makes: `clinrl approve {decision.digest} --as NAME`."
     )
     try:
         return pause_flow_run(wait_for_input=question, timeout=within_s, poll_interval=min(POLL_S, within_s))
