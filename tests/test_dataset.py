@@ -56,7 +56,7 @@ def test_another_process_writes_the_same_bytes() -> None:
     before = artefacts.identity(artefacts.read_manifest(FOLDER))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1] + '/src')\n"
-        "from clinrl import dataset, params, section\n"
+        "from clinrl import dataset, params, plain_yaml\n"
         "source = plain_yaml.read_yaml(params.Path(sys.argv[1] + '/params.yaml'))\n"
         "source['datasets']['esi-d1']['cases'] = 40\n"
         "dataset.stage(params.Params.model_validate(source), 'esi-d1')"

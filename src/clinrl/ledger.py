@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,9 +136,10 @@ def check_committed(path: Path) -> None:
 
 
 def unlisted(path: Path, keys: Mapping[str, Key]) -> list[str]:
-    """Fingerprints of keys that signed lines of the audit file and do not count now, in the order of their lines."""
-    entries = _parse(path.read_bytes(), path, _by_fingerprint(keys), reviewed=True) if path.exists() else []
-    return [*dict.fromkeys(entry.key for entry in entries if entry.key not in _by_fingerprint(keys))]
+    """Fingerprints of the keys that signed the last lines of the audit file, down to one whose key counts."""
+    known = _by_fingerprint(keys)
+    entries = _parse(path.read_bytes(), path, known, reviewed=True) if path.exists() else []
+    return [*dict.fromkeys(entry.key for entry in takewhile(lambda entry: entry.key not in known, reversed(entries)))]
 
 
 def _by_fingerprint(keys: Mapping[str, Key] | None) -> dict[str, Key]:

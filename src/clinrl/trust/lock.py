@@ -4,11 +4,11 @@ A folder that names the digests of its own files can be sealed anew by whoever a
 of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder that of the list of its files.
 """
 
+import fcntl
 import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,19 +85,30 @@ def mend() -> None:
     text = LOCK.read_bytes()
     if text.endswith(b"\n") and len(text) >= KEPT.stat().st_size:  # as good as always, and it costs nothing to see
         return
-    from dvc.lock import LockError, make_lock
-    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-    from voluptuous import Invalid
-
-    with suppress(LockError), make_lock(str(DVC_AT_WORK), tmp_dir=str(DVC_AT_WORK.parent)):
+    DVC_AT_WORK.parent.mkdir(parents=True, exist_ok=True)
+    with DVC_AT_WORK.open("a") as held:
         try:
-            COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe").load(LOCK))
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             return
-        except (YAMLError, UnicodeDecodeError, Invalid):
+        if not _is_whole():
             write_text(LOCK, KEPT.read_text(encoding="utf-8"))
             print(f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again", file=sys.stderr)
+
+
+def _is_whole() -> bool:
+    """Whether dvc.lock has all that DVC demands of it."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        content = YAML(typ="safe").load(LOCK)
+        parts = [
+            part for entry in content["stages"].values() for kind in ("deps", "outs") for part in entry.get(kind, [])
+        ]
+        return all(entry["cmd"] for entry in content["stages"].values()) and all(part["path"] for part in parts)
+    except (YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
