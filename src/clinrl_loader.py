@@ -281,11 +281,15 @@ def load(uri: str, *, digest: str = "") -> Any:
     import shutil
     from tempfile import mkdtemp
 
-    from mlflow import artifacts, pyfunc
+    from mlflow import artifacts, get_registry_uri, pyfunc
 
     place = mkdtemp(prefix="clinrl-")
     try:
-        copy = Path(artifacts.download_artifacts(artifact_uri=uri, dst_path=place))
+        if get_registry_uri().startswith("sqlite:"):  # MLflow names the folder itself, and would copy it slowly
+            copy = Path(place) / "model"
+            shutil.copytree(artifacts.download_artifacts(artifact_uri=uri), copy, symlinks=True)
+        else:
+            copy = Path(artifacts.download_artifacts(artifact_uri=uri, dst_path=place))
         try:
             signed = _checked(copy, stacklevel=3)
             if digest and (found := _digest(copy)) != digest:
