@@ -241,8 +241,19 @@ def test_the_command_prints_what_it_drafted(project, capsys):
     assert out.splitlines()[0].split("\t")[:4] == ["version", "parent", "lever", "rule"]
     assert out.splitlines()[1].split("\t")[:3] == ["v2-b", "v2", "data"]
     assert "`clinrl plan v2-b` says what it would train" in err
-    assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
+    assert main(["draft", "esi", "--from", "v2", "--lever", "modifiers", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lever"] == "modifiers"
+
+
+def test_the_same_command_prints_a_draft_that_waits_and_makes_no_other(project, capsys):
+    assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
+    first, before = capsys.readouterr().out, Path("params.yaml").read_bytes()
+    assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
+    assert capsys.readouterr().out == first
+    assert (Path("params.yaml").read_bytes(), len(draft.records())) == (before, 1)
+    paths.adapter("esi-v3").mkdir(parents=True)
+    assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "esi-v4"
 
 
 def test_more_cases_of_a_rule_are_drawn_where_it_is_emphasised():

@@ -275,7 +275,8 @@ def parser() -> argparse.ArgumentParser:
             "Reads the mining report of the champion of TASK and adds a data set, a recipe and a version to "
             "params.yaml, whose comments and order stay: modifiers for the rules that are surely missed, more cases "
             "that they decide, and the settings of a refinement. What was tried from this champion before is not tried "
-            "again. Nothing is trained; read the draft, change it if you like, then run `dvc repro`."
+            "again, and a draft that nobody trained yet is printed again. Nothing is trained; read the draft, change "
+            "it if you like, then run `dvc repro`."
         ),
         "clinrl draft esi\nclinrl draft esi --from esi-v46 --name esi-v47\nclinrl draft esi --lever data --json",
     )

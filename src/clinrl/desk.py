@@ -142,8 +142,15 @@ def compare(params: "Params", arguments: Namespace) -> int:
 
 
 def draft(params: "Params", arguments: Namespace) -> int:
-    """Draft the next version of a task into params.yaml and print what it is; what to do next goes to stderr."""
-    made = drafts.stage(params, arguments.name, parent=arguments.parent, name=arguments.called, lever=arguments.lever)
+    """Draft the next version of a task into params.yaml and print what it is; what to do next goes to stderr.
+
+    One that waits to be trained is printed again, unless a name or a lever asks for another.
+    """
+    again = not (arguments.called or arguments.lever)
+    made = drafts.untrained(params, arguments.name, arguments.parent) if again else None
+    made = made or drafts.stage(
+        params, arguments.name, parent=arguments.parent, name=arguments.called, lever=arguments.lever
+    )
     if arguments.json:
         print(json.dumps(made.model_dump(mode="json"), indent=2, ensure_ascii=False))
     else:

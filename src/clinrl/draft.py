@@ -143,6 +143,16 @@ def stage(
     return drafted
 
 
+def untrained(params: Params, task: str, parent: str | None = None) -> Draft | None:
+    """The draft of a task, from a version or from the champion, that is in params.yaml and was not trained yet.
+
+    Raises ArtefactError as `champion` does.
+    """
+    start = parent or champion(task)
+    waiting = (draft for draft in reversed(records()) if (draft.task, draft.parent) == (task, start))
+    return next((d for d in waiting if d.name in params.versions and not paths.adapter(d.name).exists()), None)
+
+
 def propose(
     params: Params, report: MineReport, before: Sequence[Draft], *, name: str | None = None, lever: str | None = None
 ) -> Draft:
