@@ -84,7 +84,7 @@ def loaded(root):
 def copy(root, tmp_path, monkeypatch):
     """A copy of the registered folder that may be damaged, for whom trusts the key of the project."""
     monkeypatch.chdir(root)
-    shutil.copytree(bundle_of(root, "esi"), tmp_path / "bundle")
+    shutil.copytree(bundle_of(root, "esi"), tmp_path / "bundle", ignore=shutil.ignore_patterns(clinrl_loader.NOTED))
     return tmp_path / "bundle"
 
 
@@ -261,7 +261,7 @@ def test_a_folder_that_somebody_else_signed_anew_is_refused(copy, tmp_path, monk
 def test_code_in_the_store_runs_only_as_it_was_signed(root, tmp_path):
     """In a process that has no clinrl: altered code is not imported, and importing writes nothing into the folder."""
     bundle = tmp_path / "bundle"
-    shutil.copytree(bundle_of(root, "esi"), bundle)
+    shutil.copytree(bundle_of(root, "esi"), bundle, ignore=shutil.ignore_patterns(clinrl_loader.NOTED))
     before = clinrl_loader.hashes(bundle)
     program = (
         "import sys, warnings; warnings.simplefilter('ignore'); import mlflow.pyfunc, pandas;"
