@@ -14,11 +14,10 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clinrl import child, determinism, private
-from clinrl.errors import Refused, told
+from clinrl import child, determinism, dvc_state
+from clinrl.errors import ended
 from clinrl.params import load_params
 from clinrl.section import known
-from clinrl.trust import lock
 from flows import alone, servers
 
 if TYPE_CHECKING:
@@ -73,7 +72,8 @@ def parser(name: str) -> argparse.ArgumentParser:
 def main(name: str, argv: Sequence[str] | None = None) -> int:
     """Run one flow and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
     arguments = vars(parser(name).parse_args(argv))
-    try:
+
+    def run() -> int:
         determinism.pin()
         task = check(arguments)
         servers.configure()
@@ -81,15 +81,8 @@ def main(name: str, argv: Sequence[str] | None = None) -> int:
             return _run(name, arguments)
         with alone.at_work(task, f"flows.{name} {arguments.get('name', task)}"):
             return _run(name, arguments)
-    except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
-        return refused.exit_code
-    except OSError as error:  # a full disk, a folder that cannot be written: whatever is done stands
-        print(f"clinrl: {told(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("clinrl: interrupted; the same command continues", file=sys.stderr)
-        return 130
+
+    return ended(run)
 
 
 def check(arguments: dict[str, Any]) -> str:
@@ -97,8 +90,7 @@ def check(arguments: dict[str, Any]) -> str:
 
     Returns the task that the flow is about.
     """
-    private.fence()
-    lock.mend()
+    dvc_state.fence()
     params = load_params()
     if "name" in arguments:
         task: str = params.versions[params.parts(arguments["name"])[0]].task

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from clinrl import child, commands, determinism, private
-from clinrl.errors import Refused, told
+from clinrl import child, commands, determinism, dvc_state
+from clinrl.errors import Refused, ended
 from clinrl.params import load_params
 from flows import alone, credentials, servers
 
@@ -54,12 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.prefect_port == arguments.mlflow_port:
         parser().error(f"--prefect-port and --mlflow-port are both {arguments.mlflow_port}; each needs its own")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+
+    def serve() -> int:
         determinism.pin()
         servers.configure()
-        private.fence()
+        dvc_state.fence()
         load_params()
-        with ExitStack() as stack:
+        with ExitStack() as stack, suppress(KeyboardInterrupt):
             if arguments.servers:
                 with alone.starting():
                     _start_servers(stack, arguments.prefect_port, arguments.mlflow_port)
@@ -69,14 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             runner = child.start([sys.executable, "-c", "from flows import serve; serve.run()"])
             stack.callback(child.end, runner)
             return runner.wait()
-    except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
-        return refused.exit_code
-    except OSError as error:  # a full disk, a folder that cannot be written
-        print(f"clinrl: {told(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
         return 0
+
+    return ended(serve)
 
 
 def run() -> None:
@@ -93,11 +89,8 @@ def run() -> None:
         with runs.answered(), get_client(sync_client=True) as client:
             runs.sweep(client)
 
-    try:
-        sweep()
-    except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
-        sys.exit(refused.exit_code)
+    if code := ended(lambda: sweep() or 0):
+        sys.exit(code)
     runner = Runner(pause_on_shutdown=False)
     # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
     runner.handle_sigterm = lambda *_: signal.raise_signal(signal.SIGINT)  # type: ignore[method-assign]

@@ -14,11 +14,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from clinrl import child
+from clinrl import child, dvc_state
 from clinrl.errors import Busy, Refused, RegistryError
 from clinrl.params import load_params
 from clinrl.plan import dvc_states
-from clinrl.trust import lock
 from flows import runs
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def repro(stage: str, name: str) -> None:
 
     with nullcontext() if stage in LIGHT else runs.training_slot():
         load_params()
-        lock.mend()
+        dvc_state.fence()
         # Its run cache is believed unchecked: whoever can write there could say what a stage has made.
         command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", "--single-item", f"{stage}@{name}"]
         code = child.run(command, say)

@@ -81,7 +81,7 @@ CHILD = {"checkpoints", "held_out", "trainers", "worker"}
 
 LAYERS = (
     {"child", "data_docs", "errors", "fence", "marks", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "novelty", "opening", "pins", "private", "starter"},
+    {"artefacts", "determinism", "novelty", "opening", "dvc_state", "pins", "starter"},
     {"trust.keys", "trust.dsse", "trust.folder", "trust.approval"},
     {"plain_yaml", "section", "sources", "statistics", "task", "turns"},
     {"imported"},

@@ -46,12 +46,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's text at once, creating its folder. Bytes reach the disk before the name does."""
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace a file's text at once, creating its folder. Bytes reach the disk before the name does.
+
+    `mode` is that of a new file, less the umask: one that is private is so at every moment.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.unlink(missing_ok=True)  # of a killed process with this number
     try:
-        with partial.open("w", encoding="utf-8") as stream:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())

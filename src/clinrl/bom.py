@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import __version__, paths, pins
 from clinrl.artefacts import read_manifest, verified, write_text
-from clinrl.errors import ArtefactError, Refused, told
+from clinrl.errors import ArtefactError, ended
 from clinrl.trust import lock
 
 if TYPE_CHECKING:
@@ -112,20 +112,14 @@ def text(bill: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered; 1 if the
-    system refuses to read or write.
-    """
+    """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered."""
     from clinrl.params import load_params
 
-    try:
+    def write() -> int:
         write_text(Path(FILE), text(release(load_params())))
-    except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
-        return refused.exit_code
-    except OSError as error:
-        print(f"clinrl: {told(error)}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return ended(write)
 
 
 def _bill(

@@ -7,7 +7,6 @@ Anything else is a bug and shows its traceback.
 """
 
 import argparse
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from clinrl import determinism, starter
 from clinrl.commands import ARGUMENTS, STAGES, parser
-from clinrl.errors import ParamsError, Refused
+from clinrl.errors import ParamsError, ended
 
 if TYPE_CHECKING:
     from clinrl.params import Params
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
-    try:
+
+    def run() -> int:
         determinism.pin()
         words = list(sys.argv[1:] if argv is None else argv)
         if words.count("--") > 1:  # argparse makes a list of an argument then
@@ -33,18 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser().parse_args(words)
         starter.follow()
         return _run(arguments)
-    except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
-        return refused.exit_code
-    except KeyboardInterrupt:
-        print("clinrl: interrupted; the same command continues", file=sys.stderr)
-        return 130
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        where = f" at {error.filename}" if error.filename else ""
-        print(f"clinrl: disk is full{where}: free some space and give the same command again", file=sys.stderr)
-        return 1
+
+    return ended(run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -71,9 +61,10 @@ def _run(arguments: argparse.Namespace) -> int:
         signed: int = getattr(import_module("clinrl.trust.desk"), arguments.command)(arguments)
         return signed
     if arguments.command in ("check", "stage"):
-        import_module("clinrl.private").fence()
-        lock = import_module("clinrl.trust.lock")
-        lock.mend() if arguments.command == "check" else lock.keep()
+        state = import_module("clinrl.dvc_state")
+        state.fence()
+        if "DVC_STAGE" in os.environ:
+            state.keep()
     if arguments.command == "stage":
         stages = import_module("clinrl.stages")
         if arguments.address == stages.FIRST:

@@ -1,6 +1,17 @@
 """The refusals a user can cause. The message is the one sentence the user reads; the class decides the exit code."""
 
+import errno
 import re
+import sys
+from collections.abc import Callable
+
+REFUSALS = {
+    errno.ENOSPC: ("disk is full", "free some space"),
+    errno.EDQUOT: ("the quota of the disk is reached", "free some space"),
+    errno.EROFS: ("the disk can only be read", "mount it for writing"),
+    errno.EACCES: ("access is denied", "get the right to it"),
+}
+"""What a system refuses that no code can mend, and what a person can do."""
 
 
 def masked(text: str) -> str:
@@ -8,15 +19,32 @@ def masked(text: str) -> str:
     return re.sub(r"//[^/\s]*@", "//", text)
 
 
-def told(error: OSError) -> str:
-    """What the system refused, as a sentence: a full disk, a folder that cannot be written."""
-    return f"{error.filename or 'the system'}: {error.strerror or error}; mend that, and give the same command again"
-
-
 class Refused(Exception):
     """Something was not done, and the message says what, why and what to do."""
 
     exit_code = 1
+
+
+def ended(program: Callable[[], int]) -> int:
+    """Run a program; its exit code, or that of the refusal, interrupt or full disk that ended it, said on stderr.
+
+    Whatever else went wrong is a fault, and is passed on with its traceback.
+    """
+    try:
+        return program()
+    except Refused as refused:
+        print(f"clinrl: {refused}", file=sys.stderr)
+        return refused.exit_code
+    except KeyboardInterrupt:
+        print("clinrl: interrupted; the same command continues", file=sys.stderr)
+        return 130
+    except OSError as error:
+        if error.errno not in REFUSALS:
+            raise
+        what, do = REFUSALS[error.errno]
+        where = f" at {error.filename}" if error.filename else ""
+        print(f"clinrl: {what}{where}: {do} and give the same command again", file=sys.stderr)
+        return 1
 
 
 class ParamsError(Refused):

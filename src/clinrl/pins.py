@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clinrl.artefacts import sha256_file, write_text
-from clinrl.errors import DataError, Refused, told
+from clinrl.errors import DataError, ended
 
 MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,30 +132,23 @@ def _file(pin: Pin) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`.
-
-    The exit code is that of a refusal; 1 if the system refuses to read or write.
-    """
+    """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.pins", description=__doc__, allow_abbrev=False)
     folders = os.environ.get("PIP_FIND_LINKS", "").split()
     parser.add_argument("--wheels", nargs="*", type=Path, default=folders, metavar="FOLDER", help="of local wheels")
     arguments, words = parser.parse_known_args(argv)
-    try:
+
+    def renew() -> int:
         former = load()
         resolved = read(_resolved(words), "what uv resolved", "nothing was written; see what changed in uv")
         pins = renewed(resolved, former, _built(map(Path, arguments.wheels)))
         for name, header in HEADERS.items():
             write_text(ROOT / name, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == name))
-    except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
-        return refused.exit_code
-    except OSError as error:
-        print(f"clinrl: {told(error)}", file=sys.stderr)
-        return 1
-    unknown = [pin.name for pin in pins if pin.licence == UNKNOWN]
-    if unknown:
-        print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
-    return 0
+        if unknown := [pin.name for pin in pins if pin.licence == UNKNOWN]:
+            print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
+        return 0
+
+    return ended(renew)
 
 
 def _resolved(words: Sequence[str]) -> str:

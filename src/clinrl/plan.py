@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clinrl import private
+from clinrl import dvc_state
 from clinrl.tables import show
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def stage(params: "Params", version: str | None = None, *, as_json: bool = False
 
     A table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`. DVC judges a stage
     by its inputs as they are now, so what follows a stale stage may still be called up to date. Steps are those of the
-    active scale. Raises ParamsError for an unknown version, and Refused as `private.fence` does.
+    active scale. Raises ParamsError for an unknown version, and Refused as `dvc_state.fence` does.
     """
     names = params.lineage(version) if version else _parents_first(params)
     addresses = {name: _addresses(params, name) for name in names}
@@ -63,14 +63,14 @@ def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, 
 
 def dvc_states(addresses: Collection[str]) -> dict[str, State]:
     """What `dvc status` says of each address. All are unknown where there is no DVC project, or where DVC fails (one of
-    them is being built, say); then its own first sentence goes to stderr. Raises Refused as `private.fence` does.
+    them is being built, say); then its own first sentence goes to stderr. Raises Refused as `dvc_state.fence` does.
     """
     if not addresses:
         return {}
     if not Path(".dvc").is_dir():
         print("clinrl: no .dvc folder here, so nothing is known about the stages", file=sys.stderr)
         return dict.fromkeys(addresses, "unknown")
-    private.fence()
+    dvc_state.fence()
     command = [sys.executable, "-m", "dvc", "status", "--json", *sorted(addresses)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

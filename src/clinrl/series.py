@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.baselines import BAG_OF_WORDS
-from clinrl.errors import ArtefactError, Refused
+from clinrl.errors import ArtefactError, ended
 from clinrl.evaluate import BETWEEN_MODES, load_report
 from clinrl.params import load_params
 from clinrl.records import Estimate
@@ -65,17 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("task", nargs="?", metavar="TASK", help="default: the first one under bases in params.yaml")
     parser.add_argument("--write", action="store_true", help="renew the table in README.md")
     arguments = parser.parse_args(argv)
-    try:
+
+    def show() -> int:
         params = load_params()
         block = table(params, arguments.task or next(iter(params.bases)))
         print(block)
         if arguments.write:
             readme = Path("README.md")
             readme.write_text(spliced(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
-    except Refused as refused:
-        print(f"clinrl: {refused}", file=sys.stderr)
-        return refused.exit_code
-    return 0
+        return 0
+
+    return ended(show)
 
 
 def _results(name: str, modes: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from clinrl import child, paths, private
+from clinrl import child, dvc_state, paths
 from clinrl.artefacts import identity, read_manifest, sha256_file
 from clinrl.errors import ArtefactError, Refused
 from clinrl.stages import FIRST
@@ -66,13 +66,13 @@ def stage(
     rebuild that many processors; neither may matter. `keep` leaves the worktree for inspection. `attest` signs a
     statement that everything was equal, if it was, and writes it to data/attestations. The log of the rebuild goes to
     standard error. Raises Refused if there is nothing to compare or the rebuild fails, if nothing can be signed, or as
-    `private.fence` does.
+    `dvc_state.fence` does.
     """
     root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
     commit = _git(root, "rev-parse", "HEAD").strip()
     if dirty := _git(root, "status", "--porcelain").splitlines():
         print(f"clinrl: {len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}", file=sys.stderr)
-    private.fence(root)
+    dvc_state.fence(root)
     with _worktree(root, commit, keep) as tree:
         target = _target(address, tree)
         witness = _signer(tree) if attest else None  # now: a rebuild may take hours
@@ -243,7 +243,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
-        private.fence(tree)
+        dvc_state.fence(tree)
         (folder / "site").mkdir(mode=0o700)  # DVC would make it for everybody to write in
         _run([sys.executable, "-m", "dvc", "config", "--local", "cache.dir", str(folder / "cache")], tree)
         yield tree

@@ -344,6 +344,7 @@ def counted(records: Sequence[Record]) -> dict[str, Any]:
     return {
         "n": len(records),
         "tracebacks": sum(record["outcome"] in bad for record in records),
+        "through": sum(record["outcome"] not in FINE for record in records),
         "slowest_refusal_s": max(
             (record["seconds"] for record in records if record["outcome"] == "refused"), default=0.0
         ),

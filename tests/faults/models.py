@@ -6,6 +6,7 @@ import pickle
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,12 +74,18 @@ def _file(name: str, raw: bytes) -> Callable[[Path], Any]:
     return lambda folder: (folder / name).write_bytes(raw)
 
 
-def _config(**fields: Any) -> Callable[[Path], Any]:
+def _fields(file: str, **fields: Any) -> Callable[[Path], Any]:
+    """A JSON file with other fields."""
+
     def change(folder: Path) -> None:
-        path = folder / "adapter_config.json"
+        path = folder / file
         write_json(path, json.loads(path.read_text()) | fields)
 
     return change
+
+
+_config = partial(_fields, "adapter_config.json")
+_in_config = partial(_fields, "config.json")
 
 
 def _pickled(folder: Path) -> None:
@@ -149,14 +156,6 @@ def _checkpoint(change: Callable[[Path], Any]) -> Callable[[], Any]:
         seal(folder, **{**manifest, "inputs": {**manifest["inputs"], "base": base}})
 
     return lay
-
-
-def _in_config(**fields: Any) -> Callable[[Path], Any]:
-    def change(hub: Path) -> None:
-        path = hub / "config.json"
-        write_json(path, json.loads(path.read_text()) | fields)
-
-    return change
 
 
 def _own_code(hub: Path) -> None:

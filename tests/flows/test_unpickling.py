@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clinrl import private
+from clinrl import dvc_state
 from flows import servers
 from unpickled import listening, strangers
 
@@ -27,7 +27,7 @@ def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file in which processes that are started from now on write down what they unpickle."""
     log = tmp_path / "unpickled"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]))
-    monkeypatch.setenv(private.VARIABLE, str(tmp_path / "site"))
+    monkeypatch.setenv(dvc_state.VARIABLE, str(tmp_path / "site"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     for name, value in listening(log).items():
         monkeypatch.setenv(name, value)

@@ -5,7 +5,8 @@ changed byte is refused. Signing uses the library; what checks is `clinrl_loader
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,9 @@ def sign(folder: Path, signer: "Signer") -> None:
         def __init__(self) -> None:
             self._private_key = Lent()
 
-    if not _hashes(folder):
-        raise SignatureError(f"{folder} holds no file to sign")
+    with _refused():
+        if not clinrl_loader.hashes(folder):
+            raise SignatureError(f"{folder} holds no file to sign")
     partial = folder.parent / f".{folder.name}.{SIGNATURE}.partial-{os.getpid()}"
     config = signing.Config().set_hashing_config(
         hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
@@ -61,23 +63,19 @@ def check(folder: Path, keys: Mapping[str, "Key"], *, but: Iterable[str] = ()) -
     Raises SignatureError naming a file that was altered, is missing or was added, if there is no signature, or if
     nobody who is listed made it.
     """
-    try:
+    with _refused():
         return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)[0]
-    except clinrl_loader.Untrusted as error:
-        raise SignatureError(str(error)) from None
 
 
 def signed_files(folder: Path, key: "Key") -> dict[str, str]:
     """SHA-256 of each file that a key signed in a folder, by its path in it. Raises as `check` does."""
-    try:
+    with _refused():
         return clinrl_loader.check(folder, {"": key.line})[1]
-    except clinrl_loader.Untrusted as error:
-        raise SignatureError(str(error)) from None
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder but its signature, by its path in it. Raises SignatureError for a link."""
+@contextmanager
+def _refused() -> Iterator[None]:
     try:
-        return clinrl_loader.hashes(folder)
+        yield
     except clinrl_loader.Untrusted as error:
         raise SignatureError(str(error)) from None

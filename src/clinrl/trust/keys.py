@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import clinrl_loader
+from clinrl.artefacts import write_text
 from clinrl.errors import SignatureError
 from clinrl.records import Strict
 from clinrl_loader import KIND
@@ -151,15 +152,15 @@ def made() -> Signer | None:
         private = generate_private_key(SECP256R1())
         text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         found = _holding(private)
-        _write(PRIVATE, text, 0o600)
-        _write(PUBLIC, f"{found.key.line}\n".encode(), 0o644)  # after a kill before this, `signer` does it
+        write_text(PRIVATE, text.decode(), 0o600)
+        write_text(PUBLIC, f"{found.key.line}\n", 0o644)  # after a kill before this, `signer` does it
         return found
 
 
 def publish(key: Key) -> None:
     """Keep the public half of a key that is elsewhere (environment, agent, another file) as this checkout's own."""
     with _writing():
-        _write(PUBLIC, f"{key.line}\n".encode(), 0o644)
+        write_text(PUBLIC, f"{key.line}\n", 0o644)
 
 
 def trust(name: str, key: Key) -> None:
@@ -173,7 +174,7 @@ def trust(name: str, key: Key) -> None:
         TRUSTED.mkdir(mode=0o700, exist_ok=True)
         if path.exists() and _read_public(path) != key:
             raise SignatureError(f"{path} is another key; remove the file if {name} has a new one")
-        _write(path, f"{key.line}\n".encode(), 0o644)
+        write_text(path, f"{key.line}\n", 0o644)
 
 
 def keyring() -> dict[str, Key]:
@@ -339,17 +340,3 @@ def _writing() -> Iterator[None]:
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
-
-
-def _write(path: Path, text: bytes, mode: int) -> None:
-    """Replace a file at once; nobody else can read a private one at any moment."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -4,16 +4,13 @@ A folder that names the digests of its own files can be sealed anew by whoever a
 of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder that of the list of its files.
 """
 
-import fcntl
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
-from clinrl.artefacts import write_text
 from clinrl.errors import ArtefactError
 from clinrl.records import Strict
 
@@ -21,10 +18,6 @@ if TYPE_CHECKING:
     from clinrl.params import Params
 
 LOCK = Path("dvc.lock")
-KEPT = Path(".clinrl/dvc.lock")
-"""A copy of dvc.lock as it was before the last stage ran."""
-DVC_AT_WORK = Path(".dvc/tmp/lock")
-"""What DVC holds while it writes dvc.lock."""
 MADE = "data"
 """Where stages write. What they read there some stage has made, but for the sources of imports."""
 SOURCED = "import@"
@@ -67,48 +60,6 @@ def read(path: Path = LOCK) -> Lock:
     if len(paired) != len(dict(paired)):
         raise ArtefactError(f"{path} names one output twice; restore it from git")
     return stages
-
-
-def keep() -> None:
-    """Keep a copy of dvc.lock. DVC writes it in place, so a kill at that moment leaves half of it."""
-    if LOCK.exists():
-        write_text(KEPT, LOCK.read_text(encoding="utf-8"))
-
-
-def mend() -> None:
-    """Put the copy of dvc.lock back where a kill left half of it, and say so: its last stage then runs again.
-
-    Does nothing while DVC is at work, or where dvc.lock is whole.
-    """
-    if not (LOCK.exists() and KEPT.exists()):
-        return
-    text = LOCK.read_bytes()
-    if text.endswith(b"\n") and len(text) >= KEPT.stat().st_size:  # as good as always, and it costs nothing to see
-        return
-    DVC_AT_WORK.parent.mkdir(parents=True, exist_ok=True)
-    with DVC_AT_WORK.open("a") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        if not _is_whole():
-            write_text(LOCK, KEPT.read_text(encoding="utf-8"))
-            print(f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again", file=sys.stderr)
-
-
-def _is_whole() -> bool:
-    """Whether dvc.lock has all that DVC demands of it."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        content = YAML(typ="safe").load(LOCK)
-        parts = [
-            part for entry in content["stages"].values() for kind in ("deps", "outs") for part in entry.get(kind, [])
-        ]
-        return all(entry["cmd"] for entry in content["stages"].values()) and all(part["path"] for part in parts)
-    except (YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:

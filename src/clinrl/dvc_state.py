@@ -1,16 +1,21 @@
-"""The folders in which DVC keeps pickles: nobody else may write there, or they could run code as whoever runs DVC.
+"""What DVC believes unchecked: pickles in its folders, its run cache, and a dvc.lock of which a kill left half.
 
 DVC remembers the digests of files in `diskcache`, which reads pickles (CVE-2025-69872), by default below /var/tmp/dvc,
 where every user of a machine may write. `.dvc/config` puts it into the project, into a folder that git keeps, since
-one that DVC makes is for everybody to write in; this module sees who can write there.
+one that DVC makes is for everybody to write in; this module sees who can write there, so that nobody else runs code as
+whoever runs DVC. DVC writes dvc.lock in place: a kill at that moment would lose the record of every stage.
 """
 
+import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from clinrl.artefacts import write_text
 from clinrl.errors import Refused
 
 VARIABLE = "DVC_SITE_CACHE_DIR"
@@ -23,12 +28,23 @@ TMP = Path(".dvc/tmp")
 """Locks, and the queue of experiments."""
 KEPT = {"repo", "repo/.gitignore"}
 """All that a clone holds in SITE before DVC first runs."""
+LOCK = Path("dvc.lock")
+COPY = Path(".clinrl/dvc.lock")
+"""dvc.lock as it was before the last stage ran."""
+CUT = Path(".clinrl/dvc.lock.cut")
+"""What a kill left of it, kept for whoever wants to look."""
+AT_WORK = TMP / "lock"
+"""What DVC holds while it writes dvc.lock."""
+CONFLICT = b"<<<<<<<"
+"""How git marks a merge that a person has to finish."""
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
 def fence(project: Path | None = None) -> None:
-    """Where there is a DVC project: empty its run cache, make both folders of pickles, close them to everybody else.
+    """Before DVC is asked: put back half a dvc.lock, empty the run cache, make and close both folders of pickles.
+
+    Does nothing where there is no DVC project.
 
     A folder of the project that others could write in, or put another in the place of, is closed if it holds nothing
     yet: with a umask of 0002 every folder of a clone is such. `project` is the working directory unless named.
@@ -38,6 +54,7 @@ def fence(project: Path | None = None) -> None:
     root = Path.cwd() if project is None else project.absolute()
     if not (root / ".dvc").is_dir():
         return
+    _mend(root)
     shutil.rmtree(root / RUNS, ignore_errors=True)
     site, tmp = (Path(os.path.normpath(root / folder)) for folder in (os.environ.get(VARIABLE) or SITE, TMP))
     found = [
@@ -139,3 +156,57 @@ def _is_empty(folder: Path, owners: set[int]) -> bool:
 def _shown(places: Iterable[Path], between: str = " ") -> str:
     here = Path.cwd()
     return between.join(str(place.relative_to(here) if here in place.parents else place) for place in places)
+
+
+def keep() -> None:
+    """Keep a copy of dvc.lock, which DVC has just read; none while another DVC writes it."""
+    with _not_at_work(Path.cwd()) as alone:
+        if alone and LOCK.exists():
+            write_text(COPY, LOCK.read_text(encoding="utf-8"))
+
+
+def _mend(root: Path) -> None:
+    """Put the copy of dvc.lock back where a kill left half of it, and say so: its last stage then runs again.
+
+    Does nothing while DVC is at work, where dvc.lock is whole, and in a merge that is not finished.
+    """
+    lock, copy = root / LOCK, root / COPY
+    if not (lock.exists() and copy.exists()):
+        return
+    text = lock.read_bytes()
+    if text.endswith(b"\n") and len(text) >= copy.stat().st_size:  # as good as always, and it costs nothing to see
+        return
+    with _not_at_work(root) as alone:
+        if alone and CONFLICT not in text and not _is_whole(lock):
+            os.replace(lock, root / CUT)
+            write_text(lock, copy.read_text(encoding="utf-8"))
+            print(
+                f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again, and {CUT} is the rest",
+                file=sys.stderr,
+            )
+
+
+@contextmanager
+def _not_at_work(root: Path) -> Iterator[bool]:
+    """Whether no DVC is at work here; none begins before the block has ended."""
+    (root / AT_WORK).parent.mkdir(parents=True, exist_ok=True)
+    with (root / AT_WORK).open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _is_whole(lock: Path) -> bool:
+    """Whether a dvc.lock has what DVC demands of it."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        stages = YAML(typ="safe").load(lock)["stages"].values()
+        parts = [part for entry in stages for kind in ("deps", "outs") for part in entry.get(kind, [])]
+        return all(entry["cmd"] for entry in stages) and all(part["path"] for part in parts)
+    except (YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        return False
