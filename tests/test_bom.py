@@ -198,5 +198,5 @@ def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(bom, "release", lambda _params: {})
     monkeypatch.setattr(bom, "write_text", full)
     assert bom.main() == 1
-    said = "clinrl: bom.cdx.json: No space left on device; mend that, and give the same command again\n"
+    said = "clinrl: disk is full at bom.cdx.json: free some space and give the same command again\n"
     assert capsys.readouterr().err == said

@@ -201,4 +201,4 @@ def test_a_full_disk_is_a_sentence(
 
     monkeypatch.setattr(pins, "write_text", full)
     assert pins.main(["--wheels"]) == 1
-    assert capsys.readouterr().err.startswith(f"clinrl: {checkout}/constraints.txt: No space left on device; mend")
+    assert capsys.readouterr().err.startswith(f"clinrl: disk is full at {checkout}/constraints.txt: ")

@@ -205,5 +205,5 @@ def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert serving.main(["--servers"]) == 1
     finally:
         signal.signal(signal.SIGTERM, before)
-    said = "clinrl: .clinrl/prefect: No space left on device; mend that, and give the same command again\n"
+    said = "clinrl: disk is full at .clinrl/prefect: free some space and give the same command again\n"
     assert capsys.readouterr().err == said
