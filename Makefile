@@ -15,10 +15,10 @@ help: ## list the targets
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
 	@$(BIN)/python -m clinrl check
 	@$(RUN) CLINRL_STARTER=$$PPID dvc repro --no-run-cache evaluate@esi-v49
-	@$(BIN)/python -m clinrl.series
+	@$(BIN)/python -m clinrl.pipeline.series
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them
-	@$(RUN) python -m flows.serve --servers
+	@$(RUN) python -m flows serve --servers
 
 test: $(READY) ## run the test suite
 	@$(BIN)/python -m clinrl check
@@ -39,10 +39,10 @@ faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing
 	@$(BIN)/python tests/faults/run.py
 
 lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--upgrade-package trl" takes a newer one
-	@$(BIN)/python -m clinrl.pins $(LOCK)
+	@$(BIN)/python -m clinrl.provenance.pins $(LOCK)
 
 bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a release consists of
-	@$(BIN)/python -m clinrl.bom
+	@$(BIN)/python -m clinrl.provenance.bom
 
 # Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
 # the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from clinrl.fence import Fence
+from clinrl.runtime.guard import Fence
 
 MLFLOW_LOGIN = "CLINRL_MLFLOW_LOGIN"
 """User and password that the MLflow server asks for."""
@@ -20,6 +20,6 @@ def prefect() -> Fence:
 
 def mlflow() -> Fence:
     """MLflow, which has no password of its own without a second database of users."""
-    from clinrl import tracking
+    from clinrl.registry import mlflow_store
 
-    return Fence(tracking.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))
+    return Fence(mlflow_store.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))

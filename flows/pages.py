@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
-from clinrl import paths, prose
-from clinrl.evaluate import ALARMS, load_report
-from clinrl.health import stored
+from clinrl import paths
+from clinrl.analysis.alerts import stored
+from clinrl.evaluation.evaluate import ALARMS, load_report
+from clinrl.reports import exam_page
 
 if TYPE_CHECKING:
-    from clinrl.draft import Draft
-    from clinrl.gate import Decision
-    from clinrl.params import Params
-    from clinrl.report import EvalReport
+    from clinrl.analysis.exam import EvalReport
+    from clinrl.config.params import Params
+    from clinrl.pipeline.propose import Draft
+    from clinrl.release.gate import Decision
 
 CURVES = "curves.png"
 
@@ -33,7 +34,9 @@ def show_exam(params: "Params", name: str) -> None:
     if raised is not None:
         count = f"{len(raised)} alarms" if raised else "no alarm"
         create_markdown_artifact(
-            markdown=prose.health(raised), key=f"health-{name}", description=f"The training of {name} raised {count}"
+            markdown=exam_page.health(raised),
+            key=f"health-{name}",
+            description=f"The training of {name} raised {count}",
         )
     curves = paths.report(name) / CURVES
     if curves.exists():
@@ -111,9 +114,9 @@ def _answered(decision: "Decision", mode: str) -> list[str]:
     for row in rows:
         is_champion = row.role == "rival" and row.name == decision.champion
         name = {"": f"{row.name} (champion)" if is_champion else row.name}
-        shares.append(name | {metric: prose.percent(row.metrics[metric]) for metric in metrics})
+        shares.append(name | {metric: exam_page.percent(row.metrics[metric]) for metric in metrics})
         if row.ahead:
-            leads.append(name | {metric: prose.points(row.ahead[metric]) for metric in metrics})
+            leads.append(name | {metric: exam_page.points(row.ahead[metric]) for metric in metrics})
     return [
         f"### Mode {mode}",
         f"Measures as `clinrl.tasks.{decision.task}` defines them, with their 95% intervals in brackets.",

@@ -1,17 +1,10 @@
 """A release: decide, approve, promote, merge, and release what was merged.
 
-    python -m flows.release esi-v49 --approver "Ada Lovelace"
+    python -m flows release esi-v49 --approver "Ada Lovelace"
 
 A person approves, by name: with `--approver`, or on the page of the paused run. Silence is no. The approval of a
 version holds for its full models too: each becomes their champion if its own exam passes the gate.
 """
-
-if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
-    import sys
-
-    from flows import command
-
-    sys.exit(command.main("release"))
 
 import math
 import os
@@ -28,17 +21,17 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Running
 
-from clinrl import release as releases
+from clinrl.config.params import load_params
 from clinrl.errors import GateError, SignatureError
-from clinrl.params import load_params
-from clinrl.trust import approval as approvals
+from clinrl.release import promotion as releases
+from clinrl.signing import approval as approvals
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
 from flows.standing import champion_of, is_champion, settled, unchanged
 
 if TYPE_CHECKING:
-    from clinrl.gate import Decision
-    from clinrl.params import Params
+    from clinrl.config.params import Params
+    from clinrl.release.gate import Decision
 
 REFUSED, NOT_APPROVED = "Refused", "Not approved"
 """How a release ends that changes nothing: the gate said no, or nobody said yes. Neither is an error."""

@@ -2,27 +2,20 @@
 
 Or one merge, after the versions that it is made of.
 
-    python -m flows.reproduce esi-v49
+    python -m flows reproduce esi-v49
 """
-
-if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
-    import sys
-
-    from flows import command
-
-    sys.exit(command.main("reproduce"))
 
 from typing import TYPE_CHECKING
 
 from prefect import State, flow
 from prefect.states import Completed
 
-from clinrl.params import load_params
+from clinrl.config.params import load_params
 from flows import pages, runs, steps
 from flows.standing import is_registered
 
 if TYPE_CHECKING:
-    from clinrl.params import Params
+    from clinrl.config.params import Params
 
 
 @flow(flow_run_name="reproduce-{name}")

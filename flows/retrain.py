@@ -1,18 +1,11 @@
 """The scheduled run: build what is stale of a task's versions and release the newest; if nothing is stale, draft one.
 
-    python -m flows.retrain esi
+    python -m flows retrain esi
 
 Where the task's schedule says `draft: true`, a run that finds everything built and settled mines the champion's errors
 and drafts the next version from them. A draft that does not gain on the champion is dropped, and its record kept, so
 that the next run tries something else.
 """
-
-if __name__ == "__main__":  # before Prefect is imported, which takes a second and reads the environment
-    import sys
-
-    from flows import command
-
-    sys.exit(command.main("retrain"))
 
 from typing import TYPE_CHECKING
 
@@ -20,20 +13,20 @@ from prefect import Flow, State, flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from clinrl import draft as drafts
 from clinrl import paths
-from clinrl import release as releases
+from clinrl.config.params import load_params
 from clinrl.errors import Alarmed, ParamsError
-from clinrl.params import load_params
-from clinrl.plan import dvc_states
+from clinrl.pipeline import propose as drafts
+from clinrl.pipeline.plan import dvc_states
+from clinrl.release import promotion as releases
 from flows import pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
 from flows.standing import is_champion, is_registered, settled
 
 if TYPE_CHECKING:
-    from clinrl.draft import Draft
-    from clinrl.params import Params
+    from clinrl.config.params import Params
+    from clinrl.pipeline.propose import Draft
 
 NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
 """How a retraining ends that releases nothing: since nothing changed, nothing of the newest version, or a draft was no

@@ -1,6 +1,6 @@
 """Serves the flows as deployments, retraining by the schedules of params.yaml, until it is stopped.
 
-python -m flows.serve --servers
+python -m flows serve --servers
 """
 
 import argparse
@@ -8,23 +8,24 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from clinrl import child, commands, determinism, dvc_state
+from clinrl.cli.parser import port
+from clinrl.config.params import load_params
 from clinrl.errors import Refused, ended
-from clinrl.params import load_params
+from clinrl.runtime import child, determinism, dvc_state
 from flows import alone, credentials, servers
 
 if TYPE_CHECKING:
-    from clinrl.params import Params
+    from clinrl.config.params import Params
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
 EPILOG = """examples:
-  python -m flows.serve --servers
-  PREFECT_API_URL=http://127.0.0.1:4200/api python -m flows.serve
+  python -m flows serve --servers
+  PREFECT_API_URL=http://127.0.0.1:4200/api python -m flows serve
 
 Ends, and ends what it started, on Ctrl-C and on SIGTERM. What was interrupted is continued by the next run."""
 
@@ -33,26 +34,26 @@ MLflow   {mlflow}  (log in with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PAS
 scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set -a; . {file}; set +a"""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
-    top = argparse.ArgumentParser(
-        prog="python -m flows.serve",
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add `serve` to the command line of the flows."""
+    words = commands.add_parser(
+        "serve",
+        help="serve the deployments by the schedules of params.yaml",
         description="Serves the deployments of params.yaml: retraining by its schedules, and each flow by hand.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    top.add_argument("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too")
-    top.add_argument("--prefect-port", type=commands.port(1), default=4200, metavar="PORT", help="default: 4200")
-    top.add_argument("--mlflow-port", type=commands.port(1), default=5000, metavar="PORT", help="default: 5000")
-    return top
+    words.add_argument("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too")
+    words.add_argument("--prefect-port", type=port(1), default=4200, metavar="PORT", help="default: 4200")
+    words.add_argument("--mlflow-port", type=port(1), default=5000, metavar="PORT", help="default: 5000")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until the process is told to stop, which is 0. argparse itself exits after help and misuse."""
-    arguments = parser().parse_args(argv)
-    if arguments.prefect_port == arguments.mlflow_port:
-        parser().error(f"--prefect-port and --mlflow-port are both {arguments.mlflow_port}; each needs its own")
+def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
+    """Serve until the process is told to stop, which is 0. `top` exits after misuse."""
+    ports = arguments["prefect_port"], arguments["mlflow_port"]
+    if ports[0] == ports[1]:
+        top.error(f"--prefect-port and --mlflow-port are both {ports[0]}; each needs its own")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def serve() -> int:
@@ -61,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         dvc_state.fence()
         load_params()
         with ExitStack() as stack, suppress(KeyboardInterrupt):
-            if arguments.servers:
+            if arguments["servers"]:
                 with alone.starting():
-                    _start_servers(stack, arguments.prefect_port, arguments.mlflow_port)
+                    _start_servers(stack, *ports)
             elif not servers.configured():
                 raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
             # In a group of its own, so that its flow runs end with it, whoever is told to stop.
@@ -130,9 +131,9 @@ def deployments(params: "Params") -> list[Any]:
 
 def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
     """Start both servers, to be ended with the stack, and say where they are once they answer."""
-    for option, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
-        if not servers.is_free(port):
-            raise Refused(f"port {port} is taken; choose another with {option}, or stop what listens there")
+    for option, number in (("--prefect-number", prefect_port), ("--mlflow-number", mlflow_port)):
+        if not servers.is_free(number):
+            raise Refused(f"port {number} is taken; choose another with {option}, or stop what listens there")
     kept = credentials.kept()
     started = {"prefect": servers.prefect(prefect_port, kept.PREFECT_API_AUTH_STRING)}
     started["mlflow"] = servers.mlflow(mlflow_port, kept.mlflow)
@@ -143,7 +144,3 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
     servers.wait("prefect", started["prefect"], servers.health())
     servers.wait("mlflow", started["mlflow"], f"{mlflow}/health", kept.mlflow)
     print(ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,8 +15,8 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
-from clinrl import child
 from clinrl.errors import Refused
+from clinrl.runtime import child
 from flows import credentials, fenced
 
 HOST = "127.0.0.1"
@@ -89,10 +89,10 @@ def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
     Clients on this machine read and write files by their own paths, so that a run is the same through the server and
     through the file.
     """
-    from clinrl import tracking
+    from clinrl.registry import mlflow_store
 
-    store = tracking.STORE.absolute()
-    tracking.prepared(store)
+    store = mlflow_store.STORE.absolute()
+    mlflow_store.prepared(store)
     settings = {fenced.MLFLOW_LOGIN: login, fenced.MLFLOW_STORE: str(store)}
     return _start("mlflow", port, settings | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 

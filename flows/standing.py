@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from clinrl import artefacts, ledger, paths
-from clinrl.artefacts import identity, read_manifest
+from clinrl import artifacts, paths
+from clinrl.artifacts import identity, read_manifest
+from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ParamsError, RegistryError
-from clinrl.evaluate import examinee, load_report
-from clinrl.params import load_params
-from clinrl.trust.keys import listed
+from clinrl.evaluation.evaluate import examinee, load_report
+from clinrl.release import audit_log
+from clinrl.signing.keys import listed
 
 if TYPE_CHECKING:
-    from clinrl.params import Params
-    from clinrl.registry import Entry
+    from clinrl.config.params import Params
+    from clinrl.registry.versions import Entry
 
 
 def unchanged(params: "Params", name: str) -> None:
@@ -40,14 +41,14 @@ def unchanged(params: "Params", name: str) -> None:
 
 def is_registered(params: "Params", name: str) -> bool:
     """Whether the version or merge that is on the disk is in the registry, with nothing left to be filled in."""
-    from clinrl import registry
-    from clinrl.tracking import asked
+    from clinrl.registry import versions
+    from clinrl.registry.mlflow_store import asked
 
     try:
         mine = _digest(params, name)
-        entry = registry.find(registry.model_of(params, name), name, digest=mine)
+        entry = versions.find(versions.model_of(params, name), name, digest=mine)
         reports = {mode: load_report(name, mode) for mode in params.modes}
-        if (entry.digest, entry.tags.get(registry.EXAMINED)) != (mine, registry.examined(reports)):
+        if (entry.digest, entry.tags.get(versions.EXAMINED)) != (mine, versions.examined(reports)):
             return False
         with asked() as client:  # a run that is not finished belongs to a registration that was killed
             return bool(client.get_run(entry.run_id).info.status == "FINISHED")
@@ -57,19 +58,19 @@ def is_registered(params: "Params", name: str) -> bool:
 
 def is_champion(params: "Params", name: str) -> bool:
     """Whether the version or merge that is on the disk holds its registered model's alias champion."""
-    from clinrl import registry
+    from clinrl.registry import versions
 
-    champion = registry.holder(registry.model_of(params, name), registry.CHAMPION)
+    champion = versions.holder(versions.model_of(params, name), versions.CHAMPION)
     return champion is not None and champion.digest == _digest(params, name)
 
 
 def champion_of(params: "Params", name: str) -> "Entry":
     """The champion of the registered model of a version or a merge. Raises RegistryError if there is none."""
-    from clinrl import registry
+    from clinrl.registry import versions
 
-    champion = registry.holder(registry.model_of(params, name), registry.CHAMPION)
+    champion = versions.holder(versions.model_of(params, name), versions.CHAMPION)
     if champion is None:
-        raise RegistryError(f"{registry.model_of(params, name)} has no champion any more; release {name} again")
+        raise RegistryError(f"{versions.model_of(params, name)} has no champion any more; release {name} again")
     return champion
 
 
@@ -79,15 +80,15 @@ def settled(params: "Params", name: str) -> str | None:
     A decision counts against the champion that there is now. A no holds until a person starts a release; so does the
     silence of a day, or the same question would come back every week.
     """
-    from clinrl import registry
+    from clinrl.registry import versions
 
-    model = registry.model_of(params, name)
-    mine, champion = _digest(params, name), registry.holder(model, registry.CHAMPION)
+    model = versions.model_of(params, name)
+    mine, champion = _digest(params, name), versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == mine:
         return f"{name} is the champion of {model}"
-    lines = ledger.read(paths.ledger(), listed(params))
+    lines = audit_log.read(paths.ledger(), listed(params))
     asked = {
-        artefacts.digest(line.body): line.body
+        artifacts.digest(line.body): line.body
         for line in lines
         if line.kind == "decision"
         and (line.body["candidate_digest"], line.body["champion_digest"]) == (mine, champion and champion.digest)
@@ -99,7 +100,7 @@ def settled(params: "Params", name: str) -> str | None:
         if line.kind == "promotion" and body["digest"] == mine:
             return f"{name} gave way to {champion.name}" if champion else None
         if line.kind == "refusal" and body["decision"] in asked:
-            return f"{name} was not approved ({body['reason']}); `python -m flows.release {name}` asks again"
+            return f"{name} was not approved ({body['reason']}); `python -m flows release {name}` asks again"
         if line.kind == "decision" and body in asked.values():
             return None if body["promote"] else f"{name} was refused by its gate"
     return None

@@ -14,16 +14,16 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from clinrl import child, dvc_state
+from clinrl.config.params import load_params
 from clinrl.errors import Busy, Refused, RegistryError
-from clinrl.params import load_params
-from clinrl.plan import dvc_states
+from clinrl.pipeline.plan import dvc_states
+from clinrl.runtime import child, dvc_state
 from flows import runs
 
 if TYPE_CHECKING:
-    from clinrl.draft import Draft
-    from clinrl.gate import Decision
-    from clinrl.registry import Entry
+    from clinrl.pipeline.propose import Draft
+    from clinrl.registry.versions import Entry
+    from clinrl.release.gate import Decision
 
 LIGHT = {"dataset", "import", "validate", "validate-import", "probe"}
 """Stages that neither train nor load a model: they may run beside a training."""
@@ -132,9 +132,9 @@ def bring_up_to_date(addresses: list[str]) -> list[str]:
 @task(task_run_name="register {name}", **REGISTRY)
 def register(name: str) -> "Entry":
     """Put a version or a merge into the registry; the same one is never there twice."""
-    from clinrl import registry
+    from clinrl.registry import versions
 
-    entry = registry.register(load_params(), name)
+    entry = versions.register(load_params(), name)
     get_run_logger().info("%s is version %d of %s", name, entry.number, entry.model)
     return entry
 
@@ -142,9 +142,9 @@ def register(name: str) -> "Entry":
 @task(task_run_name="decide {name}", **REGISTRY)
 def decide(name: str) -> "Decision":
     """Hold a registered version against its gate, and write the decision down."""
-    from clinrl import release
+    from clinrl.release import promotion
 
-    decision = release.decide(load_params(), name)
+    decision = promotion.decide(load_params(), name)
     for reason in decision.reasons:
         get_run_logger().info("%s", reason)
     return decision
@@ -153,9 +153,9 @@ def decide(name: str) -> "Decision":
 @task(task_run_name="promote {name}", **REGISTRY)
 def promote(name: str, decision: "Decision", approval: dict[str, Any], approved: str = "") -> "Entry":
     """Make a version the champion, with its decision and a signed approval of it, or of the decision `approved`."""
-    from clinrl import release
+    from clinrl.release import promotion
 
-    entry = release.promote(load_params(), name, decision=decision, approval=approval, approved=approved)
+    entry = promotion.promote(load_params(), name, decision=decision, approval=approval, approved=approved)
     get_run_logger().info("%s is the champion of %s, approved by %s", name, entry.model, entry.tags["approver"])
     return entry
 
@@ -163,16 +163,16 @@ def promote(name: str, decision: "Decision", approval: dict[str, Any], approved:
 @task(task_run_name="refuse {decision.candidate}", cache_policy=NO_CACHE)
 def refuse(decision: "Decision", reason: str) -> None:
     """Write down that a version or a merge was not approved."""
-    from clinrl import release
+    from clinrl.release import promotion
 
-    release.refuse(load_params(), decision, reason)
+    promotion.refuse(load_params(), decision, reason)
     get_run_logger().info("%s was not approved: %s", decision.candidate, reason)
 
 
 @task(task_run_name="draft {task_name}", cache_policy=NO_CACHE)
 def draft(task_name: str) -> "Draft":
     """Write the next version of a task into params.yaml, from its champion's mined errors."""
-    from clinrl import draft as drafts
+    from clinrl.pipeline import propose as drafts
 
     made = drafts.stage(load_params(), task_name)
     rules = ", ".join(target.rule for target in made.targets)
@@ -183,11 +183,11 @@ def draft(task_name: str) -> "Draft":
 @task(task_run_name="drop {made.name}", **REGISTRY)
 def drop(made: "Draft", says: str) -> None:
     """Take a draft that brought nothing out of params.yaml, and from its place as candidate; its reports stay."""
-    from clinrl import draft as drafts
-    from clinrl import registry
+    from clinrl.pipeline import propose as drafts
+    from clinrl.registry import versions
 
-    held = registry.holder(made.task, registry.CANDIDATE)
+    held = versions.holder(made.task, versions.CANDIDATE)
     if held is not None and held.name == made.name:
-        registry.point(made.task, registry.CANDIDATE, None)
+        versions.point(made.task, versions.CANDIDATE, None)
     drafts.drop(made, says)
     get_run_logger().info("%s is dropped: %s", made.name, says)

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from clinrl import dataset, evaluate, paths, protocol
-from clinrl.artefacts import identity, read_manifest, seal, staged, write_json
-from clinrl.dataset import read_cases
-from clinrl.params import Params
-from clinrl.records import Case, Message, Transcript
-from clinrl.samplers import Prompt, ScriptedSampler
-from clinrl.task import get_task
-from clinrl.turns import Completion, write_turn
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
+from clinrl.config.params import Params
+from clinrl.data import dataset
+from clinrl.data.dataset import read_cases
+from clinrl.evaluation import benchmark, evaluate
+from clinrl.models.chat import Completion, write_turn
+from clinrl.models.generate import Prompt, ScriptedSampler
+from clinrl.tasks.base import get_task
+from clinrl.types import Case, Message, Transcript
 from dolls import PARAMS as DOLL
 
 TASK = get_task("audit")
@@ -114,7 +116,7 @@ def speaking(policy: Policy, cases: Sequence[Case]) -> Iterator[None]:
             return super().sample(prompts, thinking=thinking, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (evaluate, protocol):
+        for module in (evaluate, benchmark):
             patch.setattr(module, "open_sampler", lambda *_: Speaker(lambda _: ""))
         yield
 

@@ -2,14 +2,15 @@
 
 import copy
 import gc
+import os
 import signal
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import hypothesis
 import pytest
 
-from clinrl import determinism
+from clinrl.runtime import determinism
 from valid_params import VALID
 
 determinism.pin()  # before any test module imports torch, which chooses its kernels then
@@ -24,7 +25,16 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 TOGETHER = ("flows", "faults")
 """Folders whose files share a project that takes long to build."""
-LONGEST = ("flows", "faults", "test_train", "test_verify", "test_privacy", "test_served", "test_pipeline", "test_live")
+LONGEST = (
+    "flows",
+    "faults",
+    "test_launch",
+    "test_verify",
+    "test_privacy",
+    "test_pyfunc",
+    "test_pipeline",
+    "test_live_metrics",
+)
 """Groups of tests that take long."""
 
 
@@ -66,3 +76,13 @@ def _settled() -> None:
 def valid() -> dict[str, Any]:
     """A valid params.yaml as a mapping that is free to be edited."""
     return copy.deepcopy(VALID)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory without any key."""
+    for name in [*os.environ]:
+        if name.startswith("CLINRL_SIGNING") or name == "SSH_AUTH_SOCK":
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

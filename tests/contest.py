@@ -11,13 +11,15 @@ import pytest
 from ruamel.yaml import YAML
 
 import dolls
-from clinrl import comparison, dataset, evaluate, paths, statistics
-from clinrl.artefacts import identity, read_manifest, staged, write_json
-from clinrl.dataset import read_cases
-from clinrl.params import Params
-from clinrl.records import Case, Message, Transcript
-from clinrl.task import get_task
+from clinrl import intervals, paths
+from clinrl.artifacts import identity, read_manifest, staged, write_json
+from clinrl.config.params import Params
+from clinrl.data import dataset
+from clinrl.data.dataset import read_cases
+from clinrl.evaluation import compare, evaluate
+from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging
+from clinrl.types import Case, Message, Transcript
 from valid_params import LORA
 
 TASK = get_task("imaging")
@@ -75,11 +77,11 @@ def compared(folder: Path, readers: dict[str, Reader], cases: int = 120, *, resa
     """The project in a folder, compared once with so many draws an interval. Copy it; do not write to it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(statistics, "RESAMPLES", resamples)
-        statistics._case_draws.cache_clear()
-        comparison.stage(build(readers, cases), "recipes")
+        patch.setattr(intervals, "RESAMPLES", resamples)
+        intervals._case_draws.cache_clear()
+        compare.stage(build(readers, cases), "recipes")
     yield folder
-    statistics._case_draws.cache_clear()
+    intervals._case_draws.cache_clear()
 
 
 def build(readers: dict[str, Reader], cases: int = 120) -> Params:

@@ -17,13 +17,16 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from clinrl import dataset, determinism, evaluate, paths
-from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.dataset import read_cases
-from clinrl.params import Params
-from clinrl.records import Message, Transcript
-from clinrl.task import get_task
-from clinrl.turns import encode, render, write_turn
+from clinrl import paths
+from clinrl.artifacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.config.params import Params
+from clinrl.data import dataset
+from clinrl.data.dataset import read_cases
+from clinrl.evaluation import evaluate
+from clinrl.models.chat import encode, render, write_turn
+from clinrl.runtime import determinism
+from clinrl.tasks.base import get_task
+from clinrl.types import Message, Transcript
 
 PAD, START, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = Path(find_spec("trl").origin).parent / "chat_templates/qwen3_5_think.jinja"

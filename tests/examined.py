@@ -14,12 +14,14 @@ from safetensors.numpy import save_file
 
 import dolls
 import locks
-from clinrl import dataset, paths, release
-from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.gate import Decision
-from clinrl.params import Params
-from clinrl.registry import Entry
-from clinrl.trust import approval as approvals
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.config.params import Params
+from clinrl.data import dataset
+from clinrl.registry.versions import Entry
+from clinrl.release import promotion
+from clinrl.release.gate import Decision
+from clinrl.signing import approval as approvals
 
 RIGHT: Sequence[int] = (0,)
 """An answer pattern: every case right."""
@@ -85,8 +87,8 @@ def sit(params: Params, name: str, pattern: Sequence[int]) -> None:
 
 def promote(params: Params, name: str, approver: str, decision: Decision) -> Entry:
     """Promote with the approval of a person who uses this machine's key."""
-    approval = approvals.given(params, decision.digest, release.named(approver))
-    return release.promote(params, name, decision=decision, approval=approval)
+    approval = approvals.given(params, decision.digest, promotion.named(approver))
+    return promotion.promote(params, name, decision=decision, approval=approval)
 
 
 def merge(params: Params, name: str) -> None:

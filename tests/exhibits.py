@@ -11,9 +11,13 @@ from pathlib import Path
 
 import dolls
 import locks
-from clinrl import bases, dataset, model_card, paths, train, worker
-from clinrl.artefacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.params import Params
+from clinrl import paths
+from clinrl.artifacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.config.params import Params
+from clinrl.data import dataset
+from clinrl.models import bases
+from clinrl.reports import model_card
+from clinrl.training import launch, worker
 
 STEPS = 3
 FOLDED = "v1-full"
@@ -53,7 +57,7 @@ def adapter(name: str, shift: int) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    spec, _ = train.resolve(params(), name)
+    spec, _ = launch.resolve(params(), name)
     model, tokenizer = bases.open_base(paths.base("esi"), for_training=True)
     torch.manual_seed(shift)
     lora = LoraConfig(r=4, lora_alpha=8.0, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
@@ -61,7 +65,7 @@ def adapter(name: str, shift: int) -> None:
     with staged(paths.adapter(name)) as out:
         worker.write_adapter(adapted, tokenizer, spec, out)
         write_text(out / "history.jsonl", "".join(canonical_json(line) + "\n" for line in history(shift)))
-        fields = train.manifest_fields(spec)
+        fields = launch.manifest_fields(spec)
         write_text(out / "README.md", model_card.write(fields, lineage=params().lineage(name)))
         seal(out, **fields)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from clinrl.params import Params
-from clinrl.trust import lock
+from clinrl.config.params import Params
+from clinrl.provenance import lock
 
 GRAPH = Path(__file__).parents[1] / "dvc.yaml"
 

@@ -11,16 +11,17 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl.chat_template_utils import add_response_schema, parse_response
 
 import dolls
-from clinrl import feedback, rollout, trainers
-from clinrl.blocks import Mode
+from clinrl.config.schema import Mode
 from clinrl.errors import DataError, TrainingError
-from clinrl.oracles import Oracles
-from clinrl.records import Call, Message, Transcript, Unreadable
-from clinrl.samplers import Prompt, ScriptedSampler, TransformersSampler
-from clinrl.task import get_task
+from clinrl.models import rollout
+from clinrl.models.chat import encode, encoded, read_calls, read_turn, render, results, spelt, write_turn
+from clinrl.models.generate import Prompt, ScriptedSampler, TransformersSampler
+from clinrl.models.judges import Oracles
 from clinrl.tasks.audit import episodes, policies
 from clinrl.tasks.audit.policies import Turn
-from clinrl.turns import encode, encoded, is_malformed, read_calls, read_turn, render, results, spelt, write_turn
+from clinrl.tasks.base import get_task
+from clinrl.training import reward_fn, trl
+from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed
 
 TASK = get_task("audit")
 CASES = list(TASK.cases(6, 3, pool="train", mix="easy"))
@@ -150,10 +151,10 @@ def test_what_trl_would_call_and_is_not_called(text, thinking, end):
 @given(st.text() | st.lists(PIECES | st.sampled_from(["<think>", "</think>"]), max_size=9).map("".join), st.booleans())
 def test_a_turn_is_the_same_in_trl_s_notation_and_whatever_is_called_can_be_written(text, thinking):
     turn = ours(text, thinking)
-    reader = feedback.Reader(tokenizer(), thinking, frozenset({tokenizer().eos_token_id}))
+    reader = reward_fn.Reader(tokenizer(), thinking, frozenset({tokenizer().eos_token_id}))
     if tokenizer().eos_token not in text and text.isprintable():
         parsed = parse_response(reader, encode(tokenizer(), [text + tokenizer().eos_token])[0], prefix=[1])
-        assert feedback.played([parsed], clipped=False, most=1).messages == (turn,)
+        assert reward_fn.played([parsed], clipped=False, most=1).messages == (turn,)
     assert Message.model_validate_json(turn.model_dump_json()) == turn
 
 
@@ -298,10 +299,10 @@ class Scripted(TransformersSampler):
         (prompt,) = prompts
         self.asked.append(list(prompt.ids))
         ids = self.turns[len(self.asked) - 1][:budget]
-        return [feedback.decode(tokenizer(), ids, {tokenizer().eos_token_id})]
+        return [reward_fn.decode(tokenizer(), ids, {tokenizer().eos_token_id})]
 
 
-class Played(trainers.Grpo):
+class Played(trl.Grpo):
     """TRL's loop, in which scripts write what a model would."""
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
@@ -364,19 +365,19 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
         [reading[0]] * TASK.turns, thought(["?" * 20000]), [turn] * (TASK.turns + 1), thought(["So be it."]),
     ]  # fmt: skip
     seen = []
-    earn = feedback.scores
+    earn = reward_fn.scores
     monkeypatch.setattr(
-        feedback,
+        reward_fn,
         "scores",
         lambda task, pairs, *rest: [seen.append((pairs, found := earn(task, pairs, *rest))), found][1],
     )
-    monkeypatch.setattr(trainers, "Grpo", Played)
+    monkeypatch.setattr(trl, "Grpo", Played)
     spec = training({"m": thinking}, group=4, max_completion=budget)
     spec["stream"] = {"phases": [{"share": 1.0, "slice": "level", "values": ["easy", "hard"]}]}
-    rows = [trainers.Row(case, "m", thinking, frozenset()) for case in cases]
-    adapted = trainers.start_adapter(model(), spec, None)
-    before = trainers.adapter_state(adapted)
-    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
+    rows = [trl.Row(case, "m", thinking, frozenset()) for case in cases]
+    adapted = trl.start_adapter(model(), spec, None)
+    before = trl.adapter_state(adapted)
+    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
     grpo.scripts = [[encode(tokenizer(), [text + tokenizer().eos_token])[0] for text in texts] for texts in scripts]
     grpo.asked, grpo.waiting = [[] for _ in scripts], None
     grpo.train()
@@ -424,11 +425,11 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     assert line["not_submitted/m"] == pytest.approx(7 / 8)
     assert line["malformed/m"] > 0
     assert line["tools/failure_frequency"] > 0
-    after = trainers.adapter_state(adapted)
+    after = trl.adapter_state(adapted)
     assert any(not (before[name] == after[name]).all() for name in before)
 
 
-class Sampled(trainers.Grpo):
+class Sampled(trl.Grpo):
     """TRL's loop, which keeps the prompts and the results that it asks a model with."""
 
     def _generate_single_turn(self, prompt_ids, images, multimodal_fields, num_generations, has_tool_images=False):
@@ -440,12 +441,12 @@ class Sampled(trainers.Grpo):
 
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
 def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainers, "Grpo", Sampled)
+    monkeypatch.setattr(trl, "Grpo", Sampled)
     spec = training({"think": True, "direct": False}, steps=3)
-    adapted = trainers.start_adapter(model(), spec, None)
+    adapted = trl.start_adapter(model(), spec, None)
     modes = (("think", True), ("direct", False), ("think", True))
-    rows = [trainers.Row(case, *each, frozenset()) for each in modes for case in CASES[:2]]
-    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
+    rows = [trl.Row(case, *each, frozenset()) for each in modes for case in CASES[:2]]
+    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
     grpo.asked = []
     grpo.train()
     rounds = len(grpo.asked) // 3
@@ -463,9 +464,9 @@ def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
 def test_a_step_of_two_modes_is_refused(tmp_path):
     spec = training({"think": True, "direct": False})
-    adapted = trainers.start_adapter(model(), spec, None)
-    rows = [trainers.Row(CASES[0], "think", True, frozenset()), trainers.Row(CASES[1], "direct", False, frozenset())]
-    grpo = trainers.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
+    adapted = trl.start_adapter(model(), spec, None)
+    rows = [trl.Row(CASES[0], "think", True, frozenset()), trl.Row(CASES[1], "direct", False, frozenset())]
+    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
     with pytest.raises(TrainingError, match="step 1 was served rows in the modes direct, think"):
         grpo.train()
 
@@ -481,8 +482,8 @@ def test_an_imitation_logs_what_each_step_served(tmp_path):
         "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {"phases": phases},
         "trainer": {"steps": 3, "batch": 2, "micro_batch": 1, "lr": 1.0e-3},
     }  # fmt: skip
-    rows = [trainers.Row(case, "m", False, frozenset()) for case in cases]
-    sft = trainers.sft_trainer(model(), tokenizer(), TASK, spec, rows, tmp_path)
+    rows = [trl.Row(case, "m", False, frozenset()) for case in cases]
+    sft = trl.sft_trainer(model(), tokenizer(), TASK, spec, rows, tmp_path)
     sft.train()
     logged = [entry for entry in sft.state.log_history if "loss" in entry]
     assert [entry["phase"] for entry in logged] == [1, 2, 2]

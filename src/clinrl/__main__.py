@@ -2,7 +2,7 @@
 
 import sys
 
-from clinrl.cli import main
+from clinrl.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

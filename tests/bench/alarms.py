@@ -19,12 +19,14 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from clinrl import determinism, health, paths
-from clinrl.artefacts import digest, read_manifest, write_json, write_text
-from clinrl.evaluate import HISTORY
-from clinrl.params import Params, load_params
-from clinrl.replicate import STRIDE, moved
-from clinrl.statistics import wilson
+from clinrl import paths
+from clinrl.analysis import alerts
+from clinrl.artifacts import digest, read_manifest, write_json, write_text
+from clinrl.config.params import Params, load_params
+from clinrl.evaluation.evaluate import HISTORY
+from clinrl.intervals import wilson
+from clinrl.pipeline.replicate import STRIDE, moved
+from clinrl.runtime import determinism
 
 REPORT = Path("data/reports/alarms.json")
 WITHIN = 1 / 3
@@ -34,7 +36,7 @@ WITHIN = 1 / 3
 def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
     """The history of a version whose seed is moved by k strides: its own for 0, else trained now or found."""
     if k == 0:
-        return health.read(paths.adapter(version) / HISTORY)
+        return alerts.read(paths.adapter(version) / HISTORY)
     block = params.versions[version]
     shared = [
         paths.base(block.task),
@@ -60,7 +62,7 @@ def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
                 cwd=folder, env=environment, check=True, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         print(f"{version}, seed {block.seed + k * STRIDE}: trained", file=sys.stderr, flush=True)
-    return health.read(log)
+    return alerts.read(log)
 
 
 def warned(text: str, params: Params) -> str:
@@ -76,7 +78,7 @@ def warned(text: str, params: Params) -> str:
 
 def row(params: Params, version: str, k: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What one run raised: the first alarm of all, and every one."""
-    raised = health.alarms(history)
+    raised = alerts.alarms(history)
     return {
         "version": version,
         "seed": params.versions[version].seed + k * STRIDE,

@@ -6,7 +6,7 @@ import sys
 import time
 from random import Random
 
-from clinrl import determinism
+from clinrl.runtime import determinism
 from clinrl.tasks.audit.cases import cases
 from clinrl.tasks.audit.env import AuditEnv, was_submitted
 from clinrl.tasks.audit.policies import oracle, play

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from fold import peak
 
-from clinrl import dataset, determinism, validate
-from clinrl.blocks import DatasetSpec
-from clinrl.params import Params, load_params
+from clinrl.config.params import Params, load_params
+from clinrl.config.schema import DatasetSpec
+from clinrl.data import dataset, validate
+from clinrl.runtime import determinism
 
 SIZES = (10_000, 40_000)
 

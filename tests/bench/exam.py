@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from clinrl import determinism
+from clinrl.runtime import determinism
 
 CASES = 320
 """Cases of the batched exam: enough to fill batches, as an exam of 800 does."""
@@ -36,13 +36,14 @@ def main() -> None:
     determinism.settle(SEED)
     from peft import PeftModel
 
-    from clinrl import bases, paths
-    from clinrl.params import load_params
-    from clinrl.records import said
-    from clinrl.rollout import run
-    from clinrl.samplers import TransformersSampler
-    from clinrl.task import get_task
-    from clinrl.turns import read_turn, render
+    from clinrl import paths
+    from clinrl.config.params import load_params
+    from clinrl.models import bases
+    from clinrl.models.chat import read_turn, render
+    from clinrl.models.generate import TransformersSampler
+    from clinrl.models.rollout import run
+    from clinrl.tasks.base import get_task
+    from clinrl.types import said
 
     params = load_params()
     task = get_task(next(iter(params.bases)))

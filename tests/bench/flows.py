@@ -15,9 +15,10 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from clinrl import determinism, paths
-from clinrl.params import load_params
-from clinrl.plain_yaml import read_yaml
+from clinrl import paths
+from clinrl.config.params import load_params
+from clinrl.config.plain_yaml import read_yaml
+from clinrl.runtime import determinism
 
 ROOT = Path(__file__).parents[2]
 TIMES = 3
@@ -71,9 +72,9 @@ def main() -> None:
         plain, flow = (project(Path(folder) / kind, lineage) for kind in ("plain", "flow"))
         by_dvc = run(plain, *DVC, "repro", f"evaluate@{last}")
         by_dvc += sum(run(plain, *CLINRL, "register", name) for name in lineage)
-        by_flow = run(flow, "-m", "flows.reproduce", last)
-        run(flow, "-m", "flows.release", last, "--approver", "Bench")
-        nothing = statistics.median(run(flow, "-m", "flows.retrain", task) for _ in range(TIMES))
+        by_flow = run(flow, "-m", "flows", "reproduce", last)
+        run(flow, "-m", "flows", "release", last, "--approver", "Bench")
+        nothing = statistics.median(run(flow, "-m", "flows", "retrain", task) for _ in range(TIMES))
     note = f"{len(lineage)} versions"
     rows = [
         {"what": "demo series, dvc repro and clinrl register", "value": round(by_dvc, 1), "unit": "s", "note": note},

@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from clinrl import determinism
+from clinrl.runtime import determinism
 
 LAYERS = (12, 36)
 """Two sizes, so that growth shows; the second is the whole model."""
@@ -63,18 +63,18 @@ def write_random(folder: Path, dtype: str, shapes: dict[str, tuple[int, ...]], s
     """Normal weights of deviation 0.02, made and written a few megabytes at a time."""
     import torch
 
-    from clinrl import deltas, shards
+    from clinrl.merging import lora_delta, safetensors_io
 
-    kind = getattr(torch, shards.FLOATS[dtype])
+    kind = getattr(torch, safetensors_io.FLOATS[dtype])
 
-    def fill(name: str, put: shards.Put) -> None:
-        source = deltas.generator(0, name)
+    def fill(name: str, put: safetensors_io.Put) -> None:
+        source = lora_delta.generator(0, name)
         for first in range(0, prod(shapes[name]), 1 << 21):
             count = min(1 << 21, prod(shapes[name]) - first)
             block = torch.randn(count, generator=source).mul_(0.02).to(kind)
             put(block.view(torch.uint8).numpy().data)
 
-    shards.write(folder, {name: (dtype, shape) for name, shape in shapes.items()}, fill, stem=stem)
+    safetensors_io.write(folder, {name: (dtype, shape) for name, shape in shapes.items()}, fill, stem=stem)
 
 
 def prepare(folder: Path, layers: int) -> None:
@@ -99,7 +99,7 @@ def prepare(folder: Path, layers: int) -> None:
 def fold_ours(base: Path, adapter: Path, out: Path) -> float:
     """Seconds of `merge.fold`, without imports."""
     determinism.settle(0)
-    from clinrl import merge
+    from clinrl.merging import merge
 
     started = time.perf_counter()
     merge.fold(base, adapter, out)
@@ -159,10 +159,10 @@ def sample(folder: Path, way: str, layers: int) -> tuple[Any, Any]:
     import torch
     from safetensors import safe_open
 
-    from clinrl import shards
+    from clinrl.merging import safetensors_io
 
     def rows(where: str, stem: str, name: str, last: int | None = None) -> Any:
-        with safe_open(shards.read_index(folder / where, stem)[name].file, framework="pt") as file:
+        with safe_open(safetensors_io.read_index(folder / where, stem)[name].file, framework="pt") as file:
             return file.get_slice(name)[:last].double()
 
     found, exact = [], []

@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from clinrl import determinism, health, paths
-from clinrl.blocks import GrpoProfile
-from clinrl.evaluate import HISTORY
-from clinrl.params import load_params
-from clinrl.plain_yaml import read_yaml
+from clinrl import paths
+from clinrl.analysis import alerts
+from clinrl.config.params import load_params
+from clinrl.config.plain_yaml import read_yaml
+from clinrl.config.schema import GrpoProfile
+from clinrl.evaluation.evaluate import HISTORY
+from clinrl.runtime import determinism
 
 STEPS = 12
 ROUNDS = 2
@@ -82,19 +84,20 @@ def step_seconds(command: list[str], folder: Path) -> float:
 def bare() -> None:
     """TRL as its manual shows it, on the rows of the same stream, with a reward of one line."""
     determinism.pin()
-    from clinrl import bases, train, trainers, worker
-    from clinrl.task import get_task
-    from clinrl.turns import render
+    from clinrl.models import bases
+    from clinrl.models.chat import render
+    from clinrl.tasks.base import get_task
+    from clinrl.training import launch, trl, worker
 
     params = load_params()
-    spec, lines = train.resolve(params, VERSION)
+    spec, lines = launch.resolve(params, VERSION)
     determinism.settle(spec["seed"])
     task = get_task(spec["task"])
     folder = Path(tempfile.mkdtemp(prefix="rows-", dir="."))
-    (folder / train.ROWS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (folder / launch.ROWS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     rows = worker.read_rows(folder, spec, task)
     model, tokenizer = bases.load(params, task.name, for_training=True)
-    model = trainers.start_adapter(model, spec, None)
+    model = trl.start_adapter(model, spec, None)
     texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking) for row in rows]
     golds = [str(task.label(row.case)) for row in rows]
     fit(model, tokenizer, spec, texts, golds, folder)
@@ -151,7 +154,7 @@ def watched(history: list[dict[str, Any]]) -> float:
     """Seconds that the alarms take a step, from as many readings of a history as a tenth of a second allows."""
     started, read = time.perf_counter(), 0
     while time.perf_counter() - started < 0.1:
-        health.alarms(history)
+        alerts.alarms(history)
         read += 1
     return (time.perf_counter() - started) / read / len(history)
 
@@ -168,7 +171,7 @@ def main() -> None:
                 shutil.rmtree(folder / paths.adapter(VERSION), ignore_errors=True)
                 taken[who].append(step_seconds(commands[who], folder))
                 if who == "clinrl train":
-                    history = health.read(folder / paths.adapter(VERSION) / HISTORY)
+                    history = alerts.read(folder / paths.adapter(VERSION) / HISTORY)
         if float((folder / "bare-tokens").read_text()) != history[-1]["num_tokens"]:
             raise RuntimeError("the two commands sampled different completions, so their times do not compare")
     ours, theirs = (sum(seconds) / ROUNDS for seconds in taken.values())

@@ -13,12 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from clinrl import determinism, paths
-from clinrl.artefacts import read_manifest, write_json, write_text
-from clinrl.dataset import progress
-from clinrl.oracles import Oracles
-from clinrl.prose import table
-from clinrl.task import Ask
+from clinrl import paths
+from clinrl.artifacts import read_manifest, write_json, write_text
+from clinrl.data.dataset import progress
+from clinrl.models.judges import Oracles
+from clinrl.reports.exam_page import table
+from clinrl.runtime import determinism
+from clinrl.tasks.base import Ask
 from clinrl.tasks.imaging import attacks, judging, quality
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED

@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from clinrl import determinism
+from clinrl.runtime import determinism
 
 METRICS, STEPS = 40, 300
 STORES = ("tracking", "model_registry")
@@ -35,12 +35,12 @@ def load() -> None:
 
 def look_up() -> None:
     """Look an alias up in the working directory's registry, twice, and print the rows."""
-    from clinrl import registry
+    from clinrl.registry import versions
 
     load()
     rows = [
-        timed("look an alias up, first", "opens the store", lambda: registry.find("esi", "candidate")),
-        timed("look an alias up", "", lambda: registry.find("esi", "candidate")),
+        timed("look an alias up, first", "opens the store", lambda: versions.find("esi", "candidate")),
+        timed("look an alias up", "", lambda: versions.find("esi", "candidate")),
     ]
     print(json.dumps(rows))
 
@@ -48,7 +48,7 @@ def look_up() -> None:
 def main() -> None:
     """Build a doll's project with a long history, import MLflow, measure, and print the rows."""
     import exhibits
-    from clinrl import registry
+    from clinrl.registry import versions
 
     names = ["reward", *(f"metric/{n}" for n in range(1, METRICS))]
     lines = [{"step": step, **dict.fromkeys(names, step / 7)} for step in range(1, STEPS + 1)]
@@ -61,9 +61,9 @@ def main() -> None:
         size = f"{METRICS} metrics x {STEPS} steps"
         params = exhibits.params()
         rows = [
-            timed("register, new store", f"{size}; makes MLflow's tables", lambda: registry.register(params, "v1")),
-            timed("register", size, lambda: registry.register(params, "v2")),
-            timed("register again", f"{size}; nothing is missing", lambda: registry.register(params, "v2")),
+            timed("register, new store", f"{size}; makes MLflow's tables", lambda: versions.register(params, "v1")),
+            timed("register", size, lambda: versions.register(params, "v2")),
+            timed("register again", f"{size}; nothing is missing", lambda: versions.register(params, "v2")),
         ]
         look_up = [sys.executable, __file__, "look up"]
         done = subprocess.run(look_up, check=True, stdout=subprocess.PIPE)

@@ -9,12 +9,14 @@ import time
 from random import Random
 from typing import Any
 
-from clinrl import determinism, oracles, paths
-from clinrl.records import Message, Transcript
-from clinrl.task import get_task
+from clinrl import paths
+from clinrl.models import judges
+from clinrl.runtime import determinism
+from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import quality
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED
+from clinrl.types import Message, Transcript
 
 N = 64
 REPEATS = 5
@@ -33,16 +35,16 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for arm, model in (("custom-embedding", "encoder"), ("llm-eval", "judge")):
         reward = CORRECTED[arm]
-        asked = oracles.Oracles(paths.base("imaging"))
+        asked = judges.Oracles(paths.base("imaging"))
         first = drawn[0], task.gold(drawn[0], thinking=True)
-        oracles.scores(task, [first], reward, asked)  # loads the model
+        judges.scores(task, [first], reward, asked)  # loads the model
         start = time.perf_counter()
-        oracles.scores(task, pairs, reward, asked)
+        judges.scores(task, pairs, reward, asked)
         cold = time.perf_counter() - start
         cached = []
         for _ in range(REPEATS):
             start = time.perf_counter()
-            oracles.scores(task, pairs, reward, asked)
+            judges.scores(task, pairs, reward, asked)
             cached.append(time.perf_counter() - start)
         distinct = len({ask for pair in pairs for ask in task.asks(*pair, reward)})
         rows += [

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from clinrl import determinism
-from clinrl.artefacts import write_json
+from clinrl.artifacts import write_json
+from clinrl.runtime import determinism
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]

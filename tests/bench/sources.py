@@ -10,9 +10,10 @@ from pathlib import Path
 
 from fold import peak
 
-from clinrl import dataset, determinism
-from clinrl.blocks import ImportSpec
-from clinrl.params import load_params
+from clinrl.config.params import load_params
+from clinrl.config.schema import ImportSpec
+from clinrl.data import dataset
+from clinrl.runtime import determinism
 from clinrl.tasks.esi import synthetic
 
 ROWS = 425_000

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from clinrl import artefacts
-from clinrl.artefacts import MANIFEST, canonical_json, read_manifest, seal
+from clinrl import artifacts
+from clinrl.artifacts import MANIFEST, canonical_json, read_manifest, seal
 
 Damage = Callable[[Path, Random], str | None]
 
@@ -224,7 +224,7 @@ def better_number(path: Path, random: Random) -> str | None:
         return None
     holder, key, old = found[random.randrange(len(found))]
     holder[key] = round(old / 2, 6)
-    artefacts.write_json(path, report)
+    artifacts.write_json(path, report)
     return f"{key} {old:g} made {holder[key]:g}"
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from damage import append, flip, truncate
 
-from clinrl import artefacts
-from clinrl.artefacts import canonical_json, digest, read_manifest, seal
-from clinrl.ledger import START
+from clinrl import artifacts
+from clinrl.artifacts import canonical_json, digest, read_manifest, seal
+from clinrl.release.audit_log import START
 
 
 def in_cache(path: Path, random: Random) -> str | None:
@@ -189,8 +189,8 @@ def served_again(path: Path, random: Random) -> str | None:
     manifest = read_manifest(part)
     sealed = seal(part, **manifest.model_dump(exclude={"files"}))
     record = json.loads(path.read_text())
-    record["digest" if part.name == "adapter" else "base_digest"] = artefacts.identity(sealed)
-    artefacts.write_json(path, record)
+    record["digest" if part.name == "adapter" else "base_digest"] = artifacts.identity(sealed)
+    artifacts.write_json(path, record)
     return f"weights of {part.name} altered, its manifest and served.json written to fit"
 
 

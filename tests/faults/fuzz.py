@@ -19,12 +19,12 @@ import numpy
 from attempts import Record
 from projects import ROOT
 
-from clinrl import rollout
-from clinrl.artefacts import canonical_json
-from clinrl.params import Params, load_params
-from clinrl.records import Case, Stop, Transcript
-from clinrl.task import Ask, Task, get_task
-from clinrl.turns import read_calls, read_turn, write_turn
+from clinrl.artifacts import canonical_json
+from clinrl.config.params import Params, load_params
+from clinrl.models import rollout
+from clinrl.models.chat import read_calls, read_turn, write_turn
+from clinrl.tasks.base import Ask, Task, get_task
+from clinrl.types import Case, Stop, Transcript
 
 SHARES = {"esi": 0.45, "imaging": 0.35, "audit": 0.2}
 """How much of all completions each task reads: an audit is many calls."""

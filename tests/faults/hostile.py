@@ -16,14 +16,15 @@ from random import Random
 from typing import Any
 
 import attempts
-import models
 import projects
 from attempts import Record, forked
-from models import Exploit, Input
 
 import dolls
+import models
 import sown
-from clinrl import cli, paths
+from clinrl import paths
+from clinrl.cli import main as cli
+from models import Exploit, Input
 
 SLOW_S = 1.0
 LIMIT_S = 60.0

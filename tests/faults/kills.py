@@ -95,10 +95,10 @@ RELEASE = Chain(
     "release",
     projects.scripted_project,
     (
-        Command("flows.retrain", [PYTHON, "-m", "flows.retrain", "esi", "--approver", APPROVER], 6),
+        Command("flows.retrain", [PYTHON, "-m", "flows", "retrain", "esi", "--approver", APPROVER], 6),
         _clinrl("register", "v2", kills=0),
         _clinrl("draft", "esi", kills=3),
-        Command("flows.serve", [PYTHON, "-m", "flows.serve", "--servers"], 5, serves=True),
+        Command("flows.serve", [PYTHON, "-m", "flows", "serve", "--servers"], 5, serves=True),
     ),
 )
 BY_HAND = Chain(

@@ -15,8 +15,9 @@ import projects
 from safetensors.numpy import load_file, save_file
 
 import dolls
-from clinrl import cli, paths
-from clinrl.artefacts import identity, read_manifest, seal, write_json
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, seal, write_json
+from clinrl.cli import main as cli
 
 PWNED = "pwned"
 """A file that hostile input tries to make."""

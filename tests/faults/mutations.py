@@ -22,10 +22,11 @@ import projects
 from attempts import Record, forked
 from projects import NAME
 
-from clinrl import cli, lineage
+from clinrl.cli import main as cli
+from clinrl.config.params import load_params
 from clinrl.errors import Refused
-from clinrl.params import load_params
-from clinrl.trust import keys
+from clinrl.release import lineage
+from clinrl.signing import keys
 
 HERE = Path(__file__).resolve().parent
 FINE = "seen"

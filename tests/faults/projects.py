@@ -15,11 +15,16 @@ from ruamel.yaml import YAML
 
 import dolls
 import exhibits
-from clinrl import cli, dataset, paths, release, stages
-from clinrl.artefacts import identity, read_manifest, write_json, write_text
-from clinrl.params import Params, load_params
-from clinrl.trust import approval, keys, provenance
-from clinrl.trust.keys import Signer
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, write_json, write_text
+from clinrl.cli import main as cli
+from clinrl.config import stages
+from clinrl.config.params import Params, load_params
+from clinrl.data import dataset
+from clinrl.provenance import statements
+from clinrl.release import promotion
+from clinrl.signing import approval, keys
+from clinrl.signing.keys import Signer
 
 ROOT = Path(__file__).resolve().parents[2]
 APPROVER = "Ada Lovelace"
@@ -94,7 +99,7 @@ def released(folder: Path) -> None:
         committed(GROUPS)
         for command, names in RECORDED.items():
             for name in names:
-                provenance.record(command, name, params.scale)
+                statements.record(command, name, params.scale)
         for name in ("v1", NAME):
             assert cli.main(["register", name]) == 0
         promote(params)
@@ -122,10 +127,10 @@ def approver(folder: Path) -> Signer:
 
 def promote(params: Params) -> None:
     """Decide on v2 and promote it, as the person who approves it does."""
-    decision = release.decide(params, NAME)
+    decision = promotion.decide(params, NAME)
     token = approval.token(decision.digest, APPROVER, approver(Path.cwd()))
     _, envelope = approval.checked(params, decision.digest, token)
-    release.promote(params, NAME, decision=decision, approval=envelope)
+    promotion.promote(params, NAME, decision=decision, approval=envelope)
 
 
 def preload() -> None:
@@ -134,7 +139,8 @@ def preload() -> None:
         "dvc.cli", "dvc.commands.checkout", "dvc.commands.commit", "dvc.repo", "great_expectations",
         "mlflow.store.artifact.local_artifact_repo", "mlflow.store.model_registry.sqlalchemy_store",
         "mlflow.store.tracking.sqlalchemy_store", "peft", "transformers", "transformers.models.qwen3.modeling_qwen3",
-        "clinrl.desk", "clinrl.evaluate", "clinrl.mine", "clinrl.train", "clinrl.validate",
+        "clinrl.cli.registry_commands", "clinrl.evaluation.evaluate", "clinrl.evaluation.error_analysis",
+        "clinrl.training.launch", "clinrl.data.validate",
     ):  # fmt: skip
         import_module(name)
 

@@ -81,7 +81,7 @@ def _promotions(folder: Path) -> int:
 PYTHON = sys.executable
 RACES = (
     Race(
-        "flows.retrain", [PYTHON, "-m", "flows.retrain", "esi", "--approver", APPROVER], _flows, _worked, trains=True
+        "flows.retrain", [PYTHON, "-m", "flows", "retrain", "esi", "--approver", APPROVER], _flows, _worked, trains=True
     ),
     Race("clinrl train", [PYTHON, "-m", "clinrl", "train", "v1"], _doll, _trained, trains=True),
     Race("clinrl register", [PYTHON, "-m", "clinrl", "register", "v2"], _examined, _versions, trains=False),

@@ -20,7 +20,7 @@ for folder in (ROOT, ROOT / "tests/flows", ROOT / "tests", HERE):
         sys.path.insert(0, str(folder))
 
 from clinrl import determinism  # noqa: E402
-from clinrl.artefacts import write_json  # noqa: E402
+from clinrl.artifacts import write_json  # noqa: E402
 
 REPORT = ROOT / "data/reports/faults.json"
 SEED = 20260101

@@ -23,8 +23,10 @@ import pytest
 from ruamel.yaml import YAML
 
 import dolls
-from clinrl import artefacts, checkpoints, cli, paths
+from clinrl import artifacts, paths
+from clinrl.cli import main as cli
 from clinrl.tasks.esi import answer, triggers
+from clinrl.training import callback
 
 STEPS = 30
 """Enough that a signal meets the run before its end, and few enough to be done in seconds."""
@@ -74,7 +76,7 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str], what:
 
 def reached(folder: Path, version: str, step: int) -> bool:
     """Whether the training of a version has finished a step."""
-    timings = [*(folder / ".clinrl/checkpoints").glob(f"{version}-*/{checkpoints.TIMINGS}")]
+    timings = [*(folder / ".clinrl/checkpoints").glob(f"{version}-*/{callback.TIMINGS}")]
     return bool(timings) and timings[0].read_text().count("\n") >= step
 
 
@@ -86,8 +88,8 @@ def doll(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with inside(root):
         YAML(typ="safe").dump(doll_params(), Path("params.yaml"))
         assert cli.main(["dataset", "x1"]) == 0
-        exam = artefacts.identity(artefacts.read_manifest(paths.cases("x1")))
-        artefacts.write_json(paths.data_proof("x1"), {"data": {"name": "x1", "identity": exam}})
+        exam = artifacts.identity(artifacts.read_manifest(paths.cases("x1")))
+        artifacts.write_json(paths.data_proof("x1"), {"data": {"name": "x1", "identity": exam}})
     return root
 
 
@@ -175,10 +177,10 @@ def rows() -> list[dict[str, Any]]:
 
 def rewrite(cases: list[dict[str, Any]], *, reseal: bool) -> None:
     """Write the cases back, and if asked a manifest with the digest that the file now has."""
-    FILE.write_text("".join(artefacts.canonical_json(case) + "\n" for case in cases), encoding="utf-8")
+    FILE.write_text("".join(artifacts.canonical_json(case) + "\n" for case in cases), encoding="utf-8")
     if reseal:
-        manifest = artefacts.read_manifest(FILE.parent)
-        artefacts.seal(FILE.parent, **manifest.model_dump(exclude={"files"}))
+        manifest = artifacts.read_manifest(FILE.parent)
+        artifacts.seal(FILE.parent, **manifest.model_dump(exclude={"files"}))
 
 
 @pytest.mark.usefixtures("stopped")  # begun here, so that it is done when its own test comes
@@ -342,7 +344,7 @@ def test_a_disk_that_fills_up_while_training(
     shutil.copytree(doll, disk, dirs_exist_ok=True)
     with (tmp_path / "stderr.txt").open("w") as errors:
         process = subprocess.Popen([*on_disk, *CLINRL, "train", "v1"], stderr=errors, text=True)
-    whole = f".clinrl/checkpoints/v1-*/trainer/checkpoint-10/{checkpoints.SENTINEL}"
+    whole = f".clinrl/checkpoints/v1-*/trainer/checkpoint-10/{callback.SENTINEL}"
     wait_for(lambda: any(disk.glob(whole)), process, "a checkpoint", tmp_path)
     fill(disk / "filler")
     assert process.wait(300) == 3
@@ -398,5 +400,5 @@ def test_one_flipped_byte(
     held[len(held) // 2] ^= 1
     damaged.write_bytes(held)
     assert refusal(*command) == (
-        f"clinrl: {damaged} was altered after it was built; restore it with `dvc checkout` or {artefacts.AGAIN}\n"
+        f"clinrl: {damaged} was altered after it was built; restore it with `dvc checkout` or {artifacts.AGAIN}\n"
     )

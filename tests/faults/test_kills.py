@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import pytest
 
-from clinrl import artefacts, paths
-from clinrl.train import STATUS
+from clinrl import artifacts, paths
+from clinrl.training.launch import STATUS
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -60,7 +60,7 @@ def killed(project: Path, version: str, moment_s: float) -> float | None:
         for worker in workers:
             wait_until_gone(worker)
         if (project / paths.adapter(version)).exists():  # the kill came after it was published
-            artefacts.verified(project / paths.adapter(version))
+            artifacts.verified(project / paths.adapter(version))
         return None
     assert process.returncode == 0, f"{process.returncode}: {errors}"
     return time.monotonic() - started
@@ -125,9 +125,9 @@ def prepared(project: Path) -> Path:
 
 def is_of_this_recipe(committed: Path, built: Path) -> bool:
     """Whether the adapter of the main checkout was made from the same base, data and recipe as the one built here."""
-    if not (committed / artefacts.MANIFEST).exists():
+    if not (committed / artifacts.MANIFEST).exists():
         return False
-    theirs, ours = artefacts.verified(committed), artefacts.verified(built)
+    theirs, ours = artifacts.verified(committed), artifacts.verified(built)
     named = ("base", "data")
     return theirs.spec == ours.spec and [theirs.inputs[name] for name in named] == [ours.inputs[name] for name in named]
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from clinrl import artefacts, paths
+from clinrl import artifacts, paths
 
 FILES = 500
 WRITER = f"""
@@ -32,7 +32,7 @@ def test_a_kill_while_an_artefact_is_replaced_leaves_it_whole_or_absent(tmp_path
         time.sleep(wait_s)
         writer.kill()
         writer.communicate()
-        assert not folder.exists() or len(artefacts.verified(folder).files) == FILES
-    with artefacts.staged(folder) as out:
-        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={}, inputs={})
+        assert not folder.exists() or len(artifacts.verified(folder).files) == FILES
+    with artifacts.staged(folder) as out:
+        artifacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={}, inputs={})
     assert [path.name for path in folder.parent.iterdir()] == ["d1"]

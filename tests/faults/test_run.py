@@ -15,15 +15,15 @@ import hostile
 import httpx
 import kills
 import knocks
-import models
 import mutations
 import pytest
 import races
 import run
 from attempts import HUNG, RAISED, REFUSED, WENT_ON, forked
 
+import models
 from clinrl.errors import Refused
-from clinrl.trust import lock
+from clinrl.provenance import lock
 
 SEED = run.SEED
 

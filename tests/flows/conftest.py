@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT))  # the flows are no installed package: they run in
 import scripted  # noqa: E402
 
 import dolls  # noqa: E402
-from clinrl import registry  # noqa: E402
-from clinrl.params import load_params  # noqa: E402
+from clinrl.config.params import load_params  # noqa: E402
+from clinrl.registry import versions  # noqa: E402
 from flows import servers  # noqa: E402
 
 BUILT = (
@@ -75,14 +75,14 @@ def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(sys, "argv", ["scripted.py"])
         for module, name in (("evaluate", "sit"), ("baselines", "answers"), ("figures", "confusion")):
             patch.setattr(f"clinrl.{module}.{name}", None)  # to be restored after the script has replaced them
-        patch.setattr("clinrl.figures.curves", None)
+        patch.setattr("clinrl.reports.figures.curves", None)
         params = load_params()
         for stage, name in BUILT:
             scripted.run(params, stage, name)
         groups = [group for group in scripted.groups(folder) if group not in ("blend", "examine-blend")]
         dvc(folder, "commit", "--force", *groups)
         for name in params.versions:
-            registry.register(params, name)
+            versions.register(params, name)
     return folder
 
 

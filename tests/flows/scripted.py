@@ -14,11 +14,18 @@ import numpy as np
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
-from clinrl import baselines, dataset, evaluate, figures, mine, model_card, paths, stages, starter, train
-from clinrl.artefacts import identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.params import Params, load_params
-from clinrl.records import Message, Transcript
-from clinrl.task import get_task
+from clinrl import paths
+from clinrl.analysis import baselines
+from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.config import stages
+from clinrl.config.params import Params, load_params
+from clinrl.data import dataset
+from clinrl.evaluation import error_analysis, evaluate
+from clinrl.reports import figures, model_card
+from clinrl.runtime import starter
+from clinrl.tasks.base import get_task
+from clinrl.training import launch
+from clinrl.types import Message, Transcript
 
 ROOT = Path(__file__).parents[2]
 SLOW = Path("slow")
@@ -124,8 +131,8 @@ def probe(params: Params, version: str) -> None:
 def learn(params: Params, version: str) -> None:
     """An adapter that follows from its spec."""
     _take_time()
-    spec, _ = train.resolve(params, version)
-    fields = train.manifest_fields(spec)
+    spec, _ = launch.resolve(params, version)
+    fields = launch.manifest_fields(spec)
     steps = spec["trainer"]["steps"]
     with staged(paths.adapter(version)) as out:
         _weights(out / "adapter_model.safetensors", spec["seed"])
@@ -165,9 +172,9 @@ def mined(params: Params, name: str) -> None:
         said = [Transcript(messages=(_mined(who, case),), stop="answered") for case in cases]
         return {mode: evaluate.grade(who.task, mode, cases, said, who.reward) for mode in params.modes}
 
-    mine.sit = answers
+    error_analysis.sit = answers
     figures.groups = lambda _groups, _title, out: out.write_bytes(b"picture")
-    mine.stage(params, name)
+    error_analysis.stage(params, name)
 
 
 def _mined(who: Any, case: Any) -> Message:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from clinrl import child
+from clinrl.runtime import child
 from flows import credentials, servers
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from clinrl import child, registry
+from clinrl.registry import versions
+from clinrl.runtime import child
 from flows import servers
 from processes import eventually
 
@@ -25,7 +26,7 @@ def flow(
     """Run a flow's command, with the Prefect server at the URL `api`, or with none."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"} | ({"PREFECT_API_URL": api} if api else {})
-    command = [sys.executable, *python, "-m", f"flows.{name}", *words]
+    command = [sys.executable, *python, "-m", "flows", name, *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
@@ -46,7 +47,7 @@ def test_a_flow_is_short_and_holds_nothing_but_order(path: Path) -> None:
 def test_help_has_examples_and_loads_nothing_heavy(name: str) -> None:
     done = flow(name, "--help", python=("-X", "importtime"))
     assert done.returncode == 0
-    assert f"python -m flows.{name}" in done.stdout.split("examples:")[1]
+    assert f"python -m flows {name}" in done.stdout.split("examples:")[1]
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
     assert not {"prefect", "mlflow", "torch", "pandas", "numpy"} & loaded
 
@@ -98,7 +99,7 @@ def test_a_server_that_is_away_is_one_sentence(project: Path) -> None:
     done = flow("release", "v2", "--approver", "Ada Lovelace", api=f"http://127.0.0.1:{servers.free_port()}/api")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "does not answer; start it, or unset PREFECT_API_URL" in done.stderr
-    assert registry.holder("esi", "champion") is None
+    assert versions.holder("esi", "champion") is None
 
 
 @pytest.mark.slow
@@ -112,7 +113,7 @@ def test_wrong_credentials_are_one_sentence(project: Path) -> None:
         child.end(server)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert "refused the credentials; set PREFECT_API_AUTH_STRING" in done.stderr
-    assert registry.holder("esi", "champion") is None
+    assert versions.holder("esi", "champion") is None
 
 
 def started(*words: str) -> "subprocess.Popen[str]":

@@ -17,13 +17,16 @@ import pytest
 from ruamel.yaml import YAML
 
 import examined
-from clinrl import artefacts, ledger, paths, registry
-from clinrl import release as releases
+from clinrl import artifacts as artefacts
+from clinrl import paths
+from clinrl.config.params import Params, load_params
+from clinrl.config.stages import FIRST
 from clinrl.errors import GateError, Refused
-from clinrl.params import Params, load_params
-from clinrl.stages import FIRST
-from clinrl.trust import approval as approvals
-from clinrl.trust.keys import signer
+from clinrl.registry import versions
+from clinrl.release import audit_log
+from clinrl.release import promotion as releases
+from clinrl.signing import approval as approvals
+from clinrl.signing.keys import signer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("prefect", "impatient")
@@ -59,11 +62,11 @@ def worked() -> list[str]:
 
 
 def kinds() -> list[str]:
-    return [line.kind for line in ledger.read(paths.ledger())]
+    return [line.kind for line in audit_log.read(paths.ledger())]
 
 
 def champion() -> str | None:
-    held = registry.holder("esi", "champion")
+    held = versions.holder("esi", "champion")
     return held and held.name
 
 
@@ -114,13 +117,13 @@ def test_a_version_is_built_registered_and_shown(project: Path) -> None:
     before = worked()
     assert ended(reproduce, "v3").message == "v3 is built and registered; 3 stages ran"
     assert worked()[len(before) :] == ["train v3", "evaluate v3"]
-    assert registry.find("esi", "candidate").name == "v3"
+    assert versions.find("esi", "candidate").name == "v3"
     page = artifacts()
     assert page["comparison-v3"].type == "table"
     assert {row["mode"] for row in json.loads(page["comparison-v3"].data)} == {"think", "direct"}
     assert page["curves-v3"].data.startswith("data:image/png;base64,")
     assert "0 stages ran" in ended(reproduce, "v3").message
-    assert len(registry.entries("esi")) == 3
+    assert len(versions.entries("esi")) == 3
 
 
 def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(project: Path) -> None:
@@ -129,7 +132,7 @@ def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(pro
     said = "v2 is the champion of esi; v2-full is the champion of esi-merged"
     assert ended(retrain, "esi", "Ada Lovelace").message == said
     assert champion() == "v2"
-    (full,) = registry.entries("esi-merged")
+    (full,) = versions.entries("esi-merged")
     assert (full.name, full.aliases, full.tags["approver"]) == ("v2-full", ("champion",), "Ada Lovelace")
     assert kinds() == ["decision", "approval", "promotion"] * 2
     assert "may be promoted" in artifacts()["decision-v2"].data
@@ -186,7 +189,7 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
         assert record["outcome"] == "dropped"
         assert record["drafts_on_exam"] == number - 2
         assert paths.report(f"esi-v{number}").is_dir()
-        assert registry.holder("esi", "candidate") is None
+        assert versions.holder("esi", "candidate") is None
         levers.append(record["lever"])
     assert levers == ["modifiers", "data", "lower-rate", "higher-rate"]
     state = ended(retrain, "esi", approver="Ada Lovelace")
@@ -217,7 +220,7 @@ def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path)
     from flows.retrain import drafted, retrain
     from prefect import flow
 
-    from clinrl import draft as drafts
+    from clinrl.pipeline import propose as drafts
 
     promoted("v2")
     ended(retrain, "esi", approver="Ada Lovelace")
@@ -253,7 +256,7 @@ def test_a_stage_that_fails_ends_the_flow_with_its_own_words(project: Path) -> N
     error = ended(reproduce, "v3").result(raise_on_failure=False)
     assert isinstance(error, Refused)
     assert str(error) == "train@v3 failed: train of v3 fails today"
-    assert len(registry.entries("esi")) == 2
+    assert len(versions.entries("esi")) == 2
 
 
 def test_a_refused_version_is_registered_and_the_champion_stays(project: Path) -> None:
@@ -265,7 +268,7 @@ def test_a_refused_version_is_registered_and_the_champion_stays(project: Path) -
     state = ended(release, "v2", "Ada Lovelace")
     assert (state.name, state.is_completed()) == ("Refused", True)
     assert "exact (direct) is 0.9" in state.message
-    assert (champion(), registry.find("esi", "v2").tags["gate"]) == ("v1", "refused")
+    assert (champion(), versions.find("esi", "v2").tags["gate"]) == ("v1", "refused")
     assert "may **not** be promoted" in artifacts()["decision-v2"].data
     again = ended(retrain, "esi", "Ada Lovelace")
     assert (again.name, "refused by its gate" in again.message) == ("Nothing to do", True)
@@ -279,7 +282,7 @@ def test_a_full_model_that_its_gate_refuses_stays_what_it_was(project: Path) -> 
     edit(lambda content: content["gates"]["esi"].update(least_cases=41))
     state = ended(release, "v2")
     assert state.message == "v2 is the champion of esi; v2-full was refused by its gate"
-    assert (champion(), registry.holder("esi-merged", "champion")) == ("v2", None)
+    assert (champion(), versions.holder("esi-merged", "champion")) == ("v2", None)
     assert "asks for 41 or more" in artifacts()["decision-v2-full"].data
     again = ended(retrain, "esi")
     assert (again.name, again.message.endswith("v2 is the champion of esi")) == ("Nothing to do", True)
@@ -292,7 +295,7 @@ def test_a_merge_is_built_registered_and_released_by_its_name(project: Path) -> 
 
     promoted("v2")
     assert ended(reproduce, "v2-full").message == "v2-full is built and registered; 0 stages ran"
-    assert registry.find("esi-merged", "candidate").name == "v2-full"
+    assert versions.find("esi-merged", "candidate").name == "v2-full"
     assert ended(release, "v2-full", "Ada Lovelace").message == "v2-full is the champion of esi-merged"
     edit(lambda content: content["merges"]["folds"].update(again={**content["merges"]["folds"]["v2-full"]}))
     assert ended(reproduce, "again").message == "again is built and registered; 2 stages ran"
@@ -343,7 +346,7 @@ def answering(*first: dict[str, Any], **said: Any) -> threading.Thread:
 
 def token(approver: str) -> str:
     """What `clinrl approve` prints for the last decision."""
-    told = [line.body for line in ledger.read(paths.ledger()) if line.kind == "decision"]
+    told = [line.body for line in audit_log.read(paths.ledger()) if line.kind == "decision"]
     return approvals.token(artefacts.digest(told[-1]), approver, signer("embedded"))
 
 
@@ -399,7 +402,7 @@ def test_a_yes_without_a_name_or_a_token_is_asked_for_again(project: Path) -> No
     thread = answering(nobody, stranger, approve=True, approver="Ada Lovelace", signed=True)
     assert ended(release, "v2").message.startswith("v2 is the champion of esi")
     thread.join()
-    assert registry.find("esi", "champion").tags["approver"] == "Ada Lovelace"
+    assert versions.find("esi", "champion").tags["approver"] == "Ada Lovelace"
     assert "refusal" not in kinds()
 
 
@@ -420,7 +423,7 @@ def test_a_person_approves_on_the_page_of_the_run(project: Path) -> None:
     thread = answering(approve=True, approver="Ada Lovelace", signed=True)
     assert ended(release, "v2").message == "v2 is the champion of esi; v2-full is the champion of esi-merged"
     thread.join()
-    assert registry.find("esi", "champion").tags["approver"] == "Ada Lovelace"
+    assert versions.find("esi", "champion").tags["approver"] == "Ada Lovelace"
 
 
 def test_silence_is_no_and_an_answer_after_it_is_refused(project: Path) -> None:
@@ -480,14 +483,14 @@ def command(*words: str) -> "subprocess.Popen[str]":
     from prefect.settings import PREFECT_API_URL
 
     env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    program = [sys.executable, "-c", INTERRUPTIBLE, sys.executable, "-m", *words]
+    program = [sys.executable, "-c", INTERRUPTIBLE, sys.executable, "-m", "flows", *words]
     return subprocess.Popen(program, env=env, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
 def test_two_retrainings_started_together_never_train_at_once(empty: Path, tmp_path: Path) -> None:
     Path("slow").write_text("0.5")
-    processes = [command("flows.retrain", "esi", "--approver", name) for name in ("Ada Lovelace", "Grace Hopper")]
+    processes = [command("retrain", "esi", "--approver", name) for name in ("Ada Lovelace", "Grace Hopper")]
     said = [process.communicate(timeout=180)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     spans = sorted(
@@ -495,7 +498,7 @@ def test_two_retrainings_started_together_never_train_at_once(empty: Path, tmp_p
     )
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
     assert champion() == "v2"
-    assert [entry.name for entry in registry.entries("esi")] == ["v1", "v2"]
+    assert [entry.name for entry in versions.entries("esi")] == ["v1", "v2"]
 
 
 @pytest.mark.slow
@@ -508,7 +511,7 @@ def test_a_run_that_was_ended_leaves_nothing_running_and_is_continued(empty: Pat
     from flows import runs
 
     Path("slow").write_text("30")
-    process = command("flows.reproduce", "v1")
+    process = command("reproduce", "v1")
     run = wait_for_run(StateType.RUNNING)
     deadline = time.monotonic() + 60
     with get_client(sync_client=True) as client:

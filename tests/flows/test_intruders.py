@@ -22,8 +22,8 @@ from strangers import OWN, STRANGERS, Guarded, attempts
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from clinrl import child
 from clinrl.errors import Refused
+from clinrl.runtime import child
 from flows import credentials
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_a_websocket_asks_for_the_password_and_takes_no_other_page(guarded: Guar
 def test_an_approver_is_no_parameter_of_any_deployment(monkeypatch: pytest.MonkeyPatch, prefect: None) -> None:
     from flows.serve import deployments
 
-    from clinrl.params import load_params
+    from clinrl.config.params import load_params
 
     monkeypatch.chdir(ROOT)
     for deployment in deployments(load_params()):

@@ -1,10 +1,10 @@
 """What a person reads before they approve: everybody who answered, how far the candidate is ahead, and every limit."""
 
-from clinrl.baselines import BAG_OF_WORDS
-from clinrl.blocks import Gate, Limit
-from clinrl.gate import Decision, decide
-from clinrl.report import Sitting
-from clinrl.task import get_task
+from clinrl.analysis.baselines import BAG_OF_WORDS
+from clinrl.analysis.exam import Sitting
+from clinrl.config.schema import Gate, Limit
+from clinrl.release.gate import Decision, decide
+from clinrl.tasks.base import get_task
 from flows import pages
 
 GOLDS = [1, 2, 3, 4, 5] * 20

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from flows.__main__ import main
 from ruamel.yaml import YAML
 
-from clinrl import artefacts, child, ledger, paths
+from clinrl import artifacts, paths
+from clinrl.config.params import load_params
 from clinrl.errors import Refused
-from clinrl.params import load_params
-from clinrl.trust import approval
-from clinrl.trust.keys import signer
+from clinrl.release import audit_log
+from clinrl.runtime import child
+from clinrl.signing import approval
+from clinrl.signing.keys import signer
 from flows import credentials, servers
 from flows import serve as serving
 
@@ -25,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Served(NamedTuple):
-    """Where `python -m flows.serve --servers` says that its servers are, the process, and what lets a client in."""
+    """Where `python -m flows serve --servers` says that its servers are, the process, and what lets a client in."""
 
     prefect: str
     mlflow: str
@@ -45,7 +48,9 @@ def eventually(what: str, found: Callable[[], Any], within_s: float = 300) -> An
 def serve(*words: str) -> "subprocess.Popen[str]":
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
     env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
-    return subprocess.Popen([sys.executable, "-m", "flows.serve", *words], env=env, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows", "serve", *words], env=env, stderr=subprocess.PIPE, text=True
+    )
 
 
 def members(group: int) -> list[str]:
@@ -102,8 +107,8 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         eventually("the question", lambda: state("Paused"))
         schema = eventually("the form", lambda: client.read_flow_run_input(run.id, "paused-1-schema"))
         assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
-        decision = next(line.body for line in reversed(ledger.read(paths.ledger())) if line.kind == "decision")
-        token = approval.token(artefacts.digest(decision), "Ada Lovelace", signer("embedded"))
+        decision = next(line.body for line in reversed(audit_log.read(paths.ledger())) if line.kind == "decision")
+        token = approval.token(artifacts.digest(decision), "Ada Lovelace", signer("embedded"))
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
         resume_flow_run(run.id, run_input=said)
         eventually("the end", lambda: state("Completed"))
@@ -111,7 +116,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
     champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
     assert (champion.tags["version"], champion.tags["approver"]) == ("v3", "Ada Lovelace")
-    assert [line.kind for line in ledger.read(paths.ledger())] == ["decision", "approval", "promotion"]
+    assert [line.kind for line in audit_log.read(paths.ledger())] == ["decision", "approval", "promotion"]
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0
     for url in (served.prefect, served.mlflow):
@@ -190,7 +195,7 @@ def test_a_port_that_cannot_be_is_a_usage_error(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        serving.main(["--servers", *words])
+        main(["serve", "--servers", *words])
     assert left.value.code == 2
     assert sentence in capsys.readouterr().err
 
@@ -202,7 +207,7 @@ def test_a_full_disk_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(servers, "configure", full)
     try:
-        assert serving.main(["--servers"]) == 1
+        assert main(["serve", "--servers"]) == 1
     finally:
         signal.signal(signal.SIGTERM, before)
     said = "clinrl: disk is full at .clinrl/prefect: free some space and give the same command again\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from clinrl import child
 from clinrl.errors import ParamsError
+from clinrl.runtime import child
 from processes import alive, eventually, number_in
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def dvc(stage: str) -> list[str]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_starter_that_is_killed(here: Path, number: int) -> None:
-    program = f"from clinrl import child; child.run({dvc('endless')!r}, print)"
+    program = f"from clinrl.runtime import child; child.run({dvc('endless')!r}, print)"
     starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
     try:
         stage = number_in(here / "pid")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clinrl import dvc_state
+from clinrl.runtime import dvc_state
 from flows import servers
 from unpickled import listening, strangers
 
@@ -70,7 +70,7 @@ def test_a_registration_and_a_promotion_read_no_pickle(project: Path, heard: Pat
 @pytest.mark.slow
 def test_servers_and_the_flows_they_serve_read_no_pickle(project: Path, heard: Path) -> None:
     ports = [str(servers.free_port()) for _ in range(2)]
-    words = ["-m", "flows.serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
+    words = ["-m", "flows", "serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -87,5 +87,5 @@ def test_servers_and_the_flows_they_serve_read_no_pickle(project: Path, heard: P
 
 @pytest.mark.slow
 def test_a_flow_reads_no_pickle(project: Path, heard: Path) -> None:
-    python("-m", "flows.release", "v2", "--approver", "Ada Lovelace")
+    python("-m", "flows", "release", "v2", "--approver", "Ada Lovelace")
     assert strangers(heard) == set()

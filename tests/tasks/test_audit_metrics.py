@@ -5,8 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import fbeta_score, precision_score, recall_score
 
-from clinrl.records import Unreadable
-from clinrl.task import get_task
 from clinrl.tasks.audit.episodes import APPROVED, spelt
 from clinrl.tasks.audit.metrics import (
     METRICS,
@@ -19,6 +17,8 @@ from clinrl.tasks.audit.metrics import (
     specificity,
 )
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
+from clinrl.tasks.base import get_task
+from clinrl.types import Unreadable
 
 TASK = get_task("audit")
 SILENT = Unreadable(reason="not submitted")

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from clinrl.records import Message, Transcript
-from clinrl.task import get_task
 from clinrl.tasks.audit.cases import cases
 from clinrl.tasks.audit.episodes import written
 from clinrl.tasks.audit.policies import TRIVIAL, Turn, oracle
 from clinrl.tasks.audit.quality import QUALITIES
+from clinrl.tasks.base import get_task
+from clinrl.types import Message, Transcript
 
 TASK = get_task("audit")
 CASES = list(cases(30, 4, pool="mine", mix="natural"))

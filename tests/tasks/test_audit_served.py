@@ -14,10 +14,10 @@ import pytest
 from ruamel.yaml import YAML
 
 import clinrl
-from clinrl.blocks import Mode
-from clinrl.records import Call, Message, Transcript
-from clinrl.rollout import run
-from clinrl.samplers import ScriptedSampler
+from clinrl.config.schema import Mode
+from clinrl.models.chat import write_turn
+from clinrl.models.generate import ScriptedSampler
+from clinrl.models.rollout import run
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import LEVEL_NAMES, cases
 from clinrl.tasks.audit.env import ARGUMENTS, CLOSED, calls_for
@@ -25,7 +25,7 @@ from clinrl.tasks.audit.episodes import played, written
 from clinrl.tasks.audit.policies import READERS, TRIVIAL, Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rewards import CORRECTED
-from clinrl.turns import write_turn
+from clinrl.types import Call, Message, Transcript
 
 pytest.importorskip("openenv", reason="OpenEnv is an optional extra")
 

@@ -9,13 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from clinrl.cli import main as cli
+
 pytest.importorskip("openenv", reason="OpenEnv is an optional extra")
 
 from starlette.testclient import TestClient
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from clinrl import cli
 from clinrl.tasks.audit.served.models import CASES
 from oddities import Served, odd, request, served
 

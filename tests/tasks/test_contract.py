@@ -24,11 +24,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clinrl.artefacts import digest
+from clinrl.artifacts import digest
 from clinrl.errors import DataError
-from clinrl.records import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
-from clinrl.rollout import act
-from clinrl.task import Ask, Share, Statistic, Task, get_task, no_asks, task_names
+from clinrl.models.rollout import act
+from clinrl.tasks.base import Ask, Share, Statistic, Task, get_task, no_asks, task_names
+from clinrl.types import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
 
 GOLDEN = Path(__file__).parent / "golden"
 POOLS: tuple[Pool, ...] = get_args(Pool)
@@ -128,7 +128,7 @@ def test_cases_are_the_same_each_time_and_distinct(name: str, pool: Pool) -> Non
 def test_cases_are_the_same_in_another_process(name: str) -> None:
     task = get_task(name)
     command = (
-        "from clinrl.task import get_task; "
+        "from clinrl.tasks.base import get_task; "
         f"print(*(case.id for case in get_task({name!r}).cases(30, 5, pool='train', mix={task.mixes[0]!r})))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "271"}

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.records import Unreadable
 from clinrl.tasks.esi.answer import CONTRADICTORY, EMPTY, HEDGED, NO_ANSWER_LINE, OUT_OF_RANGE, REASONS, parse
+from clinrl.types import Unreadable
 
 LEVELS = st.integers(1, 5)
 RATIONALE = (

@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 
 import dolls
 import sown
-from clinrl import artefacts, dataset, imported, paths
-from clinrl.artefacts import canonical_json
+from clinrl import artifacts, paths
+from clinrl.artifacts import canonical_json
+from clinrl.data import dataset
 from clinrl.errors import DataError
-from clinrl.imported import Intake
-from clinrl.records import Message, Transcript, said
-from clinrl.task import get_task
+from clinrl.tasks import importing
+from clinrl.tasks.base import get_task
 from clinrl.tasks.esi import mietic, mimic, synthetic
 from clinrl.tasks.esi.intake import recognise
+from clinrl.tasks.importing import Intake
+from clinrl.types import Message, Transcript, said
 
 TASK = get_task("esi")
 USES = ("train", "mine", "exam")
@@ -327,7 +329,7 @@ def test_a_question_is_recognised(question, level):
     "question", ["", "What is the level?", "How many resources?", "Life-saving, or level 2?", "ESI 23?"]
 )
 def test_any_other_question_is_refused(question):
-    with pytest.raises(imported.Unclear, match="instruction"):
+    with pytest.raises(importing.Unclear, match="instruction"):
         mietic.level_of(question)
 
 
@@ -412,11 +414,11 @@ def test_the_patients_of_an_exam_can_be_left_out(tmp_path, monkeypatch):
     exam = [TASK.Case.model_validate_json(line) for line in taken(validation, "exam")[0]]
     before, plain = train()
     with pytest.raises(DataError, match=r"share patients .* name the exam's source under imports\.train\.without"):
-        imported.check_apart([("train", before)], "mietic-36", exam)
+        importing.check_apart([("train", before)], "mietic-36", exam)
     after, counted = train(without=str(validation))
-    imported.check_apart([("train", after)], "mietic-36", exam)
+    importing.check_apart([("train", after)], "mietic-36", exam)
     left = counted["refusals"]["(the whole row)"]["its patient or narrative is among those that are left out"]
     assert left > 0
     assert counted["kept"] + counted["another_pool"] + counted["refused"] == counted["read"] == plain["read"]
     assert {case.id for case in after} < {case.id for case in before}
-    assert "without/MIETIC-validate-samples.csv" in artefacts.read_manifest(paths.cases("train")).inputs
+    assert "without/MIETIC-validate-samples.csv" in artifacts.read_manifest(paths.cases("train")).inputs

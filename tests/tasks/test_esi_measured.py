@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.imported import Unclear
 from clinrl.tasks.esi import measured
 from clinrl.tasks.esi.measured import BOUNDS, acuity, identifier, number, pain, pressures, temperature_c, vital
+from clinrl.tasks.importing import Unclear
 
 BLANKS = st.sampled_from(["", " ", "NA", "nan", "NaN", "n/a", "None", " null "])
 READERS = (

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.records import Unreadable
-from clinrl.task import Share, Statistic
+from clinrl.tasks.base import Share, Statistic
 from clinrl.tasks.esi.metrics import METRICS
+from clinrl.types import Unreadable
 
 NOTHING = Unreadable(reason="no answer line")
 GOLDS = [1, 1, 2, 2, 3, 3, 4, 5]

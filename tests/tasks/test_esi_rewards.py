@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clinrl.errors import DataError
-from clinrl.records import Unreadable
 from clinrl.tasks.esi.answer import parse
 from clinrl.tasks.esi.rewards import (
     ASYMMETRIC,
@@ -27,6 +26,7 @@ from clinrl.tasks.esi.rewards import (
     score,
 )
 from clinrl.tasks.esi.rules import RULE_IDS
+from clinrl.types import Unreadable
 
 UNREADABLE = Unreadable(reason="empty")
 ARMS = {"default": Reward(), "v45c": NAIVE_V45C, "v46": PUBLISHED_V46, "v49": RULE_AWARE_V49}

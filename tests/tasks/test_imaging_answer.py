@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.records import Message, Unreadable
 from clinrl.tasks.imaging import answer as reader
 from clinrl.tasks.imaging.answer import LABELS, REASONS, UNKNOWN, parse, published_format, published_label, written
 from clinrl.tasks.imaging.sentences import citations, plain, published_split, split, uncited
+from clinrl.types import Message, Unreadable
 
 UNA, MBA, UA = LABELS
 THOUGHT = "The study shows a stone well."

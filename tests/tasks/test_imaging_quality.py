@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from clinrl.records import Message, Transcript
-from clinrl.task import get_task
+from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging, quality
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.statements import CITES, read
+from clinrl.types import Message, Transcript
 
 TASK = get_task("imaging")
 CASES = [case for case in cases(200, 3, pool="mine", mix="natural") if len(case.facts.evidence) == 2]

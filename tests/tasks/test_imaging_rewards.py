@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clinrl.errors import DataError
-from clinrl.records import Message, Transcript
-from clinrl.task import Ask
+from clinrl.tasks.base import Ask
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import reply
@@ -29,6 +28,7 @@ from clinrl.tasks.imaging.rewards import (
     oracles,
     score,
 )
+from clinrl.types import Message, Transcript
 
 UNA, MBA, UA = LABELS
 ARMS = {

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from clinrl.artefacts import digest
+from clinrl.artifacts import digest
 from clinrl.errors import DataError
-from clinrl.records import Case, Message, Score, Strict, Transcript, Unreadable, said
-from clinrl.task import NOTHING_HEARD, Ask, Heard, Quality, Share, Statistic
+from clinrl.tasks.base import NOTHING_HEARD, Ask, Heard, Quality, Share, Statistic
+from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, said
 
 LABELS = ("Usually Appropriate", "May Be Appropriate", "Usually Not Appropriate")
 TOPICS = ("headache", "back pain", "cough", "dizziness", "chest pain", "knee injury")

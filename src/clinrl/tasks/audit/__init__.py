@@ -7,9 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from clinrl.errors import DataError
-from clinrl.imported import Source
-from clinrl.records import Score, Transcript, Unreadable
-from clinrl.task import NOTHING_HEARD, Ask, Expect, Heard, PublishedProtocol, Quality
 from clinrl.tasks.audit import episodes, metrics, policies, protocol, quality, rewards
 from clinrl.tasks.audit.cases import (
     LEVEL_NAMES,
@@ -27,6 +24,9 @@ from clinrl.tasks.audit.phrases import argued
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, violations
+from clinrl.tasks.base import NOTHING_HEARD, Ask, Expect, Heard, PublishedProtocol, Quality
+from clinrl.tasks.importing import Source
+from clinrl.types import Score, Transcript, Unreadable
 
 Policy = Callable[[AuditCase, Random], Transcript]
 

@@ -14,9 +14,7 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clinrl.artefacts import canonical_json
-from clinrl.records import Case, Pool, Strict
-from clinrl.task import pool_by_hash
+from clinrl.artifacts import canonical_json
 from clinrl.tasks.audit.patients import draw_patient
 from clinrl.tasks.audit.phrases import CITATIONS, FALLACIES, Action, argue
 from clinrl.tasks.audit.rules import (
@@ -31,6 +29,8 @@ from clinrl.tasks.audit.rules import (
     deciding,
     differences,
 )
+from clinrl.tasks.base import pool_by_hash
+from clinrl.types import Case, Pool, Strict
 
 Level = Literal["easy", "medium", "hard"]
 LEVEL_NAMES: Final[tuple[Level, ...]] = ("easy", "medium", "hard")

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from clinrl.records import Strict
 from clinrl.tasks.audit.cases import AuditCase, AuditFacts, Proposal, differences_of
 from clinrl.tasks.audit.observations import (
     CATEGORICAL,
@@ -21,6 +20,7 @@ from clinrl.tasks.audit.observations import (
     timeline_line,
 )
 from clinrl.tasks.audit.rules import ERROR_TYPES, Differences, PatientRecord
+from clinrl.types import Strict
 
 REVIEW: Final = "review_proposal"
 INVESTIGATE: Final = "investigate_patient"

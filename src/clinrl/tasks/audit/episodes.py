@@ -7,13 +7,12 @@ the same episode earns the same, whoever played it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from clinrl.records import Call, Message, Stop, Transcript, Unreadable
 from clinrl.tasks.audit.cases import AuditCase
 from clinrl.tasks.audit.env import APPROVE, ARGUMENTS, FLAG, SUBMIT, AuditEnv, perform
 from clinrl.tasks.audit.env import Call as Logged
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.rules import ERROR_TYPES
-from clinrl.turns import is_malformed
+from clinrl.types import Call, Message, Stop, Transcript, Unreadable, is_malformed
 
 APPROVED: Final = "approve"
 LABELS: Final = (APPROVED, *ERROR_TYPES)

@@ -8,11 +8,11 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from clinrl.records import Unreadable
-from clinrl.task import Share, Statistic
 from clinrl.tasks.audit.episodes import APPROVED, parts, read
 from clinrl.tasks.audit.published import f_beta as f_of
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
+from clinrl.tasks.base import Share, Statistic
+from clinrl.types import Unreadable
 
 Answer = str | Unreadable
 BETA: Final = 1.5

@@ -7,7 +7,6 @@ valid value stays inside. All other fields have the published distributions, and
 from random import Random
 from typing import Final, Literal
 
-from clinrl.records import Strict
 from clinrl.tasks.audit.rules import (
     AGE,
     OVERRIDE,
@@ -19,6 +18,7 @@ from clinrl.tasks.audit.rules import (
     Stage,
     TrialProtocol,
 )
+from clinrl.types import Strict
 
 NEAR_SHARE: Final = 0.85
 """Of the breaches, and of the valid values of the rule that a proposal is about, those close to the limit."""

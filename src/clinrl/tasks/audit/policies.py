@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field
 
-from clinrl.records import Message, Strict
 from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal, differences_of
 from clinrl.tasks.audit.env import (
     APPROVE,
@@ -33,6 +32,7 @@ from clinrl.tasks.audit.observations import CATEGORICAL, NUMERIC
 from clinrl.tasks.audit.phrases import FALLACY_NAMES, Argued, argued
 from clinrl.tasks.audit.prompt import EXAMPLE_REASON, prompt
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences, ErrorType, deciding
+from clinrl.types import Message, Strict
 
 Action = tuple[str, dict[str, Any]]
 """A tool and its arguments."""

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from clinrl.records import Message
 from clinrl.tasks.audit.cases import AuditFacts, Proposal
 from clinrl.tasks.audit.phrases import FALLACIES
 from clinrl.tasks.audit.rules import TrialProtocol
+from clinrl.types import Message
 
 EXAMPLE_REASON: Final = "upper +3; generic_range"
 """Shows the form of a reason."""

@@ -3,9 +3,9 @@
 from types import MappingProxyType
 from typing import Final
 
-from clinrl.task import PublishedProtocol
 from clinrl.tasks.audit.cases import LEVEL_NAMES
 from clinrl.tasks.audit.rewards import CORRECTED, PUBLISHED
+from clinrl.tasks.base import PublishedProtocol
 
 PROTOCOL: Final = PublishedProtocol(
     mix="published",

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from clinrl.records import Strict
 from clinrl.tasks.audit.cases import MOST_PROPOSALS, AuditCase, Truth
 from clinrl.tasks.audit.env import (
     APPROVE,
@@ -26,6 +25,7 @@ from clinrl.tasks.audit.env import (
     calls_for,
 )
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, ErrorType
+from clinrl.types import Strict
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from clinrl.records import Transcript
-from clinrl.task import Heard, Quality
 from clinrl.tasks.audit.cases import AuditCase
 from clinrl.tasks.audit.episodes import played
 from clinrl.tasks.audit.rewards import NEEDED_CALLS, Corrected, decisions, detection
+from clinrl.tasks.base import Heard, Quality
+from clinrl.types import Transcript
 
 
 def found(case: AuditCase, transcript: Transcript, heard: Heard) -> float | None:

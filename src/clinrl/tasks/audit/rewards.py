@@ -12,12 +12,12 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from clinrl.records import Score, Strict
 from clinrl.tasks.audit import published
 from clinrl.tasks.audit.cases import AuditCase, Truth, differences_of
 from clinrl.tasks.audit.env import APPROVE, FLAG, INVESTIGATE, REVIEW, TIMELINE, Call
 from clinrl.tasks.audit.evidence import names_fallacy, read, supports
 from clinrl.tasks.audit.published import Dense, Episode
+from clinrl.types import Score, Strict
 
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

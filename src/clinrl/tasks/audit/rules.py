@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from clinrl.records import Strict
+from clinrl.types import Strict
 
 ErrorType = Literal[
     "age_boundary_error", "temporal_inconsistency", "protocol_window_violation", "comorbidity_override_miss"

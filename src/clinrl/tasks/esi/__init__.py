@@ -5,8 +5,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from clinrl.records import Message, Score, Stop, Transcript, Unreadable
-from clinrl.task import NOTHING_HEARD, Ask, Expect, Heard, Quality
+from clinrl.tasks.base import NOTHING_HEARD, Ask, Expect, Heard, Quality
 from clinrl.tasks.esi import answer, metrics, rewards, triggers
 from clinrl.tasks.esi.cases import MIXES, EsiCase, case_id, cases, pool_of
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
@@ -15,6 +14,7 @@ from clinrl.tasks.esi.measured import BOUNDS, LEAST_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.published import PUBLISHED
 from clinrl.tasks.esi.rules import RULE_IDS, Presentation, decide
+from clinrl.types import Message, Score, Stop, Transcript, Unreadable
 
 Policy = Callable[[EsiCase, Random], Transcript]
 

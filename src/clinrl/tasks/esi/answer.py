@@ -8,7 +8,7 @@ beyond that is an answer that hedges, not one that is missing, so a second, clea
 import re
 from typing import Final
 
-from clinrl.records import Unreadable
+from clinrl.types import Unreadable
 
 EMPTY: Final = "empty"
 NO_ANSWER_LINE: Final = "no_answer_line"

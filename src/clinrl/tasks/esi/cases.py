@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from clinrl import imported
-from clinrl.artefacts import canonical_json
-from clinrl.records import Case, Pool, Strict
-from clinrl.task import pool_by_hash
+from clinrl.artifacts import canonical_json
+from clinrl.tasks import importing
+from clinrl.tasks.base import pool_by_hash
 from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.esi.narrative import OPENINGS, ORDERS, narrative
 from clinrl.tasks.esi.phrases import COMPLAINTS, CUES, FINDINGS, Complaint
@@ -32,6 +31,7 @@ from clinrl.tasks.esi.rules import (
     decide,
 )
 from clinrl.tasks.esi.vitals import vitals
+from clinrl.types import Case, Pool, Strict
 
 
 class EsiFacts(Strict):
@@ -53,7 +53,7 @@ class EsiKey(Strict):
 
 
 def _key(value: Any) -> Any:
-    return imported.key_of(value, EsiKey, ImportedKey)
+    return importing.key_of(value, EsiKey, ImportedKey)
 
 
 class EsiCase(Case):
@@ -123,7 +123,7 @@ def pool_of(group: str) -> Pool:
 
     The group of an imported case names its pool.
     """
-    if (named := imported.pool_of(group)) is not None:
+    if (named := importing.pool_of(group)) is not None:
         return named
     return pool_by_hash(group, POOL_SHARE)
 

@@ -9,9 +9,9 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
-from clinrl.imported import Unclear, check_text
-from clinrl.records import Message, Strict
 from clinrl.tasks.esi.rules import Sex
+from clinrl.tasks.importing import Unclear, check_text
+from clinrl.types import Message, Strict
 
 RULE: Final = "imported"
 """What stands for the deciding rule of a case whose level no rule of ours gave."""

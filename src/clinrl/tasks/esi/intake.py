@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from clinrl.errors import DataError
-from clinrl.imported import Source
-from clinrl.sources import open_table
+from clinrl.tasks.csv_reader import open_table
 from clinrl.tasks.esi import mietic, mimic
+from clinrl.tasks.importing import Source
 
 EXPECTED = (
     "it must be a folder with triage.csv, edstays.csv and patients.csv (MIMIC-IV-ED; each may be .csv.gz, in ed/ or "

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from clinrl.imported import Unclear
+from clinrl.tasks.importing import Unclear
 
 BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {

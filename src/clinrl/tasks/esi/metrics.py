@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clinrl.records import Unreadable
-from clinrl.statistics import quadratic_kappa
-from clinrl.task import Share, Statistic
+from clinrl.intervals import quadratic_kappa
+from clinrl.tasks.base import Share, Statistic
+from clinrl.types import Unreadable
 
 LEVELS = (1, 2, 3, 4, 5)
 HIGH_RISK = (1, 2)

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from clinrl.imported import Intake, Source, Taken, Unclear, cleaned, normalised, percentile, pseudonym, sift
-from clinrl.records import Pool
-from clinrl.sources import Table
+from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.esi import imported, measured
+from clinrl.tasks.importing import Intake, Source, Taken, Unclear, cleaned, normalised, percentile, pseudonym, sift
+from clinrl.types import Pool
 
 VALIDATION: Final = "mietic-validation"
 INSTRUCTIONS: Final = "mietic"

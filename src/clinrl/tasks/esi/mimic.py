@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from clinrl.errors import DataError
-from clinrl.imported import Intake, Source, Taken, Unclear, cleaned, percentile, pseudonym, sift
-from clinrl.records import Pool
-from clinrl.sources import Table, locate, open_table
-from clinrl.task import pool_at
+from clinrl.tasks.base import pool_at
+from clinrl.tasks.csv_reader import Table, locate, open_table
 from clinrl.tasks.esi import imported, measured
 from clinrl.tasks.esi.rules import Sex
+from clinrl.tasks.importing import Intake, Source, Taken, Unclear, cleaned, percentile, pseudonym, sift
+from clinrl.types import Pool
 
 KIND: Final = "mimic-iv-ed"
 NAMES: Final = ("triage.csv", "edstays.csv", "patients.csv")

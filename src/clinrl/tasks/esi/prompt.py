@@ -3,12 +3,12 @@
 The three blocks and their bullets are the published contract of the series; the wording is this project's own.
 """
 
-from clinrl.records import Message, Transcript, said
 from clinrl.tasks.esi import imported
 from clinrl.tasks.esi.cases import EsiCase, EsiFacts
 from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.esi.phrases import FINDINGS
 from clinrl.tasks.esi.rules import DANGER_VITALS, RULES, Decision, Presentation, band, decide, hypotension_limit_mmhg
+from clinrl.types import Message, Transcript, said
 
 SYSTEM = (
     "You are an experienced emergency triage nurse. Read the note and assign an Emergency Severity Index level from 1 "

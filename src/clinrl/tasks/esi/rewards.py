@@ -14,8 +14,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from clinrl.errors import DataError
-from clinrl.records import Score, Strict, Unreadable
 from clinrl.tasks.esi import triggers
+from clinrl.types import Score, Strict, Unreadable
 
 LEVELS: Final = (1, 2, 3, 4, 5)
 TERMS: Final = ("level", "done_intervention", "open_injury", "severe_pain", "unreadable", "clamp")

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from clinrl.records import Strict
+from clinrl.types import Strict
 
 Edition = Literal["v5", "v4"]
 Sex = Literal["female", "male"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from clinrl.sources import MARKS
+from clinrl.tasks.csv_reader import MARKS
 from clinrl.tasks.esi.cases import EsiCase, EsiKey, cases
 from clinrl.tasks.esi.mietic import ASKED, LEAKS
 from clinrl.tasks.esi.rules import Presentation

@@ -9,9 +9,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from clinrl.imported import normalised, pseudonym
-from clinrl.records import Message, Score, Stop, Transcript, Unreadable
-from clinrl.task import NOTHING_HEARD, Expect, Heard, Quality
+from clinrl.tasks.base import NOTHING_HEARD, Expect, Heard, Quality
 from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import MIXES, ImagingCase, case_id, cases, is_held_out, pool_of, shown_with
@@ -20,6 +18,8 @@ from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MOST_SENTENCES, NAMES_A_L
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
 from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
+from clinrl.tasks.importing import normalised, pseudonym
+from clinrl.types import Message, Score, Stop, Transcript, Unreadable
 
 Policy = Callable[[ImagingCase, Random], Transcript]
 

@@ -8,7 +8,7 @@ tag inside the reasoning makes a turn unreadable: a reader that takes the first 
 import re
 from typing import Final
 
-from clinrl.records import Message, Unreadable
+from clinrl.types import Message, Unreadable
 
 LABELS: Final = ("Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate")
 """In ordinal order: how far the procedure is in place."""

@@ -12,11 +12,11 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from clinrl.records import Case, Message, Stop, Transcript
-from clinrl.task import Ask, Heard
+from clinrl.tasks.base import Ask, Heard
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.rewards import Reward, asks, score
+from clinrl.types import Case, Message, Stop, Transcript
 
 Attack = Callable[[Case, Random, Sequence[Case]], Transcript]
 """From the case that is answered, a source of chance, and cases to borrow from."""

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from clinrl import imported
-from clinrl.artefacts import canonical_json
-from clinrl.records import Case, Pool, Strict
-from clinrl.task import pool_by_hash
+from clinrl.artifacts import canonical_json
+from clinrl.tasks import importing
+from clinrl.tasks.base import pool_by_hash
 from clinrl.tasks.imaging import evidence
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.evidence import Abstract, Study
@@ -47,6 +46,7 @@ from clinrl.tasks.imaging.rules import (
     weak_kidneys,
 )
 from clinrl.tasks.imaging.statements import Statement, of_decision, word
+from clinrl.types import Case, Pool, Strict
 
 
 class ImagingFacts(Strict):
@@ -77,7 +77,7 @@ class ImagingKey(Strict):
 
 
 def _key(value: Any) -> Any:
-    return imported.key_of(value, ImagingKey, ImportedKey)
+    return importing.key_of(value, ImagingKey, ImportedKey)
 
 
 class ImagingCase(Case):
@@ -118,7 +118,7 @@ def pool_of(group: str) -> Pool:
 
     The group of an imported case names its pool.
     """
-    if (named := imported.pool_of(group)) is not None:
+    if (named := importing.pool_of(group)) is not None:
         return named
     if group.split("/")[0] in _HELD_OUT_IDS:
         return "exam"

@@ -10,10 +10,10 @@ from typing import Final
 
 from pydantic import Field
 
-from clinrl.records import Strict
 from clinrl.tasks.imaging.guideline import BY_ID, CONDITIONS, MODALITIES, Condition, Modality, Target, Yield, true_yield
 from clinrl.tasks.imaging.rules import Scenario
 from clinrl.tasks.imaging.statements import Stance
+from clinrl.types import Strict
 
 SEEN_PCT: Final[dict[Yield, tuple[int, int]]] = {"good": (82, 97), "fair": (42, 64), "poor": (6, 24)}
 """Of a hundred patients who have the target, those in whom it is seen: the range of each yield, both ends included."""

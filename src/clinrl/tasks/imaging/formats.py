@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from clinrl.errors import DataError
-from clinrl.imported import Unclear
-from clinrl.sources import MARKS, Table, open_table, opened, reading
+from clinrl.tasks.csv_reader import MARKS, Table, open_table, opened, reading
+from clinrl.tasks.importing import Unclear
 
 LONGEST_JSON: Final = 128 << 20
 """Bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which needs no memory."""

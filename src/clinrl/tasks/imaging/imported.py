@@ -9,9 +9,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from clinrl.imported import Unclear
-from clinrl.marks import holds_mark
-from clinrl.records import Message, Strict
+from clinrl.tasks.importing import Unclear
+from clinrl.tasks.marks import holds_mark
+from clinrl.types import Message, Strict
 
 RULE: Final = "imported"
 """What stands for the deciding rule of a case whose label no rule of ours gave."""

@@ -13,13 +13,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from clinrl.errors import DataError
-from clinrl.imported import Intake, Source, Taken, Unclear, check_text, cleaned, normalised, percentile, pseudonym, sift
-from clinrl.records import Pool, Unreadable
-from clinrl.task import pool_at
+from clinrl.tasks.base import pool_at
 from clinrl.tasks.imaging import answer, formats, imported
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.formats import TWICE, WHOLE, Fields, Records
 from clinrl.tasks.imaging.sentences import citations, split
+from clinrl.tasks.importing import (
+    Intake,
+    Source,
+    Taken,
+    Unclear,
+    check_text,
+    cleaned,
+    normalised,
+    percentile,
+    pseudonym,
+    sift,
+)
+from clinrl.types import Pool, Unreadable
 
 CONDITION: Final = ("condition", "category")
 VARIANT: Final = ("variant",)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from random import Random
 from typing import Any, Final, Literal
 
-from clinrl.records import Case, Strict
 from clinrl.tasks.imaging.sentences import citations, plain, split
 from clinrl.tasks.imaging.similarity import valid_citations
+from clinrl.types import Case, Strict
 
 Judge = Literal["judge", "second_judge"]
 

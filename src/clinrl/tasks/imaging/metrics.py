@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from clinrl.records import Unreadable
-from clinrl.statistics import quadratic_kappa
-from clinrl.task import Share, Statistic
+from clinrl.intervals import quadratic_kappa
+from clinrl.tasks.base import Share, Statistic
 from clinrl.tasks.imaging.answer import LABELS
+from clinrl.types import Unreadable
 
 UNA, MBA, UA = LABELS
 RANK: Final[Mapping[str, int]] = {label: rank for rank, label in enumerate(LABELS)}

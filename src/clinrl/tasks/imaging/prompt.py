@@ -3,12 +3,12 @@
 The contract and the fields of the request are the published ones; the wording is this project's own.
 """
 
-from clinrl.records import Message, Transcript, said
 from clinrl.tasks.imaging import imported
 from clinrl.tasks.imaging.cases import ImagingCase, ImagingFacts, sentences
 from clinrl.tasks.imaging.evidence import told
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.rules import decide
+from clinrl.types import Message, Transcript, said
 
 SYSTEM = (
     "You advise on imaging. Say whether the procedure is appropriate for exactly this variant of this condition. Think "

@@ -9,13 +9,13 @@ from random import Random
 from types import MappingProxyType
 from typing import Final, Literal
 
-from clinrl.records import Transcript
-from clinrl.task import Ask, Heard, Quality
+from clinrl.tasks.base import Ask, Heard, Quality
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import ImagingCase, cases
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.sentences import citations, split
 from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
+from clinrl.types import Transcript
 
 SECOND: Final[Literal["second_judge"]] = "second_judge"
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from clinrl.errors import DataError
-from clinrl.records import Case, Message, Score, Strict, Transcript, Unreadable
-from clinrl.task import NOTHING_HEARD, Ask, Heard
+from clinrl.tasks.base import NOTHING_HEARD, Ask, Heard
 from clinrl.tasks.imaging import judging, sentences, similarity
 from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, parse, published_format, published_label, written
+from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable
 
 TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
 """Every term of a score, always all of them: zero where it does not apply."""

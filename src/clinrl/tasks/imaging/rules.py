@@ -11,7 +11,6 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from clinrl.records import Strict
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.guideline import (
     ADVANCED,
@@ -27,6 +26,7 @@ from clinrl.tasks.imaging.guideline import (
     true_yield,
     usual_yield,
 )
+from clinrl.types import Strict
 
 Phase = Literal["initial", "next"]
 

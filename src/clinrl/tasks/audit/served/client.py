@@ -6,10 +6,9 @@ from typing import Any
 from openenv.core import EnvClient
 from openenv.core.client_types import StepResult
 
-from clinrl.records import Transcript
 from clinrl.tasks.audit.episodes import answered
 from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, AuditState
-from clinrl.turns import is_malformed
+from clinrl.types import Transcript, is_malformed
 
 
 class AuditClient(EnvClient):  # type: ignore[misc]  # OpenEnv is an extra

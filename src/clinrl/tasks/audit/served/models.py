@@ -8,8 +8,8 @@ from typing import Any, Final
 from openenv.core.env_server.types import Action, Observation, State
 from pydantic import ConfigDict, Field
 
-from clinrl.records import Pool, Strict
 from clinrl.tasks.audit.cases import MIXES
+from clinrl.types import Pool, Strict
 
 CASES: Final = 200
 """How many cases of each seed, pool and mix are served. The last costs a third of a second to draw; a seed nothing."""

@@ -18,7 +18,7 @@ from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
-from clinrl.fence import Fence, Limits, said
+from clinrl.runtime.guard import Fence, Limits, said
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import AuditCase, cases
 from clinrl.tasks.audit.env import CLOSED, AuditEnv, calls_for, perform

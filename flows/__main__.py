@@ -1,0 +1,155 @@
+"""The command line of the flows: parse, settle the environment, start a private server if none is configured, run.
+
+Exit codes are those of `clinrl`: 0 done, or nothing to do; 1 refused or not approved; 2 the command or params.yaml is
+wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another command is at work here; 130 interrupted.
+"""
+
+import argparse
+import atexit
+import sys
+import textwrap
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from clinrl.config.base import known
+from clinrl.config.params import load_params
+from clinrl.errors import ended
+from clinrl.runtime import child, determinism, dvc_state
+from flows import alone, serve, servers
+
+if TYPE_CHECKING:
+    from prefect import State
+
+EPILOG = """examples:
+{examples}
+
+Needs no server. With PREFECT_API_URL set, the run is recorded by that one, and a person can be asked on its page.
+The same command continues a run that was interrupted or killed."""
+
+FLOWS = {
+    "reproduce": (
+        "NAME",
+        "build a version or a merge and what it comes from, and register it",
+        "Builds what is stale of NAME, a version or a merge, and of its ancestors, and registers them.",
+        "python -m flows reproduce esi-v49\n  python -m flows reproduce esi-v46-v49",
+    ),
+    "release": (
+        "NAME",
+        "decide on a registered version or merge, have it approved and promote it",
+        "Decides whether NAME, a registered version or merge, may become champion, has that approved and promotes it; "
+        "then makes a version's full models, which become champions by the same approval if they pass the gate.",
+        'python -m flows release esi-v49 --approver "Ada Lovelace"',
+    ),
+    "retrain": (
+        "TASK",
+        "build what is stale of a task, release the newest version, or draft the next",
+        "Builds what is stale of all versions of TASK, then releases the newest. If nothing is stale, and the schedule "
+        "of TASK says `draft: true`, drafts the next version from the champion's errors, builds it, and releases it or "
+        "drops it if it brings nothing.",
+        'python -m flows retrain esi\n  python -m flows retrain esi --approver "Ada Lovelace"',
+    ),
+}
+"""What each flow takes, what it does in a line and in sentences, and examples."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m flows",
+        description="Runs a flow, or serves them all by the schedules of params.yaml.",
+        epilog="`python -m flows FLOW --help` has examples.",
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="flow", metavar="FLOW", required=True)
+    for name, (argument, line, description, examples) in FLOWS.items():
+        words = commands.add_parser(
+            name,
+            help=line,
+            description=textwrap.fill(description, 100),
+            epilog=EPILOG.format(examples=f"  {examples}"),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        what = "a task" if argument == "TASK" else "a version or a merge"
+        words.add_argument(argument.lower(), metavar=argument, help=f"{what} of params.yaml")
+        if name != "reproduce":
+            words.add_argument(
+                "--approver", metavar="NAME", help="the person who approves the release, given beforehand"
+            )
+    serve.add_to(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one flow and return its exit code. argparse itself exits: 0 after help, 2 after a usage error."""
+    top = parser()
+    arguments = vars(top.parse_args(argv))
+    name = arguments.pop("flow")
+    if name == "serve":
+        return serve.main(top, arguments)
+
+    def run() -> int:
+        determinism.pin()
+        task = check(arguments)
+        servers.configure()
+        if servers.configured():
+            return _run(name, arguments)
+        with alone.at_work(task, f"flows {name} {arguments.get('name', task)}"):
+            return _run(name, arguments)
+
+    return ended(run)
+
+
+def check(arguments: dict[str, Any]) -> str:
+    """Refuse what params.yaml does not have, and an approver without a name, before anything is started.
+
+    Returns the task that the flow is about.
+    """
+    dvc_state.fence()
+    params = load_params()
+    if "name" in arguments:
+        task: str = params.versions[params.parts(arguments["name"])[0]].task
+    else:
+        task = arguments["task"]
+        known("params.yaml", task, params.bases, "a task with a base")
+    if arguments.get("approver") is not None:
+        from clinrl.release.promotion import named
+        from clinrl.signing.approval import approvers
+
+        approver = named(arguments["approver"])
+        if params.approvers or params.scale != "embedded":
+            approvers(params, approver)  # now: a training may take days
+    return task
+
+
+def _run(name: str, arguments: dict[str, Any]) -> int:
+    with nullcontext() if servers.configured() else alone.starting():
+        server = servers.begin_private()
+        if server is not None:
+            atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        module = import_module(f"flows.{name}")  # a second, while the server starts
+        approver = arguments.pop("approver", None)
+        flow = getattr(module, name) if approver is None else module.approved_by(approver)
+        from flows import runs
+
+        if server is not None:
+            servers.wait("prefect", server, servers.health())
+    return verdict(runs.start(flow, arguments))
+
+
+def verdict(state: "State[Any]") -> int:
+    """The exit code for a flow's last state. What refused it is raised; what else broke it shows its traceback."""
+    if not state.is_completed():
+        state.result(raise_on_failure=True)
+    print(f"clinrl: {state.message}", file=sys.stderr)
+    from flows.release import NOT_APPROVED, REFUSED
+
+    return 1 if state.name in (REFUSED, NOT_APPROVED) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Figures that follow from records alone: exams, contrasts between recipes, baselines and training alerts."""

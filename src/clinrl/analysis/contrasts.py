@@ -1,0 +1,390 @@
+"""Recipes compared over seeds: numbers on answers that are already graded, and the tests between rows.
+
+A row is a recipe with its versions, one a seed, or the base, or somebody who does not read. All rows are measured on
+the same cases and on the same draws of them. Pure functions of records: no files, no models, no clock.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+from pydantic import Field
+
+from clinrl.analysis.exam import (
+    COMPARED,
+    Confusion,
+    Estimates,
+    Sitting,
+    clusters_of,
+    column,
+    columns,
+    compare,
+    confusion,
+)
+from clinrl.config.schema import Pair
+from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
+from clinrl.tasks.base import Share, Statistic, Task, no_asks
+from clinrl.types import Case, Estimate, Strict, Unreadable
+
+ALL = "all"
+"""The part that holds all cases."""
+COMMONEST = "commonest label"
+"""The measure of a test that is about how often the commonest gold label is answered."""
+
+Kind = Literal["arm", "control", "base", "baseline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What a row is made of: answers in exam order, a run each, and what was measured on them elsewhere."""
+
+    name: str
+    kind: Kind
+    versions: tuple[str, ...]
+    """Empty for a baseline."""
+    answers: Sequence[Sequence[Any]]
+    qualities: Mapping[str, Sequence[Sequence[float | None]]] = field(default_factory=dict)
+    """Of the qualities that ask no model: a number a case and run, None where there is none."""
+    reported: Mapping[str, Sequence[Estimate]] = field(default_factory=dict)
+    """Qualities that ask a model, from each version's own report: on all cases."""
+    views: Mapping[str, Sequence[Estimates]] = field(default_factory=dict)
+    """View to the metrics under it, from each version's own report."""
+
+
+class Figure(Strict):
+    """A number of a row: the mean over its seeds."""
+
+    value: float
+    low: float | None = None
+    """95% interval, over cases and seeds. None where only reports are known, and no single cases."""
+    high: float | None = None
+    n: int = Field(ge=0)
+    """Cases."""
+    seeds: tuple[float, ...]
+    """The number of each version, in the order of params.yaml."""
+
+
+Figures = dict[str, Figure]
+
+
+class Row(Strict):
+    """One line of the tables."""
+
+    name: str
+    kind: Kind
+    versions: tuple[str, ...]
+    metrics: Figures
+    """The columns of the comparison, and `no_parse`."""
+    qualities: Figures
+    answered: dict[str, float]
+    """Share of the answers by label, unreadable ones last; all seeds together."""
+    confusion: Confusion
+    """All seeds together."""
+
+
+class ViewRow(Strict):
+    """A row under one way to show the cases, on the cases that have other ways."""
+
+    name: str
+    view: str
+    metrics: Figures
+
+
+class Contrast(Strict):
+    """One test between two rows. A family is all tests of one measure and kind in one section."""
+
+    first: str
+    second: str
+    measure: str
+    """A share of the paired tests, the first column, a quality, or `commonest label`."""
+    versions: tuple[str, str] | None
+    """The two versions of an exact McNemar test; None for a test over all seeds."""
+    b: int | None = None
+    """McNemar: cases that count for the first and not for the second."""
+    c: int | None = None
+    """McNemar: cases that count for the second and not for the first."""
+    difference: Estimate
+    """The first less the second."""
+    p: float
+    adjusted: float
+    """p after Holm, within the family."""
+
+
+class Section(Strict):
+    """One mode, on all cases or on those of one part."""
+
+    mode: str
+    part: str
+    n: int = Field(gt=0)
+    clusters: int | None
+    """How many clusters the cases are of; None for a task whose cases are by themselves."""
+    right: dict[str, float]
+    """Share of the cases by gold label."""
+    commonest: str
+    """The commonest gold label."""
+    rows: tuple[Row, ...]
+    contrasts: tuple[Contrast, ...]
+    views: tuple[ViewRow, ...] = ()
+    """On all cases only."""
+
+
+class Compared(Strict):
+    """A whole comparison. Holds no times: equal answers give equal bytes."""
+
+    name: str
+    task: str
+    task_version: int
+    exam: str
+    exam_digest: str
+    modes: dict[str, dict[str, Any]]
+    """Decoding of each mode."""
+    adapters: dict[str, str]
+    """Version to the digest of the adapter that answered."""
+    columns: tuple[str, ...]
+    quality: str
+    parts: str
+    tests: tuple[Pair, ...]
+    published: dict[str, dict[str, dict[str, float]]]
+    """Part to row to metric: what was published about other data."""
+    sections: tuple[Section, ...]
+    """By mode, and in each all cases first."""
+    note: str
+
+
+def section(
+    task: Task,
+    cases: Sequence[Case],
+    entries: Sequence[Entry],
+    *,
+    mode: str,
+    part: str,
+    of: Sequence[int],
+    chosen: Sequence[str],
+    pairs: Sequence[Pair],
+) -> Section:
+    """Rows and tests on the cases at the places `of`; `chosen` are the metrics shown. A pair without its rows is left
+    out.
+    """
+    held = [cases[i] for i in of]
+    golds = [task.label(case) for case in held]
+    clusters = clusters_of(task, held)
+    counts = Counter(golds)
+    commonest = max(task.labels, key=lambda label: counts[label])
+    here = [_at(entry, of) for entry in entries]
+    measured = {entry.name: _measured(task, golds, entry, clusters, chosen, commonest) for entry in here}
+    rows = [
+        Row(
+            name=entry.name,
+            kind=entry.kind,
+            versions=entry.versions,
+            metrics={name: _figure(task, name, golds, entry, runs, clusters)
+                     for name in (*chosen, "no_parse") if (runs := measured[entry.name].get(name))},
+            qualities={name: _mean_figure(runs) for name in entry.qualities
+                       if (runs := measured[entry.name].get(name))}
+            | ({name: _reported(some) for name, some in entry.reported.items()} if part == ALL else {}),
+            answered=_answered(task, entry),
+            confusion=_summed([confusion(task, golds, run) for run in entry.answers]),
+        )
+        for entry in here
+    ]  # fmt: skip
+    return Section(
+        mode=mode,
+        part=part,
+        n=len(held),
+        clusters=None if clusters is None else len(set(clusters)),
+        right={str(label): _round(counts[label] / len(held)) for label in task.labels},
+        commonest=str(commonest),
+        rows=tuple(rows),
+        contrasts=_contrasts(task, mode, golds, {entry.name: entry for entry in here}, measured, pairs, chosen[0]),
+        views=tuple(_view_rows(here)) if part == ALL else (),
+    )
+
+
+def parts(task: Task, cases: Sequence[Case], slice_: str) -> dict[str, list[int]]:
+    """The places of the cases of each value of a slice, by value; all cases come first."""
+    found: dict[str, list[int]] = {ALL: list(range(len(cases)))}
+    if slice_:
+        values = [task.slices[slice_](case) for case in cases]
+        found |= {value: [i for i, some in enumerate(values) if some == value] for value in sorted(set(values))}
+    return found
+
+
+def _at(entry: Entry, of: Sequence[int]) -> Entry:
+    return Entry(
+        name=entry.name,
+        kind=entry.kind,
+        versions=entry.versions,
+        answers=[[run[i] for i in of] for run in entry.answers],
+        qualities={name: [[run[i] for i in of] for run in runs] for name, runs in entry.qualities.items()},
+        reported=entry.reported,
+        views=entry.views,
+    )
+
+
+def _measured(
+    task: Task, golds: Sequence[Any], entry: Entry, clusters: Sequence[str] | None, chosen: Sequence[str], common: Any
+) -> dict[str, Runs]:
+    """Everything that is measured on single cases, where it is defined: `chosen`, qualities, and shares of answers."""
+    found = {name: _metric(task, name, golds, entry.answers, clusters) for name in chosen}
+    for name, verdicts in (
+        ("no_parse", [[float(isinstance(answer, Unreadable)) for answer in run] for run in entry.answers]),
+        (COMMONEST, [[float(answer == common) for answer in run] for run in entry.answers]),
+    ):
+        found[name] = runs_of_means(verdicts, clusters)
+    for name, values in entry.qualities.items():
+        found[name] = runs_of_means(values, clusters)
+    return {name: runs for name, runs in found.items() if runs is not None}
+
+
+def _metric(
+    task: Task, name: str, golds: Sequence[Any], answers: Sequence[Sequence[Any]], clusters: Sequence[str] | None
+) -> Runs | None:
+    metric = task.metrics[name]
+    if isinstance(metric, Share):
+        return runs_of_means(_verdicts(metric, golds, answers), clusters)
+
+    def of(right: Sequence[Any], said: Sequence[Any]) -> float:
+        kept = [(a, b) for a, b in zip(right, said, strict=True) if not isinstance(b, Unreadable)]
+        return metric.of([a for a, _ in kept], [b for _, b in kept]) if kept else math.nan
+
+    return runs_of(of if metric.readable_only else metric.of, golds, answers, clusters)
+
+
+def _verdicts(metric: Share, golds: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[list[float | None]]:
+    verdicts = [[metric.of(gold, answer) for gold, answer in zip(golds, run, strict=True)] for run in answers]
+    return [[None if verdict is None else float(verdict) for verdict in run] for run in verdicts]
+
+
+def _figure(
+    task: Task, name: str, golds: Sequence[Any], entry: Entry, runs: Runs, clusters: Sequence[str] | None
+) -> Figure:
+    """A share of a single run, or one that is 0 or 1 in all, has the interval that it has in every report."""
+    metric = task.metrics.get(name)
+    if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
+        return _mean_figure(runs)
+    said = entry.answers[0]
+    verdicts = [
+        metric.of(gold, answer) if metric else isinstance(answer, Unreadable)
+        for gold, answer in zip(golds, said, strict=True)
+    ]
+    inside = [i for i, verdict in enumerate(verdicts) if verdict is not None]
+    same = rate([bool(verdicts[i]) for i in inside], clusters and [clusters[i] for i in inside])
+    return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values)))
+
+
+def _mean_figure(runs: Runs) -> Figure:
+    return Figure(**average(runs).model_dump(), seeds=tuple(map(_round, runs.values)))
+
+
+def _reported(estimates: Sequence[Estimate]) -> Figure:
+    """A mean of what reports say. The interval of one seed is known; that of a mean is not."""
+    values = [estimate.value for estimate in estimates]
+    only = estimates[0] if len(estimates) == 1 else None
+    return Figure(
+        value=_round(math.fsum(values) / len(values)),
+        low=only.low if only else None,
+        high=only.high if only else None,
+        n=max(estimate.n for estimate in estimates),
+        seeds=tuple(values),
+    )
+
+
+def _answered(task: Task, entry: Entry) -> dict[str, float]:
+    counts = Counter(column(answer) for run in entry.answers for answer in run)
+    return {name: _round(counts[name] / counts.total()) for name in columns(task)}
+
+
+def _summed(tables: Sequence[Confusion]) -> Confusion:
+    cells = [[sum(cell) for cell in zip(*row, strict=True)] for row in zip(*(t.counts for t in tables), strict=True)]
+    return tables[0].model_copy(update={"counts": tuple(map(tuple, cells))})
+
+
+def _view_rows(entries: Sequence[Entry]) -> list[ViewRow]:
+    found = []
+    for entry in entries:
+        for view, reports in entry.views.items():
+            names = [name for name in reports[0] if all(name in report for report in reports)]
+            metrics = {name: _reported([report[name] for report in reports]) for name in names}
+            found.append(ViewRow(name=entry.name, view=view, metrics=metrics))
+    return found
+
+
+def _contrasts(
+    task: Task,
+    mode: str,
+    golds: Sequence[Any],
+    entries: Mapping[str, Entry],
+    measured: Mapping[str, Mapping[str, Runs]],
+    pairs: Sequence[Pair],
+    main: str,
+) -> tuple[Contrast, ...]:
+    """All tests of a section, family by family: McNemar's of each compared share, then those over all seeds."""
+    made = [pair for pair in pairs if pair.first in entries and pair.second in entries]
+    found = [
+        _seed_test(pair, versions, test)
+        for pair in made
+        for versions, test in _mcnemar(task, mode, golds, entries[pair.first], entries[pair.second])
+    ]
+    measures = dict.fromkeys([main, *(name for entry in entries.values() for name in entry.qualities), COMMONEST])
+    for pair in made:
+        mine, theirs = measured[pair.first], measured[pair.second]
+        for measure in measures:
+            if measure in mine and measure in theirs:
+                difference, p = average_difference(mine[measure], theirs[measure])
+                found.append(
+                    Contrast(
+                        first=pair.first, second=pair.second, measure=measure, versions=None,
+                        difference=difference, p=p, adjusted=p,
+                    )
+                )  # fmt: skip
+
+    def family(contrast: Contrast) -> tuple[bool, int]:
+        return contrast.versions is None, (*COMPARED, *measures).index(contrast.measure)
+
+    done: list[Contrast] = []
+    for _, tests in groupby(sorted(found, key=family), key=family):
+        some = list(tests)
+        ps = holm([test.p for test in some])
+        done += [test.model_copy(update={"adjusted": p}) for test, p in zip(some, ps, strict=True)]
+    return tuple(done)
+
+
+def _mcnemar(
+    task: Task, mode: str, golds: Sequence[Any], mine: Entry, theirs: Entry
+) -> list[tuple[tuple[str, str], Paired]]:
+    """Seed by seed; who has a single version meets all of the other's."""
+    count = max(len(mine.answers), len(theirs.answers))
+    found = []
+    for k in range(count):
+        one, other = (
+            Sitting(
+                name=_of(entry.versions or (entry.name,), k), task=task.name, task_version=task.version, mode=mode,
+                mode_spec={}, exam_digest="", golds=golds, answers=_of(entry.answers, k),
+            )
+            for entry in (mine, theirs)
+        )  # fmt: skip
+        found += [((one.name, other.name), test) for test in compare(one, other, task.metrics)]
+    return found
+
+
+def _of(values: Sequence[Any], k: int) -> Any:
+    return values[k % len(values)]
+
+
+def _seed_test(pair: Pair, versions: tuple[str, str], test: Paired) -> Contrast:
+    return Contrast(
+        first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
+        difference=test.difference, p=test.p, adjusted=test.p,
+    )  # fmt: skip
+
+
+def _round(value: float) -> float:
+    return round(value, DIGITS) + 0.0
+
+
+def without_models(task: Task) -> list[str]:
+    """The qualities that are measured on a transcript alone."""
+    return [name for name, quality in task.qualities.items() if quality.asks is no_asks]

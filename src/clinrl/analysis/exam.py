@@ -1,0 +1,394 @@
+"""What an exam says about one version in one mode: the record, and how it follows from graded answers.
+
+Every share carries its interval and its count of cases; unreadable answers stay in every denominator. Pure functions
+of records: no files, no models, no clock.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from clinrl.errors import ArtefactError
+from clinrl.intervals import DIGITS, Paired, bootstrap, mean, paired, rate, wilson
+from clinrl.tasks.base import GIVEN, NOTHING_HEARD, Heard, Quality, Share, Statistic, Task, get_task, no_asks, seen
+from clinrl.tasks.importing import is_imported
+from clinrl.types import Case, Estimate, Graded, Strict, Transcript, Unreadable
+
+COMPARED = ("exact", "dangerous")
+"""Shares that every paired test and every slice is about. Each task defines them."""
+UNREADABLE = "unreadable"
+VIEW = "view"
+"""The slice of other ways to show the cases."""
+NOTE = "Research only, synthetic data."
+IMPORTED_NOTE = "Research only, imported cases."
+"""The note of an exam on somebody's records."""
+
+Estimates = dict[str, Estimate]
+T = TypeVar("T")
+
+
+class Row(Strict):
+    """One line of the comparison table: somebody's answers to the same exam."""
+
+    name: str
+    metrics: Estimates
+
+
+class Confusion(Strict):
+    """Counts of cases, or of the decisions that cases are made of: a row for each gold label, a column for each answer,
+    the last one for unreadable answers."""
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    @property
+    def total(self) -> int:
+        """All that is counted."""
+        return sum(map(sum, self.counts))
+
+
+class EvalReport(Strict):
+    """One version, one exam, one mode. Holds no times: equal answers give equal bytes."""
+
+    name: str
+    task: str
+    task_version: int
+    mode: str
+    mode_spec: dict[str, Any]
+    """Decoding of this mode at the active scale."""
+    exam: str
+    exam_digest: str
+    adapter_digest: str
+    n: int = Field(gt=0)
+    metrics: Estimates
+    """The task's metrics and qualities, and `no_parse` (unreadable answers) and `clipped` (out of tokens) as shares of
+    all cases.
+
+    The n of a share is its denominator; the n of a statistic is the count of answers that it is computed on: the
+    readable ones, or all."""
+    stops: dict[str, int]
+    unreadable: dict[str, int]
+    """Cases by the reason why their answer could not be read."""
+    predicted: dict[str, int]
+    """Cases, or their decisions, by answer."""
+    confusion: Confusion
+    slices: dict[str, dict[str, Estimates]]
+    """Slice, then value, then metric. Values of the slice `view` are other ways to show the cases that have them."""
+    terms: dict[str, float]
+    """Mean contribution of each reward term over all cases. They sum to `reward`."""
+    reward: float
+    rows: tuple[Row, ...]
+    paired: tuple[Paired, ...]
+    note: str = NOTE
+
+    @property
+    def counted(self) -> str:
+        """What `confusion` and `predicted` count: a case of several decisions is counted once for each."""
+        return "cases" if self.confusion.total == self.n else "decisions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sitting:
+    """One name's answers to one exam in one mode, in exam order."""
+
+    name: str
+    task: str
+    task_version: int
+    mode: str
+    mode_spec: Mapping[str, Any]
+    exam_digest: str
+    golds: Sequence[Any]
+    answers: Sequence[Any]
+    under: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Answers to the cases as other views show them, by view; as given, where a case has no such view."""
+    clusters: Sequence[str] | None = None
+    """The cluster of each case, for intervals; None where cases are by themselves."""
+
+
+def compare(a: Sitting, b: Sitting, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
+    """Paired tests of `a` against `b` on the compared shares. Raises ArtefactError if the two sat different exams."""
+    comparable(a, b)
+    return tuple(_paired(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in COMPARED)
+
+
+def comparable(a: Sitting | EvalReport, b: Sitting | EvalReport) -> None:
+    """Two reports, or two sittings, answer the same question. Raises ArtefactError naming what differs."""
+    for what, mine, theirs in (
+        ("task", a.task, b.task),
+        ("task version", a.task_version, b.task_version),
+        ("exam digest", a.exam_digest, b.exam_digest),
+        ("mode", a.mode, b.mode),
+        ("decoding of the mode", dict(a.mode_spec), dict(b.mode_spec)),
+    ):
+        if mine != theirs:
+            raise ArtefactError(
+                f"{a.name} and {b.name} cannot be compared: their {what} differs ({mine} and {theirs}); "
+                f"evaluate both on the same exam, in the same mode and at the same task version"
+            )
+
+
+def between_modes(
+    golds: Sequence[Any], answers: Mapping[str, Sequence[Any]], metrics: Mapping[str, Share | Statistic]
+) -> dict[str, Any]:
+    """Agreement of the modes of one version, and a paired test for each two of them. Empty for a single mode.
+
+    `mode_agreement` is the share of all cases with the same readable answer in every mode: two unreadable answers do
+    not agree.
+    """
+    if len(answers) < 2:
+        return {}
+    same = sum(not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in zip(*answers.values(), strict=True))
+    tests = {
+        f"{a}_{b}": {metric: _paired(metric, b, golds, answers[a], answers[b], metrics) for metric in COMPARED}
+        for a, b in combinations(answers, 2)
+    }
+    return {"mode_agreement": wilson(same, len(golds)), "between_modes": tests}
+
+
+def build(
+    *,
+    task: Task,
+    name: str,
+    mode: str,
+    mode_spec: dict[str, Any],
+    exam: str,
+    exam_digest: str,
+    adapter_digest: str,
+    cases: Sequence[Case],
+    graded: Sequence[Graded],
+    others: Mapping[str, Sequence[Any]],
+    tests: Sequence[Paired],
+    heard: Heard = NOTHING_HEARD,
+    view: str = GIVEN,
+    views: Mapping[str, Sequence[Graded]] = MappingProxyType({}),
+    qualities: Mapping[str, Quality] | None = None,
+) -> EvalReport:
+    """The report on graded answers, given in the order of the exam's cases.
+
+    `others` are the answers of the other rows by name, `tests` the paired tests already made, `heard` what the models
+    that the task's qualities ask have answered. `view` is how the cases were shown, `views` holds the answers under
+    others. `qualities` are the measures of whole transcripts, by default all of the task's. Raises
+    ValueError if the graded answers are not those of the cases.
+    """
+    if [case.id for case in cases] != [line.case_id for line in graded]:
+        raise ValueError(f"the graded answers of {name} in mode {mode} are not in the order of exam {exam}")
+    golds, answers = [task.label(case) for case in cases], [line.answer for line in graded]
+    silent = Counter(answer.reason for answer in answers if isinstance(answer, Unreadable))
+    stops = Counter[str](line.transcript.stop for line in graded)
+    predicted = Counter(given for _, given in _cells(task, golds, answers))
+    clusters = clusters_of(task, cases)
+    metrics = estimates(task.metrics, golds, answers, clusters)
+    shown = [seen(task, case, view) for case in cases]
+    measures = task.qualities if qualities is None else qualities
+    metrics |= measured(measures, shown, [line.transcript for line in graded], heard, clusters)
+    metrics["no_parse"] = rate([isinstance(answer, Unreadable) for answer in answers], clusters)
+    metrics["clipped"] = rate([line.transcript.stop == "max_tokens" for line in graded], clusters)
+    rows = {name: answers, **others}
+    terms = {term: _mean([line.score.terms.get(term, 0.0) for line in graded]) for term in task.terms}
+    return EvalReport(
+        name=name,
+        task=task.name,
+        task_version=task.version,
+        mode=mode,
+        mode_spec=mode_spec,
+        exam=exam,
+        exam_digest=exam_digest,
+        adapter_digest=adapter_digest,
+        n=len(cases),
+        metrics=metrics,
+        stops=dict(stops),
+        unreadable=dict(silent),
+        predicted={outcome: predicted[outcome] for outcome in columns(task)},
+        confusion=confusion(task, golds, answers),
+        slices={
+            **{what: _slice(task, cases, shown, golds, graded, of) for what, of in task.slices.items()},
+            **({VIEW: _views(task, cases, {GIVEN: graded, **views})} if views else {}),
+        },
+        terms=terms,
+        reward=_mean([line.score.total for line in graded]),
+        rows=tuple(Row(name=who, metrics=_row(task, golds, theirs, clusters)) for who, theirs in rows.items()),
+        paired=tuple(tests),
+        note=note_of(cases),
+    )
+
+
+def note_of(cases: Sequence[Case]) -> str:
+    """What every page about these cases begins with."""
+    return IMPORTED_NOTE if any(map(is_imported, cases)) else NOTE
+
+
+def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
+    """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
+    return None if task.cluster is None else [task.cluster(case) for case in cases]
+
+
+def estimates(
+    metrics: Mapping[str, Share | Statistic],
+    golds: Sequence[Any],
+    answers: Sequence[Any],
+    clusters: Sequence[str] | None = None,
+) -> Estimates:
+    """Every metric that is defined on these cases, with its interval.
+
+    A statistic is computed on the readable answers, or on all if it says so.
+    """
+    found: Estimates = {}
+    readable = [i for i, answer in enumerate(answers) if not isinstance(answer, Unreadable)]
+    for name, metric in metrics.items():
+        if isinstance(metric, Share):
+            estimate = share(metric, golds, answers, clusters)
+        elif not metric.readable_only:
+            estimate = bootstrap(metric.of, golds, answers, clusters)
+        elif readable:
+            estimate = bootstrap(
+                metric.of, _at(golds, readable), _at(answers, readable), clusters and _at(clusters, readable)
+            )
+        else:
+            estimate = None
+        if estimate is not None:
+            found[name] = estimate
+    return found
+
+
+def share(
+    metric: Share, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None = None
+) -> Estimate | None:
+    """A share with its interval, Wilson's or that over clusters; None if no case is in its denominator."""
+    verdicts = [metric.of(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
+    inside = [i for i, verdict in enumerate(verdicts) if verdict is not None]
+    return rate([bool(verdicts[i]) for i in inside], clusters and _at(clusters, inside)) if inside else None
+
+
+def measured(
+    qualities: Mapping[str, Quality],
+    cases: Sequence[Case],
+    transcripts: Sequence[Transcript],
+    heard: Heard,
+    clusters: Sequence[str] | None = None,
+) -> Estimates:
+    """The mean of each quality over the cases that it is defined on, with its bootstrap interval."""
+    found: Estimates = {}
+    for name, quality in qualities.items():
+        values = [quality.of(case, said, heard) for case, said in zip(cases, transcripts, strict=True)]
+        inside = [i for i, value in enumerate(values) if value is not None]
+        if inside:
+            found[name] = mean([values[i] or 0.0 for i in inside], clusters and _at(clusters, inside))
+    return found
+
+
+def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confusion:
+    """Counts of gold label by answer, with a last column for unreadable answers."""
+    cells = Counter(_cells(task, golds, answers))
+    rows, wide = tuple(str(label) for label in task.labels), columns(task)
+    return Confusion(rows=rows, columns=wide, counts=tuple(tuple(cells[r, c] for c in wide) for r in rows))
+
+
+def _cells(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> list[tuple[str, str]]:
+    """Row and column of each part of each answer."""
+    pairs = zip(golds, answers, strict=True)
+    return [(str(row), column(given)) for gold, answer in pairs for row, given in task.parts(gold, answer)]
+
+
+def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
+    """Headline numbers by mode and the agreement of the modes: plain numbers, to be tabulated and diffed."""
+    by_mode = {
+        report.mode: {
+            name: report.metrics[name].value for name in get_task(report.task).headline if name in report.metrics
+        }
+        for report in reports
+    }
+    agreed = {"mode_agreement": agreement["mode_agreement"].value} if agreement else {}
+    return {**by_mode, **agreed}
+
+
+def _paired(
+    metric: str,
+    other: str,
+    golds: Sequence[Any],
+    mine: Sequence[Any],
+    theirs: Sequence[Any],
+    metrics: Mapping[str, Share | Statistic],
+) -> Paired:
+    kind = metrics[metric]
+    if not isinstance(kind, Share):
+        raise TypeError(f"{metric} is a statistic; paired tests are of shares")
+    # A case outside a share's denominator is outside for both, since the denominator depends on gold alone.
+    verdicts = [(kind.of(gold, a), kind.of(gold, b)) for gold, a, b in zip(golds, mine, theirs, strict=True)]
+    counted = [(bool(a), bool(b)) for a, b in verdicts if a is not None and b is not None]
+    return paired(metric, other, [a for a, _ in counted], [b for _, b in counted])
+
+
+def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None) -> Estimates:
+    return estimates({name: task.metrics[name] for name in task.row_metrics}, golds, answers, clusters)
+
+
+def _slice(
+    task: Task,
+    cases: Sequence[Case],
+    shown: Sequence[Case],
+    golds: Sequence[Any],
+    graded: Sequence[Graded],
+    of: Callable[[Case], str],
+) -> dict[str, Estimates]:
+    """The cases by a property, `shown` as they were seen."""
+    members: dict[str, list[int]] = {}
+    for i, case in enumerate(cases):
+        members.setdefault(of(case), []).append(i)
+    metrics = {name: task.metrics[name] for name in task.slice_measures if name in task.metrics}
+    qualities = {name: task.qualities[name] for name in task.slice_measures if name in task.qualities}
+    clusters = clusters_of(task, cases)
+    found = {}
+    for value, rows in sorted(members.items()):
+        alike, lines = clusters and _at(clusters, rows), _at(graded, rows)
+        said = [line.transcript for line in lines]
+        found[value] = estimates(metrics, _at(golds, rows), [line.answer for line in lines], alike)
+        found[value] |= measured(qualities, _at(shown, rows), said, NOTHING_HEARD, alike)
+    return found
+
+
+def _views(task: Task, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> dict[str, Estimates]:
+    """The same answers as given and under other views, each on the cases that have the view.
+
+    Of the qualities those that ask no model: a judge would be asked about every case once for each view.
+    """
+    by_id = {case.id: case for case in cases}
+    others = {line.case_id for view, lines in graded.items() if view != GIVEN for line in lines}
+    chosen = [name for name in task.headline if isinstance(task.metrics.get(name), Statistic)]
+    metrics = {name: task.metrics[name] for name in (*COMPARED, *chosen)}
+    plain = {name: quality for name, quality in task.qualities.items() if quality.asks is no_asks}
+    found = {}
+    for view, lines in graded.items():
+        kept = [line for line in lines if line.case_id in others]
+        shown = [seen(task, by_id[line.case_id], view) for line in kept]
+        clusters = clusters_of(task, [by_id[line.case_id] for line in kept])
+        golds = [task.label(case) for case in shown]
+        found[view] = {
+            **estimates(metrics, golds, [line.answer for line in kept], clusters),
+            **measured(plain, shown, [line.transcript for line in kept], NOTHING_HEARD, clusters),
+        }
+    return found
+
+
+def _at(values: Sequence[T], places: Sequence[int]) -> list[T]:
+    return [values[i] for i in places]
+
+
+def columns(task: Task) -> tuple[str, ...]:
+    """Every outcome of a case: the labels, and last that the answer was unreadable."""
+    return (*(str(label) for label in task.labels), UNREADABLE)
+
+
+def column(answer: Any) -> str:
+    """Which of `columns` an answer is."""
+    return UNREADABLE if isinstance(answer, Unreadable) else str(answer)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(math.fsum(values) / len(values), DIGITS) + 0.0

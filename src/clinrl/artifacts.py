@@ -1,0 +1,155 @@
+"""Artefacts on disk: canonical JSON, digests, and outputs that appear whole or not at all.
+
+A stage writes into a private directory next to its target; only a finished directory takes the target's name. A
+killed stage therefore leaves nothing where the next stage would look.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from clinrl import paths
+from clinrl.errors import ArtefactError, Busy
+from clinrl.types import Manifest
+
+MANIFEST = "manifest.json"
+AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
+"""DVC trusts read-only objects of its cache unseen, an altered one too; one that may be written it looks at again."""
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: the text that is hashed. NaN is refused (ValueError)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of a value, in hexadecimal."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal, read in blocks."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write readable, sorted, newline-terminated JSON at once: a reader sees the old file or the new one."""
+    write_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Replace a file's text at once, creating its folder. Bytes reach the disk before the name does.
+
+    `mode` is that of a new file, less the umask: one that is private is so at every moment.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.unlink(missing_ok=True)  # of a killed process with this number
+    try:
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A private directory that becomes `target` when the block ends without an exception; otherwise it is removed.
+
+    What `target` held before steps aside by its name alone and is deleted only then, so that a kill cannot leave half
+    of it there. Leftovers of killed runs (same target, dead process) are swept on entry.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for kind in ("partial", "former"):
+        for leftover in target.parent.glob(f".{target.name}.{kind}-*"):
+            if not _alive(int(leftover.name.rsplit("-", 1)[1])):
+                shutil.rmtree(leftover, ignore_errors=True)
+    partial, former = (target.with_name(f".{target.name}.{kind}-{os.getpid()}") for kind in ("partial", "former"))
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        if target.exists():
+            os.replace(target, former)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+@contextmanager
+def exclusive(target: Path) -> Iterator[None]:
+    """Hold the right to write `target` until the block ends, or raise Busy at once if another process holds it.
+
+    The kernel drops the lock with the process, so a killed run blocks nobody.
+    """
+    lock = paths.locks() / (str(target).replace("/", "-") + ".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(f"another command is writing {target}; wait for it to end and start this one again") from None
+        yield
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def seal(folder: Path, **fields: Any) -> Manifest:
+    """Write the manifest of a finished folder: the given fields plus the digest of every file in it."""
+    files = {
+        str(path.relative_to(folder)): sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    manifest = Manifest(files=files, **fields)
+    write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+    return manifest
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of an artefact folder, without touching its files. Raises ArtefactError if absent or malformed."""
+    path = folder / MANIFEST
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(f"{folder} has no {MANIFEST}: build it first (`dvc repro` names the stage)") from None
+    except ValidationError as error:
+        raise ArtefactError(f"{path} is not a manifest: {error.errors()[0]['msg']}; rebuild it") from None
+
+
+def verified(folder: Path) -> Manifest:
+    """The manifest of a folder whose files all have the digests it names. Raises ArtefactError naming the bad file."""
+    manifest = read_manifest(folder)
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ArtefactError(f"{path} is missing; restore the folder with `dvc checkout` or rebuild it")
+        if sha256_file(path) != expected:
+            raise ArtefactError(f"{path} was altered after it was built; restore it with `dvc checkout` or {AGAIN}")
+    return manifest
+
+
+def identity(manifest: Manifest) -> str:
+    """The digest by which other artefacts refer to this one."""
+    return digest(manifest.model_dump(mode="json"))

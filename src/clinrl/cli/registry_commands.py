@@ -1,0 +1,205 @@
+"""What the command line says of registered versions: one function a command, which prints and gives the exit code."""
+
+import json
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.analysis import alerts, exam
+from clinrl.evaluation.evaluate import HISTORY, examinee, load_sitting, unanswered
+from clinrl.pipeline import propose as drafts
+from clinrl.registry import versions as registry
+from clinrl.registry.log_run import MERGED
+from clinrl.release import lineage as lineages
+from clinrl.release import promotion
+from clinrl.reports import exam_page
+from clinrl.reports.tables import show
+from clinrl.signing.approval import checked, given
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
+FINDINGS = ("metric", "mode", "limit", "observed", "verdict")
+ALARMS = ("step", "level", "name", "about", "observed", "limit", "says")
+DRAFT = ("version", "parent", "lever", "rule", "cases", "worth", "mean cost")
+LINKS = ("version", "link", "state", "digest", "says")
+
+
+def register(params: "Params", arguments: Namespace) -> int:
+    """Register a version or a merge and print its row."""
+    show(COLUMNS, [_row(registry.register(params, arguments.name))], as_json=False)
+    return 0
+
+
+def decide(params: "Params", arguments: Namespace) -> int:
+    """Decide on a version; print every finding, and who answered how: what a person sees who is asked to approve it.
+
+    The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
+    """
+    decision = promotion.decide(params, arguments.name)
+    body = decision.model_dump(mode="json")
+    if arguments.json:
+        print(json.dumps(body | {"digest": decision.digest}, indent=2, ensure_ascii=False))
+    else:
+        rows = [
+            {
+                **finding.model_dump(include={"metric", "mode", "limit"}),
+                "observed": "not measured" if finding.observed is None else f"{finding.observed:.6g}",
+                "verdict": "passed" if finding.passed else "refused",
+            }
+            for finding in decision.findings
+        ]
+        show(FINDINGS, rows, as_json=False)
+        if sys.stdout.isatty():  # scripts get one table; the form is in the JSON
+            print()
+            answered = exam_page.form(decision.rows)
+            show(tuple(answered[0]), answered, as_json=False)
+    for reason in decision.reasons:
+        print(f"clinrl: {reason}", file=sys.stderr)
+    how = f"; to approve it: clinrl approve {decision.digest} --as NAME" if decision.promote else ""
+    print(f"clinrl: decision {decision.digest}{how}", file=sys.stderr)
+    return 0 if decision.promote else 1
+
+
+def promote(params: "Params", arguments: Namespace) -> int:
+    """Decide on a version, promote it if it may be, and print its row."""
+    approver = promotion.named(arguments.approver)
+    if (entry := promotion.settle(params, arguments.name)) is not None:  # the same command, given again after a kill
+        show(COLUMNS, [_row(entry)], as_json=False)
+        return 0
+    decision = promotion.decide(params, arguments.name)
+    if arguments.token is None:
+        approval = given(params, decision.digest, approver)
+    else:
+        approval = checked(params, decision.digest, arguments.token, approver)[1]
+    entry = promotion.promote(params, arguments.name, decision=decision, approval=approval)
+    show(COLUMNS, [_row(entry)], as_json=False)
+    return 0
+
+
+def rollback(params: "Params", arguments: Namespace) -> int:
+    """Bring the previous champion of a registered model back and print its row.
+
+    Says so on stderr if the full model of the version that lost its place is still a champion.
+    """
+    show(COLUMNS, [_row(promotion.rollback(params, arguments.name, approver=arguments.approver))], as_json=False)
+    gone = registry.holder(arguments.name, promotion.PREVIOUS)
+    full = registry.holder(arguments.name + MERGED, registry.CHAMPION)
+    if gone and full and full.tags.get("parent_digest") == gone.digest:
+        print(
+            f"clinrl: {full.name}, the full model of {gone.name}, is still the champion of {full.model}; "
+            f"`clinrl rollback {full.model}` is for that",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def versions(params: "Params", arguments: Namespace) -> int:
+    """Print every version of a registered model, oldest first."""
+    show(COLUMNS, [_row(entry) for entry in registry.entries(arguments.name)], as_json=arguments.json)
+    return 0
+
+
+def lookup(params: "Params", arguments: Namespace) -> int:
+    """Print the version that an alias, a name or a number stands for."""
+    entry = registry.find(arguments.name, arguments.which)
+    if arguments.json:
+        print(json.dumps(_row(entry) | {"tags": entry.tags, "uri": f"models:/{entry.model}/{entry.number}"}, indent=2))
+    else:
+        show(COLUMNS, [_row(entry)], as_json=False)
+    return 0
+
+
+def alarms(params: "Params", arguments: Namespace) -> int:
+    """Print the alarms of a version's training, from its history. 1 if one of them is a stop."""
+    found = alerts.alarms(alerts.read(paths.adapter(arguments.name) / HISTORY))
+    show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=arguments.json)
+    for alarm in found:
+        print(f"clinrl: {alarm.name} {alarm.about}: what usually helps: {alarm.helps}", file=sys.stderr)
+    return 1 if any(alarm.level == "stop" for alarm in found) else 0
+
+
+def compare(params: "Params", arguments: Namespace) -> int:
+    """Print the paired tests between two that sat one exam, mode by mode."""
+    who, cases, blank = unanswered(params, arguments.name)
+    examinee(params, arguments.other)  # refuses a name that params.yaml does not have
+    rows = []
+    for mode, like in blank.items():
+        mine, theirs = (load_sitting(name, like, cases) for name in (arguments.name, arguments.other))
+        for test in exam.compare(mine, theirs, who.task.metrics):
+            change = test.difference
+            rows.append(
+                {
+                    "mode": mode,
+                    "metric": test.metric,
+                    arguments.name: test.b,
+                    arguments.other: test.c,
+                    "n": change.n,
+                    "difference": f"{change.value:+.4f} [{change.low:+.4f}, {change.high:+.4f}]",
+                    "p": f"{test.p:.4g}",
+                }
+            )
+    show(tuple(rows[0]), rows, as_json=arguments.json)
+    return 0
+
+
+def draft(params: "Params", arguments: Namespace) -> int:
+    """Draft the next version of a task into params.yaml and print what it is; what to do next goes to stderr.
+
+    One that waits to be trained is printed again, unless a name or a lever asks for another.
+    """
+    again = not (arguments.called or arguments.lever)
+    made = drafts.untrained(params, arguments.name, arguments.parent) if again else None
+    made = made or drafts.stage(
+        params, arguments.name, parent=arguments.parent, name=arguments.called, lever=arguments.lever
+    )
+    if arguments.json:
+        print(json.dumps(made.model_dump(mode="json"), indent=2, ensure_ascii=False))
+    else:
+        rows: list[dict[str, Any]] = [
+            {
+                "version": made.name,
+                "parent": made.parent,
+                "lever": made.lever,
+                "rule": target.rule,
+                "cases": target.n,
+                "worth": f"{target.worth:.2f}",
+                "mean cost": f"{target.cost.value:.3f} [{target.cost.low:.3f}, {target.cost.high:.3f}]",
+            }
+            for target in made.targets
+        ]
+        show(DRAFT, rows, as_json=False)
+    print(
+        f"clinrl: {made.name} is in params.yaml, to be read and changed; `clinrl plan {made.name}` says what it would "
+        f"train, `dvc repro evaluate@{made.name}` trains and examines it",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def lineage(params: "Params", arguments: Namespace) -> int:
+    """Print every link of a version's lineage, and the broken ones again on stderr. 1 if one is broken."""
+    links = lineages.walk(params, arguments.name)
+    rows: list[dict[str, Any]] = [link.model_dump() for link in links]
+    if not arguments.json:
+        rows = [row | {"digest": row["digest"][:16]} for row in rows]
+    show(LINKS, rows, as_json=arguments.json)
+    broken = [link for link in links if link.state == "broken"]
+    for link in broken:
+        print(f"clinrl: {link.version}, {link.link}: {link.says}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _row(entry: registry.Entry) -> dict[str, Any]:
+    return {
+        "model": entry.model,
+        "number": entry.number,
+        "version": entry.name,
+        "aliases": ", ".join(entry.aliases),
+        "gate": entry.tags.get("gate", "open"),
+        "approver": entry.tags.get("approver", ""),
+        "parent": entry.tags.get("parent", ""),
+        "digest": entry.digest[:16],
+    }

@@ -1,0 +1,1 @@
+"""params.yaml: how it is read, what its blocks consist of, and how they refer to each other."""

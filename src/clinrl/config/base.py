@@ -1,0 +1,233 @@
+"""What all mappings of params.yaml have in common: how they are read, and the sentence that says what is wrong.
+
+The sentence names the key path, the value and what is allowed, with the nearest allowed name for a typing error.
+"""
+
+import difflib
+import re
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from clinrl.errors import ParamsError, SignatureError
+from clinrl.signing.keys import OURS, Key, parsed
+
+Scale = Literal["embedded", "full"]
+"""embedded: small models that this project builds itself, on a CPU. full: hub checkpoints, on a GPU."""
+
+NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
+"""Names become folders and DVC addresses, hence so strict."""
+
+_PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
+"""No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""
+LONGEST = 80
+"""Characters of a text that stands in a table."""
+MOST_NAMES = 60
+"""Allowed names that a refusal lists."""
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
+
+T = TypeVar("T")
+
+
+def did_you_mean(value: object, allowed: Collection[object]) -> str:
+    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many."""
+    names = sorted(map(str, allowed))
+    near = difflib.get_close_matches(str(value)[:LONGEST], names, n=1)
+    listed = ", ".join(names[:MOST_NAMES]) or "none"
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"
+
+
+def known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
+    """Refuse a value that is not allowed, with the nearest one that is. Raises ParamsError."""
+    if value not in allowed:
+        raise ParamsError(f"{at}: {shown(value)} is not {noun}; {did_you_mean(value, allowed)}")
+
+
+def refusal(sentence: str, key: object = None) -> PydanticCustomError:
+    """A refusal of a section (or of one key in it) that is already a sentence."""
+    return PydanticCustomError("sentence", "{sentence}", {"sentence": sentence, "key": "" if key is None else str(key)})
+
+
+def unless(default: object) -> Callable[[Any], bool]:
+    """For `exclude_if` of a field: leave it out of what is recorded where it has its default.
+
+    An option that came later thus changes no record that is older than itself.
+    """
+    return lambda value: bool(value == default)
+
+
+def check_keys(section: Mapping[Any, Any], meanings: Mapping[str, str], optional: Collection[str] = ()) -> None:
+    """Refuse a key without a meaning, with the nearest one that has; then a missing key, with its meaning."""
+    for key in section:
+        if key not in meanings:
+            raise refusal(f"is not a key here; {did_you_mean(key, meanings)}", key)
+    for key, meaning in meanings.items():
+        if key not in section and key not in optional:
+            raise refusal(f"is missing; it is needed ({meaning.rstrip('.')})", key)
+
+
+class Section(BaseModel):
+    """A mapping of params.yaml: frozen, without coercion, and without unknown keys, NaN or infinity."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys(cls, section: Any) -> Any:
+        if isinstance(section, Mapping):
+            fields = cls.model_fields
+            check_keys(
+                section,
+                {key: field.description or key for key, field in fields.items()},
+                optional={key for key, field in fields.items() if not field.is_required()},
+            )
+        return section
+
+
+def _scales(section: Any) -> Any:
+    if isinstance(section, Mapping):
+        check_keys(section, dict.fromkeys(get_args(Scale), "each scale has a block of its own"))
+    return section
+
+
+def is_name(value: str) -> bool:
+    """Whether a text can be the name of something: of its folder, of its stage, and on a command line."""
+    return NAME.fullmatch(value) is not None
+
+
+def _name(value: str) -> str:
+    if not is_name(value):
+        raise refusal(f"is not a name; a name becomes a folder and must match {NAME.pattern}")
+    return value
+
+
+def _text(value: str) -> str:
+    if not value or value != value.strip() or not value.isprintable() or len(value) > LONGEST or "|" in value:
+        raise refusal(f"is {shown(value)}; it must be 1 to {LONGEST} printable characters without | or outer spaces")
+    return value
+
+
+def _place(value: str) -> str:
+    if not _PLACE.fullmatch(value):
+        raise refusal(
+            f"is {shown(value)}; it must be the path of a file or folder here, of letters, digits, spaces and "
+            "./_-+@,=(), and not start with - or a space"
+        )
+    return value
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(values)) < len(values):
+        raise refusal(f"names {', '.join(values)}; each may be named once")
+    return values
+
+
+def _person(value: str) -> str:
+    if len(value) < 2 or value == OURS:
+        raise refusal(f"is no name; somebody who signs is listed under 2 characters or more, and not as {OURS!r}")
+    return value
+
+
+def _public_key(value: Any) -> Key:
+    if not isinstance(value, str):
+        raise refusal(
+            f"is {shown(value)}; it must be a public key, as one line of OpenSSH: ecdsa-sha2-nistp256 AAAA..."
+        )
+    try:
+        return parsed(value)
+    except SignatureError as error:
+        raise refusal(f"is {shown(value)}; {error}") from None
+
+
+def _of_one_each(keys: dict[str, Key]) -> dict[str, Key]:
+    owners: dict[Key, str] = {}
+    for name, key in keys.items():
+        if key in owners:
+            raise refusal(f"has the key of {owners[key]} too; everybody listed needs a key of their own", name)
+        owners[key] = name
+    return keys
+
+
+def _targets(value: Any) -> Any:
+    if value == "all-linear":
+        return value
+    names = value if isinstance(value, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise refusal(f"is {shown(value)}; it must be all-linear or a list of distinct module names")
+    return tuple(sorted(names))
+
+
+PerScale = Annotated[dict[Scale, T], BeforeValidator(_scales)]
+Name = Annotated[str, AfterValidator(_name)]
+Text = Annotated[str, AfterValidator(_text)]
+PublicKey = Annotated[Key, BeforeValidator(_public_key)]
+People = Annotated[dict[Annotated[Text, AfterValidator(_person)], PublicKey], AfterValidator(_of_one_each)]
+"""Name to public key, each key once."""
+Place = Annotated[str, AfterValidator(_place)]
+Label = int | str
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Distinct = Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]
+Targets = Annotated[str | tuple[str, ...], BeforeValidator(_targets)]
+LearningRate = Annotated[float, Field(gt=0, lt=1)]
+
+
+def shown(value: object) -> str:
+    """A value as a refusal quotes it: at most 60 characters, and of a large one no more is looked at."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _path(parts: Iterable[object]) -> str:
+    """The key path of an error, without what pydantic adds: a profile's method, and the mark of a key."""
+    kept = [str(part) for part in parts if part not in ("", "[key]")]
+    kept = [
+        part if part.isprintable() and len(part) <= LONGEST else shown(part) for part in kept
+    ]  # a key may be any text
+    if kept[:1] == ["profiles"] and len(kept) > 2:
+        del kept[2]
+    return ".".join(kept) or "the file"
+
+
+def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """What is wrong first, as one sentence. An unknown key goes before the rest, because it often explains the rest."""
+    details: list[ErrorDetails] = error.errors(include_url=False)
+    first = min(details, key=lambda detail: detail["type"] not in ("sentence", "extra_forbidden"))
+    loc = (prefix, *first["loc"])
+    path, value, context = _path(loc), shown(first["input"]), first.get("ctx", {})
+    match first["type"]:
+        case "sentence":
+            return f"{_path([*loc, context['key']])} {context['sentence']}"
+        case "extra_forbidden":
+            return f"{path} is not a key here; {did_you_mean(first['loc'][-1], _fields(model, first['loc'][:-1]))}"
+        case "union_tag_not_found":
+            return f"{path}.method is missing; allowed: grpo, sft"
+        case "union_tag_invalid":
+            return f"{path}.method is {context['tag']!r}; {did_you_mean(context['tag'], ['sft', 'grpo'])}"
+        case "model_type" | "dict_type" | "model_attributes_type":
+            return f"{path} is {value}; it must be a mapping"
+        case "string_type" if loc[-1] == "[key]":
+            return f"{path} is not a key here; allowed: text, which needs quotes where it reads as a number"
+        case "tuple_type":
+            return f"{path} is {value}; it must be a list"
+        case "too_short":
+            return f"{path} is empty; it must hold at least one entry"
+        case "missing":
+            return f"{path} is missing"
+    text = first["msg"].removeprefix("Value error, ")
+    return f"{path} is {value}; {text.replace('Input should', 'it must').replace('String should', 'it must')}"
+
+
+def _fields(model: type[BaseModel], loc: Iterable[object]) -> Collection[str]:
+    """The fields of the model at a place of another; models are nested directly."""
+    for part in loc:
+        model = cast("type[BaseModel]", model.model_fields[str(part)].annotation)
+    return model.model_fields

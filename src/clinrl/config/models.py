@@ -1,0 +1,127 @@
+"""The blocks of params.yaml about bases: the model that a lineage starts from, and those that judge what it says.
+
+An option that came later is left out of what is recorded where it has its default, so that no older record changes.
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from clinrl.config.base import Count, LearningRate, Section, Seed, Share, refusal, unless
+
+Architecture = Literal["qwen3", "llama", "qwen2"]
+Judge = Literal["judge", "second_judge"]
+
+
+class Embedded(Section):
+    """A model that is built here, from scratch: its size and its training."""
+
+    architecture: Architecture = Field(default="qwen3", exclude_if=unless("qwen3"))
+    """Kind of decoder: qwen3, llama or qwen2."""
+    vocab: int = Field(ge=300, le=65536)
+    """Tokens of the byte-level BPE vocabulary, 300 to 65536 (256 bytes and the special tokens must fit)."""
+    hidden: int = Field(ge=16, le=8192)
+    """Width of the residual stream, 16 to 8192; heads of even width divide it."""
+    layers: int = Field(ge=1, le=128)
+    """Decoder layers, 1 to 128."""
+    heads: Count
+    """Attention heads; divides hidden."""
+    kv_heads: Count
+    """Key and value heads; divides heads."""
+    mlp: int = Field(ge=16)
+    """Width of the feed-forward layers, 16 or more."""
+    steps: Count
+    """Optimiser steps."""
+    batch: Count
+    """Sequences a step."""
+    lr: LearningRate
+    """Peak learning rate, above 0 and below 1."""
+    prompt_weight: Share
+    """Weight of prompt tokens in the loss, 0 to 1; tokens of the answer weigh 1."""
+    seed: Seed
+    """Seed of cases, weights and order, 0 to 2^32 - 1."""
+
+    @model_validator(mode="after")
+    def _shape(self) -> "Embedded":
+        if self.hidden % (2 * self.heads):
+            raise refusal(f"is {self.heads}; it must divide hidden ({self.hidden}) into even widths", "heads")
+        if self.heads % self.kv_heads:
+            raise refusal(f"is {self.kv_heads}; it must divide heads ({self.heads})", "kv_heads")
+        return self
+
+
+class EmbeddedJudge(Embedded):
+    """The recipe of a judge that is built here: it learns the task's lessons, and its prompts are plain text."""
+
+    architecture: Architecture = "qwen2"
+    """Kind of decoder: qwen3, llama or qwen2."""
+    lessons: Count
+    """Pairs of a prompt and the right reply that it learns."""
+    prompt_weight: Share = 0.0
+
+
+class EmbeddedBase(Embedded):
+    """The recipe of a base model that is built here, from scratch."""
+
+    template: str = Field(pattern=r"^[a-z0-9_]+$")
+    """Name of the chat template."""
+    cases: Count
+    """Cases of the base pool that are rendered as text."""
+    forget: Share
+    """Chance that a text's reader forgets a rule, 0 to 1: the share of rendered answers that is deliberately noisy."""
+    careful: Share = Field(default=0.0, exclude_if=unless(0.0))
+    """Share of texts whose reader forgets nothing, 0 to 1. Care then comes in whole texts, which a reward can pick out;
+    a policy that forgets each rule by itself is hardly ever right where several rules meet."""
+    max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
+    """Tokens that an answer may use in every mode, where those of the modes do not fit: an episode has many turns, and
+    what its tools return counts too. Null: those of the modes."""
+    judges: dict[Judge, EmbeddedJudge] = Field(default_factory=dict, exclude_if=unless({}))
+    """The judges that the task's reward or measures ask: judge, second_judge."""
+
+
+class HubModel(Section):
+    """A checkpoint of the Hugging Face hub, or a folder that holds one."""
+
+    repo: str
+    """owner/name on the hub, or an existing folder."""
+    revision: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,199}$")
+    """Branch, tag or 40-digit commit; the base stage records the commit that it stood for."""
+
+    @model_validator(mode="after")
+    def _place(self) -> "HubModel":
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", self.repo) and not Path(self.repo).is_dir():
+            raise refusal(f"is {self.repo!r}; it must be owner/name on the hub or an existing folder", "repo")
+        return self
+
+
+class HubJudge(HubModel):
+    """A checkpoint that judges."""
+
+    quantize: Literal["nf4", "none"]
+    """nf4: weights held in 4 bits. none: bfloat16."""
+
+
+class HubBase(HubModel):
+    """A checkpoint that starts a lineage, and those that the task's reward or measures ask."""
+
+    quantize: Literal["nf4", "none"]
+    """nf4: weights held in 4 bits (QLoRA). none: bfloat16."""
+    max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
+    """As at the embedded scale."""
+    judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))
+    """The judges that the task's reward or measures ask: judge, second_judge."""
+    encoder: HubModel | None = Field(default=None, exclude_if=unless(None))
+    """The sentence encoder that they ask; null: the one that the extra reward-models installs."""
+
+
+class BaseSpec(Section):
+    """Where a task's lineage starts."""
+
+    exam: str
+    """The exam data set that the base sits."""
+    embedded: EmbeddedBase
+    """The base at the embedded scale."""
+    full: HubBase
+    """The base at the full scale."""

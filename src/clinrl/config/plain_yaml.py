@@ -1,0 +1,120 @@
+"""params.yaml as text that somebody else may have written: measured before anything is built of it.
+
+A few lines of YAML can ask for gigabytes. So the file's events are counted first, which builds nothing and takes
+milliseconds, and a file beyond the limits is refused. It is then read by the very parser that DVC uses for its
+templates, so that both read the same.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
+
+from clinrl.config.base import shown
+from clinrl.errors import ParamsError
+
+LARGEST_KIB = 256
+DEEPEST = 40
+MOST_VALUES = 15_000
+"""Keys and values, each alias counted as all that it stands for."""
+LONGEST_TEXT = 2_000
+LONGEST_NUMBER = 50
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    "\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Characters that do not show, end a line where none seems to end, or turn the direction of what follows."""
+_NUMBER = re.compile(r"[-+]?(?:0[xob][\da-fA-F_]+|[\d_.]+(?:[eE][-+]?\d+)?)")
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML 1.2 file within the limits. Raises ParamsError with line and column.
+
+    Repeated keys and anchors, tags, hidden characters and an alias within what it stands for are errors too.
+    """
+    text = _text(path)
+    if found := HIDDEN.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ParamsError(f"{path}: line {line}: {_hidden(found)}")
+    try:
+        _measure(text)
+        return YAML(typ="safe").load(text)
+    except ParamsError as error:
+        raise ParamsError(f"{path}: {error}") from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise ParamsError(f"{path}:{place} {' '.join(str(error.problem).split())[:200]}") from None
+    except YAMLError as error:
+        raise ParamsError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}") from None
+    except ValueError as error:  # a date or a number that has its shape and no value
+        raise ParamsError(f"{path} is not YAML: {error}") from None
+
+
+def _text(path: Path) -> str:
+    named = str(path) if str(path).isprintable() and len(str(path)) <= 300 else shown(str(path))
+    try:
+        with path.open("rb") as stream:
+            held = stream.read(LARGEST_KIB * 1024 + 1)
+        if len(held) > LARGEST_KIB * 1024:
+            raise ParamsError(f"{named} is larger than {LARGEST_KIB} KiB, the most that is read; take out what is old")
+        return held.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except FileNotFoundError:
+        raise ParamsError(f"{named} does not exist; start in the project's root, or name the file: --params") from None
+    except IsADirectoryError:
+        raise ParamsError(f"{named} is a folder; --params names a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ParamsError(f"{named} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except ValueError as error:  # a path that no file can have
+        raise ParamsError(f"{named} is no path: {error}") from None
+    except OSError as error:
+        raise ParamsError(f"{named} cannot be read: {error.strerror}") from None
+
+
+def _measure(text: str) -> None:
+    """Refuse what would grow too large, deep or long when it is built. Raises ParamsError without the path."""
+    values, sizes, within = 0, dict[str, int](), list[tuple[str | None, int]]()
+    for event in YAML(typ="safe").parse(text):
+        at = f"line {event.start_mark.line + 1}:" if event.start_mark else "at its end"
+        if isinstance(event, CollectionEndEvent):
+            anchor, before = within.pop()
+            if anchor:
+                sizes[anchor] = values - before
+        elif isinstance(event, AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in within):
+                raise ParamsError(f"{at} *{event.anchor} stands within &{event.anchor} itself; write out what is meant")
+            values += sizes.get(event.anchor, 1)
+        elif isinstance(event, ScalarEvent | CollectionStartEvent):
+            if event.tag:
+                raise ParamsError(f"{at} has the tag {event.tag[:60]!r}; write the value without a tag")
+            if event.anchor and (event.anchor in sizes or any(anchor == event.anchor for anchor, _ in within)):
+                raise ParamsError(f"{at} &{event.anchor} is there twice; give each anchor a name of its own")
+            values += 1
+            if isinstance(event, CollectionStartEvent):
+                within.append((event.anchor, values - 1))
+                if len(within) > DEEPEST:
+                    raise ParamsError(f"{at} is more than {DEEPEST} levels deep; nothing here needs as many")
+            elif event.anchor:
+                sizes[event.anchor] = 1
+        if isinstance(event, ScalarEvent):
+            _check_scalar(at, event)
+        if values > MOST_VALUES:
+            raise ParamsError(f"{at} holds more than {MOST_VALUES:,} keys and values, aliases written out; use fewer")
+
+
+def _check_scalar(at: str, event: ScalarEvent) -> None:
+    value: str = event.value
+    if len(value) > LONGEST_TEXT:
+        raise ParamsError(f"{at} has a text of {len(value):,} characters; the longest allowed has {LONGEST_TEXT:,}")
+    if len(value) > LONGEST_NUMBER and event.implicit[0] and _NUMBER.fullmatch(value):
+        raise ParamsError(f"{at} has a number of {len(value):,} characters; the longest allowed has {LONGEST_NUMBER}")
+    if found := HIDDEN.search(value):  # by an escape: the file itself was searched
+        raise ParamsError(f"{at} {_hidden(found)}")
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return f"U+{ord(found[0]):04X} does not show, or turns the direction of text; take it out"

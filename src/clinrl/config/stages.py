@@ -1,0 +1,73 @@
+"""The stages of dvc.yaml by their addresses: which command stands behind each, and the first of them.
+
+DVC hands a command to a shell, so no command of dvc.yaml holds a name: each is `clinrl stage "$DVC_STAGE"`, and the
+name is read from the address that DVC puts into that variable.
+"""
+
+from pathlib import Path
+
+from clinrl import paths
+from clinrl.artifacts import write_json
+from clinrl.config.base import did_you_mean, is_name, shown
+from clinrl.config.params import load_params
+from clinrl.errors import ParamsError
+
+FIRST = "params"
+"""The stage that all others follow: it proves params.yaml."""
+
+COMMANDS = {
+    "base": ("base", "{}"),
+    "dataset": ("dataset", "{}"),
+    "import": ("dataset", "{}"),
+    "validate": ("validate", "{}"),
+    "validate-import": ("validate", "{}"),
+    "baseline": ("evaluate", "{}-base"),
+    "probe": ("probe", "{}"),
+    "train": ("train", "{}"),
+    "evaluate": ("evaluate", "{}"),
+    "mine": ("mine", "{}"),
+    "external": ("external", "{}"),
+    "protocol-base": ("protocol", "{}"),
+    "protocol": ("protocol", "{}"),
+    "fold": ("merge", "{}"),
+    "blend": ("merge", "{}"),
+    "examine-fold": ("evaluate", "{}"),
+    "examine-blend": ("evaluate", "{}"),
+    "compare": ("comparison", "{}"),
+}
+"""Group of dvc.yaml to the subcommand of `clinrl`, and to what that calls the group's name."""
+
+
+def command_of(address: str) -> tuple[str, str]:
+    """The subcommand and the name that an address such as `train@esi-v46` or `compare-recipes` stands for.
+
+    Raises ParamsError for a group that dvc.yaml has not, or a name that is none.
+    """
+    own = address.rpartition("dvc.yaml:")[2]  # so DVC begins an address where it is started in another folder
+    group, mark, name = own.partition("@")
+    if not mark and own.startswith("compare-"):  # a stage by itself, since a template holds no list of unknown length
+        group, name = "compare", own.removeprefix("compare-")
+    if group not in COMMANDS:
+        groups = did_you_mean(group, [FIRST, *COMMANDS])
+        raise ParamsError(f"{shown(address)} is no stage of dvc.yaml, such as train@esi-v46; of its groups, {groups}")
+    if not is_name(name):
+        raise ParamsError(f"{shown(address)} names {shown(name)}, which is no name; `clinrl check` says what is wrong")
+    command, called = COMMANDS[group]
+    return command, called.format(name)
+
+
+def addresses(command: str, name: str) -> list[str]:
+    """The addresses of dvc.yaml that may stand for a subcommand and a name."""
+    groups = [(group, called) for group, (known, called) in COMMANDS.items() if known == command]
+    found = [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
+    return [f"compare-{name}"] if command == "comparison" else found
+
+
+def prove(params: Path) -> None:
+    """Check params.yaml, then write the constant that says so.
+
+    What it says never changes, so an edit of params.yaml lets DVC run this again and nothing after it. Raises
+    ParamsError.
+    """
+    load_params(params)
+    write_json(paths.params_proof(), {"params.yaml": "every name and value in it was checked"})

@@ -1,0 +1,232 @@
+"""Data sets: the cases of one pool, drawn or imported, as a JSONL file with a manifest, one line at a time.
+
+Memory does not grow with the number of cases, in either direction.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import ValidationError
+
+from clinrl import artifacts, paths
+from clinrl.config.schema import DatasetSpec, ImportSpec
+from clinrl.errors import ArtefactError, DataError, ParamsError
+from clinrl.tasks.base import Task, get_task
+from clinrl.tasks.importing import COLUMNS, Intake, whose
+from clinrl.tasks.marks import holds_mark
+from clinrl.types import Case, Manifest
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+TICK_ROWS = 1_000
+"""Imported rows between two moves of the progress bar."""
+LONGEST_LINE = 1 << 20
+"""Characters. A line beyond it is refused unread, so that a file without line ends cannot fill the memory."""
+
+
+class Advance(Protocol):
+    """Moves a progress display forward by some rows; does nothing where nobody watches."""
+
+    def __call__(self, rows: int = 1, /) -> None: ...
+
+
+def stage(params: "Params", name: str) -> None:
+    """Write data set `name` to `paths.cases(name)`: `cases.jsonl`, one canonical JSON line a case, and the manifest.
+
+    An imported one also gets `refused.tsv` (file, line, column and reason of each row that was kept out, without its
+    values) and `import.json` (counts). Equal specifications, and equal sources, give equal bytes. Raises ParamsError if
+    the data set is for another version of its task than the code at hand, DataError if the pool cannot yield so many
+    distinct cases or the source cannot be read, Busy if another command writes it.
+    """
+    spec = params.data_set(name)
+    task = get_task(spec.task)
+    if spec.task_version != task.version:
+        group = "imports" if isinstance(spec, ImportSpec) else "datasets"
+        raise ParamsError(
+            f"{group}.{name}.task_version is {spec.task_version}, but the task {task.name} is at {task.version}: "
+            f"set it to {task.version} (and expect every artefact that grew from the data set to be rebuilt)"
+        )
+    target = paths.cases(name)
+    if isinstance(spec, ImportSpec):
+        with artifacts.exclusive(target):
+            _import(spec, name, task)
+        return
+    with artifacts.exclusive(target), artifacts.staged(target) as folder:
+        written = 0
+        with (folder / paths.CASES_FILE).open("w", encoding="utf-8") as stream, progress(name, spec.cases) as advance:
+            drawn = task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis)
+            for case in drawn:
+                stream.write(artifacts.canonical_json(case.model_dump(mode="json")) + "\n")
+                written += 1
+                advance()
+        if written != spec.cases:
+            raise DataError(
+                f"datasets.{name}: the pool {spec.use} of {task.name} gave {written:,} distinct cases, "
+                f"not the {spec.cases:,} asked for; ask for fewer"
+            )
+        _seal(folder, name, task, spec, inputs={})
+
+
+def _seal(folder: Path, name: str, task: Task, spec: DatasetSpec | ImportSpec, inputs: dict[str, str]) -> None:
+    artifacts.seal(
+        folder,
+        kind="cases",
+        name=name,
+        task=task.name,
+        task_version=task.version,
+        spec=spec.model_dump(mode="json", exclude_defaults=True),  # a new option rebuilds nothing that lacks it
+        inputs=inputs,
+    )
+
+
+def _import(spec: ImportSpec, name: str, task: Task) -> None:
+    source = task.recognise(Path(spec.source))
+    if spec.use not in source.uses:
+        raise DataError(
+            f"imports.{name}.use is {spec.use}, but {spec.source} is {source.kind} data, which is for "
+            f"{' or '.join(source.uses)}; change the use"
+        )
+    apart = task.recognise(Path(spec.without)) if spec.without else None
+    files = {**source.files, **({f"without/{file}": path for file, path in apart.files.items()} if apart else {})}
+    with artifacts.staged(paths.cases(name)) as folder:
+        with (
+            (folder / paths.CASES_FILE).open("w", encoding="utf-8") as cases,
+            (folder / paths.REFUSED_FILE).open("w", encoding="utf-8") as refused,
+            progress(name, source.lines) as advance,
+        ):
+            refused.write("\t".join(COLUMNS) + "\n")
+            intake = Intake(refused, without=whose(apart) if apart else frozenset())
+            for line in source.cases(spec.use, intake):
+                cases.write(line + "\n")
+                if intake.kept % TICK_ROWS == 0:
+                    advance(intake.read - intake.shown)
+                    intake.shown = intake.read
+        if not intake.kept:
+            raise DataError(
+                f"{spec.source} gives {name} no case: of {intake.read:,} rows {intake.refused.total():,} were refused"
+                f"{_most_often(intake)} and {intake.elsewhere:,} belong to another pool; check the file and the use"
+            )
+        artifacts.write_json(folder / paths.IMPORT_FILE, intake.record(source))
+        inputs = {file: artifacts.sha256_file(path) for file, path in sorted(files.items())}
+        _seal(folder, name, task, spec, inputs)
+
+
+def _most_often(intake: Intake) -> str:
+    if not intake.refused:
+        return ""
+    (column, reason), _ = intake.refused.most_common(1)[0]
+    return f" (most often: column {column} {reason})"
+
+
+def read_cases(folder: Path, task: Task) -> Iterator[Case]:
+    """The cases of a data set, in file order, each checked against the task's schema, once the file's digest is right.
+
+    Raises ArtefactError if the folder, its file or its manifest is missing, of another task version, or altered after
+    it was built (naming the first bad row if there is one), and DataError for a row that is not a case.
+    """
+    manifest = manifest_of(folder, task)
+    path = folder / paths.CASES_FILE
+    if artifacts.sha256_file(path) != manifest.files.get(paths.CASES_FILE):
+        raise ArtefactError(f"{path} was altered after it was built{_first_bad_row(path, task)}; {rebuild(folder)}")
+    return read_rows(path, task)
+
+
+def manifest_of(folder: Path, task: Task) -> Manifest:
+    """The manifest of a data set of this task. Raises ArtefactError if it or the file of cases is missing or unfit."""
+    manifest = artifacts.read_manifest(folder)
+    if (manifest.kind, manifest.task) != ("cases", task.name):
+        raise ArtefactError(
+            f"{folder} holds {manifest.kind} of {manifest.task}, not cases of {task.name}; {rebuild(folder)}"
+        )
+    if manifest.task_version != task.version:
+        raise ArtefactError(
+            f"{folder} was built by version {manifest.task_version} of the task {task.name}, which is now at "
+            f"{task.version}: raise {'imports' if is_import(folder) else 'datasets'}.{folder.name}.task_version and "
+            f"{rebuild(folder)}"
+        )
+    if not (folder / paths.CASES_FILE).is_file():
+        raise ArtefactError(
+            f"{folder / paths.CASES_FILE} is missing: restore it with `dvc checkout` or {rebuild(folder)}"
+        )
+    return manifest
+
+
+def read_rows(path: Path, task: Task) -> Iterator[Case]:
+    """The cases of a JSONL file, whatever its digest. Raises DataError naming file, row (from 1), column and value,
+    also for a row whose text holds a mark of a chat template.
+
+    The value is left out if the cases are imported: it may be somebody's.
+    """
+    withheld = is_import(path.parent)
+    with path.open("rb") as stream:
+        row = 0
+        while line := stream.readline(LONGEST_LINE):
+            row += 1
+            if not line.endswith(b"\n"):
+                fault = f"longer than {LONGEST_LINE:,} bytes" if len(line) == LONGEST_LINE else "cut short: no line end"
+                raise DataError(f"{path} row {row} is {fault}; {rebuild(path.parent)}")
+            try:
+                case = task.Case.model_validate_json(line)
+            except ValidationError as error:
+                raise DataError(f"{path} row {row}, {_fault(error, withheld)}; {rebuild(path.parent)}") from None
+            if holds_mark(case.model_dump_json()):
+                raise DataError(
+                    f"{path} row {row} ({case.id}) holds a mark of a chat template, such as <|im_end|>, which a model "
+                    f"would take for the end of a turn; {rebuild(path.parent)}"
+                )
+            yield case
+
+
+def rebuild(folder: Path) -> str:
+    """What to do about a bad data set, as the end of a sentence."""
+    return f"rebuild with `dvc repro {'import' if is_import(folder) else 'dataset'}@{folder.name}`"
+
+
+def is_import(folder: Path) -> bool:
+    """Whether the data set in a folder was imported."""
+    return (folder / paths.IMPORT_FILE).exists()
+
+
+@contextmanager
+def progress(title: str, rows: int) -> Iterator[Advance]:
+    """A progress bar on stderr if that is a terminal, otherwise nothing; yields the function that advances it."""
+    if not sys.stderr.isatty():
+        yield lambda _rows=1: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        shown = bar.add_task(title, total=rows)
+
+        def advance(rows: int = 1, /) -> None:
+            bar.advance(shown, rows)
+
+        yield advance
+
+
+def shown(value: Any) -> str:
+    """A value as an error message shows it: its JSON, at most 80 characters."""
+    text = json.dumps(value, ensure_ascii=True, default=str)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
+
+
+def _fault(error: ValidationError, withheld: bool) -> str:
+    first = error.errors(include_url=False)[0]
+    column = ".".join(str(part) for part in first["loc"]) or "(the whole line)"
+    return f"column {column}: {first['msg']}" + ("" if withheld else f", got {shown(first['input'])}")
+
+
+def _first_bad_row(path: Path, task: Task) -> str:
+    try:
+        for _ in read_rows(path, task):
+            pass
+    except DataError as error:
+        return f" ({str(error).rsplit(';', 1)[0]})"
+    return ""

@@ -1,0 +1,301 @@
+"""The probe: what a version's reward would teach on the version's actual stream, found out before a model is trained.
+
+Every reward that failed in the published series failed in a way that a policy without a model shows: an answer of
+ESI-1 to everything earned more than honest work. The probe lets such policies answer the real stream and refuses the
+version if one of them earns as much as a mediocre reader. It loads no model but those that the reward asks, and takes
+seconds where it asks none.
+"""
+
+import json
+import math
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from clinrl import artifacts, paths
+from clinrl.config.params import Params
+from clinrl.config.schema import GrpoTrainer, Phase, SftProfile
+from clinrl.data.dataset import is_import, manifest_of, progress, read_cases
+from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
+from clinrl.errors import ArtefactError, ProbeError
+from clinrl.models.judges import Oracles, Pair, scores
+from clinrl.tasks.base import Task, get_task, seen
+from clinrl.types import Case, Message, Transcript, Unreadable
+
+Policy = Callable[[Case, Random], Transcript]
+
+HONEST = "mediocre"
+"""The policy that every lazy one must stay below."""
+TOLERANCE = 1e-9
+"""Totals closer than this are equal: sums of the same terms in another order."""
+
+UNREADABLE = (
+    Transcript(messages=(Message(role="assistant", content="", thinking=None),), stop="answered"),
+    Transcript(messages=(Message(role="assistant", content="", thinking=""),), stop="max_tokens"),
+)
+"""Outcomes that no task can read: nothing said, and a turn whose reasoning used up the budget."""
+
+
+def stage(params: Params, version: str) -> None:
+    """Probe `version` and write `paths.probe_proof(version)`, or `<version>.failed.json` beside it and raise.
+
+    For SFT it reports the stream and how often each declared omission falsifies a label. For GRPO it scores every
+    policy of the task, and the gold turns, on every row of the stream. A recipe with a waiver gets a proof that says
+    what is wrong with it. Raises ProbeError if a lazy policy earns at
+    least what the mediocre one does, if an unreadable answer is not strictly the worst outcome, or if the gold answer
+    is not the only best one; ArtefactError if the data set has no proof, or one for other data.
+    """
+    block = params.versions[version]
+    task = get_task(block.task)
+    proof = paths.probe_proof(version)
+    failed = proof.with_suffix(".failed.json")
+    with artifacts.exclusive(proof):
+        proof.unlink(missing_ok=True)
+        failed.unlink(missing_ok=True)
+        data = proven(block.data, task)
+        cases = list(read_cases(paths.cases(block.data), task))
+        rows = training_stream(params, version, cases)
+        profile = params.profiles[block.profile]
+        report: dict[str, Any] = {
+            "version": version,
+            "task": task.name,
+            "task_version": task.version,
+            "data": {"name": block.data, "identity": data},
+            "method": profile.method,
+            "seed": block.seed,
+            "stream": describe(rows, task, profile.stream.phases, params.trainer(block.profile).steps),
+        }
+        fault = None
+        trainer = params.trainer(block.profile)
+        if isinstance(trainer, GrpoTrainer):
+            reward = params.reward(version)
+            report["reward"] = reward.model_dump(mode="json")
+            thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
+            oracles = Oracles(paths.base(task.name))
+            shown = [seen(task, case, profile.view) for case in cases]
+            if task.oracles(reward):  # models take their time: the cases of the stream will do
+                shown = list({row.case.id: row.case for row in rows}.values())
+            report["outcomes"] = outcomes(shown, task, reward, oracles)
+            report |= score_policies(
+                rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed, oracles=oracles
+            )
+            fault = judge(report["policies"], report["outcomes"])
+        if isinstance(profile, SftProfile):
+            report["omissions"] = audit_omissions(rows, task, profile.omit, block.seed)
+        if fault and profile.waiver:
+            report |= {"refused": fault, "waiver": profile.waiver}
+            print(f"clinrl: {version} would learn the wrong thing: {fault}; waived: {profile.waiver}", file=sys.stderr)
+        elif fault:
+            artifacts.write_json(failed, report | {"refused": fault})
+            raise ProbeError(f"{version} would learn the wrong thing: {fault}; see {failed}")
+        artifacts.write_json(proof, report)
+
+
+def proven(data: str, task: Task) -> str:
+    """The identity of a data set if the proof of its validation names that very identity; otherwise ArtefactError."""
+    identity = artifacts.identity(manifest_of(paths.cases(data), task))
+    proof = paths.data_proof(data)
+    advice = f"run `dvc repro {'validate-import' if is_import(paths.cases(data)) else 'validate'}@{data}`"
+    try:
+        named = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
+    except FileNotFoundError:
+        raise ArtefactError(
+            f"{proof} does not exist, so the data set {data} did not pass validation; {advice}"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise ArtefactError(f"{proof} is not the proof of a validation; {advice}") from None
+    if named != identity:
+        raise ArtefactError(f"{proof} is for other data than {paths.cases(data)} now holds; {advice}")
+    return identity
+
+
+def describe(rows: Sequence[Row], task: Task, phases: Sequence[Phase] = (), steps: int = 1) -> dict[str, Any]:
+    """The stream in numbers: rows, distinct cases, and the share (0..1) of each label and each mode.
+
+    Of each phase, if there are any, what it serves: its share of the rows, and among them that of each value.
+    """
+    modes = Counter(row.mode for row in rows)
+    if phases:
+        return describe(rows, task) | {"phases": _phases(rows, task, phases, steps)}
+    return {
+        "rows": len(rows),
+        "distinct_cases": len({row.case.id for row in rows}),
+        "shares": {str(label): round(share, 6) for label, share in shares(rows, task).items()},
+        "modes": {mode: round(count / len(rows), 6) for mode, count in sorted(modes.items())},
+    }
+
+
+def _phases(rows: Sequence[Row], task: Task, phases: Sequence[Phase], steps: int) -> list[dict[str, Any]]:
+    of = task.slices[phases[0].slice]
+    each = len(rows) // steps
+    values: list[list[str]] = [[] for _ in phases]
+    for index, row in enumerate(rows):
+        values[phase_of(index, phases, steps=steps, each=each) - 1].append(of(row.case))
+    return [
+        {
+            "slice": phase.slice,
+            "share": round(len(found) / len(rows), 6),
+            "shares": {value: round(share, 6) for value, share in served(found, [phase]).items()},
+        }
+        for phase, found in zip(phases, values, strict=True)
+    ]
+
+
+def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], seed: int) -> dict[str, Any]:
+    """How the declared omissions show in the stream.
+
+    For each rule: the declared share; `triggered`, the share of rows whose label the rule decides (leaving it out
+    changes the taught answer); and `affected`, the share of those rows whose label ignores the rule. For all together:
+    `relabelled`, the share of rows taught another answer than the gold label.
+    """
+    triggered: Counter[str] = Counter()
+    affected: Counter[str] = Counter()
+    relabelled = 0
+    for row in rows:
+        ignored = omitted(row.case, omit, seed)
+        for rule in set(omit).intersection(task.omittable(row.case)):
+            triggered[rule] += 1
+            affected[rule] += rule in ignored
+        relabelled += bool(ignored) and task.parse(task.gold(row.case, thinking=False, omit=ignored)) != task.label(
+            row.case
+        )
+    return {
+        "rules": {
+            rule: {
+                "declared": share,
+                "triggered": round(triggered[rule] / len(rows), 6),
+                "affected": round(affected[rule] / triggered[rule], 6) if triggered[rule] else None,
+            }
+            for rule, share in omit.items()
+        },
+        "relabelled": round(relabelled / len(rows), 6),
+    }
+
+
+def score_policies(
+    rows: Sequence[Row],
+    task: Task,
+    reward: Any,
+    *,
+    thinking: Mapping[str, bool],
+    group: int,
+    seed: int,
+    oracles: Oracles,
+) -> dict[str, Any]:
+    """Every policy on every row of the stream, whose asks are asked together.
+
+    `policies`: mean and standard deviation of the reward of each policy (gold answers in the mode of the row).
+    `zero_spread`: share of groups of `group` mediocre answers that all earn the same; GRPO learns nothing from those.
+    """
+    policies = task.policies()
+    earned: dict[str, list[float]] = {}
+    even = 0
+    with progress("probe", (len(policies) + 2) * len(rows)) as advance:
+        for name, policy in policies.items():
+            random = Random(f"{seed}:{name}")
+            earned[name] = totals(task, [(row.case, policy(row.case, random)) for row in rows], reward, oracles)
+            advance(len(rows))
+        gold = [(row.case, task.gold(row.case, thinking=thinking[row.mode])) for row in rows]
+        earned["gold"] = totals(task, gold, reward, oracles)
+        advance(len(rows))
+        random = Random(f"{seed}:zero-spread")
+        groups = [[(row.case, policies[HONEST](row.case, random)) for _ in range(group)] for row in rows]
+        drawn = totals(task, [pair for some in groups for pair in some], reward, oracles)
+        for first in range(0, len(drawn), group):
+            some = drawn[first : first + group]
+            even += max(some) - min(some) <= TOLERANCE
+        advance(len(rows))
+    return {
+        "policies": {
+            name: {"mean": round(statistics.fmean(each), 6), "std": round(statistics.pstdev(each), 6)}
+            for name, each in sorted(earned.items())
+        },
+        "zero_spread": round(even / len(rows), 6),
+        "group": group,
+    }
+
+
+def outcomes(cases: Sequence[Case], task: Task, reward: Any, oracles: Oracles) -> dict[str, Any]:
+    """The extreme outcomes, over all labels on all cases.
+
+    The best reward of an unreadable answer, the worst of a readable one, and the number of cases whose gold answer is
+    not the only best one, with the id of the first.
+    """
+    unreadable = totals(task, [(case, silent) for case in cases for silent in UNREADABLE], reward, oracles)
+    lazy = {case.id: plain(task, case) for case in cases}
+    gold = [(case, best) for case in cases for best in golds(task, case)]
+    each = iter(totals(task, [(case, done) for case in cases for _, done in lazy[case.id]], reward, oracles))
+    best = totals(task, gold, reward, oracles)
+    worst, beaten = math.inf, []
+    for i, case in enumerate(cases):
+        earned = [(answer, next(each)) for answer, _ in lazy[case.id]]
+        worst = min([worst, *(total for answer, total in earned if not isinstance(answer, Unreadable))])
+        if not gold_is_best(task.label(case), best[2 * i : 2 * i + 2], earned):
+            beaten.append(case.id)
+    return {
+        "best_unreadable": round(max(unreadable), 6),
+        "worst_readable": round(worst, 6),
+        "gold_beaten": len(beaten),
+        "gold_beaten_first": beaten[0] if beaten else None,
+    }
+
+
+def judge(policies: Mapping[str, Mapping[str, float]], extremes: Mapping[str, Any]) -> str | None:
+    """Why the reward must not be trained on, in one sentence, or None. Lazy are all policies but mediocre and gold."""
+    honest = policies[HONEST]["mean"]
+    lazy = {name: earned["mean"] for name, earned in policies.items() if name not in (HONEST, "gold")}
+    worst = max(lazy, key=lambda name: lazy[name])
+    if lazy[worst] >= honest:
+        return (
+            f"the lazy policy {worst!r} earns {lazy[worst]:.3f} a row of this stream, a mediocre reader {honest:.3f}; "
+            "make its errors cost more, or lower the repeat or the cap of the label it pays"
+        )
+    if extremes["best_unreadable"] >= extremes["worst_readable"] - TOLERANCE:
+        return (
+            f"the lazy policy of saying nothing earns {extremes['best_unreadable']:.3f}, not less than the worst "
+            f"readable answer, {extremes['worst_readable']:.3f} (a mediocre reader's mean is {honest:.3f}); "
+            "set the reward of an unreadable answer below every other"
+        )
+    if extremes["gold_beaten"]:
+        return (
+            f"on {extremes['gold_beaten']:,} cases, first {extremes['gold_beaten_first']}, another answer earns "
+            f"as much as gold (mean of gold {policies['gold']['mean']:.3f}, of a mediocre reader {honest:.3f}); "
+            "make the exact answer the only best"
+        )
+    return None
+
+
+def plain(task: Task, case: Case) -> list[tuple[Any, Transcript]]:
+    """Answers to a case without reasons, and the transcripts that give them.
+
+    Each label as the policy `always_<label>` gives it; of an episode, what each lazy policy does.
+    """
+    policies = task.policies()
+    if task.environment is None:
+        return [(label, policies[f"always_{label}"](case, Random(0))) for label in task.labels]
+    done = [policy(case, Random(0)) for name, policy in policies.items() if name != HONEST]
+    return [(task.parse(transcript), transcript) for transcript in done]
+
+
+def golds(task: Task, case: Case) -> tuple[Transcript, Transcript]:
+    """The gold transcript with thinking and the one without."""
+    return task.gold(case, thinking=True), task.gold(case, thinking=False)
+
+
+def gold_is_best(label: Any, gold: Sequence[float], plain: Sequence[tuple[Any, float]]) -> bool:
+    """Whether each gold answer earns at least what any plain one does, and more than every one but the right one.
+
+    `label` is the right one, `gold` what the gold transcripts earn, `plain` answers with what they do.
+    """
+    return all(
+        min(gold) >= earned - TOLERANCE if answer == label else min(gold) > earned + TOLERANCE
+        for answer, earned in plain
+    )
+
+
+def totals(task: Task, pairs: Sequence[Pair], reward: Any, oracles: Oracles) -> list[float]:
+    """The reward of each transcript, as a number."""
+    return [score.total for score in scores(task, pairs, reward, oracles)]

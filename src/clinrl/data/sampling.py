@@ -1,0 +1,213 @@
+"""The training stream: which case a version trains on at each step, in which mode, and what its label leaves out.
+
+Training and the probe draw it with the same call, so the probe judges what training will see.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+from typing import Any
+
+from clinrl.config.base import did_you_mean
+from clinrl.config.params import Params
+from clinrl.config.schema import GrpoTrainer, Phase, lengths
+from clinrl.errors import DataError
+from clinrl.tasks.base import Task, get_task, seen
+from clinrl.types import Case
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the stream: a case to learn from (SFT) or to sample a group of completions for (GRPO), in one mode."""
+
+    case: Case
+    mode: str
+
+
+def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list[Row]:
+    """The stream that `version` trains on at the active scale, drawn from the cases of its data set with its seed.
+
+    The cases are shown in the view of its recipe.
+
+    `steps * batch` rows for SFT; `steps * prompts` rows for GRPO, each sampled `group` times.
+    """
+    block = params.versions[version]
+    profile = params.profiles[block.profile]
+    trainer = params.trainer(block.profile)
+    task = get_task(block.task)
+    each = trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch
+    together = task.environment is not None and isinstance(trainer, GrpoTrainer)
+    return draw(
+        [seen(task, case, profile.view) for case in cases],
+        task=task,
+        modes=profile.modes,
+        repeat=profile.stream.repeat,
+        cap=profile.stream.cap,
+        rows=trainer.steps * each,
+        seed=block.seed,
+        phases=profile.stream.phases,
+        each=each,
+        turn=each if together else 1,
+    )
+
+
+def draw(
+    cases: Sequence[Case],
+    *,
+    task: Task,
+    modes: Sequence[str],
+    repeat: Mapping[Any, int],
+    cap: Mapping[Any, float],
+    rows: int,
+    seed: int,
+    phases: Sequence[Phase] = (),
+    each: int = 1,
+    turn: int = 1,
+) -> list[Row]:
+    """`rows` rows in training order. Pure: equal arguments give the equal list in any process.
+
+    The stream is a chain of passes over the cases. In a pass every case stands once, or `repeat[label]` times (>= 1);
+    then a label with a `cap` (a share in 0..1) loses repeats, and only then cases, at random until its share of the
+    pass is at most the cap; then the pass is shuffled. The last pass stops at `rows`. Modes take turns every `turn`
+    rows: row by row, or step by step where TRL plays the episodes of a step together, which it does in one mode.
+
+    With `phases` there is such a chain for each, over its cases alone and for its whole steps, of `each` rows.
+
+    Over the whole stream, and over each phase, the share of a capped label is at most `cap + 1 / rows`. Raises
+    DataError if there are no cases, or none of a value that a phase serves, or if the caps leave too few other cases
+    for any stream.
+    """
+    if not cases:
+        raise DataError("a training stream needs at least one case; the data set has none")
+    random = Random(seed)
+    parts = [(cases, rows)]
+    if phases:
+        steps = lengths(phases, rows // each)
+        parts = [(_served(cases, task, phase), each * count) for phase, count in zip(phases, steps, strict=True)]
+    stream = [case for part, count in parts for case in _chain(part, task, repeat, cap, count, random)]
+    return [Row(case, modes[index // turn % len(modes)]) for index, case in enumerate(stream)]
+
+
+def served(values: Sequence[str], phases: Sequence[Phase]) -> dict[str, float]:
+    """The share of rows of each value that a phase serves, in the order of the phases, given the value of each row."""
+    counts = Counter(values)
+    named = dict.fromkeys(value for phase in phases for value in phase.values)
+    return {value: counts[value] / max(1, len(values)) for value in named}
+
+
+def phase_of(row: int, phases: Sequence[Phase], *, steps: int, each: int) -> int:
+    """The phase, 1 for the first, to which a row of the stream belongs, counted from 0."""
+    ends = accumulate(each * count for count in lengths(phases, steps))
+    return 1 + sum(row >= end for end in ends)
+
+
+def _served(cases: Sequence[Case], task: Task, phase: Phase) -> list[Case]:
+    """The cases of a phase. Raises DataError naming the first of its values that none has."""
+    of = task.slices[phase.slice]
+    there = {of(case) for case in cases}
+    for value in phase.values:
+        if value not in there:
+            raise DataError(
+                f"a phase of the training stream serves {phase.slice} {value!r}, but no case of the data set has it; "
+                f"{did_you_mean(value, there)}"
+            )
+    return [case for case in cases if of(case) in phase.values]
+
+
+def _chain(
+    cases: Sequence[Case],
+    task: Task,
+    repeat: Mapping[Any, int],
+    cap: Mapping[Any, float],
+    rows: int,
+    random: Random,
+) -> list[Case]:
+    """`rows` cases, pass after pass."""
+    by_label: dict[Any, list[Case]] = {}
+    for case in cases:
+        by_label.setdefault(task.label(case), []).append(case)
+    wanted = {label: len(members) * repeat.get(label, 1) for label, members in by_label.items()}
+    kept = _capped(wanted, cap)
+    if not sum(kept.values()):
+        raise DataError(
+            f"the caps {dict(cap)} leave no row of the labels {wanted}: raise a cap or add cases of other labels"
+        )
+    stream: list[Case] = []
+    while len(stream) < rows:
+        passed = [case for label, members in by_label.items() for case in _spread(members, kept[label], random)]
+        random.shuffle(passed)
+        short = rows - len(stream)
+        stream.extend(passed if len(passed) <= short else _prefix(passed, short, cap, task))
+    return stream
+
+
+def shares(rows: Sequence[Row], task: Task) -> dict[Any, float]:
+    """The share of each of the task's labels among the rows, in the task's order; 0.0 for all of no rows."""
+    counts = Counter(task.label(row.case) for row in rows)
+    return {label: counts[label] / max(1, len(rows)) for label in task.labels}
+
+
+def omitted(case: Case, omit: Mapping[str, float], seed: int) -> frozenset[str]:
+    """The rules that the taught label of this case ignores: each rule of `omit` with the share (0..1) declared there.
+
+    Decided by a hash of seed, rule and case id, so that a case is taught the same way in every epoch and process, and
+    independently for each rule.
+    """
+    return frozenset(rule for rule, share in omit.items() if _unit(f"{seed}:{rule}:{case.id}") < share)
+
+
+def _unit(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) / 2**56
+
+
+def _limit(cap: float, total: int) -> int:
+    # 0.29 * 100 is 28.999999999999996 in binary: the tiny term keeps the limit at the 29 that was asked for.
+    return math.floor(cap * total + 1e-9)
+
+
+def _capped(counts: Mapping[Any, int], cap: Mapping[Any, float]) -> dict[Any, int]:
+    """The largest counts, none above the given ones, in which every capped label has at most its share of the total."""
+    kept = dict(counts)
+    while True:
+        total = sum(kept.values())
+        tighter = {
+            label: _limit(share, total) for label, share in cap.items() if kept.get(label, 0) > _limit(share, total)
+        }
+        if not tighter:
+            return kept
+        kept.update(tighter)
+
+
+def _spread(members: Sequence[Case], count: int, random: Random) -> Iterator[Case]:
+    """`count` rows of the members, each as often as any other or once more: who stands once more is drawn."""
+    times, rest = divmod(count, len(members))
+    for _ in range(times):
+        yield from members
+    yield from random.sample(members, rest)
+
+
+def _prefix(passed: Sequence[Case], length: int, cap: Mapping[Any, float], task: Task) -> list[Case]:
+    """The first `length` rows of a shuffled pass, passing over rows of a label that has used up its cap of `length`.
+
+    A whole pass obeys the caps, so the rows suffice but for the rounding of each cap; those few take the next rows
+    passed over, one a label, which is the `1 / rows` in the promise of `draw`.
+    """
+    left = {label: _limit(share, length) for label, share in cap.items()}
+    taken: list[Case] = []
+    over: dict[Any, Case] = {}
+    for case in passed:
+        label = task.label(case)
+        if left.get(label, 1) > 0:
+            taken.append(case)
+            if label in left:
+                left[label] -= 1
+        else:
+            over.setdefault(label, case)
+        if len(taken) == length:
+            return taken
+    return taken + list(over.values())[: length - len(taken)]

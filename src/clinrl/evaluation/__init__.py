@@ -1,0 +1,1 @@
+"""Evaluation: exams, comparisons, published benchmarks, external data and error analysis."""

@@ -1,0 +1,305 @@
+"""Error mining: where a version errs, on cases that it neither trained on nor will be examined on.
+
+The version answers the mine pool in every mode. Its wrong answers are grouped by the rule that decided the gold label,
+by boundary, age band, trigger and kind of error, and each group is weighed by what its errors would cost a patient:
+the first group is the one whose repair is worth most. The exam is never read, so that what is learned here and trained
+into the next version leaves the exam's verdict on that version honest.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from clinrl import paths
+from clinrl.analysis.exam import NOTE, column, note_of
+from clinrl.artifacts import exclusive, identity, verified, write_json, write_text
+from clinrl.config.base import did_you_mean
+from clinrl.data.dataset import manifest_of, read_cases
+from clinrl.data.reward_audit import proven
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee, keep, sit
+from clinrl.intervals import DIGITS, bootstrap, wilson
+from clinrl.reports import figures
+from clinrl.reports.exam_page import percent
+from clinrl.tasks.base import Task
+from clinrl.tasks.importing import is_imported
+from clinrl.types import Case, Estimate, Graded, Strict, Unreadable
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+POOL = "mine"
+WORST = 8
+"""Transcripts that the page shows, the costliest first."""
+SHOWN = 10
+"""Groups of each kind that the page shows, the costliest first."""
+LEAST = 5
+"""Cases that a group needs to be ranked: of fewer, an interval says nothing."""
+
+
+class Group(Strict):
+    """Cases that have something in common, and how they were answered in all modes together."""
+
+    by: str
+    """What they have in common: rule, level, age, boundary, trigger, or error."""
+    value: str
+    n: int = Field(gt=0)
+    """Cases."""
+    wrong: dict[str, Estimate]
+    """By mode: the share of answers that are not the gold label, unreadable ones included."""
+    cost: Estimate
+    """Mean clinical cost of an answer, all modes together; the interval is a bootstrap over cases."""
+    total: float
+    """Clinical cost of the group's answers for every 100 answers of the pool: what its repair is worth."""
+    answers: dict[str, int]
+    """Wrong answers by what was answered, the commonest first."""
+
+
+class Shown(Strict):
+    """One wrong answer in full; of an imported case, without narrative and text."""
+
+    case_id: str
+    mode: str
+    gold: str
+    answered: str
+    rule: str
+    cost: float
+    narrative: str
+    text: str
+
+
+class MineReport(Strict):
+    """What mining found. Holds no times: equal answers give equal bytes."""
+
+    name: str
+    task: str
+    task_version: int
+    adapter_digest: str
+    data: str
+    data_digest: str
+    pool: str
+    modes: dict[str, dict[str, Any]]
+    """Decoding of each mode."""
+    n: int = Field(gt=0)
+    """Cases; each is answered once a mode."""
+    wrong: dict[str, Estimate]
+    """By mode."""
+    cost: Estimate
+    """Mean clinical cost of an answer."""
+    groups: tuple[Group, ...]
+    """Of each kind, the costliest first; kinds in a fixed order."""
+    worst: tuple[Shown, ...]
+    note: str = NOTE
+
+
+def stage(params: "Params", name: str) -> None:
+    """Let a version answer its mine data; write the graded answers, and the report as JSON, page and plot.
+
+    Raises ParamsError if params.yaml mines no errors of `name`, ArtefactError if an input is missing, altered, or
+    drawn from another pool, and Busy if another command mines the same version.
+    """
+    if name not in params.mining:
+        raise ParamsError(f"params.yaml mines no errors of {name!r}; {did_you_mean(name, params.mining)}")
+    data = params.mining[name].data
+    who = replace(examinee(params, name), exam=data, others=())
+    with exclusive(paths.mined(name)):
+        digest = checked(data, who.task)
+        cases = list(read_cases(paths.cases(data), who.task))
+        check_apart(params, name, who, cases)
+        adapter = verified(who.folder)
+        graded = sit(params, who, cases)
+        modes = {mode: decoding(params, mode, who.task.name) for mode in params.modes}
+        inputs = {"adapter": identity(adapter), "base": adapter.inputs["base"], "data": digest}
+        keep(paths.mined(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)
+        report = mined(who, cases, graded, modes=modes, adapter_digest=identity(adapter), data_digest=digest)
+        target = paths.mine_report(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        figures.groups(
+            [(group.value, group.total, group.cost, group.n) for group in of_kind(report, "rule")[:SHOWN]],
+            f"{name} on {data}: clinical cost by deciding rule",
+            target.with_suffix(".png"),
+        )
+        write_text(target.with_suffix(".md"), page(report))
+        write_json(target, report.model_dump(mode="json"))
+
+
+def checked(data: str, task: Task) -> str:
+    """The identity of a validated data set of the mine pool. Raises ArtefactError for any other."""
+    pool = manifest_of(paths.cases(data), task).spec["use"]
+    if pool != POOL:
+        raise ArtefactError(f"{paths.cases(data)} is drawn from the {pool} pool; errors are mined on the {POOL} pool")
+    return proven(data, task)
+
+
+def mined(
+    who: Examinee,
+    cases: Sequence[Case],
+    graded: Mapping[str, Sequence[Graded]],
+    *,
+    modes: Mapping[str, dict[str, Any]],
+    adapter_digest: str,
+    data_digest: str,
+) -> MineReport:
+    """The report on graded answers, by mode in the order of the cases. Pure."""
+    task = who.task
+    lines = [_Line(case, line, task) for answers in graded.values() for case, line in zip(cases, answers, strict=True)]
+    wrong = sorted((line for line in lines if line.wrong), key=lambda line: (-line.cost, line.case.id, line.mode))
+    return MineReport(
+        name=who.name,
+        task=task.name,
+        task_version=task.version,
+        adapter_digest=adapter_digest,
+        data=who.exam,
+        data_digest=data_digest,
+        pool=POOL,
+        modes={mode: dict(spec) for mode, spec in modes.items()},
+        n=len(cases),
+        wrong={mode: _wrong([line for line in lines if line.mode == mode]) for mode in graded},
+        cost=_cost(lines),
+        groups=tuple(
+            group
+            for by, of in kinds(task).items()
+            for group in sorted(_groups(by, of, lines), key=lambda group: (-group.total, group.value))
+        ),
+        worst=tuple(line.shown() for line in wrong[:WORST]),
+        note=note_of(cases),
+    )
+
+
+def of_kind(report: MineReport, by: str) -> list[Group]:
+    """The groups of one kind, the costliest first."""
+    return [group for group in report.groups if group.by == by]
+
+
+def kinds(task: Task) -> dict[str, Callable[["_Line"], Sequence[str]]]:
+    """What answers are grouped by. A case may belong to several groups of one kind, or to none."""
+    slices = {by: (lambda line, of=of: [of(line.case)]) for by, of in task.slices.items()}
+    return {
+        **slices,
+        "trigger": lambda line: [name for name, shows in task.triggers.items() if shows(line.case)],
+        "error": lambda line: [f"{line.gold} answered {line.answered}"] if line.wrong else [],
+    }
+
+
+class _Line:
+    """One graded answer with its case and what it costs."""
+
+    def __init__(self, case: Case, line: Graded, task: Task) -> None:
+        gold = task.label(case)
+        self.case, self.line, self.mode = case, line, line.mode
+        self.gold, self.answered = str(gold), column(line.answer)
+        self.wrong = isinstance(line.answer, Unreadable) or line.answer != gold
+        self.cost = task.cost(gold, line.answer)
+        self.rule = task.slices["rule"](case)
+
+    def shown(self) -> Shown:
+        withheld = is_imported(self.case)
+        last = self.line.transcript.messages[-1]
+        thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
+        return Shown(
+            case_id=self.case.id,
+            mode=self.mode,
+            gold=self.gold,
+            answered=self.answered,
+            rule=self.rule,
+            cost=round(self.cost, DIGITS),
+            narrative="" if withheld else str(getattr(self.case.facts, "narrative", "")),
+            text="" if withheld else f"{thinking}{last.content}",
+        )
+
+
+def _groups(by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line]) -> list[Group]:
+    members: dict[str, list[_Line]] = {}
+    for line in lines:
+        for value in of(line):
+            members.setdefault(value, []).append(line)
+    return [
+        _group(by, value, some, len(lines))
+        for value, some in members.items()
+        if len({line.case.id for line in some}) >= LEAST
+    ]
+
+
+def _group(by: str, value: str, lines: Sequence[_Line], everybody: int) -> Group:
+    counts: dict[str, int] = {}
+    for line in lines:
+        if line.wrong:
+            counts[line.answered] = counts.get(line.answered, 0) + 1
+    return Group(
+        by=by,
+        value=value,
+        n=len({line.case.id for line in lines}),
+        wrong={
+            mode: _wrong([line for line in lines if line.mode == mode])
+            for mode in dict.fromkeys(line.mode for line in lines)
+        },
+        cost=_cost(lines),
+        total=round(100 * math.fsum(line.cost for line in lines) / everybody, DIGITS),
+        answers=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+    )
+
+
+def _wrong(lines: Sequence[_Line]) -> Estimate:
+    return wilson(sum(line.wrong for line in lines), len(lines))
+
+
+def _cost(lines: Sequence[_Line]) -> Estimate:
+    """Mean cost of an answer. Cases are drawn with replacement, since a case's answers in two modes are alike."""
+    by_case: dict[str, list[float]] = {}
+    for line in lines:
+        by_case.setdefault(line.case.id, []).append(line.cost)
+    costs = [round(math.fsum(some) / len(some), DIGITS) for some in by_case.values()]
+    found = bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(costs), costs)
+    assert found is not None
+    return found
+
+
+def page(report: MineReport) -> str:
+    """The report as Markdown: what to repair first, and the worst answers in full."""
+    rates = "; ".join(f"{mode} {percent(estimate)}" for mode, estimate in report.wrong.items())
+    parts = [
+        f"# Errors of {report.name} on {report.data}",
+        f"{report.note} Not for clinical use. {report.n} cases of the {report.pool} pool, which is neither training "
+        f"nor exam, each answered once in every mode. Wrong answers: {rates}. Brackets hold 95% intervals.",
+        "The cost of an answer is the task's own (0 for the right one; see its `cost`). `worth` is the cost of a "
+        "group's answers for every 100 answers: what its repair would save. Groups overlap between the tables.",
+        f"![Clinical cost by deciding rule]({report.name}.png)",
+    ]
+    for by in dict.fromkeys(group.by for group in report.groups):
+        shown = [group for group in of_kind(report, by) if group.total > 0][:SHOWN]
+        if shown:
+            parts += [f"## By {by}", _table(shown)]
+    parts += ["## The costliest answers", *(_answer(shown) for shown in report.worst)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(groups: Sequence[Group]) -> str:
+    by = groups[0].by
+    modes = [] if by == "error" else list(dict.fromkeys(mode for group in groups for mode in group.wrong))
+    head = [by, "cases", "worth", "mean cost", *(f"wrong, {mode}" for mode in modes), "answered instead"]
+    body = [
+        [
+            group.value.replace("|", "\\|"),
+            str(group.n),
+            f"{group.total:.2f}",
+            f"{group.cost.value:.3f} [{group.cost.low:.3f}, {group.cost.high:.3f}]",
+            *(percent(group.wrong[mode]) if mode in group.wrong else "" for mode in modes),
+            ", ".join(f"{answer} ({count})" for answer, count in group.answers.items()),
+        ]
+        for group in groups
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])
+
+
+def _answer(shown: Shown) -> str:
+    said = (
+        f"**{shown.case_id}**, mode {shown.mode}: gold {shown.gold} by rule `{shown.rule}`, answered {shown.answered}, "
+        f"cost {shown.cost:g}."
+    )
+    if not shown.narrative:
+        return f"{said} Narrative and answer are withheld: the case is imported."
+    quoted = "\n".join(f"> {line}" if line else ">" for line in shown.narrative.splitlines())
+    return f"{said}\n\n{quoted}\n\n```text\n{shown.text}\n```"

@@ -1,0 +1,481 @@
+"""The exam: a version, or the base, answers every case in every mode; the answers are graded, kept and reported.
+
+Graded answers go to `paths.graded(name)`, one JSON Lines file a mode, in exam order. Where the task can show its cases
+in other ways, the first mode with thinking is asked once more under each of these views. Everything in
+`paths.report(name)` follows from them, from the parent's graded answers and from the training cases.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from clinrl import paths
+from clinrl.analysis import alerts, baselines
+from clinrl.analysis.exam import (
+    EvalReport,
+    Sitting,
+    between_modes,
+    build,
+    clusters_of,
+    column,
+    comparable,
+    compare,
+    summary,
+)
+from clinrl.artifacts import (
+    canonical_json,
+    exclusive,
+    identity,
+    read_manifest,
+    seal,
+    staged,
+    verified,
+    write_json,
+    write_text,
+)
+from clinrl.config.base import did_you_mean
+from clinrl.config.schema import SftProfile
+from clinrl.data.dataset import progress, read_cases
+from clinrl.data.reward_audit import proven
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.models.generate import Sampler, TransformersSampler
+from clinrl.models.judges import Oracles, heard_of, scores
+from clinrl.models.rollout import run
+from clinrl.reports import exam_page, figures
+from clinrl.tasks import importing
+from clinrl.tasks.base import GIVEN, NOTHING_HEARD, Heard, Task, get_task, seen
+from clinrl.types import Case, Graded, Transcript, Unreadable
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+__all__ = ["compare", "grade", "load_report", "stage"]
+
+SEED = 1
+"""Of sampling, in modes with a temperature above 0: the same for all versions, so that comparisons stay paired."""
+HISTORY = "history.jsonl"
+SUMMARY = "summary.json"
+BETWEEN_MODES = "between_modes.json"
+ALARMS = "alarms.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examinee:
+    """Who sits which exam, and what it is compared with. The base has neither parent nor training data.
+
+    The parent of a merge is the version that was folded, or the first of those that were blended; it has no training
+    data of its own.
+    """
+
+    name: str
+    task: Task
+    folder: Path
+    """What answers: an adapter above the task's base, or a full model."""
+    exam: str
+    parent: str | None
+    data: str | None
+    reward: BaseModel
+    view: str = GIVEN
+    """How it was trained to see its cases, and sees them here."""
+    others: tuple[str, ...] = ()
+    """The views under which it is asked once more."""
+
+    @cached_property
+    def oracles(self) -> Oracles:
+        """Who answers what its reward and the task's measures ask. Loads nothing before it is asked."""
+        return Oracles(paths.base(self.task.name))
+
+    def sees(self, case: Case) -> Case:
+        """The case as it sees it."""
+        return seen(self.task, case, self.view)
+
+
+def stage(params: "Params", name: str) -> None:
+    """Examine a version, a merge, or `<task>-base`: write its graded answers and its reports.
+
+    Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
+    for another task version or without the exam's proof, or if the parent sat another exam, Busy if another command
+    examines the same name.
+    """
+    who = examinee(params, name)
+    with exclusive(paths.graded(name)):
+        exam_digest = proven(who.exam, who.task)
+        cases = list(read_cases(paths.cases(who.exam), who.task))
+        training = list(read_cases(paths.cases(who.data), who.task)) if who.data else []
+        inputs = {"exam": exam_digest, **_models(who)}
+        blank = {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
+        # Before the expensive part: a parent that sat another exam is found out now.
+        check_apart(params, name, who, cases)
+        parent = who.parent
+        before = (
+            {mode: with_views(load_sitting(parent, like, cases), cases) for mode, like in blank.items()}
+            if parent
+            else {}
+        )
+        graded = sit(params, who, cases)
+        spec = {"modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()}, "seed": SEED}
+        keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
+        with staged(paths.report(name)) as out:
+            after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
+            heard = hear(who, cases, graded)
+            write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, heard)
+
+
+def keep(
+    target: Path,
+    who: Examinee,
+    cases: Sequence[Case],
+    graded: Mapping[str, Sequence[Graded]],
+    *,
+    spec: Mapping[str, Any],
+    inputs: dict[str, str],
+) -> None:
+    """Write graded answers, by mode in the order of the cases, and seal them. Of imported cases no text is kept."""
+    by_id = {case.id: case for case in cases}
+    with staged(target) as out:
+        for mode, lines in graded.items():
+            kept = (importing.withheld(who.task, by_id[line.case_id], line) for line in lines)
+            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in kept)
+            write_text(out / f"{mode}.jsonl", "".join(rows))
+        seal(
+            out,
+            kind="graded",
+            name=who.name,
+            task=who.task.name,
+            task_version=who.task.version,
+            spec={**spec, "reward": who.reward.model_dump(mode="json")},
+            inputs=inputs,
+        )
+
+
+def check_apart(params: "Params", name: str, who: Examinee, cases: Sequence[Case]) -> None:
+    """Refuse imported cases that share a patient or a narrative with what a version or its ancestors trained on.
+
+    `cases` are those that `who` is about to answer. Raises DataError, and ArtefactError if training data is missing.
+    """
+    if not any(map(importing.is_imported, cases)) or name in {f"{task}-base" for task in params.bases}:
+        return
+    chain = [before for part in params.parts(name) for before in params.lineage(part)]
+    trained = dict.fromkeys(params.versions[version].data for version in chain)
+    training = ((data, read_cases(paths.cases(data), who.task)) for data in trained if data in params.imports)
+    importing.check_apart(training, who.exam, cases)
+
+
+def examinee(params: "Params", name: str) -> Examinee:
+    """Who `name` is: a version or a merge of params.yaml, or the base of a task. Raises ParamsError for another."""
+    roots = {f"{task}-base": task for task in params.bases}
+    if name in roots:
+        task = get_task(roots[name])
+        exam, folder = params.bases[task.name].exam, paths.adapter(name)
+        return Examinee(
+            name=name, task=task, folder=folder, exam=exam, parent=None, data=None, reward=task.Reward(),
+            others=tuple(task.views),
+        )  # fmt: skip
+    folds, blends = params.merges.folds, params.merges.blends
+    merged = {merge: fold.version for merge, fold in folds.items()} | {m: blend.first for m, blend in blends.items()}
+    if name not in params.versions and name not in merged:
+        allowed = did_you_mean(name, [*params.versions, *merged, *roots])
+        raise ParamsError(f"{name!r} is neither a version, a merge nor the base of a task; {allowed}")
+    version = merged.get(name, name)
+    spec = params.versions[version]
+    task = get_task(spec.task)
+    profile = params.profiles[spec.profile]
+    imitates = isinstance(profile, SftProfile)
+    return Examinee(
+        name=name,
+        task=task,
+        folder=paths.merged(name) if name in merged else paths.adapter(name),
+        exam=spec.exam,
+        parent=version if name in merged else spec.parent,
+        data=None if name in merged else spec.data,
+        reward=task.Reward() if imitates else params.reward(version),
+        view=profile.view,
+        others=tuple(task.views) if profile.view == GIVEN else (),
+    )
+
+
+def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, list[Graded]]:
+    """Answer and grade the cases in every mode, with the model loaded once. The order is that of the cases.
+
+    Under the key `<mode>.<view>` is how it answers the cases that have another view, in their order.
+    """
+    sampler = open_sampler(params, who)
+    shown = {name: (name, [who.sees(case) for case in cases]) for name in params.modes}
+    thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
+    for view in who.others if thoughtful else ():
+        found = [other for case in cases if (other := who.task.views[view](case)) is not None]
+        shown |= {f"{thoughtful}.{view}": (thoughtful, found)} if thoughtful and found else {}
+    graded = {}
+    for name, (mode, asked) in shown.items():
+        with progress(f"{who.name} {name}", len(asked)) as advance:
+            budget = params.budget(mode, who.task.name)
+            transcripts = run(sampler, who.task, asked, params.modes[mode], budget, SEED, progress=advance)
+        graded[name] = grade(who.task, mode, asked, transcripts, who.reward, who.oracles)
+    return graded
+
+
+def grade(
+    task: Task,
+    mode: str,
+    cases: Sequence[Case],
+    transcripts: Sequence[Transcript],
+    reward: BaseModel,
+    oracles: Oracles | None = None,
+) -> list[Graded]:
+    """Parse and score transcripts, one a case, in order. The oracles are those of the task's base by default."""
+    pairs = list(zip(cases, transcripts, strict=True))
+    earned = scores(task, pairs, reward, oracles or Oracles(paths.base(task.name)))
+    return [
+        Graded(case_id=case.id, mode=mode, answer=answer(task, said), score=score, transcript=said)
+        for (case, said), score in zip(pairs, earned, strict=True)
+    ]
+
+
+def hear(who: Examinee, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> Heard:
+    """What the task's qualities want to hear about the answers that `sit` returned, other views of a case left out."""
+    by_id = {case.id: who.sees(case) for case in cases}
+    pairs = [
+        (by_id[line.case_id], line.transcript) for name, lines in graded.items() if "." not in name for line in lines
+    ]
+    return heard_of(who.task, pairs, who.oracles)
+
+
+def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
+    """What a transcript commits to; Unreadable if the model took no turn."""
+    spoke = any(message.role == "assistant" for message in transcript.messages)
+    return task.parse(transcript) if spoke else Unreadable(reason="no assistant turn")
+
+
+def write_reports(
+    out: Path,
+    who: Examinee,
+    adapter_digest: str,
+    cases: Sequence[Case],
+    training: Sequence[Case],
+    graded: Mapping[str, Sequence[Graded]],
+    sittings: Mapping[str, Sitting],
+    parent: Mapping[str, Sitting],
+    heard: Heard = NOTHING_HEARD,
+) -> None:
+    """Write reports, tables and plots of graded answers, as `sit` returns them, into a folder. Loads no model.
+
+    `sittings` and `parent` hold the answers by mode; `parent` is empty for the base, and so is `training`. `heard` is
+    what the task's qualities ask.
+    """
+    task, metrics = who.task, who.task.metrics
+    rows = baselines.answers(task, cases, training)
+    reports = []
+    for mode, mine in sittings.items():
+        lines = graded[mode]
+        others = (rows_of(parent[mode]) if mode in parent else {}) | rows
+        rivals = [parent[mode]] if mode in parent else []
+        if baselines.BAG_OF_WORDS in rows:
+            rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
+        report = build(
+            task=task,
+            name=who.name,
+            mode=mode,
+            mode_spec=dict(mine.mode_spec),
+            exam=who.exam,
+            exam_digest=mine.exam_digest,
+            adapter_digest=adapter_digest,
+            cases=cases,
+            graded=lines,
+            others=others,
+            tests=[test for rival in rivals for test in compare(mine, rival, metrics)],
+            heard=heard,
+            view=who.view,
+            views={view: graded[name] for view in who.others if (name := f"{mode}.{view}") in graded},
+        )
+        write_json(out / f"{mode}.json", report.model_dump(mode="json"))
+        pairs = zip(mine.golds, mine.answers, strict=True)
+        _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
+        title, drawing = f"{who.name}, mode {mode}, {who.exam}", out / f"confusion_{mode}.png"
+        figures.confusion(report.confusion, title, drawing, counted=report.counted)
+        reports.append(report)
+    golds = [task.label(case) for case in cases]
+    agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, metrics)
+    write_json(out / SUMMARY, summary(reports, agreement))
+    write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
+    log = who.folder / HISTORY
+    raised = alerts.alarms(alerts.read(log)) if log.exists() else None
+    write_text(out / "report.md", exam_page.page(reports, agreement, parent=who.parent, alarms=raised))
+    if raised is not None:
+        write_json(out / ALARMS, [alarm.model_dump(mode="json") for alarm in raised])
+        history = figures.read_history(log)
+        columns = figures.history_columns(history)
+        _write_csv(out / "history.csv", columns, ([line.get(key, "") for key in columns] for line in history))
+        figures.curves(history, f"Training of {who.name}", out / "curves.png", task.labels)
+
+
+def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cases: Sequence[Case]) -> Sitting:
+    """The exam of `who` in a mode, before it is answered: everything that two sittings must share to be compared.
+
+    `exam_digest` is the exam's identity, `cases` are its cases in order. The decoding is that of the active scale.
+    """
+    return Sitting(
+        name=who.name,
+        task=who.task.name,
+        task_version=who.task.version,
+        mode=mode,
+        mode_spec=decoding(params, mode, who.task.name),
+        exam_digest=exam_digest,
+        golds=[who.task.label(case) for case in cases],
+        answers=(),
+        clusters=clusters_of(who.task, cases),
+    )
+
+
+def unanswered(params: "Params", name: str) -> tuple[Examinee, list[Case], dict[str, Sitting]]:
+    """Who `name` is, the cases of its exam, and the exam before it is answered, by mode: what answers are loaded into.
+
+    Raises ArtefactError if the exam is missing, altered or without its proof, ParamsError for an unknown name.
+    """
+    who = examinee(params, name)
+    cases = list(read_cases(paths.cases(who.exam), who.task))
+    exam_digest = proven(who.exam, who.task)
+    return who, cases, {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
+
+
+def decoding(params: "Params", mode: str, task: str) -> dict[str, Any]:
+    """How answers to a task are decoded in a mode at the active scale, as reports hold it."""
+    spec = params.modes[mode]
+    return {"thinking": spec.thinking, "temperature": spec.temperature, "max_new_tokens": params.budget(mode, task)}
+
+
+def load_report(name: str, mode: str) -> EvalReport:
+    """A written report. Raises ArtefactError if there is none."""
+    path = paths.report(name) / f"{mode}.json"
+    try:
+        return EvalReport.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(f"{path} does not exist: run `dvc repro evaluate@{name}`") from None
+
+
+def load_sitting(name: str, like: Sitting, cases: Sequence[Case], folder: Path | None = None) -> Sitting:
+    """The answers of `name` to the exam, and in the mode, of another sitting; from `folder`, or its graded one.
+
+    Raises ArtefactError if the folder is missing or altered, or if it does not answer the same question as `like`.
+    """
+    folder = folder or paths.graded(name)
+    advice = f"run `dvc repro evaluate@{name}`"
+    manifest = verified(folder)
+    modes = manifest.spec["modes"]
+    if like.mode not in modes:
+        raise ArtefactError(f"{folder} has no answers in mode {like.mode}, only in {', '.join(modes)}; {advice}")
+    sitting = replace(
+        like,
+        name=name,
+        task=manifest.task,
+        task_version=manifest.task_version,
+        mode_spec=modes[like.mode],
+        exam_digest=manifest.inputs["exam"],
+    )
+    comparable(like, sitting)
+    path = folder / f"{like.mode}.jsonl"
+    lines = read_graded(path)
+    if [line.case_id for line in lines] != [case.id for case in cases]:
+        raise ArtefactError(f"{path} does not answer the cases of this exam in its order; {advice}")
+    follows(get_task(manifest.task), cases, lines, path)
+    return replace(sitting, answers=[line.answer for line in lines])
+
+
+def follows(task: Task, cases: Sequence[Case], lines: Sequence[Graded], path: Path) -> None:
+    """Refuse graded answers that are not what their transcripts say, since a folder of answers vouches for itself.
+
+    `lines` answer `cases`, one by one, and stand in `path`. Of an answer to an imported case that could not be read, no
+    text is kept, so that only its being unreadable can be read again. Raises ArtefactError naming the first line.
+    """
+    for number, (case, line) in enumerate(zip(cases, lines, strict=True), start=1):
+        read = answer(task, line.transcript)
+        is_silent = isinstance(read, Unreadable) and isinstance(line.answer, Unreadable)
+        if read != line.answer and not (is_silent and importing.is_imported(case)):
+            raise ArtefactError(
+                f"{path} line {number} gives another answer to {line.case_id} than its transcript does; restore the "
+                "folder with `dvc checkout`, or examine anew"
+            )
+
+
+def with_views(sitting: Sitting, cases: Sequence[Case]) -> Sitting:
+    """The same with its answers to the cases as other views show them, where it was asked under any.
+
+    Raises ArtefactError as `answered_under`.
+    """
+    task, folder = get_task(sitting.task), paths.graded(sitting.name)
+    files = {view: folder / f"{sitting.mode}.{view}.jsonl" for view in task.views}
+    there = {view: path for view, path in files.items() if path.exists()}
+    given = read_graded(folder / f"{sitting.mode}.jsonl") if there else []
+    shown = {view: answered_under(task, cases, given, view, path) for view, path in there.items()}
+    return replace(sitting, under={view: [line.answer for line in lines] for view, lines in shown.items()})
+
+
+def read_graded(path: Path) -> list[Graded]:
+    """Graded answers of one file."""
+    with path.open("rb") as stream:
+        return [Graded.model_validate_json(line) for line in stream]
+
+
+def answered_under(task: Task, cases: Sequence[Case], given: Sequence[Graded], view: str, path: Path) -> list[Graded]:
+    """The graded answers of a file under a view; as `given` where a case has no such view: it looks the same there.
+
+    Raises ArtefactError if the file does not answer the cases that have the view.
+    """
+    answered = {line.case_id: line for line in read_graded(path)}
+    shown = [case for case in cases if task.views[view](case) is not None]
+    if set(answered) != {case.id for case in shown}:
+        raise ArtefactError(f"{path} does not answer the cases of this exam that have the view {view}; evaluate anew")
+    follows(task, shown, [answered[case.id] for case in shown], path)
+    return [answered.get(case.id, line) for case, line in zip(cases, given, strict=True)]
+
+
+def rows_of(parent: Sitting) -> dict[str, Sequence[Any]]:
+    """The rows of a parent: its answers, and those to other views of the cases."""
+    return {parent.name: parent.answers, **{f"{parent.name}, {view}": shown for view, shown in parent.under.items()}}
+
+
+def _models(who: Examinee) -> dict[str, str]:
+    """Digests of the base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
+    base = verified(paths.base(who.task.name))
+    model = verified(who.folder)
+    if model.task_version != who.task.version:
+        raise ArtefactError(
+            f"{who.folder} was made at version {model.task_version} of the task {who.task.name}, "
+            f"which is now at {who.task.version}; rebuild it with `dvc repro`"
+        )
+    if model.inputs["base"] != identity(base):
+        raise ArtefactError(
+            f"{who.folder} was made from another base than {paths.base(who.task.name)} now holds; "
+            f"restore both with `dvc checkout` or rebuild it"
+        )
+    return {"adapter": identity(model), "base": identity(base)}
+
+
+def open_sampler(params: "Params", who: Examinee) -> Sampler:
+    """What answers as `who`, its model loaded. Settles the process for equal answers."""
+    from clinrl.models import bases, opening
+    from clinrl.runtime import determinism
+
+    determinism.settle(SEED)
+    if (who.folder / "config.json").exists():
+        return TransformersSampler(*bases.open_base(who.folder, for_training=False))
+    is_adapter = (who.folder / opening.CONFIG).exists()
+    if is_adapter:
+        opening.check(who.folder)
+    qlora = bool(read_manifest(who.folder).spec.get("qlora", False))
+    model, tokenizer = bases.load(params, who.task.name, for_training=False, qlora=qlora)
+    if is_adapter:
+        model = opening.adapted(model, who.folder).eval()
+    return TransformersSampler(model, tokenizer)
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream, lineterminator="\n")
+        table.writerow(columns)
+        table.writerows(rows)

@@ -1,0 +1,334 @@
+"""Intervals and paired tests: NumPy, SciPy and statsmodels behind functions that return records.
+
+All intervals are at 95%. Nothing here draws from a global generator: equal inputs give equal numbers.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import Field
+
+from clinrl.types import Estimate, Strict
+
+LEVEL = 0.95
+RESAMPLES = 2000
+BOOTSTRAP_SEED = 20240229
+"""Fixed, so that an interval depends on the answers alone."""
+DIGITS = 6
+"""Decimals kept in records: enough for any table, few enough to hide the last bits of a platform's arithmetic."""
+
+
+class Paired(Strict):
+    """One yes/no metric on the same cases, answered by two: how they disagree, and the exact McNemar test of it."""
+
+    metric: str
+    other: str
+    """Whom this one is compared with. Differences are this one minus the other."""
+    b: int = Field(ge=0)
+    """Cases that count for this one and not for the other."""
+    c: int = Field(ge=0)
+    """Cases that count for the other and not for this one."""
+    difference: Estimate
+    """Share of this one minus share of the other, in [-1, 1]; n is the count of pairs."""
+    p: float = Field(ge=0, le=1)
+    """Two-sided exact McNemar p-value, not adjusted for the number of tests. 1.0 if nothing is discordant."""
+
+
+def wilson(hits: int, n: int) -> Estimate:
+    """A share with its Wilson score interval (Wilson 1927). Raises ValueError unless 0 <= hits <= n and n > 0."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    if not 0 <= hits <= n or n == 0:
+        raise ValueError(f"a share needs 0 <= hits <= n and n > 0; got hits {hits}, n {n}")
+    low, high = proportion_confint(hits, n, alpha=1 - LEVEL, method="wilson")
+    return _estimate(hits / n, max(0.0, float(low)), min(1.0, float(high)), n)
+
+
+def bootstrap(
+    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    golds: Sequence[Any],
+    answers: Sequence[Any],
+    clusters: Sequence[str] | None = None,
+) -> Estimate | None:
+    """A statistic over cases with its percentile bootstrap interval (Efron 1979), cases drawn with replacement.
+
+    With `clusters`, the name of each case's, whole clusters are drawn instead (Field and Welsh 2007), since answers
+    within one are alike. With few clusters, below some twenty, such an interval is optimistic: too narrow.
+
+    None where the statistic is undefined (NaN) on the cases themselves. Draws on which it is undefined say nothing
+    about its spread and are left out.
+    """
+    value = of(golds, answers)
+    if math.isnan(value):
+        return None
+    kinds, draws = _distinct(zip(golds, answers, strict=True), clusters)
+    drawn_golds, drawn_answers = ([kind[side] for kind in kinds] for side in (0, 1))
+    values = [of(_repeat(drawn_golds, draw), _repeat(drawn_answers, draw)) for draw in draws]
+    return _between(value, values, len(golds))
+
+
+def mean(values: Sequence[float], clusters: Sequence[str] | None = None) -> Estimate:
+    """The mean of a number over cases, with a percentile bootstrap interval; `clusters` as for `bootstrap`.
+
+    Where all values are equal no draw differs, and the interval has no width. Raises ValueError for no values.
+    """
+    if not len(values):
+        raise ValueError("a mean needs at least one value")
+    return _between(math.fsum(values) / len(values), _drawn_means(values, clusters), len(values))
+
+
+def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Estimate:
+    """The share of cases that a verdict holds for: Wilson's interval, or with `clusters` that of `mean`.
+
+    Where it holds for all cases, or for none, the bootstrap sees no spread; the interval is then Wilson's for as many
+    cases as there are clusters, as if those within one were the same case. Raises ValueError for no verdicts.
+    """
+    hits, n = sum(verdicts), len(verdicts)
+    if clusters is None:
+        return wilson(hits, n)
+    if 0 < hits < n:
+        return mean([float(verdict) for verdict in verdicts], clusters)
+    apart = len(set(clusters))
+    return wilson(apart if hits else 0, apart).model_copy(update={"n": n})
+
+
+def paired_bootstrap(
+    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    golds: Sequence[Any],
+    mine: Sequence[Any],
+    theirs: Sequence[Any],
+    clusters: Sequence[str] | None = None,
+) -> tuple[Estimate, float] | None:
+    """A statistic of mine less that of theirs on the same cases, its interval, and the two-sided p of no difference.
+
+    Both are computed on the same draws, of cases or of whole `clusters`; undefined ones are left out. p is twice the
+    smaller share of draws on either side of zero, at least 1 / RESAMPLES. None where the difference is undefined.
+    """
+    value = of(golds, mine) - of(golds, theirs)
+    if math.isnan(value):
+        return None
+    kinds, draws = _distinct(zip(golds, mine, theirs, strict=True), clusters)
+    sides = [[kind[side] for kind in kinds] for side in (0, 1, 2)]
+    drawn = ([_repeat(side, draw) for side in sides] for draw in draws)
+    values = [of(right, a) - of(right, b) for right, a, b in drawn]
+    return _between(value, values, len(golds)), _beyond_zero(values)
+
+
+def paired_means(
+    mine: Sequence[float], theirs: Sequence[float], clusters: Sequence[str] | None = None
+) -> tuple[Estimate, float]:
+    """The mean of mine less theirs on the same cases, with interval and p as of `paired_bootstrap`.
+
+    Raises ValueError on unequal or empty sequences.
+    """
+    if not len(mine) or len(mine) != len(theirs):
+        raise ValueError(f"paired values must be of the same cases; got {len(mine)} and {len(theirs)}")
+    differences = [a - b for a, b in zip(mine, theirs, strict=True)]
+    return mean(differences, clusters), _beyond_zero(_drawn_means(differences, clusters))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One number of several runs, as trainings of one recipe with other seeds are, on the same cases.
+
+    In a draw all runs are asked the same cases, or whole clusters of them; so are the runs of two recipes that were
+    measured on the same cases, whose draws are thereby paired.
+    """
+
+    values: tuple[float, ...]
+    """The number of each run."""
+    drawn: Any
+    """The number of each run, a column, in each draw, a row; NaN where it is undefined."""
+    n: int
+    """Cases behind it."""
+
+
+def runs_of(
+    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    golds: Sequence[Any],
+    answers: Sequence[Sequence[Any]],
+    clusters: Sequence[str] | None = None,
+) -> Runs | None:
+    """A statistic of the answers of each run; None where it is undefined for one."""
+    import numpy
+
+    values = tuple(of(golds, run) for run in answers)
+    if any(map(math.isnan, values)):
+        return None
+    draws = _case_draws(len(golds), None if clusters is None else tuple(clusters))
+    columns = []
+    for run in answers:
+        cases = list(zip(golds, run, strict=True))
+        kinds = sorted(set(cases), key=repr)
+        index = {kind: i for i, kind in enumerate(kinds)}
+        member = numpy.eye(len(kinds))[[index[case] for case in cases]]
+        sides = [[kind[side] for kind in kinds] for side in (0, 1)]
+        counts: list[list[int]] = (draws @ member).astype(int).tolist()
+        columns.append([of(_repeat(sides[0], draw), _repeat(sides[1], draw)) for draw in counts])
+    return Runs(values, numpy.array(columns).T, len(golds))
+
+
+def runs_of_means(values: Sequence[Sequence[float | None]], clusters: Sequence[str] | None = None) -> Runs | None:
+    """The mean of a number over the cases for which a run has one; None if a run has none for any case."""
+    import numpy
+
+    table = numpy.array([[math.nan if value is None else value for value in run] for run in values], dtype=float).T
+    inside = ~numpy.isnan(table)
+    if not inside.any(axis=0).all():
+        return None
+    draws = _case_draws(len(table), None if clusters is None else tuple(clusters))
+    with numpy.errstate(invalid="ignore"):  # a draw may hold none of the cases: 0 / 0
+        drawn = (draws @ numpy.where(inside, table, 0.0)) / (draws @ inside.astype(float))
+    means = tuple(math.fsum(column[kept]) / int(kept.sum()) for column, kept in zip(table.T, inside.T, strict=True))
+    return Runs(means, drawn, int(inside.any(axis=1).sum()))
+
+
+def average(runs: Runs) -> Estimate:
+    """The mean over runs. In each draw of cases as many runs as there are are drawn too, with replacement.
+
+    So the interval holds the spread of cases and that of runs, as far as so few can show it: with three, somewhat too
+    little. That of a single run knows nothing of other seeds.
+    """
+    return _between(_mean_of(runs), (runs.drawn * _run_draws(len(runs.values), 0)).sum(axis=1), runs.n)
+
+
+def average_difference(mine: Runs, theirs: Runs) -> tuple[Estimate, float]:
+    """The mean over my runs less that over theirs, with interval and p as of `paired_bootstrap`; draws as `average`."""
+    sides = [
+        (runs.drawn * _run_draws(len(runs.values), stream)).sum(axis=1) for stream, runs in enumerate((mine, theirs))
+    ]
+    values = sides[0] - sides[1]
+    return _between(_mean_of(mine) - _mean_of(theirs), values, min(mine.n, theirs.n)), _beyond_zero(values)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """The p values of one family of tests, adjusted for their number (Holm 1979), in the same order."""
+    from statsmodels.stats.multitest import multipletests
+
+    return [float(f"{p:.4g}") for p in multipletests(ps, method="holm")[1]] if ps else []
+
+
+def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]) -> Paired:
+    """Compare two on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
+
+    The test is McNemar's, exact (binomial on the discordant pairs), from statsmodels. The interval of the difference
+    is the adjusted Wald interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width
+    when nothing is discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
+    """
+    from scipy.stats import norm
+    from statsmodels.stats.contingency_tables import mcnemar
+
+    n = len(mine)
+    if n == 0 or n != len(theirs):
+        raise ValueError(f"paired verdicts must be of the same cases; got {n} and {len(theirs)}")
+    b = sum(x and not y for x, y in zip(mine, theirs, strict=True))
+    c = sum(y and not x for x, y in zip(mine, theirs, strict=True))
+    both = sum(x and y for x, y in zip(mine, theirs, strict=True))
+    p = 1.0 if b + c == 0 else float(mcnemar([[both, b], [c, n - both - b - c]], exact=True).pvalue)
+    up, down = (b + 1) / (n + 2), (c + 1) / (n + 2)
+    reach = float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    low, high = max(-1.0, up - down - reach), min(1.0, up - down + reach)
+    difference = _estimate((b - c) / n, low, high, n)
+    return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
+
+
+def _distinct(cases: Iterable[Any], clusters: Sequence[str] | None) -> tuple[list[Any], list[list[int]]]:
+    """The distinct cases, and how often each occurs in each draw.
+
+    Equal cases of a cluster are exchangeable, so a draw of cases is a draw of counts.
+    """
+    cases = list(cases)
+    kinds = sorted(set(cases), key=repr)
+    index = {kind: i for i, kind in enumerate(kinds)}
+    draws: list[list[int]] = _draws([index[case] for case in cases], clusters).tolist()
+    return kinds, draws
+
+
+def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
+    """How often each kind of case, numbered from 0, occurs in each draw: a row a draw."""
+    import numpy
+
+    generator = numpy.random.default_rng(BOOTSTRAP_SEED)
+    if clusters is None:
+        counts = numpy.bincount(kinds)
+        return generator.multinomial(len(kinds), counts / counts.sum(), size=RESAMPLES)
+    names, of = numpy.unique(numpy.asarray(clusters), return_inverse=True)
+    table = numpy.zeros((len(names), max(kinds) + 1))
+    numpy.add.at(table, (of, numpy.asarray(kinds)), 1.0)
+    drawn = generator.multinomial(len(names), numpy.full(len(names), 1 / len(names)), size=RESAMPLES)
+    # As floating point, which holds these counts exactly and which BLAS multiplies fast.
+    return (drawn.astype(float) @ table).astype(int)
+
+
+@lru_cache(maxsize=4)
+def _case_draws(n: int, clusters: tuple[str, ...] | None) -> Any:
+    """How often each of `n` cases occurs in each draw: a row a draw. The same for everything measured on them."""
+    return _draws(range(n), clusters).astype(float)
+
+
+def _run_draws(runs: int, stream: int) -> Any:
+    """The weight of each run in each draw: a row a draw. Two streams are drawn apart from each other."""
+    import numpy
+
+    generator = numpy.random.default_rng([BOOTSTRAP_SEED, stream + 1])
+    return generator.multinomial(runs, numpy.full(runs, 1 / runs), size=RESAMPLES) / runs
+
+
+def _mean_of(runs: Runs) -> float:
+    return math.fsum(runs.values) / len(runs.values)
+
+
+def _drawn_means(values: Sequence[float], clusters: Sequence[str] | None) -> Any:
+    import numpy
+
+    distinct, kinds = numpy.unique(numpy.asarray(values, dtype=float), return_inverse=True)
+    draws = _draws(kinds.tolist(), clusters).astype(float)
+    return draws @ distinct / draws.sum(axis=1)
+
+
+def _between(value: float, values: Sequence[float], n: int) -> Estimate:
+    import numpy
+
+    tail = (1 - LEVEL) / 2
+    low, high = numpy.nanquantile(numpy.asarray(values), (tail, 1 - tail)).tolist()
+    return _estimate(value, low, high, n)
+
+
+def _beyond_zero(values: Sequence[float]) -> float:
+    """Two-sided p of a difference by its draws."""
+    import numpy
+
+    # Rounded, so that the last bits of a sum do not put a draw on one side of zero.
+    defined = numpy.round(numpy.asarray(values)[~numpy.isnan(values)], 12)
+    tail = min(float((defined <= 0).mean()), float((defined >= 0).mean()))
+    return float(f"{min(1.0, max(2 * tail, 1 / RESAMPLES)):.4g}")
+
+
+def quadratic_kappa(counts: Mapping[tuple[int, int], int]) -> float:
+    """Cohen's kappa with quadratic weights (Cohen 1968), in [-1, 1], of counts of cases by gold and answered rank.
+
+    NaN where it is undefined: no case, or one and the same rank throughout in both. Own code because a bootstrap calls
+    it thousands of times on a few counts, for which a library's, on whole lists, takes many times as long.
+    """
+    n = sum(counts.values())
+    of_gold, of_answer = Counter[int](), Counter[int]()
+    for (gold, answer), count in counts.items():
+        of_gold[gold] += count
+        of_answer[answer] += count
+    observed = sum(count * (gold - answer) ** 2 for (gold, answer), count in counts.items())
+    by_chance = sum(a * b * (gold - answer) ** 2 for gold, a in of_gold.items() for answer, b in of_answer.items())
+    # The common factor 1 / (ranks - 1)^2 of the weights cancels.
+    return 1.0 - n * observed / by_chance if by_chance else math.nan
+
+
+def _repeat(values: Sequence[Any], times: Sequence[int]) -> list[Any]:
+    return [value for value, count in zip(values, times, strict=True) for _ in range(count)]
+
+
+def _estimate(value: float, low: float, high: float, n: int) -> Estimate:
+    # Adding 0.0 turns -0.0 into 0.0, so that equal numbers have equal texts.
+    return Estimate(value=round(value, DIGITS) + 0.0, low=round(low, DIGITS) + 0.0, high=round(high, DIGITS) + 0.0, n=n)

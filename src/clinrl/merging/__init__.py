@@ -1,0 +1,1 @@
+"""Models made of finished versions without training, tensor by tensor."""

@@ -1,0 +1,389 @@
+"""What adapters change in the weights, as low-rank matrices, and what can be made of several of them.
+
+A LoRA adapter changes a weight by `scale * B @ A`. Weighted sums of such changes are again low-rank, so they can be
+concatenated exactly or cut to a smaller rank without the dense matrix ever being formed. What acts on single entries
+(TIES, DARE) works on rows of the dense matrix as they pass.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from clinrl.errors import ArtefactError, Refused
+from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_index
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+Combine = Callable[[Sequence["Tensor"]], "Tensor"]
+"""Makes rows of one change from the same rows of several."""
+
+CONFIG = "adapter_config.json"
+STEM = "adapter_model"
+PREFIX = "base_model.model."
+"""What PEFT puts before the name of a module."""
+
+READ = {
+    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern",
+    "use_rslora",
+}  # fmt: skip
+"""Fields of an adapter's config that decide what it changes, and that are read here."""
+WITHOUT_EFFECT = {
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core",
+    "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
+}  # fmt: skip
+"""Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
+KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and their like subtract from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A change of one weight, as stored there: `scale * left @ right`."""
+
+    left: "Tensor"
+    """[rows, rank]"""
+    right: "Tensor"
+    """[rank, columns]"""
+    scale: float = 1.0
+
+    def rows(self, first: int, count: int) -> "Tensor":
+        """Some rows of the dense matrix."""
+        return (self.left[first : first + count] @ self.right).mul_(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter whose effect is fully known; its tensors are still on the disk."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    factors: Mapping[str, tuple[Stored, Stored]]
+    """A [rank, in] and B [out, rank], by the module's name in the model."""
+
+    def scale(self, module: str) -> float:
+        """What the product of a module's factors is multiplied with."""
+        rank = self.factors[module][0].shape[0]
+        alpha = float(_pattern(self.config["alpha_pattern"], module, self.config["lora_alpha"]))
+        return alpha / (math.sqrt(rank) if self.config["use_rslora"] else rank)
+
+    def delta(self, module: str, *, transposed: bool = False) -> Delta:
+        """The change of a module's weight, which is stored as [out, in], or as [in, out] if `transposed`."""
+        down, up = (load(stored) for stored in self.factors[module])
+        left, right = (down.T.contiguous(), up.T.contiguous()) if transposed else (up, down)
+        return Delta(left, right, self.scale(module))
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """A LoRA adapter in PEFT's format, without its tensors.
+
+    Raises ArtefactError for a folder that is none, or whose files do not fit together, and Refused for an adapter that
+    changes more, or otherwise, than the products of its factors.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+        kind = config["peft_type"]
+        complete = {"r": 8, "lora_alpha": 8, "use_rslora": False, "fan_in_fan_out": False} | config
+        complete |= {key: config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")}
+    except FileNotFoundError:
+        raise ArtefactError(f"{folder} has no {CONFIG}; it is not an adapter") from None
+    except (ValueError, KeyError, TypeError):
+        raise ArtefactError(f"{folder / CONFIG} is not the configuration of an adapter; rebuild it") from None
+    if kind != "LORA":
+        raise Refused(f"{folder} is a {kind} adapter; only LoRA adapters can be merged")
+    if (start := config.get("init_lora_weights", True)) not in KEEPS_BASE:
+        raise Refused(
+            f"{folder} was started by {start!r}, which alters the base's weights; it cannot be merged exactly"
+        )
+    if (bias := config.get("bias", "none")) != "none":
+        raise Refused(f"{folder} has trained biases (bias={bias!r}), which is not supported; train it with bias='none'")
+    for key in sorted(config.keys() - READ - WITHOUT_EFFECT):
+        if config[key]:
+            raise Refused(
+                f"{folder} uses {key}, which is not supported: merging it would not be exact; train without it"
+            )
+    return Adapter(folder, complete, _factors(folder, complete, read_index(folder, STEM)))
+
+
+def _factors(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored]) -> dict[str, tuple[Stored, Stored]]:
+    found: dict[str, dict[str, Stored]] = {}
+    for name, tensor in stored.items():
+        match = re.fullmatch(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight", name)
+        if match is None:
+            raise Refused(f"{folder} holds {name}, which is not a LoRA factor of a linear layer; it is not supported")
+        found.setdefault(match[1], {})[match[2]] = tensor
+    if not found:
+        raise ArtefactError(f"{folder} holds no tensors; rebuild it")
+    factors = {}
+    for module, parts in found.items():
+        rank = _pattern(config["rank_pattern"], module, config["r"])
+        if parts.keys() != {"A", "B"}:
+            raise ArtefactError(f"{folder} has one of the two factors of {module} only; rebuild it")
+        down, up = parts["A"], parts["B"]
+        if not (len(down.shape) == len(up.shape) == 2 and down.shape[0] == up.shape[1] == rank):
+            raise ArtefactError(
+                f"{folder} has factors of shape {list(up.shape)} and {list(down.shape)} for {module}, whose rank by "
+                f"{CONFIG} is {rank}; rebuild it"
+            )
+        factors[module] = (down, up)
+    return dict(sorted(factors.items()))
+
+
+def _pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """The value of the first pattern that the end of a module's name matches, as PEFT looks it up."""
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+def stack(deltas: Sequence[Delta], weights: Sequence[float]) -> Delta:
+    """The weighted sum of changes, exactly: their factors side by side, weights and scales inside the left one.
+
+    In float64, with scale 1; the rank is the sum of the ranks.
+    """
+    import torch
+
+    left = [delta.left.double() * (weight * delta.scale) for delta, weight in zip(deltas, weights, strict=True)]
+    return Delta(torch.cat(left, dim=1), torch.cat([delta.right.double() for delta in deltas], dim=0))
+
+
+def truncate(delta: Delta, rank: int) -> Delta:
+    """The nearest change of at most this rank, in the Frobenius norm: a truncated SVD, without the dense matrix.
+
+    With left = Q R and right^T = P S, the singular values are those of the small matrix R S^T. In float64, scale 1.
+    """
+    import torch
+
+    outer, inner = torch.linalg.qr(delta.left.double()), torch.linalg.qr(delta.right.double().T)
+    u, values, vh = torch.linalg.svd(outer.R @ inner.R.T * delta.scale, full_matrices=False)
+    rank = min(rank, len(values))
+    root = values[:rank].sqrt()
+    return Delta(outer.Q @ (u[:, :rank] * root), (root[:, None] * vh[:rank]) @ inner.Q.T)
+
+
+def norm(delta: Delta) -> float:
+    """The Frobenius norm of a change, without the dense matrix."""
+    import torch
+
+    left, right = torch.linalg.qr(delta.left.double()).R, torch.linalg.qr(delta.right.double().T).R
+    return float(torch.linalg.norm(left @ right.T)) * abs(delta.scale)
+
+
+def ties(changes: Sequence["Tensor"], weights: Sequence[float], thresholds: Sequence[float]) -> "Tensor":
+    """TIES merging of some rows (Yadav et al. 2023): trim, elect a sign, average what agrees with it.
+
+    Entries smaller than their change's threshold count as zero. The sign of an entry is that of the weighted sum; the
+    result is the weighted mean of the entries with that sign, times the sum of all weights (the paper's lambda), so
+    that without conflicts and trimming it is the weighted sum. A negative weight subtracts the change.
+    """
+    import torch
+
+    total = torch.zeros_like(changes[0])
+    trimmed = []
+    for change, weight, threshold in zip(changes, weights, thresholds, strict=True):
+        trimmed.append(torch.where(change.abs() >= threshold, change, 0.0).mul_(math.copysign(1.0, weight)))
+        total.add_(trimmed[-1], alpha=abs(weight))
+    elected = total.sign()
+    agreeing, share = torch.zeros_like(total), torch.zeros_like(total)
+    for change, weight in zip(trimmed, weights, strict=True):
+        agrees = (change.sign() == elected) & (elected != 0)
+        agreeing.add_(torch.where(agrees, change, 0.0), alpha=abs(weight))
+        share.add_(agrees, alpha=abs(weight))
+    mean = torch.where(share > 0, agreeing / share, 0.0)
+    return mean.mul_(math.fsum(map(abs, weights)))
+
+
+def combination(
+    method: Literal["linear", "ties", "dare"],
+    changes: Sequence[Delta],
+    weights: Sequence[float],
+    *,
+    density: float,
+    generators: Sequence["Generator"],
+) -> "Combine":
+    """How rows of the dense changes of one weight become rows of one change, which must be asked for in their order."""
+    if method == "linear":
+        return lambda rows: linear(rows, weights)
+    if method == "dare":
+        return lambda rows: dare(rows, weights, density, generators)
+    thresholds = [_threshold(change, density) for change in changes]
+    return lambda rows: ties(rows, weights, thresholds)
+
+
+def _threshold(change: Delta, density: float) -> float:
+    """The magnitude from which on the largest share `density` of a change's entries lie."""
+    if density == 1:
+        return 0.0
+    keep = max(1, round(density * len(change.left) * change.right.shape[1]))
+    return threshold(lambda: blocks_of(change, BLOCK_BYTES), keep)
+
+
+def dare(
+    changes: Sequence["Tensor"], weights: Sequence[float], density: float, generators: Sequence["Generator"]
+) -> "Tensor":
+    """DARE of some rows (Yu et al. 2024): keep each entry with probability `density`, divide by it, sum up weighted.
+
+    Each change has a generator of its own, from which rows draw in their order.
+    """
+    import torch
+
+    total = torch.zeros_like(changes[0])
+    for change, weight, generator in zip(changes, weights, generators, strict=True):
+        kept = torch.rand(change.shape, generator=generator) < density
+        total.add_(torch.where(kept, change, 0.0), alpha=weight / density)
+    return total
+
+
+def linear(changes: Sequence["Tensor"], weights: Sequence[float]) -> "Tensor":
+    """The weighted sum of some rows."""
+    import torch
+
+    total = torch.zeros_like(changes[0])
+    for change, weight in zip(changes, weights, strict=True):
+        total.add_(change, alpha=weight)
+    return total
+
+
+def generator(seed: int, *names: object) -> "Generator":
+    """A generator that depends on the seed and the names alone, not on what was drawn before."""
+    import torch
+
+    drawn = hashlib.sha256(json.dumps([seed, *map(str, names)]).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little", signed=True))
+
+
+def threshold(blocks: Callable[[], Iterable["Tensor"]], keep: int) -> float:
+    """The `keep`-th largest magnitude among the entries of float32 blocks, which are asked for twice. Exact.
+
+    Magnitudes are ordered as their bits are, so counting the upper and then the lower half of the bits finds it with
+    two small tables in place of a sorted copy of everything.
+    """
+    import torch
+
+    def count(pick: Callable[["Tensor"], "Tensor"]) -> "Tensor":
+        table = torch.zeros(1 << 16, dtype=torch.int64)
+        for block in blocks():
+            table += torch.bincount(pick(block.abs().view(torch.int32).flatten()), minlength=1 << 16)
+        return table
+
+    def place(table: "Tensor", rank: int) -> tuple[int, int]:
+        """The bucket with the rank-th largest entry, and that entry's rank inside it."""
+        above = table.flip(0).cumsum(0)
+        position = int(torch.searchsorted(above, rank))
+        return len(table) - 1 - position, rank - int(above[position] - table.flip(0)[position])
+
+    upper, rank = place(count(lambda bits: bits >> 16), keep)
+    lower, _ = place(count(lambda bits: bits[bits >> 16 == upper] & 0xFFFF), rank)
+    return float(torch.tensor([upper << 16 | lower], dtype=torch.int32).view(torch.float32))
+
+
+def blocks_of(delta: Delta, size: int) -> Iterator["Tensor"]:
+    """The dense matrix in blocks of whole rows, of about `size` bytes of float32.
+
+    With BLOCK_BYTES they are those in which `safetensors_io.rewrite` passes rows, so that an entry has the same bits in
+    both.
+    """
+    step = max(1, size // (4 * delta.right.shape[1]))
+    for first in range(0, delta.left.shape[0], step):
+        yield delta.rows(first, step)
+
+
+def weight_names(
+    adapters: Sequence[Adapter], checkpoint: Path, stored: Mapping[str, Stored]
+) -> dict[str, tuple[str, bool]]:
+    """The tensor of a checkpoint that each adapted module's weight is, and whether it is stored transposed.
+
+    A checkpoint may name its tensors otherwise than the model its modules, as a multimodal one does whose text part
+    was adapted; transformers knows how. Raises Refused for a module without a tensor, with one of another shape or of
+    a type that cannot be changed, and for an output layer that is tied to the embeddings.
+    """
+    modules = sorted({module for adapter in adapters for module in adapter.factors})
+    names = {module: f"{module}.weight" for module in modules}
+    transposed: set[str] = set()
+    flipped = any(adapter.config["fan_in_fan_out"] for adapter in adapters)
+    if flipped or any(name not in stored or name.endswith("lm_head.weight") for name in names.values()):
+        skeleton, renamed = _skeleton(checkpoint, stored)
+        names = {module: renamed.get(names[module], names[module]) for module in modules}
+        tied = set(getattr(skeleton, "all_tied_weights_keys", {}) or {})
+        for module in modules:
+            if f"{module}.weight" in tied:
+                raise Refused(
+                    f"{adapters[0].folder} adapts {module}, whose weight is tied to the embeddings in {checkpoint}: a "
+                    "full model cannot hold the one without the other; train without it"
+                )
+        layers = dict(skeleton.named_modules())
+        transposed = {module for module in modules if flipped and type(layers.get(module)).__name__ == "Conv1D"}
+    for adapter in adapters:
+        for module, (down, up) in adapter.factors.items():
+            _check_fit(adapter, module, stored.get(names[module]), up.shape[0], down.shape[1], module in transposed)
+    return {names[module]: (module, module in transposed) for module in modules}
+
+
+def _check_fit(adapter: Adapter, module: str, weight: Stored | None, out: int, into: int, transposed: bool) -> None:
+    if weight is None:
+        raise Refused(f"{adapter.folder} adapts {module}, of which the base has no weight; it belongs to another base")
+    expected = (into, out) if transposed else (out, into)
+    if weight.shape != expected:
+        raise Refused(
+            f"{adapter.folder} changes {module} as {list(expected)}, but its weight in the base is "
+            f"{list(weight.shape)}; it belongs to another base"
+        )
+    if weight.dtype not in FLOATS:
+        raise Refused(
+            f"the base holds {module} as {weight.dtype}, and an adapter is never folded into quantised weights; use "
+            f"the checkpoint in {', '.join(FLOATS)}"
+        )
+
+
+def _skeleton(checkpoint: Path, stored: Mapping[str, Stored]) -> tuple[Any, dict[str, str]]:
+    """The model without weights, and the checkpoint's name of each of its tensors that is one of the checkpoint's."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    transforms = get_model_conversion_mapping(model)
+    renamings = [step for step in transforms if isinstance(step, WeightRenaming)]
+    converters = [step for step in transforms if isinstance(step, WeightConverter)]
+    state = model.state_dict()
+    names = {}
+    for name in stored:
+        target, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if converter is None and target in state:
+            names[target] = name
+    return model, names
+
+
+def blended_config(adapters: Sequence[Adapter], ranks: Mapping[str, int]) -> dict[str, Any]:
+    """The config of an adapter of scale 1 with a rank for each module, otherwise like the first of `adapters`.
+
+    Modules are named by the end of their names where all adapters agree on that, otherwise in full.
+    """
+    usual = max(sorted(set(ranks.values())), key=list(ranks.values()).count)
+    others = {re.escape(module): rank for module, rank in sorted(ranks.items()) if rank != usual}
+    first = adapters[0].config
+    shared = [adapter.config.get("target_modules") for adapter in adapters]
+    limits = ("layers_to_transform", "layers_pattern", "exclude_modules")
+    ends = {tuple(sorted(target)) if isinstance(target, list) else None for target in shared}
+    narrowed = any(adapter.config.get(limit) for adapter in adapters for limit in limits)
+    alike = ends.pop() if len(ends) == 1 and not narrowed else None
+    return {
+        **first,
+        **dict.fromkeys(limits),
+        "r": usual,
+        "lora_alpha": usual,
+        "rank_pattern": others,
+        "alpha_pattern": others,
+        "use_rslora": False,
+        "init_lora_weights": True,
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+        "target_modules": list(alike) if alike else sorted(ranks),
+    }

@@ -1,0 +1,309 @@
+"""Models made of finished versions without training: a version folded into its base, or versions blended.
+
+A fold adds the adapter's change to the weights of the base: a full model that needs no PEFT. A blend is a weighted sum
+of what several adapters change, as an adapter again (cat, svd) or as a full model (linear, ties, dare). Weights pass
+through tensor by tensor, so that memory does not grow with the model, and are never folded into quantised ones: an
+adapter that was trained above a 4-bit copy is added to the checkpoint that the copy was made of.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from clinrl import paths
+from clinrl.artifacts import exclusive, identity, seal, staged, verified, write_json, write_text
+from clinrl.config.base import did_you_mean
+from clinrl.config.schema import Blend, Fold
+from clinrl.data.dataset import progress
+from clinrl.errors import ArtefactError, ParamsError, Refused
+from clinrl.merging import checkpoint, lora_delta, safetensors_io
+from clinrl.merging.check import Check, Part, check
+from clinrl.models.bases import REFERENCE
+from clinrl.models.chat import render
+from clinrl.runtime import determinism
+from clinrl.tasks.base import Task, get_task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from clinrl.config.params import Params
+
+__all__ = ["Check", "blend", "check", "fold", "stage"]
+
+Method = Literal["cat", "svd", "linear", "ties", "dare"]
+
+RESULT = "merge.json"
+CASES, SEED = 4, 1
+"""Of the prompts of the check: so many cases of the mining pool, each in every mode."""
+
+
+def stage(params: "Params", name: str) -> None:
+    """Make the merge `name` and write `data/merged/<name>`, checked against base and adapters.
+
+    Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered or of
+    another base, Refused for an adapter that cannot be merged exactly and for a result that does not say what base
+    and adapter say, and Busy if another command makes the same merge.
+    """
+    merges: Mapping[str, Fold | Blend] = {**params.merges.folds, **params.merges.blends}
+    if name not in merges:
+        raise ParamsError(f"{name!r} is not a merge; {did_you_mean(name, merges)}")
+    merge = merges[name]
+    task, target = get_task(merge.task), paths.merged(name)
+    if isinstance(merge, Fold):
+        method, versions = "fold", {merge.version: 1.0}
+    else:
+        method, versions = merge.method, dict(zip((merge.first, merge.second), merge.weights, strict=True))
+    parts = [(paths.adapter(version), weight) for version, weight in versions.items()]
+    with exclusive(target):
+        inputs = _inputs(task, versions)
+        determinism.settle(SEED)
+        source = checkpoint.locate(paths.base(task.name))
+        with staged(target) as out:
+            result: dict[str, Any] = {"method": method, "versions": versions}
+            if isinstance(merge, Fold):
+                fold(source, parts[0][0], out)
+            else:
+                error = blend(merge.method, source, parts, out, density=merge.density, seed=merge.seed)
+                result["relative_error"] = None if error is None else round(error, 6)
+            prompts = _prompts(params, task, parts[0][0])
+            compared = check(source, parts, out, prompts, exact=method in ("fold", "cat", "linear"))
+            result["check"] = compared.model_dump(mode="json")
+            write_json(out / RESULT, result)
+            write_text(out / "README.md", _card(name, task, result))
+            chosen = {"density", "seed"} if method in ("ties", "dare") else set[str]()
+            seal(
+                out,
+                kind="merged",
+                name=name,
+                task=task.name,
+                task_version=task.version,
+                spec={
+                    "method": method,
+                    "versions": versions,
+                    **merge.model_dump(mode="json", include=chosen),
+                    "scale": params.scale,
+                    "max_shard_bytes": safetensors_io.MAX_SHARD_BYTES,
+                    "environment": determinism.record(),
+                },
+                inputs=inputs,
+            )
+
+
+def fold(base: Path, adapter: Path, out: Path, *, max_shard_bytes: int = safetensors_io.MAX_SHARD_BYTES) -> None:
+    """Write the base with an adapter added to its weights into the folder `out`, in the hub's layout.
+
+    A changed weight is W + scale * B @ A, computed in float32 and rounded once to the type of W; all other tensors keep
+    their bytes. The config is the base's; tokenizer and chat template are the adapter's, if it has them. Raises
+    ArtefactError and Refused as `lora_delta.read_adapter`, `lora_delta.weight_names` and `safetensors_io.rewrite` do,
+    and Refused for a quantised base.
+    """
+    source, read = checkpoint.locate(base), lora_delta.read_adapter(adapter)
+    stored = checkpoint.tensors(source)
+    modules = lora_delta.weight_names([read], source, stored)
+
+    def change(name: str) -> safetensors_io.Change | None:
+        if name not in modules:
+            return None
+        module, transposed = modules[name]
+        delta = read.delta(module, transposed=transposed)
+
+        def add(rows: "Tensor", first: int) -> None:
+            rows.add_(delta.rows(first, len(rows)))
+
+        return add
+
+    _rewrite(f"fold {adapter.name}", stored, out, change, max_shard_bytes)
+    checkpoint.complete(source, adapter, out)
+
+
+def blend(
+    method: Method,
+    base: Path,
+    parts: Sequence[Part],
+    out: Path,
+    *,
+    rank: int | None = None,
+    density: float = 1.0,
+    seed: int = 0,
+    max_shard_bytes: int = safetensors_io.MAX_SHARD_BYTES,
+) -> float | None:
+    """Write a blend of adapters of one base into the folder `out`; `parts` are their folders with their weights.
+
+    - cat: an adapter with the ranks of all; exact.
+    - svd: the nearest adapter of the given rank, the versions' own by default; singular values beyond it are lost.
+    - linear: the weighted sum, added to the base; exact up to one rounding.
+    - ties (Yadav et al. 2023): the largest share `density` of each change's entries, a sign elected for each entry,
+      the weighted mean of what agrees, added to the base.
+    - dare (Yu et al. 2024): entries kept with probability `density`, divided by it and summed up weighted, added to
+      the base; the draw depends on `seed`, on the place in `parts` and on the tensor's name.
+
+    Returns the Frobenius distance between what the method changes, before it is rounded to the base's type, and the
+    weighted sum of changes, as a share of the latter's norm; None if that is zero. Raises as `fold` does, and Refused
+    if the adapters do not name one base.
+    """
+    adapters = [lora_delta.read_adapter(folder) for folder, _ in parts]
+    weights = [weight for _, weight in parts]
+    for key in ("base_model_name_or_path", "fan_in_fan_out"):
+        if len({adapter.config.get(key) for adapter in adapters}) > 1:
+            named = " and ".join(f"{adapter.folder}: {adapter.config.get(key)}" for adapter in adapters)
+            raise Refused(f"only adapters of one base can be blended, and these differ in {key} ({named})")
+    source = checkpoint.locate(base)
+    stored = checkpoint.tensors(source)
+    modules = lora_delta.weight_names(adapters, source, stored)
+    if method == "cat" or method == "svd":
+        error = _blend_factors(method, adapters, weights, rank, out)
+        checkpoint.copy(parts[0][0], out, checkpoint.TOKENIZER)
+        return error
+    tally: dict[str, tuple[float, float]] = {}
+
+    def change(name: str) -> safetensors_io.Change | None:
+        if name not in modules:
+            return None
+        module, transposed = modules[name]
+        places = [place for place, adapter in enumerate(adapters) if module in adapter.factors]
+        changes = [adapters[place].delta(module, transposed=transposed) for place in places]
+        factors = [weights[place] for place in places]
+        generators = [lora_delta.generator(seed, place, name) for place in places]
+        combine = lora_delta.combination(method, changes, factors, density=density, generators=generators)
+        lost = size = 0.0
+
+        def add(rows: "Tensor", first: int) -> None:
+            nonlocal lost, size
+            dense = [delta.rows(first, len(rows)) for delta in changes]
+            exact, blended = lora_delta.linear(dense, factors), combine(dense)
+            rows.add_(blended)
+            lost += float((blended - exact).double().square().sum())
+            size += float(exact.double().square().sum())
+            tally[name] = (lost, size)
+
+        return add
+
+    _rewrite(f"{method} {' '.join(folder.name for folder, _ in parts)}", stored, out, change, max_shard_bytes)
+    checkpoint.complete(source, parts[0][0], out)
+    return _share(tally)
+
+
+def _blend_factors(
+    method: Method, adapters: Sequence[lora_delta.Adapter], weights: Sequence[float], rank: int | None, out: Path
+) -> float | None:
+    """Write the blend as an adapter of scale 1; the share of the exact sum that it departs from it."""
+    tensors, ranks = {}, {}
+    tally: dict[str, tuple[float, float]] = {}
+    for module in sorted({module for adapter in adapters for module in adapter.factors}):
+        having = [(a, weight) for a, weight in zip(adapters, weights, strict=True) if module in a.factors]
+        exact = lora_delta.stack([a.delta(module) for a, _ in having], [weight for _, weight in having])
+        own = rank or max(a.factors[module][0].shape[0] for a, _ in having)
+        delta = exact if method == "cat" else lora_delta.truncate(exact, own)
+        written = lora_delta.Delta(delta.left.float(), delta.right.float())
+        lost = lora_delta.norm(lora_delta.stack([written, exact], [1.0, -1.0]))
+        tally[module] = (lost**2, lora_delta.norm(exact) ** 2)
+        ranks[module] = written.left.shape[1]
+        tensors[f"{lora_delta.PREFIX}{module}.lora_A.weight"] = written.right
+        tensors[f"{lora_delta.PREFIX}{module}.lora_B.weight"] = written.left
+    safetensors_io.save(out, tensors, stem=lora_delta.STEM)
+    write_json(out / lora_delta.CONFIG, lora_delta.blended_config(adapters, ranks))
+    return _share(tally)
+
+
+def _share(tally: Mapping[str, tuple[float, float]]) -> float | None:
+    """The root of what was lost over what there was; both are sums of squares by name."""
+    lost, size = (math.fsum(tally[name][i] for name in sorted(tally)) for i in (0, 1))
+    return math.sqrt(lost / size) if size else None
+
+
+def _rewrite(
+    title: str,
+    stored: Mapping[str, safetensors_io.Stored],
+    out: Path,
+    change: "Callable[[str], safetensors_io.Change | None]",
+    max_shard_bytes: int,
+) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with progress(title, len(stored)) as advance:
+        safetensors_io.rewrite(stored, out, change, max_shard_bytes=max_shard_bytes, advance=advance)
+
+
+def _inputs(task: Task, versions: Mapping[str, float]) -> dict[str, str]:
+    """Digests of base and adapters, all unaltered and made for each other. Raises ArtefactError otherwise."""
+    base = identity(verified(paths.base(task.name)))
+    inputs = {"base": base}
+    for version in versions:
+        folder = paths.adapter(version)
+        manifest = verified(folder)
+        if manifest.inputs["base"] != base:
+            raise ArtefactError(
+                f"{folder} was trained on another base than {paths.base(task.name)} now holds; restore both with "
+                "`dvc checkout` or rebuild the adapter"
+            )
+        if manifest.task_version != task.version:
+            raise ArtefactError(
+                f"{folder} was trained at version {manifest.task_version} of the task {task.name}, which is now at "
+                f"{task.version}; rebuild it with `dvc repro train@{version}`"
+            )
+        inputs[version] = identity(manifest)
+    return inputs
+
+
+def _prompts(params: "Params", task: Task, adapter: Path) -> list[str]:
+    """A few prompts as they are trained and examined on, from the pool that neither training nor an exam draws from."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
+    cases = task.cases(CASES, SEED, pool="mine", mix=task.mixes[0])
+    return [
+        render(tokenizer, task.prompt(case.facts), mode.thinking) for case in cases for mode in params.modes.values()
+    ]
+
+
+def _card(name: str, task: Task, result: Mapping[str, Any]) -> str:
+    """The README.md: a Hugging Face model card."""
+    full = result["method"] not in ("cat", "svd")
+    library, loader = ("transformers", "AutoModelForCausalLM") if full else ("peft", "AutoPeftModelForCausalLM")
+    base, trained_above = str(paths.base(task.name)), ""
+    if (reference := paths.base(task.name) / REFERENCE).exists():
+        named = json.loads(reference.read_text(encoding="utf-8"))
+        base = named["repo"]
+        if named["quantize"] != "none":
+            trained_above = (
+                f"\nThe versions were trained above a copy of the base in {named['quantize']}; this is the base itself "
+                "with what they changed, so only an exam of its own says how well it answers.\n"
+            )
+    rows = "\n".join(f"| {version} | {weight:g} |" for version, weight in result["versions"].items())
+    return f"""---
+library_name: {library}
+base_model: {base}
+base_model_relation: {"merge" if full else "adapter"}
+pipeline_tag: text-generation
+language: en
+tags:
+- merge
+- {result["method"]}
+- clinical
+- synthetic-data
+- research-only
+---
+
+# {name}
+
+{"A full model" if full else "A LoRA adapter"} for the clinrl task `{task.name}` (version {task.version}), made without
+training by the method `{result["method"]}` of:
+
+| version | weight |
+| --- | --- |
+{rows}
+{trained_above}
+**Research only.** Its versions were trained and examined on synthetic cases; no patient's data were used and no
+clinician has validated it. It must not inform the care of any person.
+
+## Use
+
+```python
+from {library} import {loader}
+
+model = {loader}.from_pretrained("{paths.merged(name)}")
+```
+
+`{RESULT}` says how it was made and how far it is from base and adapters; `manifest.json` holds every file's digest.
+"""

@@ -1,0 +1,249 @@
+"""The model at the root of a lineage: an embedded one built here, or a pinned checkpoint of the hub.
+
+A base folder holds either the weights and a tokenizer (embedded) or `base.json`, which names the repository, the commit
+and the quantisation (full). The judges that the task's reward or measures ask are part of it: a folder each, or a
+reference each. Everything that needs the model loads it here, so that all stages see the same weights.
+"""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.artifacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
+from clinrl.errors import ArtefactError, Refused
+from clinrl.models import opening
+from clinrl.models.chat import render
+from clinrl.runtime import determinism
+from clinrl.tasks.base import get_task
+from clinrl.types import Message
+
+if TYPE_CHECKING:
+    from clinrl.config.models import HubBase, HubModel
+    from clinrl.config.params import Params
+
+REFERENCE = "base.json"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A commit of the hub. A branch or a tag may be moved by whoever owns the repository."""
+RESERVED_PAD = "<|finetune_right_pad_id|>"
+"""The token that Llama's vocabulary has for padding, though its tokenizer does not say so."""
+
+
+def stage(params: "Params", task_name: str) -> None:
+    """Build `data/bases/<task>` and the empty adapter `data/adapters/<task>-base` that starts its lineage.
+
+    Raises Refused when the hub cannot be asked for the commit behind a revision.
+    """
+    from clinrl.config.models import EmbeddedBase
+
+    task = get_task(task_name)
+    spec = params.base(task_name)
+    folder, root = paths.base(task_name), paths.adapter(f"{task_name}-base")
+    described = {"scale": params.scale, **spec.model_dump(mode="json"), "environment": determinism.record()}
+    scratch = paths.checkpoints(f"{task_name}-base", digest([described, task.version]))
+    with exclusive(folder), exclusive(root):
+        with staged(folder) as out:
+            if isinstance(spec, EmbeddedBase):
+                from clinrl.models import pretrain
+
+                pretrain.build(task, spec, out, scratch)
+                for name, judge in spec.judges.items():
+                    pretrain.build_judge(task, name, judge, out / name, scratch / name)
+            else:
+                write_json(out / REFERENCE, _reference(spec))
+            base = seal(
+                out,
+                kind="base",
+                name=task_name,
+                task=task_name,
+                task_version=task.version,
+                spec=described,
+                inputs={},
+            )
+        with staged(root) as out:
+            seal(
+                out,
+                kind="adapter",
+                name=f"{task_name}-base",
+                task=task_name,
+                task_version=task.version,
+                spec={},
+                inputs={"base": identity(base)},
+            )
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _reference(spec: "HubBase") -> dict[str, Any]:
+    """What `base.json` holds: each checkpoint by its commit."""
+    found: dict[str, Any] = {**_pinned(spec), "quantize": spec.quantize}
+    if spec.judges:
+        found["judges"] = {name: {**_pinned(judge), "quantize": judge.quantize} for name, judge in spec.judges.items()}
+    if spec.encoder is not None:
+        found["encoder"] = _pinned(spec.encoder)
+    return found
+
+
+def _pinned(model: "HubModel") -> dict[str, str]:
+    return {"repo": model.repo, "commit": pin(model.repo, model.revision)}
+
+
+def pin(repo: str, revision: str) -> str:
+    """The commit behind a revision of a hub repository, or the digest of a local checkpoint's files.
+
+    Raises Refused when the repository or the revision cannot be reached.
+    """
+    if Path(repo).is_dir():
+        return _digest_of(Path(repo))
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        commit = HfApi().model_info(repo, revision=revision).sha
+    except (HfHubHTTPError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+        raise Refused(
+            f"the hub did not name the commit of {repo}@{revision} ({type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}); check the network, the name and "
+            "HF_TOKEN, or set `revision` to a commit that is in the local cache"
+        ) from error
+    if commit is None:
+        raise Refused(f"the hub knows {repo}@{revision} but names no commit for it; set `revision` to a commit")
+    return commit
+
+
+def _digest_of(checkpoint: Path) -> str:
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    return "local-" + digest({str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
+
+
+def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
+    """The base model and its tokenizer: left-padding, a pad token that does not end a turn.
+
+    With `qlora` its weights are held in 4 bits, whatever the base says.
+
+    Raises ArtefactError when the base folder is absent, altered, or of another scale than `params` asks for.
+    """
+    folder = paths.base(task_name)
+    verified(folder)
+    if (folder / REFERENCE).exists() == (params.scale == "embedded"):
+        raise ArtefactError(f"{folder} was not built at scale {params.scale}; run `clinrl base {task_name}` first")
+    return open_base(folder, for_training=for_training, qlora=qlora)
+
+
+def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
+    """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
+    verified(folder)
+    with opening.refused(folder, "model"):
+        model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
+        for thinking in (True, False):  # a template may be as hostile as a pickle, and is run at every prompt
+            render(tokenizer, [Message(role="user", content="?")], thinking)
+    return model.train(for_training), tokenizer
+
+
+def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
+    """A judge of a base folder, and its tokenizer, to be asked. Raises ArtefactError if the base has no such judge."""
+    verified(folder)
+    named = reference(folder)
+    found = named.get("judges", {}).get(name)
+    if found is None and (named or not (folder / name / "config.json").exists()):
+        raise ArtefactError(f"{folder} has no {name}; name one in params.yaml under its base and rebuild it")
+    model, tokenizer = _open(folder / name, found or {}, folder)
+    return model.eval(), tokenizer
+
+
+def reference(folder: Path) -> dict[str, Any]:
+    """The checkpoints that a base folder names by their commits; empty if it holds the weights itself."""
+    path = folder / REFERENCE
+    named: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return named
+
+
+def locate(named: dict[str, Any], by: Path) -> dict[str, str]:
+    """Where a named checkpoint is loaded from, as loaders are told.
+
+    Raises ArtefactError if a local one is another, or if one of the hub has no whole commit or the name of a path here:
+    loaders would take what lies there, and never look at the commit.
+    """
+    repo, commit = named["repo"], named["commit"]
+    if commit.startswith("local-"):
+        if _digest_of(Path(repo)) != commit:
+            raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
+        return {"pretrained_model_name_or_path": repo}
+    if not COMMIT.fullmatch(commit):
+        raise ArtefactError(
+            f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
+        )
+    if os.path.lexists(repo):
+        raise ArtefactError(
+            f"{repo} is a path here and would be loaded in place of commit {commit[:12]} of the hub, which {by} names; "
+            "rename it, or rebuild the base from it"
+        )
+    return {"pretrained_model_name_or_path": repo, "revision": commit}
+
+
+def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False) -> tuple[Any, Any]:
+    """The model that a base folder names, or the one that lies in `folder`, and its tokenizer."""
+    import torch
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        BitsAndBytesConfig,
+        GenerationConfig,
+        PreTrainedTokenizerFast,
+    )
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()  # of reading the weights; the stages show how far their own work is
+    origin: dict[str, str] = {"pretrained_model_name_or_path": str(folder)}
+    gpu = torch.cuda.is_available()
+    hub_sized: dict[str, Any] = {
+        "dtype": torch.bfloat16 if gpu else torch.float32,
+        "device_map": {"": 0 if gpu else "cpu"},
+    }
+    # A model of a few million parameters, in full precision, stays on the CPU: equal inputs give equal bytes there.
+    weights: dict[str, Any] = {"dtype": torch.float32}
+    if named:
+        origin, weights = locate(named, by), hub_sized
+        qlora = qlora or named["quantize"] == "nf4"
+        reader = AutoTokenizer
+    elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
+        weights, reader = hub_sized, AutoTokenizer  # a merge of a hub checkpoint
+    else:
+        # By the architecture's name AutoTokenizer would put Qwen2's own splitting into a tokenizer that is not Qwen2's.
+        reader = PreTrainedTokenizerFast
+    if qlora:
+        weights["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16 if weights is hub_sized else torch.float32,
+        )
+    try:
+        tokenizer = reader.from_pretrained(**origin, padding_side="left", trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            **origin, **weights, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+        )
+    except ValueError as error:  # the sentence is transformers' own; it has no class of its own for it
+        if "custom code" not in str(error):
+            raise
+        raise ArtefactError(
+            f"{origin['pretrained_model_name_or_path']} needs code that it brings along, and none is ever run; name a "
+            "checkpoint whose architecture transformers has"
+        ) from None
+    if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
+        tokenizer.pad_token = RESERVED_PAD
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise ArtefactError(
+            f"the tokenizer of {origin['pretrained_model_name_or_path']} has no pad token of its own, so padding would "
+            "read as the end of a turn; choose a checkpoint that has one"
+        )
+    # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
+    model.generation_config = GenerationConfig(
+        eos_token_id=model.generation_config.eos_token_id or tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    return model, tokenizer

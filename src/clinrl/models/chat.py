@@ -1,0 +1,236 @@
+"""Text and turns: how a prompt is rendered, how a model's text is read as a turn, and how a turn is written.
+
+The functions here are the only ones of their kind: training, evaluation, teaching and the rewards all see a model's
+text through them. A conversation with tools is made of pieces: the opening, what the model wrote, the results of its
+calls with the head of its next turn, and so on. Each piece is encoded by itself, wherever it is encoded, so that a
+model is asked in the very tokens that it learned from.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from clinrl.types import CALL, Call, Message, Transcript
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+CLOSE: Final = "</think>"
+OPEN: Final = "<think>"
+CALLED: Final = "</tool_call>"
+MOST_BRACKETS: Final = 100
+"""Opening brackets in a call: what is nested without end can be neither read nor recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a conversation's text, encoded by itself."""
+
+    text: str
+    own: bool
+    """Whether the model writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a model wrote after a prompt. `tokens` counts the end-of-turn token; `text` does not hold it."""
+
+    text: str
+    stop: Literal["answered", "max_tokens"]
+    tokens: int
+    ids: tuple[int, ...] = ()
+    """Its token ids, that of the end of the turn among them."""
+
+
+def render(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    thinking: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The prompt as the chat template writes it, ending where the model has to go on.
+
+    With `thinking` it ends in an opened think block, without it in an empty closed one. Templates of the Qwen 3 family
+    write these themselves; after one that knows of no thinking, as Llama's, they are added. `tools`: JSON schemas of
+    the tools that may be called.
+    """
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    text = str(
+        tokenizer.apply_chat_template(
+            turns,
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=thinking,
+            **({"tools": list(tools)} if tools else {}),
+        )
+    )
+    return text + _block(tokenizer, thinking)
+
+
+def results(tokenizer: "PreTrainedTokenizerBase", found: Sequence[Message], thinking: bool) -> str:
+    """What stands between a turn that calls tools and the model's next one: the rest of the turn's end, the results of
+    the calls, and the head of the next turn. One result or more."""
+    call = {"type": "function", "function": {"name": "tool", "arguments": {}}}
+    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    after = [{"role": "tool", "name": "tool", "content": message.content} for message in found]
+    called, answered = (
+        str(
+            tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=goes_on, enable_thinking=thinking
+            )
+        )
+        for turns, goes_on in ((before, False), (before + after, True))
+    )
+    end = called.rindex(str(tokenizer.eos_token)) + len(str(tokenizer.eos_token))
+    return answered[end:] + _block(tokenizer, thinking)
+
+
+def _block(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> str:
+    """The think block at the head of the model's turn, where its template does not write it."""
+    if _switches(tokenizer.get_chat_template()):
+        return ""
+    return f"{OPEN}\n" if thinking else f"{OPEN}\n\n{CLOSE}\n\n"
+
+
+@cache
+def _switches(template: str) -> bool:
+    """Whether a chat template writes the two modes of thinking differently."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    question = [[{"role": "user", "content": "?"}]]
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    written = [
+        render_jinja_template(
+            question, chat_template=template, add_generation_prompt=True, enable_thinking=thinking, **marks
+        )[0]
+        for thinking in (True, False)
+    ]
+    return bool(written[0] != written[1])
+
+
+def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of rendered texts. The template wrote every special token, so the tokenizer adds none."""
+    return [list(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+
+Example = tuple[list[int], bytes]
+"""Token ids of a text, and for each whether the model writes it (1) or is given it (0)."""
+
+
+def encoded(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[Sequence[Piece]]) -> list[Example]:
+    """Token ids of texts, encoded piece by piece."""
+    ids = iter(encode(tokenizer, [piece.text for text in texts for piece in text]))
+    examples = []
+    for text in texts:
+        found = [(next(ids), piece.own) for piece in text]
+        whole = [token for part, _ in found for token in part]
+        examples.append((whole, b"".join(bytes([own]) * len(part) for part, own in found)))
+    return examples
+
+
+def decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], ends: Collection[int]) -> Completion:
+    """Token ids after a prompt, up to the first end-of-turn token, as a completion.
+
+    Special tokens inside the text stay visible: a reward must see all that the model wrote.
+    """
+    ids = list(ids)
+    end = next((index for index, token in enumerate(ids) if token in ends), None)
+    written = ids if end is None else ids[:end]
+    text = tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return Completion(
+        text=str(text),
+        stop="max_tokens" if end is None else "answered",
+        tokens=len(ids) if end is None else end + 1,
+        ids=tuple(ids if end is None else ids[: end + 1]),
+    )
+
+
+def end_tokens(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> frozenset[int]:
+    """The ids that end a turn: those the model declares and the tokenizer's own."""
+    declared = model.generation_config.eos_token_id
+    ids = [declared] if isinstance(declared, int) else list(declared or [])
+    return frozenset([*ids, tokenizer.eos_token_id])
+
+
+def spelt(
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: Sequence[Message],
+    transcript: Transcript,
+    thinking: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
+    end: str = "",
+) -> list[Piece]:
+    """Prompt and transcript as pieces: the opening, a turn of the model with its `end`, the results of its calls, and
+    so on. Piece by piece encoded, they are what a model is asked and would have written."""
+    pieces = [Piece(render(tokenizer, prompt, thinking, tools), own=False)]
+    for own, turns in groupby(transcript.messages, key=lambda message: message.role == "assistant"):
+        if own:
+            pieces += [Piece(write_turn(turn, thinking) + end, own=True) for turn in turns]
+        else:
+            pieces.append(Piece(results(tokenizer, list(turns), thinking), own=False))
+    return pieces
+
+
+def read_turn(text: str, thinking: bool) -> Message:
+    """The assistant turn that a completion's text is. Never raises.
+
+    With `thinking` the prompt already opened the think block: everything before the first closing tag is thinking, and
+    without a closing tag there is no content. Without `thinking`, content is what follows the last closing tag, and a
+    block that the model opened and never closed leaves no content. Calls of tools are left in the content.
+    """
+    if thinking:
+        before, closed, after = text.partition(CLOSE)
+        return Message(role="assistant", content=after.lstrip("\n") if closed else "", thinking=before.strip("\n"))
+    content = text.rpartition(CLOSE)[2]
+    return Message(role="assistant", content="" if OPEN in content else content.lstrip("\n"), thinking=None)
+
+
+def read_calls(turn: Message) -> Message:
+    """The same turn with the calls that its content writes, in the notation of the Qwen and Hermes templates.
+
+    A call reaches to the next closing tag, whatever is in between; content is what stands around the calls. Unless
+    every call is closed and is JSON with a name, and with arguments that are an object or absent, none is made and the
+    content stays as it is: a turn with a malformed call does nothing. Never raises.
+    """
+    around, calls, rest = [], [], turn.content
+    while CALL in rest:
+        before, _, rest = rest.partition(CALL)
+        written, closed, rest = rest.partition(CALLED)
+        call = _call(written) if closed else None
+        if call is None:
+            return turn
+        around.append(before)
+        calls.append(call)
+    if not calls:
+        return turn
+    said = (text.strip("\n") for text in (*around, rest))
+    return turn.model_copy(update={"content": "\n".join(text for text in said if text), "calls": tuple(calls)})
+
+
+def _call(written: str) -> Call | None:
+    if written.count("{") + written.count("[") > MOST_BRACKETS:
+        return None
+    try:
+        found = json.loads(written)
+        # Infinity and half a character are JSON to Python, and can be written to no file.
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return None
+    arguments = found.get("arguments")
+    arguments = {} if arguments is None else arguments
+    return Call(name=found["name"], arguments=arguments) if isinstance(arguments, dict) else None
+
+
+def write_turn(message: Message, thinking: bool) -> str:
+    """The completion's text that is read as this turn, without the end-of-turn token."""
+    calls = [
+        f"{CALL}\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n{CALLED}"
+        for call in message.calls
+    ]
+    said = "\n".join([*([message.content] if message.content or not calls else []), *calls])
+    return f"{message.thinking or ''}\n{CLOSE}\n\n{said}" if thinking else said

@@ -1,0 +1,224 @@
+"""Replication: the lineage of a version, trained again with other seeds on the same base and data, and tested again.
+
+One seed shows that a recipe worked once. Each replicate is a project folder of its own under `.clinrl/replicates`, with
+the seeds of the lineage moved and everything else linked, so the same stages run there and a killed run continues.
+"""
+
+import io
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import chdir
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.analysis.exam import COMPARED, NOTE, compare
+from clinrl.artifacts import digest, read_manifest, write_json, write_text
+from clinrl.config.params import load_params
+from clinrl.data.dataset import read_cases
+from clinrl.errors import ParamsError, TrainingError
+from clinrl.evaluation.evaluate import BETWEEN_MODES, examinee, load_report, load_sitting, sitting_of
+from clinrl.runtime import child
+from clinrl.tasks.base import get_task
+from clinrl.training.launch import HANDLING
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+STRIDE = 1000
+"""Replicate k adds k times this to every seed of the lineage; replicate 0 is the version of params.yaml itself."""
+SHOWN = (*COMPARED, "no_parse")
+"""The shares of each exam that the report keeps."""
+
+
+def stage(params: "Params", version: str, *, seeds: int, source: Path = Path("params.yaml")) -> None:
+    """Train and examine `seeds` replicates (the first is params.yaml's own) and write `data/reports/seeds/<version>.*`.
+
+    `source` is the file that `params` were read from. Raises ParamsError for an unknown version or fewer than two
+    seeds, ArtefactError if params.yaml's own lineage was not examined yet, and TrainingError if a stage of a replicate
+    fails; what finished stays, and the same command goes on from there.
+    """
+    if seeds < 2:
+        raise ParamsError(f"--seeds is {seeds}; replication needs at least 2, params.yaml's own seed included")
+    lineage = params.lineage(version)
+    # Before the expensive part: an own lineage without an exam is found out now.
+    runs = [_results(params, lineage)]
+    for k in range(1, seeds):
+        folder = _replicate(params, lineage, k, source)
+        with chdir(folder):
+            runs.append(_results(load_params(), lineage))
+    result = {
+        "version": version,
+        "lineage": list(lineage),
+        "modes": list(params.modes),
+        "exam": params.versions[version].exam,
+        "note": NOTE,
+        "runs": runs,
+    }
+    write_json(paths.seeds_report(version), result)
+    write_text(paths.seeds_report(version).with_suffix(".md"), page(result))
+
+
+def prepare(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:
+    """The project folder of replicate `k`, with its params.yaml and its links; what is built there already stays."""
+    folder = _folder(params, lineage, k)
+    for target in _shared(params, lineage).values():
+        link = folder / target
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(target.absolute())
+    write_text(folder / "params.yaml", moved(source, lineage, k * STRIDE))
+    return folder
+
+
+def _folder(params: "Params", lineage: Sequence[str], k: int) -> Path:
+    """Keyed by everything that determines a replicate: what another recipe or other data made is never found again."""
+    shared = _shared(params, lineage).items()
+    key = digest(
+        {
+            "inputs": {name: read_manifest(folder).files for name, folder in shared if folder.is_dir()},
+            "task_version": get_task(params.versions[lineage[-1]].task).version,
+            "scale": params.scale,
+            "modes": {name: mode.model_dump(mode="json") for name, mode in params.modes.items()},
+            "versions": {v: params.versions[v].model_dump(mode="json", exclude={"why"}) for v in lineage},
+            "recipes": [_recipe(params, params.versions[v].profile) for v in lineage],
+        }
+    )
+    return Path(".clinrl/replicates") / f"{lineage[-1]}-{k}-{key[:16]}"
+
+
+def _recipe(params: "Params", profile: str) -> list[dict[str, Any]]:
+    """What a recipe says of the adapter at the active scale; how a run is handled on the way is not part of it."""
+    return [
+        params.profiles[profile].model_dump(mode="json", exclude={"trainer"}),
+        params.trainer(profile).model_dump(mode="json", exclude=HANDLING),
+    ]
+
+
+def moved(source: Path, lineage: Sequence[str], by: int) -> str:
+    """The text of params.yaml with `by` added to the seeds of the lineage; no other value changes."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 16  # long lines stay whole
+    tree = yaml.load(source)
+    for name in lineage:
+        tree["versions"][name]["seed"] += by
+    text = io.StringIO()
+    yaml.dump(tree, text)
+    return text.getvalue()
+
+
+def _replicate(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:
+    """The finished project folder of replicate `k`: built now, or found as an earlier call left it."""
+    folder = prepare(params, lineage, k, source)
+    for name in lineage:
+        if (folder / paths.graded(name) / "manifest.json").exists():
+            continue
+        for command in ("probe", "train", "evaluate"):
+            print(f"clinrl: replicate {k}: {command} {name}", file=sys.stderr, flush=True)
+            process = child.start([sys.executable, "-m", "clinrl", command, name], cwd=folder)
+            try:
+                code = process.wait()
+            finally:
+                child.end(process)
+            if code != 0:
+                raise TrainingError(f"replicate {k}: `clinrl {command} {name}` in {folder} ended with code {code}")
+    return folder
+
+
+def _shared(params: "Params", lineage: Sequence[str]) -> dict[str, Path]:
+    """What a replicate takes from the project as it is, by name."""
+    task = params.versions[lineage[0]].task
+    shared = {
+        "base": paths.base(task),
+        "root": paths.adapter(f"{task}-base"),
+        "root answers": paths.graded(f"{task}-base"),
+    }
+    for data in sorted({d for v in lineage for d in (params.versions[v].data, params.versions[v].exam)}):
+        shared |= {data: paths.cases(data), f"{data} proof": paths.data_proof(data)}
+    return shared
+
+
+def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
+    """Headline numbers of each version, and paired tests between every two of the lineage, in the current project."""
+    task = get_task(params.versions[lineage[0]].task)
+    reports = {(name, mode): load_report(name, mode) for name in lineage for mode in params.modes}
+    cases = list(read_cases(paths.cases(params.versions[lineage[-1]].exam), task))
+    tests = []
+    for mode in params.modes:
+        sittings = {}
+        for name in lineage:
+            like = sitting_of(examinee(params, name), mode, params, reports[name, mode].exam_digest, cases)
+            sittings[name] = load_sitting(name, like, cases)
+        for before, after in itertools.combinations(lineage, 2):
+            paired = compare(sittings[after], sittings[before], task.metrics)
+            tests += [{"version": after, "mode": mode, **test.model_dump(mode="json")} for test in paired]
+        rivals = [test for test in reports[lineage[-1], mode].paired if test.other not in lineage]
+        tests += [{"version": lineage[-1], "mode": mode, **test.model_dump(mode="json")} for test in rivals]
+    return {
+        "seeds": {name: params.versions[name].seed for name in lineage},
+        "metrics": {
+            name: {
+                mode: {metric: reports[name, mode].metrics[metric].model_dump(mode="json") for metric in SHOWN}
+                for mode in params.modes
+            }
+            for name in lineage
+        },
+        "mode_agreement": {name: _agreement(name) for name in lineage},
+        "tests": tests,
+    }
+
+
+def _agreement(name: str) -> Any:
+    return json.loads((paths.report(name) / BETWEEN_MODES).read_text(encoding="utf-8")).get("mode_agreement")
+
+
+def page(result: dict[str, Any]) -> str:
+    """The replication as Markdown: a row for each seed and version, then a row for each paired test."""
+    return "\n".join([*_numbers(result), "", *_tests(result)]) + "\n"
+
+
+def _numbers(result: dict[str, Any]) -> Iterator[str]:
+    lineage, modes, runs = result["lineage"], result["modes"], result["runs"]
+    n = runs[0]["metrics"][lineage[0]][modes[0]]["exact"]["n"]
+    yield f"# {result['version']} with {len(runs)} seeds"
+    yield ""
+    yield f"{result['note']} Exam {result['exam']}, n = {n}; brackets hold 95% Wilson intervals."
+    yield "Base, data and exam are the same in every row; the seeds of training are not."
+    yield ""
+    columns = ["seed", "version", *(f"{mode} {what}" for mode in modes for what in COMPARED), "modes agree"]
+    yield _row(columns)
+    yield _row(["---"] * len(columns))
+    for run in runs:
+        for name in lineage:
+            shares = [run["metrics"][name][mode][what] for mode in modes for what in COMPARED]
+            shown = [_shown(share) for share in (*shares, run["mode_agreement"][name])]
+            yield _row([run["seeds"][name], name, *shown])
+
+
+def _tests(result: dict[str, Any]) -> Iterator[str]:
+    yield "Exact McNemar tests on the same cases, not adjusted for their number; gained and lost are discordant cases."
+    yield ""
+    columns = ["seed", "comparison", "mode", "metric", "gained", "lost", "difference", "p"]
+    yield _row(columns)
+    yield _row(["---"] * len(columns))
+    for run in result["runs"]:
+        for test in run["tests"]:
+            who = f"{test['version']} against {test['other']}"
+            numbers = [test["b"], test["c"], _shown(test["difference"]), f"{test['p']:.2g}"]
+            yield _row([run["seeds"][test["version"]], who, test["mode"], test["metric"], *numbers])
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _shown(estimate: dict[str, float] | None) -> str:
+    """Value and interval; a dash where there is none, as for the agreement of a single mode with itself."""
+    if estimate is None:
+        return "-"
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"

@@ -1,0 +1,103 @@
+"""The table of a whole series: a task's base and versions, root first, and what their exam said in every mode.
+
+`python -m clinrl.pipeline.series [TASK]` prints it, with `--write` it also renews the table in README.md between its
+markers.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.analysis.baselines import BAG_OF_WORDS
+from clinrl.config.params import load_params
+from clinrl.errors import ArtefactError, ended
+from clinrl.evaluation.evaluate import BETWEEN_MODES, load_report
+from clinrl.types import Estimate
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+METRICS = ("exact", "dangerous")
+
+
+def table(params: "Params", task: str) -> str:
+    """Markdown: a line for a task's base and each version, the root first, and one for the classifier to beat.
+
+    Brackets hold 95% intervals.
+    Raises ArtefactError if a report is missing.
+    """
+    modes = list(params.modes)
+    header = [
+        "version",
+        "parent",
+        "recipe",
+        *(f"{metric}, {mode}" for mode in modes for metric in METRICS),
+        "modes agree",
+    ]
+    lines = [header, ["---"] * len(header)]
+    names = [name for version in params.versions for name in params.lineage(version)]
+    mine = [name for name in dict.fromkeys(names) if params.versions[name].task == task]
+    lines.append([f"{task}-base", "", "embedded base" if params.scale == "embedded" else "hub checkpoint"])
+    lines[-1] += _results(f"{task}-base", modes)
+    for name in mine:
+        version = params.versions[name]
+        lines.append([name, version.parent, version.profile, *_results(name, modes)])
+    if mine:
+        lines.append([BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", *_rival(mine[0], modes)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def spliced(page: str, block: str) -> str:
+    """A page with the text between its markers replaced. Raises ArtefactError unless each is there once."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
+        raise ArtefactError(f"README.md must have the lines {BEGIN} and {END}, once each and in this order")
+    head, tail = page.split(BEGIN)[0], page.split(END)[1]
+    return f"{head}{BEGIN}\n{block}\n{END}{tail}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; with --write also put it into README.md. The exit code is 1 if a report is missing."""
+    parser = argparse.ArgumentParser(prog="python -m clinrl.pipeline.series", description=__doc__)
+    parser.add_argument("task", nargs="?", metavar="TASK", help="default: the first one under bases in params.yaml")
+    parser.add_argument("--write", action="store_true", help="renew the table in README.md")
+    arguments = parser.parse_args(argv)
+
+    def show() -> int:
+        params = load_params()
+        block = table(params, arguments.task or next(iter(params.bases)))
+        print(block)
+        if arguments.write:
+            readme = Path("README.md")
+            readme.write_text(spliced(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
+        return 0
+
+    return ended(show)
+
+
+def _results(name: str, modes: Sequence[str]) -> list[str]:
+    reports = [load_report(name, mode) for mode in modes]
+    found: dict[str, Any] = json.loads((paths.report(name) / BETWEEN_MODES).read_bytes())
+    agreement = found.get("mode_agreement")
+    return [
+        *(_shown(report.metrics[metric]) for report in reports for metric in METRICS),
+        _shown(Estimate.model_validate(agreement)) if agreement else "",
+    ]
+
+
+def _rival(name: str, modes: Sequence[str]) -> list[str]:
+    """The row to beat, from the report of `name`. It has no modes, so each mode repeats it."""
+    found = [next(row.metrics for row in load_report(name, mode).rows if row.name == BAG_OF_WORDS) for mode in modes]
+    return [*(_shown(metrics[metric]) for metrics in found for metric in METRICS), ""]
+
+
+def _shown(estimate: Estimate) -> str:
+    return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

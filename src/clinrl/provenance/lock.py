@@ -1,0 +1,177 @@
+"""dvc.lock as a witness: whether the files here are those that the stages made, and made of each other.
+
+A folder that names the digests of its own files can be sealed anew by whoever alters it. dvc.lock lies outside of all
+of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder that of the list of its files.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from clinrl import paths
+from clinrl.errors import ArtefactError
+from clinrl.types import Strict
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+LOCK = Path("dvc.lock")
+MADE = "data"
+"""Where stages write. What they read there some stage has made, but for the sources of imports."""
+SOURCED = "import@"
+FOLDER = ".dir"
+"""What follows the digest of a folder in dvc.lock."""
+
+Lock = Mapping[str, Mapping[str, Any]]
+"""Stage address to its entry in dvc.lock."""
+State = Literal["holds", "altered", "absent", "unrecorded"]
+
+
+class Fact(Strict):
+    """One file or folder that a stage made, held against dvc.lock."""
+
+    path: str
+    stage: str
+    """Address of the stage that makes it."""
+    md5: str
+    """What dvc.lock records; empty where it records nothing."""
+    state: State
+    """altered: it is here and is not what was recorded, or was made of something else than is recorded. absent: it is
+    recorded and not here. unrecorded: dvc.lock says nothing of it."""
+    says: str
+    """What is wrong and what mends it; empty where it holds."""
+
+
+def read(path: Path = LOCK) -> Lock:
+    """The stages of a dvc.lock. Raises ArtefactError if there is no such file, or if it is none."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        content = YAML(typ="safe").load(path)
+        stages: Lock = content.get("stages", {})
+        paired = [(out["path"], out["md5"]) for entry in stages.values() for out in entry.get("outs", ())]
+    except FileNotFoundError:
+        raise ArtefactError(f"{path.name} is not here, so nothing says what was built; run `dvc repro`") from None
+    except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+        raise ArtefactError(f"{path} is not a lock file of DVC's; restore it from git, or run `dvc repro`") from None
+    if len(paired) != len(dict(paired)):
+        raise ArtefactError(f"{path} names one output twice; restore it from git")
+    return stages
+
+
+def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
+    """DVC's digest of every output of some stages, by default of all, by its path."""
+    entries = lock.values() if stages is None else [lock[stage] for stage in stages]
+    return {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", ())}
+
+
+def exam_stage(params: "Params", name: str) -> str:
+    """Address of the stage in which a version, a merge, or `<task>-base` sits its exam. Raises KeyError for others."""
+    roots = {f"{task}-base": f"baseline@{task}" for task in params.bases}
+    folds = {fold: f"examine-fold@{fold}" for fold in params.merges.folds}
+    blends = {blend: f"examine-blend@{blend}" for blend in params.merges.blends}
+    return {**roots, **folds, **blends, **{version: f"evaluate@{version}" for version in params.versions}}[name]
+
+
+def ancestors(lock: Lock, target: str) -> list[str]:
+    """`target` and every stage that it follows from, ancestors first. Stages that the lock lacks are left out."""
+    makers = _makers(lock)
+    found: dict[str, None] = {}
+    open_ = [(target, False)]
+    while open_:
+        name, is_done = open_.pop()
+        if is_done:
+            found[name] = None
+        elif name in lock and name not in found:
+            open_.append((name, True))
+            deps = (makers[dep["path"]] for dep in lock[name].get("deps", ()) if dep["path"] in makers)
+            open_ += [(maker, False) for maker in deps if maker not in found and maker != name]
+    return list(found)
+
+
+def facts(lock: Lock, target: str) -> list[Fact]:
+    """Everything that a stage makes and follows from, held against the disk; what it follows from comes first."""
+    if target not in lock:
+        says = f"dvc.lock records no run of {target}; run `dvc repro {target}`"
+        return [Fact(path="", stage=target, md5="", state="unrecorded", says=says)]
+    made = outputs(lock)
+    found = []
+    for stage in ancestors(lock, target):
+        for dep in lock[stage].get("deps", ()):
+            path, used = dep["path"], dep.get("md5")
+            if path not in made and path.startswith(f"{MADE}/") and not stage.startswith(SOURCED):
+                says = f"dvc.lock records no run that made {path}, on which {stage} ran; run `dvc repro {stage}`"
+                found.append(Fact(path=path, stage=stage, md5=used or "", state="unrecorded", says=says))
+            if made.get(path, used) != used:
+                says = f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
+                found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", says=says))
+        found += [_fact(stage, path, recorded) for path, recorded in outputs(lock, [stage]).items()]
+    return found
+
+
+def demand(params: "Params", name: str) -> list[Fact]:
+    """All that a version or a merge was made of and examined on is as dvc.lock records it; what is used of it is here.
+
+    Used are itself, its base, its exam, its answers, reports and proofs. Something else that is recorded and not here,
+    as the data of an ancestor in a clone, is no fault. Returns the facts; raises ArtefactError for the first that does
+    not hold.
+    """
+    from clinrl.evaluation.evaluate import examinee
+
+    who = examinee(params, name)
+    used = [who.folder, paths.base(who.task.name), paths.cases(who.exam), paths.data_proof(who.exam)]
+    used += [paths.graded(name), paths.report(name), *([paths.probe_proof(name)] if who.data else [])]
+    stage = exam_stage(params, name)
+    found = facts(read(), stage)
+    for path in used:
+        about = [fact for fact in found if fact.path == str(path) or Path(fact.path).parent == path]
+        if not about and found[0].state != "unrecorded":
+            raise ArtefactError(f"dvc.lock records nothing of {path}; run `dvc repro {stage}`")
+        for fact in about:
+            if fact.state == "absent":
+                raise ArtefactError(fact.says)
+    for fact in found:
+        if fact.state in ("altered", "unrecorded"):
+            raise ArtefactError(fact.says)
+    return found
+
+
+def strangers(lock: Lock, stage: str) -> list[str]:
+    """The inputs of a stage, by path, that are not what the lock records: what comes of them cannot be registered."""
+    inputs = {dep["path"] for dep in lock.get(stage, {}).get("deps", ())}
+    made, makers = outputs(lock), _makers(lock)
+    return [path for path in sorted(inputs & made.keys()) if _fact(makers[path], path, made[path]).state != "holds"]
+
+
+def md5(path: Path) -> str:
+    """DVC's digest of a file, or of a folder with all its files. Raises OSError if it cannot be read."""
+    if not path.is_dir():
+        return _md5(path)
+    files = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
+    listing = [{"md5": _md5(file), "relpath": name} for name, file in files]
+    return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + FOLDER
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _makers(lock: Lock) -> dict[str, str]:
+    return {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", ())}
+
+
+def _fact(stage: str, path: str, recorded: str) -> Fact:
+    mends = f"restore it with `dvc checkout {path}` or `git checkout {path}`, or build it with `dvc repro {stage}`"
+    try:
+        is_same = md5(Path(path)) == recorded
+    except OSError:
+        says = f"{path} is not here, though dvc.lock records it; {mends}"
+        return Fact(path=path, stage=stage, md5=recorded, state="absent", says=says)
+    if is_same:
+        return Fact(path=path, stage=stage, md5=recorded, state="holds", says="")
+    says = f"{path} is not what dvc.lock records of {stage}: it was altered since; {mends}"
+    return Fact(path=path, stage=stage, md5=recorded, state="altered", says=says)

@@ -1,0 +1,211 @@
+"""The libraries: each one's version, the hashes of its files on the package index, and its licence.
+
+`constraints.txt` holds all but torch, of which there are two builds: that of PyPI (`constraints-torch.txt`, with the
+libraries that it needs for NVIDIA's GPUs) and one for the CPU (`constraints-torch-cpu.txt`). `make lock`
+renews the three by asking uv, and is the only writer; installers read them as requirements and demand the hashes.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from clinrl.artifacts import sha256_file, write_text
+from clinrl.errors import DataError, ended
+
+MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
+ROOT = Path(__file__).resolve().parents[3]
+"""The checkout that this code is in: its libraries are pinned there."""
+UNKNOWN = "NOASSERTION"
+"""What stands for a licence that a new library does not name in SPDX's terms. Whoever renews writes it by hand."""
+LIBRARIES = (
+    "accelerate", "cryptography", "mlflow", "numpy", "pandas", "peft", "pydantic", "safetensors", "tokenizers", "torch",
+    "transformers",
+)  # fmt: skip
+"""What a registered model imports to answer. clinrl itself travels with the model."""
+QUANTISED = "bitsandbytes"
+"""What it needs besides if its base is held in four bits."""
+OF_TORCH = re.compile(r"(cuda|nvidia)-|(torch|triton)$")
+HEADERS = {
+    MAIN: """\
+# Every library but torch, with the hashes of its files on PyPI, who needs it, and its licence (SPDX). The committed
+# reports were made with these versions. Renew: make lock
+""",
+    TORCH: """\
+# torch as PyPI has it, with what it needs for NVIDIA's GPUs, in the form of constraints.txt. Renew: make lock
+""",
+    CPU: """\
+# torch built for the CPU alone, in place of constraints-torch.txt: the wheel that lay in PIP_FIND_LINKS at `make lock`.
+""",
+}
+BLOCK = re.compile(
+    r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))?"
+    r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
+    r"    # via (?P<via>.+)\n(?:    # licence: (?P<licence>.+)\n)?",
+    re.MULTILINE,
+)
+
+
+class Pin(NamedTuple):
+    """One library at one version."""
+
+    name: str
+    """As PyPI normalises it."""
+    version: str
+    marker: str
+    """Where it is installed, as a PEP 508 marker; empty: everywhere."""
+    hashes: tuple[str, ...]
+    """SHA-256 of every file that may be installed, in hexadecimal."""
+    via: tuple[str, ...]
+    """Who needs it: libraries, or `clinrl`."""
+    licence: str
+    """An SPDX expression."""
+
+    def __str__(self) -> str:
+        marker = f" ; {self.marker}" if self.marker else ""
+        hashes = "".join(f" \\\n    --hash=sha256:{found}" for found in self.hashes)
+        via = ", ".join(self.via)
+        return f"{self.name}=={self.version}{marker}{hashes}\n    # via {via}\n    # licence: {self.licence}\n"
+
+
+def read(text: str, source: str = MAIN, advice: str = "") -> list[Pin]:
+    """The pins of a file. Raises DataError, naming `source` and what to do, if any line of it belongs to none."""
+    pins = [
+        Pin(
+            name=found["name"],
+            version=found["version"],
+            marker=found["marker"] or "",
+            hashes=tuple(sorted(re.findall(r"[0-9a-f]{64}", found["hashes"]))),
+            via=tuple(sorted({word.split(" (")[0] for word in found["via"].split(", ")})),
+            licence=found["licence"] or UNKNOWN,
+        )
+        for found in BLOCK.finditer(text)
+    ]
+    rest = [line for line in BLOCK.sub("", text).splitlines() if line and not line.startswith("#")]
+    if rest:
+        advice = advice or f"restore it with `git checkout {source}`; only `make lock` writes it"
+        raise DataError(f"{source} has a line without a version, a hash or who needs it: {rest[0][:80]}; {advice}")
+    return pins
+
+
+def load(folder: Path = ROOT) -> list[Pin]:
+    """The pins of all three files, by name. Raises DataError if a file is missing or malformed."""
+    found = []
+    for name in HEADERS:
+        try:
+            found += read((folder / name).read_text(encoding="utf-8"), name)
+        except FileNotFoundError as error:
+            raise DataError(f"{error.filename} is missing; restore it with `git checkout`") from None
+        except UnicodeDecodeError:
+            raise DataError(f"{name} is no text; restore it with `git checkout {name}`") from None
+    return sorted(found)
+
+
+def renewed(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple[str, str], str]) -> list[Pin]:
+    """What uv resolved, with licences, and beside it the builds that are not on PyPI.
+
+    `built` has the hashes of local wheels by name and full version, such as 2.13.0+cpu. Another build that was pinned
+    before stays with its version, so that a machine without the wheel does not lose it.
+    """
+    before = {(pin.name, pin.version): pin for pin in former}
+    licences = {pin.name: pin.licence for pin in before.values()}
+    pins = []
+    for pin in resolved:
+        mine = pin._replace(licence=_stated(pin) or licences.get(pin.name, UNKNOWN))
+        builds = {version: found for (name, version), found in built.items() if name == pin.name and "+" in version}
+        for name, version in before:
+            if name == pin.name and "+" in version:
+                builds.setdefault(version, before[name, version].hashes[0])
+        pins.append(mine)
+        pins += [
+            mine._replace(version=version, marker="", hashes=(found,))
+            for version, found in builds.items()
+            if version.split("+")[0] == pin.version
+        ]
+    return sorted(pins)
+
+
+def _file(pin: Pin) -> str:
+    """The file that a pin stands in."""
+    if "+" in pin.version:
+        return CPU
+    return TORCH if OF_TORCH.match(pin.name) else MAIN
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Renew the files. Words that are not known here go to `uv pip compile`, such as `--upgrade-package trl`."""
+    parser = argparse.ArgumentParser(prog="python -m clinrl.provenance.pins", description=__doc__, allow_abbrev=False)
+    folders = os.environ.get("PIP_FIND_LINKS", "").split()
+    parser.add_argument("--wheels", nargs="*", type=Path, default=folders, metavar="FOLDER", help="of local wheels")
+    arguments, words = parser.parse_known_args(argv)
+
+    def renew() -> int:
+        former = load()
+        resolved = read(_resolved(words), "what uv resolved", "nothing was written; see what changed in uv")
+        pins = renewed(resolved, former, _built(map(Path, arguments.wheels)))
+        for name, header in HEADERS.items():
+            write_text(ROOT / name, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == name))
+        if unknown := [pin.name for pin in pins if pin.licence == UNKNOWN]:
+            print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
+        return 0
+
+    return ended(renew)
+
+
+def _resolved(words: Sequence[str]) -> str:
+    """What uv resolves pyproject.toml to, on every platform, keeping what is pinned. Raises DataError if it cannot."""
+    from uv import find_uv_bin
+
+    # A local wheel would be resolved to in place of PyPI's files, and other machines do not have it.
+    environment = {name: value for name, value in os.environ.items() if name != "UV_FIND_LINKS"}
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / MAIN
+        out.write_text("".join((ROOT / name).read_text(encoding="utf-8") for name in (MAIN, TORCH)), encoding="utf-8")
+        options = ["--universal", "--all-extras", "--generate-hashes", "--no-header", "--annotation-style=line"]
+        command = [
+            find_uv_bin(),
+            "pip",
+            "compile",
+            str(ROOT / "pyproject.toml"),
+            "--quiet",
+            *options,
+            "--python-version=3.11",
+        ]
+        done = subprocess.run([*command, f"--output-file={out}", *words], env=environment, check=False)
+        if done.returncode:
+            raise DataError("uv found no set of versions, and says why above; nothing was written")
+        return out.read_text(encoding="utf-8")
+
+
+def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
+    """The hashes of wheels in folders, by normalised name and version. Raises DataError for one with another name."""
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    found: dict[tuple[str, str], str] = {}
+    for wheel in sorted(wheel for folder in folders for wheel in folder.glob("*.whl")):
+        try:
+            name, version, _, _ = parse_wheel_filename(wheel.name)
+        except InvalidWheelFilename:
+            raise DataError(f"{wheel} has no name of a wheel; rename it or move it away; nothing was written") from None
+        found[name, str(version)] = sha256_file(wheel)
+    return found
+
+
+def _stated(pin: Pin) -> str | None:
+    """The SPDX expression that an installed library states of itself; None if it is not installed or states none."""
+    try:
+        about = metadata(pin.name)
+    except PackageNotFoundError:
+        return None
+    is_pinned = about["Version"].split("+")[0] == pin.version
+    return about["License-Expression"] if is_pinned and "License-Expression" in about else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Rebuilds by others: a signed statement that somebody built a version from nothing and got the same bytes.
+
+Only a pipeline whose bytes do not depend on the machine can have such witnesses. `clinrl verify NAME --attest` writes
+one to data/attestations, which is under git: whoever rebuilt it commits it or sends the file. A gate may ask for some.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.artifacts import write_json
+from clinrl.errors import SignatureError
+from clinrl.provenance import lock
+from clinrl.signing import dsse
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+    from clinrl.signing.keys import Signer
+
+PREDICATE = "https://clinrl.dev/rebuilt/v1"
+BASE = "base@"
+"""How stages begin that a rebuild leaves alone: a base has an address of its own."""
+
+
+def statement(
+    name: str, commit: str, identity: str, outs: Mapping[str, str], files: Mapping[str, str]
+) -> dict[str, Any]:
+    """What a rebuilder signs: that at a commit a name was rebuilt, every file equal.
+
+    `identity` is the digest of its adapter or full model, `outs` the DVC digest of every output of its lineage, `files`
+    the SHA-256 of every file in them.
+    """
+    wholes = {path: {"dvcMd5": digest} for path, digest in outs.items()}
+    each = {path: {"sha256": digest} for path, digest in files.items()}
+    subjects = {path: wholes.get(path, {}) | each.get(path, {}) for path in sorted(wholes.keys() | each.keys())}
+    return {
+        "_type": dsse.STATEMENT,
+        "subject": [{"name": path, "digest": digest} for path, digest in subjects.items()],
+        "predicateType": PREDICATE,
+        "predicate": {"name": name, "commit": commit, "identity": identity, "equal": True},
+    }
+
+
+def write(root: Path, said: dict[str, Any], signer: "Signer") -> Path:
+    """Sign a rebuild and write it where it is looked for. The same key writes the same file."""
+    file = re.sub(r"[^A-Za-z0-9]", "-", signer.key.fingerprint) + ".json"
+    path = root / paths.attestations(said["predicate"]["name"]) / file
+    write_json(path, dsse.envelope(said, signer))
+    return path
+
+
+def count(params: "Params", name: str, identity: str) -> list[str]:
+    """Who of `rebuilders` in params.yaml signed that they rebuilt a version or a merge, in the order listed there.
+
+    Their word must be about this very adapter or full model, by its identity, and about every output of its lineage as
+    dvc.lock records it. A file that is none of this does not count. Raises ArtefactError if there is no dvc.lock.
+    """
+    recorded = lock.read()
+    stages = [stage for stage in lock.ancestors(recorded, lock.exam_stage(params, name)) if not stage.startswith(BASE)]
+    outs = lock.outputs(recorded, stages)
+    found = set()
+    for file in sorted(paths.attestations(name).glob("*.json")):
+        try:
+            who, said = dsse.opened(json.loads(file.read_bytes()), params.rebuilders)
+            told = said["predicate"]
+            agrees = _outs(said["subject"]).items() >= outs.items()
+            about = (said["predicateType"], told["name"], told["identity"], told["equal"])
+        except (SignatureError, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            continue
+        if agrees and about == (PREDICATE, name, identity, True):
+            found.add(who)
+    return [who for who in params.rebuilders if who in found]
+
+
+def _outs(subjects: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The outputs that a statement is about: path to DVC's digest."""
+    return {subject["name"]: subject["digest"]["dvcMd5"] for subject in subjects if "dvcMd5" in subject["digest"]}

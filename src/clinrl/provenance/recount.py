@@ -1,0 +1,186 @@
+"""A written report, held against the answers that it is about, and they against what was said.
+
+Every number that needs no model is counted anew: a report is a file like any, and numbers in it can be edited.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, permutations
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_jsonable_python
+
+from clinrl import paths
+from clinrl.analysis.exam import EvalReport, Sitting, between_modes, build, compare, summary
+from clinrl.artifacts import verified
+from clinrl.errors import ArtefactError
+from clinrl.evaluation.evaluate import (
+    BETWEEN_MODES,
+    SUMMARY,
+    Examinee,
+    answered_under,
+    grade,
+    load_report,
+    load_sitting,
+    read_graded,
+    rows_of,
+    unanswered,
+    with_views,
+)
+from clinrl.tasks.base import no_asks
+from clinrl.types import Graded
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+    from clinrl.types import Case
+
+TOLERANCE = 1e-6
+"""Intervals are drawn with other numbers in their last place on another machine; no reader sees less than this."""
+
+
+def reports(params: "Params", name: str) -> dict[str, EvalReport]:
+    """The reports of a version, a merge or a base, by mode, each of whose numbers follows from its answers.
+
+    Not counted anew: what other models say of the answers, and the rows of simple policies, which the gate computes for
+    itself. Raises ArtefactError naming the report and the number that does not follow, or the answer that is not what
+    its transcript says.
+    """
+    who, cases, blank = unanswered(params, name)
+    folder = paths.graded(name)
+    manifest = verified(folder)
+    found, sittings = {}, {}
+    for mode, like in blank.items():
+        sittings[mode] = load_sitting(name, like, cases)
+        report = load_report(name, mode)
+        lines = read_graded(folder / f"{mode}.jsonl")
+        _scored(who, cases, lines, f"{folder}/{mode}.jsonl")
+        if report.adapter_digest != manifest.inputs["adapter"]:
+            raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
+        counted = _counted(who, cases, lines, report, sittings[mode])
+        _same(_page(name, mode), counted, report.model_dump(mode="json"), name)
+        found[mode] = report
+    golds = [who.task.label(case) for case in cases]
+    written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
+    answers = {mode: sittings[mode].answers for mode in _order(sittings, written[BETWEEN_MODES])}
+    agreement = between_modes(golds, answers, who.task.metrics)
+    for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
+        _same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
+    return found
+
+
+def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
+    """The modes in the order in which they were compared: params.yaml may name them in another one by now."""
+    tests = written.get("between_modes", {}) if isinstance(written, Mapping) else {}
+    orders = list(permutations(modes))
+    return next((order for order in orders if {f"{a}_{b}" for a, b in combinations(order, 2)} == set(tests)), orders[0])
+
+
+def _scored(who: Examinee, cases: "list[Case]", lines: list[Graded], where: str) -> None:
+    """Refuse scores that are not what the reward gives, where it asks no model and the text was kept."""
+    from clinrl.tasks.importing import is_imported
+
+    if who.task.oracles(who.reward) or any(map(is_imported, cases)):
+        return
+    shown = [who.sees(case) for case in cases]
+    anew = grade(who.task, lines[0].mode, shown, [line.transcript for line in lines], who.reward)
+    for number, (line, other) in enumerate(zip(lines, anew, strict=True), start=1):
+        if line.score != other.score:
+            raise ArtefactError(
+                f"{where} line {number} has another score than its transcript earns; {_again(who.name)}"
+            )
+
+
+def _counted(
+    who: Examinee, cases: "list[Case]", lines: list[Graded], report: EvalReport, sitting: Sitting
+) -> dict[str, Any]:
+    """The report as its answers give it, without what needs a model and without the rows of simple policies."""
+    task, views = who.task, {}
+    for view in who.others:
+        path = paths.graded(who.name) / f"{report.mode}.{view}.jsonl"
+        if path.exists():
+            answered_under(task, cases, lines, view, path)
+            views[view] = read_graded(path)
+    others, tests = {}, []
+    if who.parent is not None and paths.graded(who.parent).exists():
+        parent = with_views(load_sitting(who.parent, replace(sitting, name=who.parent, answers=()), cases), cases)
+        others, tests = rows_of(parent), list(compare(sitting, parent, task.metrics))
+    anew = build(
+        task=task,
+        name=who.name,
+        mode=report.mode,
+        mode_spec=dict(sitting.mode_spec),
+        exam=who.exam,
+        exam_digest=sitting.exam_digest,
+        adapter_digest=report.adapter_digest,
+        cases=cases,
+        graded=lines,
+        others=others,
+        tests=tests,
+        view=who.view,
+        views=views,
+        qualities={name: quality for name, quality in task.qualities.items() if quality.asks is no_asks},
+    )
+    return anew.model_dump(mode="json")
+
+
+def _same(page: str, counted: Any, written: Any, name: str) -> None:
+    """Raise ArtefactError if a number that was counted is not the one that is written."""
+    for place, mine, theirs in _differences(counted, written):
+        raise ArtefactError(
+            f"{page} says that {place} is {_shown(theirs)}, but its answers give {_shown(mine)}: it was edited; "
+            f"{_again(name)}"
+        )
+
+
+def _differences(counted: Any, written: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where a record that was counted differs from the one that is written. What was not counted is passed over.
+
+    Rows and tests are lists with names; measures by other models are in the written mapping of metrics alone.
+    """
+    if at in ("rows", "paired"):
+        counted, written = _named(counted), _named(written)
+        written = {key: written.get(key) for key in counted}
+    if at == "metrics":
+        written = {key: written.get(key) for key in counted}
+    if isinstance(counted, Mapping) and isinstance(written, Mapping):
+        for key in sorted(counted.keys() | written.keys(), key=str):
+            place = f"{at}.{key}" if at else str(key)
+            yield from _differences(counted.get(key), written.get(key), place)
+    elif isinstance(counted, list) and isinstance(written, list) and len(counted) == len(written):
+        for number, (mine, theirs) in enumerate(zip(counted, written, strict=True)):
+            yield from _differences(mine, theirs, f"{at}.{number}")
+    elif not _equal(counted, written):
+        yield at, counted, written
+
+
+def _named(rows: Any) -> dict[str, Any]:
+    return {"/".join(str(row[key]) for key in ("name", "metric", "other") if key in row): row for row in rows}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, float | int) and isinstance(b, float | int) and not isinstance(a, bool):
+        return math.isclose(a, b, rel_tol=0, abs_tol=TOLERANCE)
+    return bool(a == b)
+
+
+def _json(name: str, file: str) -> Any:
+    path = paths.report(name) / file
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ArtefactError(f"{path} is missing or is no JSON; {_again(name)}") from None
+
+
+def _page(name: str, mode: str) -> str:
+    return str(paths.report(name) / f"{mode}.json")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _again(name: str) -> str:
+    return f"restore it with `git checkout {paths.report(name)}` and `dvc checkout`, or examine {name} anew"

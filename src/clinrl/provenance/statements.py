@@ -1,0 +1,211 @@
+"""Provenance: what a stage made of what, with which parameters, signed by who ran it.
+
+Every finished stage of dvc.yaml leaves an in-toto statement with SLSA's predicate in .clinrl/provenance. It is written
+by the stage itself, before DVC writes dvc.lock, so it hashes the files as they lie there; dvc.lock must then say the
+same. It holds no times and no hosts: the same stage on the same inputs says the same.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clinrl.artifacts import MANIFEST, sha256_file, write_json
+from clinrl.config.stages import FIRST, command_of
+from clinrl.errors import ArtefactError, Refused, SignatureError
+from clinrl.provenance import lock
+from clinrl.signing import dsse
+from clinrl.signing.keys import keyring, signer
+
+if TYPE_CHECKING:
+    from clinrl.config.base import Scale
+
+FOLDER = Path(".clinrl/provenance")
+PIPELINE = Path("dvc.yaml")
+PREDICATE = "https://slsa.dev/provenance/v1"
+BUILD = "https://clinrl.dev/stage/v1"
+BUILDER = "clinrl"
+PLACE = re.compile(r"\$\{([^}]+)\}")
+"""What DVC replaces in a template."""
+
+
+class Stage(NamedTuple):
+    """A stage of dvc.yaml, its template filled in as DVC fills it in."""
+
+    address: str
+    command: str
+    deps: list[str]
+    params: dict[str, Any]
+    """The values that it follows from, by their key in params.yaml; as dvc.lock records them."""
+    outs: list[str]
+
+
+def record(command: str, name: str, scale: "Scale", source: Path = Path("params.yaml")) -> None:
+    """Sign what `clinrl COMMAND NAME` has just made. A statement that says so already, and counts, stays.
+
+    Nothing is written where dvc.yaml has no such stage. A statement that cannot be signed or written is said in a line
+    and fails nothing: the artefact is whole, and DVC throws away what a failed command made, after hours perhaps. Its
+    provenance is then missing, which is seen where it is asked for.
+    """
+    try:
+        stage = find(command, name, source)
+        if stage is None:
+            return
+        said, path = statement(stage), FOLDER / f"{stage.address}.json"
+        if not _says(path, said):
+            write_json(path, dsse.envelope(said, signer(scale)))
+    except (Refused, OSError) as error:
+        print(f"clinrl: {command} {name} is done, but its provenance is not signed: {error}", file=sys.stderr)
+
+
+def of(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The signed statements about stages, each with its address, in their order; none for a stage that did not run
+    here, or that made other files than there are now.
+
+    Raises SignatureError naming a statement that was altered, or that nobody signed whose signature counts.
+    """
+    ring, found = keyring(), []
+    for address in addresses:
+        path = FOLDER / f"{address}.json"
+        if not path.exists():
+            continue
+        try:
+            envelope = json.loads(path.read_bytes())
+            _, said = dsse.opened(envelope, ring)
+            stage = said["predicate"]["buildDefinition"]["externalParameters"]["stage"]
+            subjects = {subject["name"]: subject["digest"].get("sha256") for subject in said["subject"]}
+        except (SignatureError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            why = str(error) if isinstance(error, SignatureError) else "it is no provenance"
+            raise SignatureError(f"{path}: {why}; remove it, and the next run of {address} writes it again") from None
+        if (said["predicateType"], stage) != (PREDICATE, address):
+            raise SignatureError(f"{path} is not about {address}; remove it")
+        files = {name: digest for name, digest in subjects.items() if digest}
+        if all(Path(name).is_file() and sha256_file(Path(name)) == digest for name, digest in files.items()):
+            found.append((address, envelope))
+    return found
+
+
+def statement(stage: Stage) -> dict[str, Any]:
+    """What is signed about a stage that has just run. Raises ArtefactError if an input or an output is not there."""
+    for path in (*stage.deps, *stage.outs):
+        if not Path(path).exists():
+            raise ArtefactError(f"{path}, which dvc.yaml names, is not there")
+    params = json.loads(json.dumps(stage.params, default=str))  # keys that are numbers in YAML are text in JSON
+    return {
+        "_type": dsse.STATEMENT,
+        "subject": [subject for path in stage.outs for subject in _made(Path(path))],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD,
+                "externalParameters": {"stage": stage.address, "command": stage.command, "params": params},
+                "resolvedDependencies": [used for path in stage.deps for used in _used(Path(path))],
+            },
+            "runDetails": {"builder": {"id": BUILDER}},
+        },
+    }
+
+
+def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage | None:
+    """The stage of dvc.yaml that runs `clinrl COMMAND NAME`; None if there is none.
+
+    Reads dvc.yaml itself, since to ask DVC takes as long as some stages do; a test holds this against dvc.lock. Raises
+    ArtefactError if it cannot be read, or names what params.yaml does not have.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if not PIPELINE.exists():
+        return None
+    try:
+        params, pipeline = (YAML(typ="safe").load(path) for path in (source, PIPELINE))  # as DVC reads them
+        return _found(command, name, params, pipeline["stages"])
+    except (YAMLError, LookupError, TypeError, AttributeError, ValueError):
+        raise ArtefactError(f"{PIPELINE} is no pipeline that DVC would run; `dvc status` says why") from None
+
+
+def _found(command: str, name: str, params: dict[str, Any], stages: dict[str, Any]) -> Stage | None:
+    for group, block in stages.items():
+        for address, template, scope in _stages(group, block, params):
+            if address != FIRST and command_of(address) == (command, name):
+                keys = _filled(template.get("params", []), scope)
+                outs = [template.get(kind, []) for kind in ("outs", "metrics", "plots")]
+                return Stage(
+                    address=address,
+                    command=template["cmd"],
+                    deps=_paths(_filled(template.get("deps", []), scope)),
+                    params={key: _value(key, params) for key in keys},
+                    outs=[path for entries in outs for path in _paths(_filled(entries, scope))],
+                )
+    return None
+
+
+def _stages(group: str, block: Any, params: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Each stage of a group: its address, its template, and what the template may name."""
+    if "foreach" not in block:
+        yield group, block, params
+        return
+    for key, item in (_value(block["foreach"][2:-1], params) or {}).items():
+        yield f"{group}@{key}", block["do"], {**params, "key": key, "item": item}
+
+
+def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
+    """A part of a template with its places filled in."""
+    if isinstance(value, str):
+        return PLACE.sub(lambda place: str(_value(place[1], scope)), value)
+    if isinstance(value, list):
+        return [_filled(entry, scope) for entry in value]
+    if isinstance(value, dict):
+        return {_filled(key, scope): entry for key, entry in value.items()}
+    return value
+
+
+def _value(key: str, scope: Any) -> Any:
+    """What a key path such as `bases.esi.exam` names. Raises ArtefactError if it names nothing."""
+    found = scope
+    for part in key.strip().split("."):
+        if not isinstance(found, dict) or part not in found:
+            raise ArtefactError(f"{PIPELINE} names {key}, which params.yaml does not have")
+        found = found[part]
+    return found
+
+
+def _paths(entries: list[Any]) -> list[str]:
+    """The paths of a list of outputs or inputs, which may carry options."""
+    return [path for entry in entries for path in ([entry] if isinstance(entry, str) else entry)]
+
+
+def _made(path: Path) -> Iterator[dict[str, Any]]:
+    """An output with the digest that dvc.lock will record, and each file of it."""
+    whole = {"dvcMd5": lock.md5(path)}
+    if not path.is_dir():
+        yield _named(path, whole | {"sha256": sha256_file(path)})
+        return
+    yield _named(path, whole)
+    for file in _files(path):
+        yield _named(file, {"sha256": sha256_file(file)})
+
+
+def _used(path: Path) -> Iterator[dict[str, Any]]:
+    """An input: a file, the manifest of a folder that names all its files, or else each of them."""
+    files = [path] if path.is_file() else [path / MANIFEST] if (path / MANIFEST).exists() else _files(path)
+    for file in files:
+        yield _named(file, {"sha256": sha256_file(file)})
+
+
+def _named(path: Path, digest: dict[str, str]) -> dict[str, Any]:
+    return {"name": path.as_posix(), "digest": digest}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _says(path: Path, said: dict[str, Any]) -> bool:
+    """Whether a file holds this very statement, signed by a key that counts."""
+    try:
+        return dsse.opened(json.loads(path.read_bytes()), keyring())[1] == said
+    except (OSError, ValueError, RecursionError, Refused):
+        return False

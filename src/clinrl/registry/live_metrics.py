@@ -1,0 +1,146 @@
+"""Sends a training's metrics to MLflow while it runs: `launch.stage` starts it as a module, with a folder.
+
+The trainer adds a line a step to a file and waits for nobody; this process reads the file, sends what is new every two
+seconds, and says at the end how the run ended. Nothing depends on it: what it could not send is filled in from
+`history.jsonl` when the version is registered.
+"""
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from clinrl.errors import RegistryError, masked
+from clinrl.registry.mlflow_store import Point, asked, known_points, log_params, log_points, points, run_of, writing
+from clinrl.runtime import determinism, starter
+from clinrl.training.launch import HANDLING, LIVE, SPEC, manifest_fields
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+EVERY_S = 2.0
+"""Between two batches."""
+REST_S = 10.0
+"""After a failure, before the server is asked again."""
+LAST_S = 5
+"""What this process has left once its training has ended."""
+ALONE_S = 0.5
+"""What it has left once its trainer is dead."""
+HURRY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+UNTOLD = "KILLED"
+"""How a run ended whose trainer was gone before it could say so."""
+
+
+def main(arguments: list[str]) -> int:
+    """Follow the training in a folder until standard input ends, which holds MLflow's word for how the run ended."""
+    folder = Path(arguments[0])
+    os.nice(10)  # the processors are the trainer's; at 19 it would not notice its end for long
+    starter.watch(os.getppid(), _leave)
+    os.environ.update(HURRY)
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    follow(folder, sys.stdin.fileno())
+    return 0
+
+
+def follow(folder: Path, ends: int) -> None:
+    """Send the lines of `folder` as they come, and the run's last status once the descriptor `ends` speaks or closes.
+
+    A store that does not take them is named once on stderr, and asked again later.
+    """
+    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    run: Run | None = None
+    known: set[tuple[str, int]] = set()
+    waiting: list[Point] = []
+    offset, rest_until, told = 0, 0.0, False
+    status: str | None = None
+    while status is None:
+        status = _heard(ends)
+        lines, offset = new_lines(folder / LIVE, offset)
+        waiting += points(lines)
+        if status is None and time.monotonic() < rest_until:
+            continue
+        try:
+            with asked() as client:
+                if run is None:
+                    run = _join(client, folder.name, spec)
+                    known = set(known_points(client, run, run.data.metrics))
+                new = [point for point in waiting if point[:2] not in known]
+                log_points(client, run.info.run_id, new)
+                known |= {point[:2] for point in new}
+                waiting.clear()
+                if status is not None:
+                    client.set_terminated(run.info.run_id, status)
+        except RegistryError as error:
+            # A batch may have arrived although its answer did not: what the run holds is asked anew.
+            run, rest_until = None, time.monotonic() + REST_S
+            if not told:
+                _tell(str(error))
+                told = True
+
+
+def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a file from an offset on, and the offset after them; none if there is no file yet.
+
+    A line that a full disk cut short, so that the next attempt went on within it, is left out.
+    """
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            text = stream.read()
+    except FileNotFoundError:
+        return [], offset
+    whole = text[: text.rfind(b"\n") + 1]
+    lines = []
+    for line in whole.splitlines():
+        with suppress(json.JSONDecodeError):
+            lines.append(json.loads(line))
+    return lines, offset + len(whole)
+
+
+def _join(client: "MlflowClient", key: str, spec: dict[str, Any]) -> "Run":
+    """The run of this training, which an earlier attempt may have begun, as a running one."""
+    with writing(client):
+        run = run_of(client, spec["task"], key, spec["version"])
+    if run.info.status != "RUNNING":
+        client.update_run(run.info.run_id, status="RUNNING")
+    recipe = {key: value for key, value in manifest_fields(spec)["spec"].items() if key not in HANDLING}
+    log_params(client, run, recipe)
+    return run
+
+
+def _heard(ends: int) -> str | None:
+    """How the run ended, or None if it goes on; waits until the next batch is due."""
+    ready, _, _ = select.select([ends], [], [], EVERY_S)
+    if not ready:
+        return None
+    signal.alarm(LAST_S)  # nobody waits for this process any more
+    return os.read(ends, 64).decode().strip() or UNTOLD
+
+
+def _leave() -> None:
+    time.sleep(ALONE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tell(why: str) -> None:
+    print(f"clinrl: no live metrics: {why}; `clinrl register` fills them in", file=sys.stderr, flush=True)
+
+
+def _tell_in_a_sentence(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    _tell(masked(f"{kind.__name__}: {error}"))
+
+
+if __name__ == "__main__":
+    sys.excepthook = _tell_in_a_sentence
+    determinism.pin()
+    sys.exit(main(sys.argv[1:]))

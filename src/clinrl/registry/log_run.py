@@ -1,0 +1,418 @@
+"""What MLflow holds of a version, written from its files: its run (recipe, exam, history, reports) and its model.
+
+Whatever is there stays and what is missing is added, so that the same call completes what a kill left half done.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.analysis import novelty
+from clinrl.analysis.alerts import stored as raised_in
+from clinrl.analysis.exam import EvalReport
+from clinrl.artifacts import (
+    MANIFEST,
+    canonical_json,
+    digest,
+    identity,
+    read_manifest,
+    sha256_file,
+    verified,
+    write_json,
+    write_text,
+)
+from clinrl.data.dataset import is_import, read_cases
+from clinrl.errors import ArtefactError, Refused
+from clinrl.evaluation.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee
+from clinrl.provenance import bom, lock, pins, recount
+from clinrl.provenance import statements as provenance
+from clinrl.registry import pyfunc
+from clinrl.registry.mlflow_store import (
+    Point,
+    beside,
+    exam_metrics,
+    file_of,
+    known_points,
+    log_params,
+    log_points,
+    points,
+)
+from clinrl.reports import model_card
+from clinrl.reports.figures import read_history
+from clinrl.signing.folder import check, sign, signed_files
+from clinrl.signing.keys import Key, Signer, listed, signer
+from clinrl.tasks.importing import is_imported
+from clinrl.types import Estimate, Manifest
+from clinrl_loader import NOTED, SIGNER
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
+
+    from clinrl.config.params import Params
+
+MERGED = "-merged"
+"""What follows a task's name in the name of the registered model of its full models."""
+SENT = "clinrl.sent"
+"""Run tag: digest of each group of files that the run holds."""
+DIGEST = "digest"
+"""Version tag: identity of the adapter, or of the full model."""
+PROVENANCE = "provenance"
+"""Folder of a registered model: what each stage that it follows from made of what, signed by who ran it."""
+PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
+"""Kinds of files that can run code when they are loaded."""
+DATASET_DIGEST = 36
+"""Characters of a data set's digest that MLflow has room for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A version or a merge that sat its exam: all that is registered of it."""
+
+    who: Examinee
+    manifest: Manifest
+    base: Manifest
+    reports: Mapping[str, EvalReport]
+    """By mode."""
+    agreement: Estimate | None
+    scale: str
+    dvc_stage: str
+    why: str
+    waiver: str
+    """Why it was trained although the probe or an alarm was against it; empty if nothing was."""
+    alarms: str
+    """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
+    provenance: list[tuple[str, dict[str, Any]]]
+    """The signed statements of the stages that it follows from, as far as they ran here, each with its address."""
+    bill: str | None
+    """The bill of materials; None where no constraints.txt pins the libraries."""
+    keys: Mapping[str, Key]
+    """Whose signatures count."""
+    signer: Callable[[], Signer]
+    """Who signs it; no key is asked for before there is something to sign."""
+
+    @property
+    def digest(self) -> str:
+        return identity(self.manifest)
+
+    @property
+    def is_adapter(self) -> bool:
+        return "adapter_config.json" in self.manifest.files
+
+    @property
+    def model(self) -> str:
+        return self.who.task.name if self.is_adapter else self.who.task.name + MERGED
+
+
+def recorded(params: "Params", who: Examinee) -> Recorded:
+    """All that is registered of a name, each part checked against dvc.lock and against the others.
+
+    Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
+    follow from its answers.
+    """
+    lock.demand(params, who.name)
+    manifest, base = _sound(who.folder), _sound(paths.base(who.task.name))
+    if manifest.inputs.get("base") != identity(base):
+        raise ArtefactError(f"{who.folder} was made from another base than {paths.base(who.task.name)} now holds")
+    reports = recount.reports(params, who.name)
+    for report in reports.values():
+        if report.adapter_digest != identity(manifest):
+            raise ArtefactError(
+                f"{paths.report(who.name)} is about another model than {who.folder} now holds; run "
+                f"`dvc repro evaluate@{who.name}`"
+            )
+    agreement = json.loads((paths.report(who.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
+    group = "train" if who.name in params.versions else "fold" if who.name in params.merges.folds else "blend"
+    return Recorded(
+        who=who,
+        manifest=manifest,
+        base=base,
+        reports=reports,
+        agreement=Estimate(**agreement["mode_agreement"]) if agreement else None,
+        scale=manifest.spec.get("scale", params.scale),
+        signer=partial(signer, params.scale),
+        dvc_stage=f"{group}@{who.name}",
+        why=params.versions[who.name].why if who.name in params.versions else "",
+        waiver=waiver(params, who.name),
+        alarms=_alarms(who.name),
+        provenance=provenance.of(lock.ancestors(lock.read(), lock.exam_stage(params, who.name))),
+        bill=bom.text(bom.of_version(params, who.name)) if (pins.ROOT / pins.MAIN).exists() else None,
+        keys=listed(params),
+    )
+
+
+def _alarms(name: str) -> str:
+    raised = raised_in(paths.report(name) / ALARMS)
+    if raised is None:
+        return ""
+    words = [" ".join(filter(None, (alarm.level, alarm.name, alarm.about))) for alarm in raised]
+    return "; ".join(f"{word} at {alarm.step}" for word, alarm in zip(words, raised, strict=True)) or "none"
+
+
+def waiver(params: "Params", name: str) -> str:
+    """The waivers of a version, or of the versions that a merge is made of, from their manifests; empty without any."""
+    manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
+    return "; ".join(filter(None, (manifest.spec.get("waiver", "") for manifest in manifests)))
+
+
+def _sound(folder: Path) -> Manifest:
+    """The manifest of a folder that holds what it names, unaltered, and nothing else. Raises ArtefactError."""
+    manifest = verified(folder)
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name not in (MANIFEST, *manifest.files):
+            raise ArtefactError(f"{path} is not named in the folder's {MANIFEST}; remove it")
+        if path.suffix in PICKLES:
+            raise ArtefactError(f"{path} could run code when it is loaded; only safetensors are registered")
+    return manifest
+
+
+def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
+    """Log whatever of recipe, metrics, history, data sets and files a run lacks."""
+    log_params(client, run, made.manifest.spec)
+    run_id, held = run.info.run_id, run.data.metrics
+    exam = exam_metrics(made.reports.values(), made.agreement).items()
+    # What comes first is dated like the run itself, so that two machines at once add it once.
+    missing = [(name, 0, value) for name, value in exam if name not in held]
+    log_points(client, run_id, missing, at=lambda _: int(run.info.start_time))
+    log_points(client, run_id, [(name, 0, value) for name, value in exam if held.get(name, value) != value])
+    log = made.who.folder / HISTORY
+    if log.exists():
+        history = points(read_history(log))
+        known = known_points(client, run, {name for name, _, _ in history})
+        missing = [point for point in history if point[:2] not in known]
+        log_points(client, run_id, missing, at=_dates(missing, known, int(run.info.start_time)).__getitem__)
+    _log_data(client, run, made)
+    _log_files(client, run, made)
+
+
+def _dates(missing: Iterable[Point], known: Mapping[tuple[str, int], int], began: int) -> dict[int, int]:
+    """When each missing step may have been: at the last step before it that was logged live, else when its run began.
+
+    The same for whoever asks, and never before an earlier step.
+    """
+    live: dict[int, int] = {}
+    for (_, step), date in known.items():
+        live[step] = max(date, live.get(step, began))
+    dates: dict[int, int] = {}
+    date = began
+    for step in sorted({step for _, step, _ in missing} | live.keys()):
+        date = dates[step] = max(date, live.get(step, began))
+    return dates
+
+
+def _log_data(client: "MlflowClient", run: "Run", made: Recorded) -> None:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    exam = next(iter(made.reports.values()))
+    data = [("exam", exam.exam, exam.exam_digest)]
+    if made.who.data:
+        data.append(("training", made.who.data, made.manifest.inputs["data"]))
+    held = {(held.dataset.name, held.dataset.digest) for held in run.inputs.dataset_inputs}
+    new = [
+        DatasetInput(
+            Dataset(
+                name=name,
+                digest=whole[:DATASET_DIGEST],
+                source_type="local",
+                source=canonical_json({"uri": str(paths.cases(name))}),
+                profile=canonical_json({"digest": whole}),
+            ),
+            [InputTag("mlflow.data.context", context)],
+        )
+        for context, name, whole in data
+        if (name, whole[:DATASET_DIGEST]) not in held
+    ]
+    if new:
+        client.log_inputs(run.info.run_id, datasets=new)
+
+
+def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
+    """Reports, plots, history, proofs, Data Docs and the card: each group that the run does not hold as it is now."""
+    name, sets = made.who.name, [data for data in (made.who.data, made.who.exam) if data]
+    groups = {
+        "reports": [paths.report(name)],
+        "training": [made.who.folder / "README.md", made.who.folder / MANIFEST, made.who.folder / HISTORY],
+        "proofs": [paths.probe_proof(name), *(paths.data_proof(data) for data in sets)],
+        # The pages of an import hold no values, but they are about rows of somebody's records and stay here.
+        **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets if not is_import(paths.cases(data))},
+    }
+    if file_of(client.tracking_uri) is not None:
+        beside(client.tracking_uri, run.info.artifact_uri)
+    sent = json.loads(run.data.tags.get(SENT, "{}"))
+    current = dict(sent)
+    for group, sources in groups.items():
+        files = {str(file): sha256_file(file) for source in sources for file in _files(source)}
+        if not files or sent.get(group) == digest(files)[:16]:
+            continue
+        for source in sources:
+            if source.is_dir():
+                client.log_artifacts(run.info.run_id, str(source), group)
+            elif source.is_file():
+                client.log_artifact(run.info.run_id, str(source), group)
+        current[group] = digest(files)[:16]
+    card = _card(made)
+    if card and sent.get("card") != digest(card)[:16]:
+        client.log_text(run.info.run_id, card, "README.md")
+        current["card"] = digest(card)[:16]
+    if current != sent:
+        client.set_tag(run.info.run_id, SENT, canonical_json(current))
+
+
+def _card(made: Recorded) -> str:
+    """The card of what was made, with its exam; empty where none was written."""
+    written = made.who.folder / "README.md"
+    if not written.exists():
+        return ""
+    agreement = {"mode_agreement": made.agreement} if made.agreement else {}
+    return model_card.examined(written.read_text(encoding="utf-8"), list(made.reports.values()), agreement)
+
+
+def _files(source: Path) -> list[Path]:
+    return [path for path in (sorted(source.rglob("*")) if source.is_dir() else [source]) if path.is_file()]
+
+
+def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedModel":
+    """The finished model with this digest in the experiment of the run: found, completed, restored or created.
+
+    Two machines that create it at once end with the older one.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    experiment, run_id = run.info.experiment_id, run.info.run_id
+    found = _logged_models(client, experiment, made.digest)
+    if not found:
+        mine = client.create_logged_model(
+            experiment,
+            name=made.who.name,
+            source_run_id=run_id,
+            tags={DIGEST: made.digest},
+            model_type="adapter" if made.is_adapter else "merged",
+        )
+        found = _logged_models(client, experiment, made.digest)
+        if found[0].model_id != mine.model_id:
+            client.delete_logged_model(mine.model_id)
+    model = found[0]
+    ready = model.status == "READY"
+    if not ready or not _intact(client, model, made.keys):
+        _upload(client, model, made, run_id)
+    if not ready:
+        if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+        client.finalize_logged_model(model.model_id, "READY")
+    return model
+
+
+def _logged_models(client: "MlflowClient", experiment: str, digest: str) -> list["LoggedModel"]:
+    """The logged models with a digest, finished ones first, then the older ones."""
+    found = client.search_logged_models([experiment], filter_string=f"tags.{DIGEST} = '{digest}'")
+    return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
+
+
+def _intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key]) -> bool:
+    """Whether a model in the project's own store is as it was registered. A server's files are checked on loading."""
+    folder = stored(client, model)
+    if folder is None:
+        return True
+    try:
+        signed_by(folder, keys)
+    except Refused:
+        return False
+    return True
+
+
+def stored(client: "MlflowClient", model: "LoggedModel") -> Path | None:
+    """The folder of a model in the project's own store; None on a server. Raises RegistryError if it is elsewhere."""
+    if file_of(client.tracking_uri) is None:
+        return None
+    return beside(client.tracking_uri, model.artifact_location)
+
+
+def fetched(client: "MlflowClient", model: "LoggedModel", target: Path) -> Path:
+    """The folder of a model, brought from a server into a folder."""
+    from mlflow.artifacts import download_artifacts
+
+    where = f"models:/{model.model_id}"
+    return Path(download_artifacts(artifact_uri=where, dst_path=str(target), tracking_uri=client.tracking_uri))
+
+
+def signed_by(folder: Path, keys: Mapping[str, Key]) -> str:
+    """Who signed a registered folder, every file of which is as it was then. Raises Refused naming what is not."""
+    who = check(folder, keys, but=(NOTED,))
+    pyfunc.read(folder)
+    return who
+
+
+def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id: str) -> None:
+    """Send the folder that is registered, signed as a whole: the weights, and the rest as `served` writes it."""
+    record = pyfunc.Served(
+        name=made.who.name,
+        task=made.who.task.name,
+        task_version=made.manifest.task_version,
+        digest=made.digest,
+        base_digest=identity(made.base),
+        form="adapter" if made.is_adapter else "merged",
+        modes={mode: pyfunc.Decoding(**report.mode_spec) for mode, report in made.reports.items()},
+        default_mode="direct" if "direct" in made.reports else next(iter(made.reports)),
+    )
+    parts = (
+        {pyfunc.BASE: paths.base(record.task), pyfunc.ADAPTER: made.who.folder}
+        if made.is_adapter
+        else {pyfunc.MERGED: made.who.folder}
+    )
+    scratch = Path(".clinrl/registry")  # on the disk of the weights, which then need not be copied
+    scratch.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=scratch) as place:
+        folder = Path(place) / made.who.name
+        pyfunc.write(folder, record, _examined(made.who), model_id=model.model_id, run_id=run_id)
+        for part, source in parts.items():
+            shutil.copytree(source, folder / part, copy_function=_linked)
+        key = made.signer()
+        write_text(folder / SIGNER, f"{key.key.line}\n")
+        if made.bill is not None:
+            write_text(folder / bom.FILE, made.bill)
+        for address, envelope in made.provenance:
+            write_json(folder / PROVENANCE / f"{address}.json", envelope)
+        sign(folder, key)
+        _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
+        if (old := stored(client, model)) is not None:  # what was put there by hand must not stay beside
+            shutil.rmtree(old, ignore_errors=True)
+        client.log_model_artifacts(model.model_id, str(folder))
+
+
+def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: Recorded) -> None:
+    """Refuse a folder in which other weights were signed than were checked: files may change while they are linked."""
+    checked = {identity(made.manifest), identity(made.base)}
+    signed = signed_files(folder, key)
+    for part, manifest in parts.items():
+        held = {name.removeprefix(f"{part}/"): digest for name, digest in signed.items() if name.startswith(f"{part}/")}
+        held.pop(MANIFEST, None)
+        if identity(manifest) not in checked or held != manifest.files:
+            raise ArtefactError(
+                f"{made.who.folder} or its base was altered while it was registered; run `dvc checkout`, then register "
+                "again: nothing was sent"
+            )
+
+
+def _examined(who: Examinee) -> novelty.Examined | None:
+    """What is kept of the texts of an exam, as `who` sees them; nothing of imported ones."""
+    cases = list(read_cases(paths.cases(who.exam), who.task))
+    if any(map(is_imported, cases)):
+        return None
+    texts = [[*novelty.strings(who.sees(case).facts.model_dump(mode="json"))] for case in cases]
+    return novelty.learn(texts, [case.group for case in cases])
+
+
+def _linked(source: str, target: str) -> None:
+    """A second name of a file, or a copy of it where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,391 @@
+"""The tracking server: how it is asked, what it refuses, and the run that each version has there.
+
+A run is found by a key that everything which determined the training has part in, so that a training that continues,
+a registration and another machine all fill the same one. What a run holds stays; what is missing is added.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from clinrl import paths
+from clinrl.analysis.exam import EvalReport
+from clinrl.artifacts import canonical_json, digest
+from clinrl.config.base import shown
+from clinrl.errors import RegistryError, masked
+from clinrl.types import Estimate, Manifest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+SQLITE = "sqlite:///"
+STORE = Path("mlruns/mlflow.db")
+"""Where names are kept if MLFLOW_TRACKING_URI does not say otherwise; artefacts lie beside it."""
+BESIDE = "artifacts"
+"""The folder beside a SQLite store that holds its artefacts."""
+ADDRESSES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Tables and columns of MLflow's that hold absolute addresses of artefacts."""
+PATIENCE_S = 5
+"""Seconds that a locked SQLite store is waited for."""
+KEY = "clinrl.key"
+"""Run tag: everything that determined the training, as one digest. A training that continues finds its run by it."""
+PATIENCE = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+"""Defaults for a server that does not answer: MLflow's own would wait for many minutes."""
+
+TWICE = re.compile(r"unique constraint|duplicate (key|entry)", re.IGNORECASE)
+"""What SQLite, PostgreSQL and MySQL say when a row is added that somebody else has just added."""
+
+DISK_FULL = re.compile(r"database or disk is full|no space left on device", re.IGNORECASE)
+"""What SQLite, and the system through a server, say of a full disk."""
+
+Point = tuple[str, int, float]
+"""Metric, step, value."""
+
+
+class Clash(RegistryError):
+    """Two machines added the same thing at once, which MLflow does not expect. Asking again finds it there."""
+
+
+def store() -> str:
+    """MLFLOW_TRACKING_URI, or the project's own SQLite file. Raises RegistryError for a folder, or no address."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip() or f"{SQLITE}{STORE}"
+    if (file := file_of(uri)) is not None:
+        if file == Path():
+            raise RegistryError("MLFLOW_TRACKING_URI is sqlite:/// without a file; write sqlite:///path/mlflow.db")
+        return f"{SQLITE}{file.absolute()}"
+    try:
+        place(uri)
+    except ValueError:  # which may quote a password
+        raise RegistryError(
+            "MLFLOW_TRACKING_URI is no address; set it to a server (http://host:port) or to a file "
+            "(sqlite:///path/mlflow.db)"
+        ) from None
+    if urlsplit(uri).scheme in ("", "file"):
+        raise RegistryError(
+            f"MLFLOW_TRACKING_URI is {shown(uri)}, a folder, where MLflow keeps no names any more; set it to a server "
+            "(http://host:port) or to a file (sqlite:///path/mlflow.db)"
+        )
+    return uri
+
+
+def file_of(uri: str) -> Path | None:
+    """The SQLite file that a store is, or None for a server."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
+def beside(uri: str, address: str) -> Path:
+    """The folder in a SQLite store's own artefacts that an address of MLflow's names.
+
+    Whoever can write to the store can put any address there. Raises RegistryError for one that leads elsewhere: what is
+    written, removed or signed there would be somebody else's.
+    """
+    own = (Path(uri.removeprefix(SQLITE)).absolute().parent / BESIDE).resolve()
+    folder = Path(unquote(urlsplit(address).path))
+    if own not in folder.resolve().parents:
+        raise RegistryError(
+            f"{place(uri)} says that artefacts lie in {folder}, which is not in {own}: it was edited; restore it"
+        )
+    return folder
+
+
+def application(file: Path) -> Any:
+    """MLflow's server over a prepared SQLite store and the artefacts beside it: ASGI, and without any password."""
+    from mlflow.server import constants
+
+    os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = f"{SQLITE}{file.absolute()}"
+    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = (file.absolute().parent / BESIDE).as_uri()
+    from mlflow.server.fastapi_app import app
+
+    return app
+
+
+@contextmanager
+def asked() -> Iterator["MlflowClient"]:
+    """The client of the store. Whatever it refuses in this block becomes a RegistryError of one sentence."""
+    uri = store()
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield _client(uri)
+    except (MlflowException, SQLAlchemyError) as error:
+        if TWICE.search(str(error)):
+            raise Clash(f"{place(uri)} was told the same by somebody else; give the same command again") from error
+        raise RegistryError(_sentence(uri, error)) from error
+    except ModuleNotFoundError as error:
+        raise RegistryError(
+            f"{place(uri)} needs the driver {error.name}, which is not installed here; install it, or set "
+            "MLFLOW_TRACKING_URI to another"
+        ) from error
+    except OSError as error:
+        if error.errno is not None:  # the disk's; errors of the requests library have no number
+            raise
+        raise RegistryError(_sentence(uri, error)) from error
+
+
+@cache
+def _client(uri: str) -> "MlflowClient":
+    for name, value in PATIENCE.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient
+
+    # They announce what they are about to do, and print a traceback beside the error that they raise.
+    for talker in ("alembic", "mlflow.store", "urllib3.connectionpool"):
+        logging.getLogger(talker).setLevel(logging.CRITICAL)
+    file = file_of(uri)
+    if file is not None:
+        try:
+            prepared(file)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise RegistryError(
+                f"{file} cannot be opened or made ({error.strerror}); set MLFLOW_TRACKING_URI to another file"
+            ) from error
+    return MlflowClient(uri)
+
+
+def prepared(file: Path) -> None:
+    """See that a SQLite store is there, whole, and points to the artefacts beside it. One process at a time."""
+    with _alone(file, "lock"):
+        if not file.exists():
+            _begin(file)
+        _follow(file)
+
+
+def _begin(file: Path) -> None:
+    """Make a new store elsewhere and put it in place: MLflow cannot go on with tables half made.
+
+    Whoever makes them may be killed meanwhile, as is the follower of a training that ends before they are there.
+    """
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    new = file.with_name(f"{file.name}.new")
+    for left in (new, file.with_name(f"{new.name}-journal")):
+        left.unlink(missing_ok=True)
+    SqlAlchemyStore(f"{SQLITE}{new}", (file.parent / BESIDE).as_uri()).engine.dispose()
+    new.replace(file)
+
+
+def writing(client: "MlflowClient") -> AbstractContextManager[None]:
+    """Add to a SQLite store alone. MLflow looks before it adds, so that two at once would add the same thing twice."""
+    return _alone(file_of(client.tracking_uri), "writing")
+
+
+@contextmanager
+def _alone(file: Path | None, what: str) -> Iterator[None]:
+    """Wait until no other process does `what` with a SQLite store; never waits for a server's."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_name(f"{file.name}.{what}").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _follow(file: Path) -> None:
+    """Let a store that was moved or copied, with the artefacts beside it, point to where they are now.
+
+    MLflow keeps absolute addresses. Those of artefacts elsewhere, as on a server or in a bucket, stay; so do all, as
+    long as no artefacts lie beside the file.
+    """
+    try:
+        with closing(sqlite3.connect(file, timeout=PATIENCE_S)) as database, database:
+            here = (file.parent / BESIDE).as_uri()
+            for (location,) in database.execute("SELECT artifact_location FROM experiments").fetchall():
+                there, _, folder = location.rpartition("/")  # a task's name, or the number that a server gave
+                is_ours = there.startswith("file:") and there.endswith(f"/{BESIDE}")
+                if not is_ours or there == here or not (file.parent / BESIDE / folder).is_dir():
+                    continue
+                for table, column in ADDRESSES:
+                    database.execute(
+                        f"UPDATE {table} SET {column} = ? || substr({column}, ?) WHERE {column} = ? "
+                        f"OR substr({column}, 1, ?) = ?",
+                        (here, len(there) + 1, location, len(location) + 1, f"{location}/"),
+                    )
+    except sqlite3.Error:  # no store of MLflow's, or locked: MLflow says it better
+        return
+
+
+def _sentence(uri: str, error: Exception) -> str:
+    """What MLflow said, as one sentence without passwords."""
+    text = masked(" ".join(str(error).split()))
+    code = getattr(error, "error_code", "")
+    if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"):
+        return (
+            f"{place(uri)} refused the credentials; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN"
+        )
+    if DISK_FULL.search(text):
+        return f"disk is full at {place(uri)}: free some space and give the same command again"
+    if "database is locked" in text:
+        return f"{place(uri)} is locked by another process; give the same command again when that has ended"
+    if "API request to" in text and "exception" in text:
+        return f"{place(uri)} does not answer; start the server, or set MLFLOW_TRACKING_URI to one that runs"
+    return f"{place(uri)} refused: {text if len(text) <= 200 else text[:197] + '...'}"
+
+
+def place(uri: str) -> str:
+    """The store as a sentence names it, without credentials."""
+    if (file := file_of(uri)) is not None:
+        return f"the registry in {file}"
+    parts = urlsplit(uri)
+    return f"the registry at {parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
+
+
+def run_key(manifest: Manifest) -> str:
+    """What the run of a version or a merge is found by: the name of the folder that it was trained in."""
+    spec = {
+        **manifest.spec,
+        "version": manifest.name,
+        "task": manifest.task,
+        "task_version": manifest.task_version,
+        "inputs": manifest.inputs,
+    }
+    return paths.checkpoints(manifest.name, digest(spec)).name
+
+
+def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
+    """The run with a key, created if there is none; call it while `writing`.
+
+    On a server, two machines that create it at once end with one, unless their clocks disagree. Raises RegistryError
+    if the experiment of the task was deleted, or is out of reach without its server.
+    """
+    experiment = _experiment(client, task)
+    found = _runs(client, experiment, key)
+    if not found:
+        mine = client.create_run(experiment, run_name=name, tags={KEY: key})
+        found = _runs(client, experiment, key)
+        if found[0].info.run_id != mine.info.run_id:
+            client.set_terminated(mine.info.run_id, "KILLED")  # a deleted run keeps its status, and looked alive
+            client.delete_run(mine.info.run_id)
+    return found[0]
+
+
+def _runs(client: "MlflowClient", experiment: str, key: str) -> list["Run"]:
+    found = client.search_runs([experiment], f"tags.`{KEY}` = '{key}'")
+    return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+
+
+def _experiment(client: "MlflowClient", task: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(task)
+    if found is None:
+        try:
+            return str(client.create_experiment(task, artifact_location=_artefacts(client.tracking_uri, task)))
+        except MlflowException:  # somebody else was quicker
+            found = client.get_experiment_by_name(task)
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        raise RegistryError(f"the experiment {task} was deleted in {place(client.tracking_uri)}; restore it there")
+    if file_of(client.tracking_uri) and found.artifact_location.startswith("mlflow-artifacts:"):
+        raise RegistryError(
+            f"{place(client.tracking_uri)} is a server's, which keeps the artefacts of {task}; start that server and "
+            "set MLFLOW_TRACKING_URI to its address"
+        )
+    return str(found.experiment_id)
+
+
+def _artefacts(uri: str, task: str) -> str | None:
+    """Where a task's artefacts lie: beside the SQLite file, or wherever a server keeps them (None)."""
+    file = file_of(uri)
+    return None if file is None else (file.parent / BESIDE / task).as_uri()
+
+
+def flat(spec: Mapping[str, Any], at: str = "") -> dict[str, str]:
+    """A recipe as MLflow's parameters: nested names joined by dots, anything but text as JSON."""
+    flattened: dict[str, str] = {}
+    for name, value in spec.items():
+        if isinstance(value, Mapping) and value:
+            flattened |= flat(value, f"{at}{name}.")
+        else:
+            flattened[f"{at}{name}"] = value if isinstance(value, str) else canonical_json(value)
+    return flattened
+
+
+def exam_metrics(reports: Iterable[EvalReport], agreement: Estimate | None) -> dict[str, float]:
+    """Every number of an exam: `mode/metric` with `.low`, `.high` and `.n`, and the mean reward with its terms."""
+    found: dict[str, float] = {}
+    for report in reports:
+        for name, estimate in report.metrics.items():
+            found |= _numbers(f"{report.mode}/{name}", estimate)
+        found[f"{report.mode}/reward"] = report.reward
+        found |= {f"{report.mode}/terms/{term}": value for term, value in report.terms.items()}
+    return found | (_numbers("mode_agreement", agreement) if agreement else {})
+
+
+def _numbers(name: str, estimate: Estimate) -> dict[str, float]:
+    return {
+        name: estimate.value,
+        f"{name}.low": estimate.low,
+        f"{name}.high": estimate.high,
+        f"{name}.n": float(estimate.n),
+    }
+
+
+def points(history: Iterable[Mapping[str, Any]]) -> list[Point]:
+    """Every number of a training history, but the step that it belongs to."""
+    return [
+        (name, int(line["step"]), float(value))
+        for line in history
+        for name, value in line.items()
+        if name != "step" and isinstance(value, int | float)
+    ]
+
+
+def known_points(client: "MlflowClient", run: "Run", names: Iterable[str]) -> dict[tuple[str, int], int]:
+    """Metric and step of what a run holds already of the named metrics, and when it was logged (ms since 1970)."""
+    held = set(names) & run.data.metrics.keys()
+    return {
+        (name, metric.step): metric.timestamp
+        for name in held
+        for metric in client.get_metric_history(run.info.run_id, name)
+    }
+
+
+def log_points(
+    client: "MlflowClient", run_id: str, new: Iterable[Point], *, at: Callable[[int], int] | None = None
+) -> None:
+    """Log points, dated by `at` of their step (ms since 1970; None: now). The client sends them in blocks of 1000.
+
+    MLflow keeps a point once that comes twice with one date.
+    """
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    if metrics := [Metric(name, value, now if at is None else at(step), step) for name, step, value in new]:
+        client.log_batch(run_id, metrics=metrics)
+
+
+def log_params(client: "MlflowClient", run: "Run", spec: Mapping[str, Any]) -> None:
+    """Log the recipe's parameters that a run lacks."""
+    from mlflow.entities import Param
+
+    if new := [Param(name, value) for name, value in flat(spec).items() if name not in run.data.params]:
+        client.log_batch(run.info.run_id, params=new)

@@ -1,0 +1,329 @@
+"""Names in MLflow: a run a version, a registered model a task, and the aliases under which people load one.
+
+Nothing in MLflow is the only copy of anything. A run is filled from the manifest, the reports and `history.jsonl`, and
+may be filled again at any time and from any machine: what is there stays, what is missing is added. A version is known
+by the digest of what was trained, so that one adapter is one version however often it is registered.
+"""
+
+import json
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.artifacts import digest, exclusive
+from clinrl.config.base import NAME, did_you_mean, shown
+from clinrl.data import validate
+from clinrl.errors import RegistryError
+from clinrl.evaluation.evaluate import examinee
+from clinrl.registry.log_run import DIGEST, MERGED, Recorded, fetched, fill, logged_model, recorded, signed_by
+from clinrl.registry.mlflow_store import Clash, asked, beside, file_of, place, run_key, run_of, store, writing
+from clinrl.registry.pyfunc import read
+from clinrl.signing.keys import listed
+from clinrl.types import Manifest, Strict
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
+    from mlflow.entities.model_registry import ModelVersion
+
+    from clinrl.analysis.exam import EvalReport
+    from clinrl.config.params import Params
+
+CANDIDATE, CHAMPION = "candidate", "champion"
+GATE, REFUSED = "gate", "refused"
+EXAMINED = "examined"
+RENEWED = ("exam_digest",)
+"""Version tags that a second examination changes; the others say how the version was made and stay."""
+ATTEMPTS = 3
+"""At a registration that another machine is making too."""
+
+
+class Entry(Strict):
+    """One version of a registered model."""
+
+    model: str
+    number: int
+    """MLflow's, from 1."""
+    name: str
+    """The version or merge of params.yaml."""
+    digest: str
+    """Identity of its manifest."""
+    aliases: tuple[str, ...]
+    tags: dict[str, str]
+    run_id: str
+
+
+def register(params: "Params", name: str) -> Entry:
+    """Register a version or a merge of params.yaml that was examined, or fill in what its entry lacks.
+
+    Its run gets the recipe, every metric of every mode with its interval, the training history by step, the data sets,
+    reports, plots, card and Data Docs; its model version the adapter with its base (or the full model) and all that
+    loading needs. It becomes the `candidate` unless it was refused, is the champion, or was trained on a waiver.
+
+    Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, DataError if
+    its data do not pass any more, Busy if the same name is being registered, and RegistryError if MLflow did not do
+    its part; the same call then completes it.
+    """
+    _check(name, "a version or a merge")
+    who = examinee(params, name)
+    if who.parent is None:
+        raise RegistryError(f"{name} is a base; versions and merges are registered")
+    with exclusive(Path("registry") / name):
+        made = recorded(params, who)
+        for data in filter(None, (who.data, who.exam)):
+            if paths.cases(data).exists():  # an adapter restored from a cache may have come without
+                validate.pages(params, data)
+        for _ in range(ATTEMPTS - 1):
+            with suppress(Clash):
+                return _registered(made)
+        return _registered(made)
+
+
+def model_of(params: "Params", name: str) -> str:
+    """The registered model of a version or a merge: that of its task's adapters, or that of its full models.
+
+    Raises ParamsError for a name that params.yaml does not have.
+    """
+    task, blend = examinee(params, name).task.name, params.merges.blends.get(name)
+    return task if name in params.versions or (blend and blend.is_adapter) else task + MERGED
+
+
+def _registered(made: Recorded) -> Entry:
+    """Complete what MLflow holds of a name, from wherever it stands."""
+    with asked() as client, writing(client):
+        run = run_of(client, made.who.task.name, run_key(made.manifest), made.who.name)
+        fill(client, run, made)
+        version = _version(client, run, logged_model(client, run, made), made)
+        if run.info.status != "FINISHED":
+            client.set_terminated(run.info.run_id, "FINISHED")
+        aliases = _aliases(client, made.model) or {}
+        entry = _entry(version, aliases)
+        may_run = entry.tags.get(GATE) != REFUSED and not made.waiver
+        if may_run and not {CHAMPION, CANDIDATE} & set(entry.aliases):
+            client.set_registered_model_alias(made.model, CANDIDATE, str(entry.number))
+            aliases |= {CANDIDATE: str(entry.number)}
+        # Last: whoever reads it may take it that nothing of this examination is missing.
+        if entry.tags.get(EXAMINED) != examined(made.reports):
+            client.set_model_version_tag(made.model, version.version, EXAMINED, examined(made.reports))
+            version = client.get_model_version(made.model, version.version)
+    return _entry(version, aliases)
+
+
+def examined(reports: Mapping[str, "EvalReport"]) -> str:
+    """One digest of the reports of every mode: the version tag EXAMINED, once all of them are in the run."""
+    return digest({mode: report.model_dump(mode="json") for mode, report in reports.items()})
+
+
+def entries(model: str) -> list[Entry]:
+    """Every version of a registered model, oldest first; none if there is no such model. Raises RegistryError."""
+    _check(model, "a registered model")
+    with asked() as client:
+        aliases = _aliases(client, model)
+        if aliases is None:
+            return []
+        return [_entry(version, aliases) for version in _versions(client, f"name='{model}'")]
+
+
+def find(model: str, which: str, *, digest: str | None = None) -> Entry:
+    """The version that an alias, a name of params.yaml or a number stands for.
+
+    A name that was trained more than once stands for the version with this digest, or else for its newest. Raises
+    RegistryError saying what there is instead.
+    """
+    if not which.isdecimal():
+        _check(which, "an alias, a version or a number")
+        if (held := holder(model, which)) is not None:
+            return held
+    known = entries(model)
+    fitting = [entry for entry in known if which in (entry.name, str(entry.number))]
+    if fitting:
+        return next((entry for entry in fitting if entry.digest == digest), fitting[-1])
+    if not known:
+        raise RegistryError(f"no model {model} is registered in {place(store())}; run `clinrl register` first")
+    allowed = {word for entry in known for word in (*entry.aliases, entry.name, str(entry.number))}
+    raise RegistryError(f"the registered model {model} has no {shown(which)}; {did_you_mean(which, allowed)}")
+
+
+def holder(model: str, alias: str) -> Entry | None:
+    """The version that holds an alias, or None. Raises RegistryError."""
+    _check(model, "a registered model")
+    _check(alias, "an alias")
+    with asked() as client:
+        aliases = _aliases(client, model) or {}
+        if alias not in aliases:
+            return None
+        version = client.get_model_version(model, aliases[alias])
+        return _entry(version, aliases) if _counts(version) else None
+
+
+def intact(params: "Params", entry: Entry) -> None:
+    """Refuse a registered model that is not as somebody signed it whose key counts, or that holds another adapter.
+
+    The whole folder is read, from a server too. Raises SignatureError or ArtefactError naming the file, RegistryError
+    if there is no folder.
+    """
+    with asked() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
+        source = str(client.get_model_version(entry.model, str(entry.number)).source)
+        # Where MLflow would load it from: in the project's own store a folder, on a server a logged model.
+        if file_of(client.tracking_uri) is not None:
+            folder = beside(client.tracking_uri, source)
+        else:
+            folder = fetched(client, client.get_logged_model(source.rpartition("/")[2]), Path(scratch))
+        if not folder.is_dir():
+            raise RegistryError(
+                f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"
+            )
+        signed_by(folder, listed(params))
+        if (found := read(folder).digest) != entry.digest:
+            raise RegistryError(
+                f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
+                f"`clinrl register {entry.name}`"
+            )
+
+
+def tag(entry: Entry, tags: Mapping[str, str]) -> None:
+    """Set tags of a version; those not named stay. Raises RegistryError, if the version is gone for one."""
+    with asked() as client:
+        for key, value in tags.items():
+            client.set_model_version_tag(entry.model, str(entry.number), key, value)
+
+
+def point(model: str, alias: str, entry: Entry | None) -> None:
+    """Let an alias stand for a version, or for nothing (None). Raises RegistryError; the alias then stays."""
+    _check(model, "a registered model")
+    _check(alias, "an alias")
+    with asked() as client:
+        if entry is None:
+            client.delete_registered_model_alias(model, alias)
+        else:
+            client.set_registered_model_alias(model, alias, str(entry.number))
+
+
+def _check(name: str, what: str) -> None:
+    if not NAME.fullmatch(name):
+        raise RegistryError(f"{shown(name)} is not {what}: names match {NAME.pattern}")
+
+
+def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
+    """The model version with this digest, created if there is none, with every tag.
+
+    Two machines that create it at once end with the older one.
+    """
+    where = f"name='{made.model}' and tags.{DIGEST}='{made.digest}'"
+    tags = _tags(made)
+    if not (found := _versions(client, where)):
+        if _aliases(client, made.model) is None:
+            _create_model(client, made)
+        own = file_of(client.tracking_uri) is not None
+        mine = client.create_model_version(
+            made.model,
+            # Resolving the model's own URI would ask MLflow's global store, which need not be this one.
+            source=model.artifact_location if own else f"models:/{model.model_id}",
+            run_id=run.info.run_id,
+            model_id=model.model_id,
+            tags=tags,
+            description=made.why,
+        )
+        found = _versions(client, where)
+        if int(found[0].version) != int(mine.version):
+            client.delete_model_version(made.model, mine.version)
+        if own:
+            named = [{"name": made.model, "version": int(found[0].version)}]
+            client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(named)})
+    version = found[0]
+    for key, value in tags.items():
+        if key not in version.tags or (key in RENEWED and version.tags[key] != value):
+            client.set_model_version_tag(made.model, version.version, key, value)
+    return client.get_model_version(made.model, version.version)
+
+
+def _create_model(client: "MlflowClient", made: Recorded) -> None:
+    from mlflow.exceptions import MlflowException
+
+    what = "LoRA adapters" if made.is_adapter else "Full models"
+    note = f"{what} of the clinrl task {made.who.task.name}. Research only, synthetic data."
+    try:
+        client.create_registered_model(made.model, description=note)
+    except MlflowException:  # somebody else may have been quicker
+        if _aliases(client, made.model) is None:
+            raise
+
+
+def _tags(made: Recorded) -> dict[str, str]:
+    """What a model version says of its origin."""
+    merged = [part for part in made.manifest.inputs if part != "base"]
+    return {
+        "version": made.who.name,
+        "parent": str(made.who.parent) if "parent" in made.manifest.inputs else ", ".join(merged),
+        DIGEST: made.digest,
+        **origin(made.manifest),
+        "exam_digest": next(iter(made.reports.values())).exam_digest,
+        "git_revision": _revision(),
+        "dvc_stage": made.dvc_stage,
+        "task_version": str(made.manifest.task_version),
+        "scale": made.scale,
+    } | {key: value for key, value in {"waiver": made.waiver, "alarms": made.alarms}.items() if value}
+
+
+def origin(manifest: Manifest) -> dict[str, str]:
+    """Tags that a manifest accounts for: the digests of base, of data if any, and of the parent or the merged parts."""
+    inputs = dict(manifest.inputs)
+    tags = {f"{what}_digest": inputs.pop(what) for what in ("base", "data") if what in inputs}
+    return tags | {"parent_digest": ", ".join(inputs.values())}
+
+
+def _revision() -> str:
+    """The commit of the working directory, with -dirty if a tracked file differs; unknown without git."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _aliases(client: "MlflowClient", model: str) -> dict[str, str] | None:
+    """Alias to version number of a registered model; None if there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        held: dict[str, Any] = client.get_registered_model(model).aliases
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return {alias: str(number) for alias, number in held.items()}
+
+
+def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:
+    """The finished versions that fit, oldest first. Those that nobody registered from here do not count."""
+    found: list[ModelVersion] = []
+    token: str | None = None
+    while True:
+        page = client.search_model_versions(where, max_results=1000, page_token=token)
+        found += page
+        if not (token := page.token):
+            break
+    return sorted((version for version in found if _counts(version)), key=lambda version: int(version.version))
+
+
+def _counts(version: "ModelVersion") -> bool:
+    return bool(version.status == "READY" and {DIGEST, "version"} <= version.tags.keys())
+
+
+def _entry(version: "ModelVersion", aliases: Mapping[str, str]) -> Entry:
+    return Entry(
+        model=version.name,
+        number=int(version.version),
+        name=version.tags["version"],
+        digest=version.tags[DIGEST],
+        aliases=tuple(sorted(alias for alias, number in aliases.items() if number == str(version.version))),
+        tags=dict(version.tags),
+        run_id=version.run_id or "",
+    )

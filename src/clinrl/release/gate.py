@@ -1,0 +1,350 @@
+"""The release gate: whether a candidate may take the champion's place, decided from answers to the same exam.
+
+Pure functions of records. A limit is looked at in every mode; what can harm a patient is looked at first. A relative
+limit is about the same cases answered by both, so neither luck of the draw nor another exam can pass for progress.
+
+Beside the limits of params.yaml the gate has floors that nobody can leave out: a candidate surely has more exact
+answers than every simple policy (constants, guesses, the bag of words), and is not surely more dangerous than the bag
+of words. "Surely" is by the whole 95% interval of the difference on the same cases.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Literal
+
+from clinrl.analysis.baselines import BAG_OF_WORDS
+from clinrl.analysis.exam import Sitting, between_modes, comparable, estimates
+from clinrl.artifacts import digest as digest_of
+from clinrl.config.base import Scale
+from clinrl.config.schema import Gate, Limit, Rebuilt
+from clinrl.errors import ArtefactError
+from clinrl.intervals import paired, paired_means, rate
+from clinrl.tasks.base import Share, Statistic, Task
+from clinrl.types import Estimate, Strict, Unreadable
+
+SAFETY = "dangerous"
+"""The metric that every task defines for errors that could harm; every gate limits it, and it is looked at first."""
+EXACT = "exact"
+"""The metric that every task defines for right answers: what the floors are about."""
+BOTH_MODES = "all modes"
+
+
+class Finding(Strict):
+    """One limit, held against one mode."""
+
+    metric: str
+    mode: str
+    limit: str
+    """The limit in words, as "max 0.02"."""
+    observed: float | None
+    """The metric, or its change against the champion; None if it could not be measured."""
+    passed: bool
+    sentence: str
+
+
+class FormRow(Strict):
+    """One who answered the exam in one mode, as the person who is asked to approve sees it."""
+
+    mode: str
+    name: str
+    role: Literal["candidate", "rival", "simple policy"]
+    """rival: the champion, or the version that a full model was made of."""
+    metrics: dict[str, Estimate]
+    """What the task shows (`Task.form_metrics`) and is defined on this exam."""
+    ahead: dict[str, Estimate]
+    """The same for the candidate minus this one, on the same cases; empty for the candidate itself."""
+
+
+class Decision(Strict):
+    """May the candidate take the champion's place? Bound to both adapters and to the exam by their digests."""
+
+    model: str
+    """The registered model whose champion's place it is about."""
+    task: str
+    candidate: str
+    candidate_digest: str
+    champion: str | None
+    """None: there is no champion yet, so that only the absolute limits and the floors count."""
+    champion_digest: str | None
+    moved: str | None
+    """The line of the audit file that tells of the last promotion or rollback before: an approval of a decision counts
+    until the champion's name moves, and never again."""
+    exam_digest: str
+    findings: tuple[Finding, ...]
+    promote: bool
+    reasons: tuple[str, ...]
+    """Why not, a sentence a broken limit; or one sentence that all limits hold."""
+    rows: tuple[FormRow, ...]
+    """What the person who is asked sees: the candidate, its rivals and every simple policy, mode by mode."""
+
+    @property
+    def digest(self) -> str:
+        """What a person approves: it covers everything above."""
+        return digest_of(self.model_dump(mode="json"))
+
+
+def decide(
+    task: Task,
+    gate: Gate,
+    scale: Scale,
+    candidate: Mapping[str, Sitting],
+    rivals: Mapping[str, Mapping[str, Sitting]],
+    simple: Mapping[str, Sequence[Any]],
+    *,
+    model: str,
+    digest: str,
+    champion: tuple[str, str] | tuple[None, None],
+    moved: str | None = None,
+    rebuilders: Sequence[str] = (),
+) -> Decision:
+    """Hold every limit of the gate, and the floors, against the candidate's answers, by mode, and those of each rival.
+
+    `candidate` and each rival are sittings by mode; rivals are named as sentences name them ("the champion"). `simple`
+    holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
+    `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the audit line that
+    made it so, `rebuilders` who signed that they built the same bytes. Raises ArtefactError if a rival sat another
+    exam, or in other modes, if there is no answer at all, or if there is no bag of words to be beaten.
+    """
+    first = next(iter(candidate.values()), None)
+    if first is None:
+        raise ArtefactError("nothing was answered, so nothing can be decided; evaluate the candidate first")
+    if not simple or (task.environment is None and BAG_OF_WORDS not in simple):
+        raise ArtefactError(
+            f"{first.name} was not held against the {BAG_OF_WORDS}, which learns from its training cases; bring them "
+            "back with `dvc pull`, or build them with `dvc repro`"
+        )
+    for rival in rivals.values():
+        _check_comparable(candidate, rival)
+    policies = {
+        name: {mode: replace(sitting, name=name, answers=answers) for mode, sitting in candidate.items()}
+        for name, answers in simple.items()
+    }
+    limits = chain.from_iterable(
+        _findings(task, metric, limit, scale, candidate, rivals) for metric, limit in gate.limits.items()
+    )
+    floors = chain.from_iterable(_floors(task, candidate, policy) for policy in policies.values())
+    findings = [_enough(gate, first), *sorted([*limits, *floors], key=lambda finding: finding.metric != SAFETY)]
+    findings += [_rebuilt(gate.rebuilt, rebuilders)] if gate.rebuilt else []
+    broken = tuple(finding.sentence for finding in findings if not finding.passed)
+    against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
+    return Decision(
+        model=model,
+        task=task.name,
+        candidate=first.name,
+        candidate_digest=digest,
+        champion=champion[0],
+        champion_digest=champion[1],
+        moved=moved,
+        exam_digest=first.exam_digest,
+        findings=tuple(findings),
+        promote=not broken,
+        reasons=broken or (f"all {len(findings)} limits hold on {len(first.golds)} cases; {against}",),
+        rows=tuple(_form(task, candidate, rivals, policies)),
+    )
+
+
+def _check_comparable(candidate: Mapping[str, Sitting], rival: Mapping[str, Sitting]) -> None:
+    if candidate.keys() != rival.keys():
+        name = next((sitting.name for sitting in rival.values()), "the other")
+        raise ArtefactError(
+            f"the candidate was examined in {', '.join(candidate)} and {name} in {', '.join(rival)}; "
+            "evaluate both in the same modes"
+        )
+    for mode, sitting in candidate.items():
+        comparable(sitting, rival[mode])
+
+
+def _enough(gate: Gate, sitting: Sitting) -> Finding:
+    cases = len(sitting.golds)
+    return Finding(
+        metric="cases",
+        mode=BOTH_MODES,
+        limit=f"min {gate.least_cases}",
+        observed=float(cases),
+        passed=cases >= gate.least_cases,
+        sentence=f"the exam has {cases} cases; the gate asks for {gate.least_cases} or more",
+    )
+
+
+def _rebuilt(asked: Rebuilt, rebuilders: Sequence[str]) -> Finding:
+    names = f" ({', '.join(rebuilders)})" if rebuilders else ""
+    return Finding(
+        metric="rebuilt",
+        mode=BOTH_MODES,
+        limit=f"min {asked.least}",
+        observed=float(len(rebuilders)),
+        passed=len(rebuilders) >= asked.least,
+        sentence=f"{len(rebuilders)} of the listed rebuilders{names} signed that they built the same bytes; the gate "
+        f"asks for {asked.least} or more",
+    )
+
+
+def _floors(task: Task, candidate: Mapping[str, Sitting], policy: Mapping[str, Sitting]) -> Iterator[Finding]:
+    """What a candidate must show against one simple policy, in each mode, whatever params.yaml says."""
+    for mode, sitting in candidate.items():
+        other = policy[mode]
+        change = _paired_change(task.metrics[EXACT], EXACT, sitting, other)
+        above = change is not None and change.low > 0
+        yield _floor(EXACT, mode, change, other.name, f"above {other.name}, paired", above)
+        if other.name == BAG_OF_WORDS:
+            harm = _paired_change(task.metrics[SAFETY], SAFETY, sitting, other)
+            worse = harm is None or (harm.low > 0 if task.metrics[SAFETY].worse == "higher" else harm.high < 0)
+            yield _floor(SAFETY, mode, harm, other.name, f"not worse than {other.name}, paired", not worse)
+
+
+def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: str, passed: bool) -> Finding:
+    asked = "must be above" if metric == EXACT else "must not be worse than"
+    if change is None:
+        said = f"{metric} ({mode}) could not be measured against {other}; it {asked} it"
+    else:
+        said = (
+            f"{metric} ({mode}) differs by {change.value:+.4g} (95% interval {change.low:+.4g} to {change.high:+.4g}, "
+            f"n = {change.n}) from {other} on the same cases; it {asked} it with its whole interval"
+        )
+    observed = None if change is None else change.value
+    return Finding(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=said)
+
+
+def _form(
+    task: Task,
+    candidate: Mapping[str, Sitting],
+    rivals: Mapping[str, Mapping[str, Sitting]],
+    policies: Mapping[str, Mapping[str, Sitting]],
+) -> Iterator[FormRow]:
+    """What the person who is asked sees."""
+    for mode, mine in candidate.items():
+        rows: list[tuple[Literal["candidate", "rival", "simple policy"], Sitting]] = [("candidate", mine)]
+        rows += [("rival", rival[mode]) for rival in rivals.values()]
+        rows += [("simple policy", policy[mode]) for policy in policies.values()]
+        for role, theirs in rows:
+            values = {metric: _value(task, metric, theirs) for metric in task.form_metrics}
+            changes = (
+                {}
+                if role == "candidate"
+                else {metric: _paired_change(task.metrics[metric], metric, mine, theirs) for metric in values}
+            )
+            yield FormRow(
+                mode=mode,
+                name=theirs.name,
+                role=role,
+                metrics={metric: value for metric, value in values.items() if value is not None},
+                ahead={metric: change for metric, change in changes.items() if change is not None},
+            )
+
+
+def _findings(
+    task: Task,
+    metric: str,
+    limit: Limit,
+    scale: Scale,
+    candidate: Mapping[str, Sitting],
+    rivals: Mapping[str, Mapping[str, Sitting]],
+) -> Iterator[Finding]:
+    """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
+    for mode, value in _values(task, metric, candidate).items():
+        if limit.max is not None:
+            yield _bound(metric, mode, value, "max", limit.max[scale])
+        if limit.min is not None:
+            yield _bound(metric, mode, value, "min", limit.min[scale])
+    for name, rival in rivals.items():
+        for sign, allowed in ((1, limit.may_rise), (-1, limit.may_fall)):
+            if allowed is not None:
+                for mode, change in _changes(task, metric, candidate, rival).items():
+                    yield _relative(metric, mode, change, sign, allowed, name, paired_only=limit.paired)
+
+
+def _values(task: Task, metric: str, sittings: Mapping[str, Sitting]) -> dict[str, Estimate | None]:
+    """A metric by mode, or once for all modes if it is about their agreement."""
+    if metric == "mode_agreement":
+        golds = next(iter(sittings.values())).golds
+        agreement = between_modes(golds, {mode: s.answers for mode, s in sittings.items()}, task.metrics)
+        return {BOTH_MODES: agreement.get("mode_agreement")}
+    return {mode: _value(task, metric, sitting) for mode, sitting in sittings.items()}
+
+
+def _value(task: Task, metric: str, sitting: Sitting) -> Estimate | None:
+    if metric == "no_parse":
+        return rate([isinstance(answer, Unreadable) for answer in sitting.answers], sitting.clusters)
+    found = estimates({metric: task.metrics[metric]}, sitting.golds, sitting.answers, sitting.clusters)
+    return found.get(metric)
+
+
+def _changes(
+    task: Task, metric: str, candidate: Mapping[str, Sitting], rival: Mapping[str, Sitting]
+) -> dict[str, Estimate | None]:
+    """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
+    kind = task.metrics.get(metric)
+    if isinstance(kind, Share) or metric == "no_parse":
+        return {mode: _paired_change(kind, metric, candidate[mode], rival[mode]) for mode in candidate}
+    mine, theirs = _values(task, metric, candidate), _values(task, metric, rival)
+    changes: dict[str, Estimate | None] = {}
+    for mode, a in mine.items():
+        b = theirs[mode]
+        changes[mode] = _point(a.value - b.value, a.n) if a is not None and b is not None else None
+    return changes
+
+
+def _paired_change(kind: Share | Statistic | None, metric: str, mine: Sitting, theirs: Sitting) -> Estimate | None:
+    def verdicts(answers: Sequence[Any]) -> list[bool | None]:
+        if isinstance(kind, Share):
+            return [kind.of(gold, answer) for gold, answer in zip(mine.golds, answers, strict=True)]
+        return [isinstance(answer, Unreadable) for answer in answers]
+
+    pairs = list(zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True))
+    inside = [i for i, (a, b) in enumerate(pairs) if a is not None and b is not None]
+    if not inside:
+        return None
+    a, b = ([bool(pairs[i][side]) for i in inside] for side in (0, 1))
+    if mine.clusters is None:
+        return paired(metric, theirs.name, a, b).difference
+    return paired_means([*map(float, a)], [*map(float, b)], [mine.clusters[i] for i in inside])[0]
+
+
+def _point(value: float, n: int) -> Estimate:
+    return Estimate(value=round(value, 6) + 0.0, low=value, high=value, n=n)
+
+
+def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", "max"], allowed: float) -> Finding:
+    words = "at most" if side == "max" else "at least"
+    if value is None:
+        passed, said = False, f"{metric} ({mode}) could not be measured; the gate asks for {words} {allowed:g}"
+    else:
+        passed = value.value <= allowed if side == "max" else value.value >= allowed
+        interval = f"{value.value:.4g} (95% interval {value.low:.4g} to {value.high:.4g}, n = {value.n})"
+        said = f"{metric} ({mode}) is {interval}; the gate asks for {words} {allowed:g}"
+    return Finding(
+        metric=metric,
+        mode=mode,
+        limit=f"{side} {allowed:g}",
+        observed=None if value is None else value.value,
+        passed=passed,
+        sentence=said,
+    )
+
+
+def _relative(
+    metric: str, mode: str, change: Estimate | None, sign: int, allowed: float, rival: str, *, paired_only: bool
+) -> Finding:
+    """A limit on a change for the worse. With `paired_only` the change counts if its whole interval is beyond it."""
+    verb = "rise" if sign > 0 else "fall"
+    limit = f"may_{verb} {allowed:g}{', paired' if paired_only else ''}, against {rival}"
+    if change is None:
+        passed, said = False, f"the change of {metric} ({mode}) could not be measured; it may {verb} by {allowed:g}"
+    else:
+        worst = (change.low if sign > 0 else change.high) if paired_only else change.value
+        passed = sign * worst <= allowed
+        interval = f" (95% interval {change.low:+.4g} to {change.high:+.4g}, n = {change.n})"
+        beyond = ", with its whole interval" if paired_only else ""
+        said = (
+            f"{metric} ({mode}) changes by {change.value:+.4g}{interval if change.low < change.high else ''} against "
+            f"{rival} on the same cases; it may {verb} by at most {allowed:g}{beyond}"
+        )
+    return Finding(
+        metric=metric,
+        mode=mode,
+        limit=limit,
+        observed=None if change is None else change.value,
+        passed=passed,
+        sentence=said,
+    )

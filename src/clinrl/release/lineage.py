@@ -1,0 +1,361 @@
+"""Where a version comes from, link by link, and whether each link still holds.
+
+From the adapter's files over its parents to the base, with the data, the exam, the gate and the approver on the way.
+Everything is read from files, from dvc.lock, from the registry and from the audit file; where two of them tell of the
+same thing they must agree. Nothing is rebuilt and no model is loaded.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from clinrl import artifacts, paths
+from clinrl.data.dataset import is_import, read_cases
+from clinrl.errors import ArtefactError, Refused, RegistryError
+from clinrl.evaluation.evaluate import Examinee, check_apart, examinee
+from clinrl.provenance import lock, statements
+from clinrl.registry import versions
+from clinrl.release import audit_log
+from clinrl.release import promotion as release
+from clinrl.signing import approval
+from clinrl.signing.keys import keyring, listed
+from clinrl.types import Manifest, Strict
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+State = Literal["holds", "broken", "absent", "unrecorded", "open"]
+"""absent: it was recorded and is not here, as in a clone. unrecorded: dvc.lock knows no run that made it. open: there
+is nothing to hold yet, as the approver of a version that nobody promoted."""
+
+
+class Absent(Refused):
+    """What a link is about is not here: names it, and what brings it."""
+
+
+class Unsigned(Refused):
+    """What a link is about was never recorded: names it."""
+
+
+class Link(Strict):
+    """One statement about a version that can be checked."""
+
+    version: str
+    link: str
+    """What is stated: files, parent (of a merge, each version that it is made of), base, data, exam, mining, lock,
+    provenance, registry, gate or approver."""
+    state: State
+    digest: str
+    """The digest that the link is about; empty where there is none."""
+    says: str
+    """What holds, or what is broken and what to do."""
+
+
+def walk(params: "Params", name: str) -> list[Link]:
+    """Every link of a version or a merge, then those of what it was made from. Raises ParamsError for an unknown name.
+
+    A broken link is a `Link`, never an exception.
+    """
+    before = dict.fromkeys(version for part in params.parts(name) for version in reversed(params.lineage(part)))
+    recorded = _recorded()
+    links = [link for made in dict.fromkeys([name, *before]) for link in _made(params, made, recorded)]
+    return [*links, *_release(params, name)]
+
+
+def _recorded() -> "lock.Lock | ArtefactError":
+    try:
+        return lock.read()
+    except ArtefactError as error:
+        return error
+
+
+def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
+    """The links of one version, or of one merge, without those of its parents."""
+    who = examinee(params, name)
+    task, folder = who.task.name, who.folder
+    manifest: Manifest | None = None
+
+    def files() -> tuple[str, str]:
+        nonlocal manifest
+        manifest = artifacts.verified(folder)
+        return artifacts.identity(
+            manifest
+        ), f"{len(manifest.files)} files of {folder} are what they were when it was made"
+
+    if not folder.exists():
+        group = lock.exam_stage(params, name)
+        says = f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {group}`, which makes it"
+        yield Link(version=name, link="files", state="absent", digest="", says=says)
+        return
+    yield _link(name, "files", files)
+    if manifest is None:  # nothing else can be said of it
+        return
+    made = manifest
+    base = paths.base(task)
+    if name in params.versions:
+        block = params.versions[name]
+        start = f"starts from the weights of {block.parent}"
+        yield _link(name, "parent", lambda: _same(made, "parent", paths.adapter(block.parent), start))
+        if block.parent == f"{task}-base":
+            yield _link(name, "base", lambda: (_same(made, "base", base, "")[0], _base_says(task)))
+        else:
+            yield _link(name, "base", lambda: _same(made, "base", base, f"was trained on {base}"))
+        yield _link(name, "data", lambda: _data(made, block.data, "train"))
+    else:
+        for part in params.parts(name):
+            yield _link(name, "parent", partial(_same, made, part, paths.adapter(part), f"is made of {part}"))
+        yield _link(name, "base", lambda: _same(made, "base", base, f"is a model on {base}"))
+    yield _link(name, "exam", lambda: _exam(params, who, artifacts.identity(made)))
+    if name in params.mining:
+        yield _mining(name, params.mining[name].data, artifacts.identity(made))
+    yield _locked(params, name, recorded)
+    yield _provenance(params, name, recorded)
+    yield _registry(params, name, made)
+
+
+def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+    """That all of a version that is here is what dvc.lock records, made of what it records.
+
+    What other versions made is theirs to answer for.
+    """
+    if isinstance(recorded, ArtefactError):
+        return Link(version=name, link="lock", state="unrecorded", digest="", says=str(recorded))
+    others = {*params.versions, *params.merges.folds, *params.merges.blends} - {name}
+    every = lock.facts(recorded, lock.exam_stage(params, name))
+    facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
+    found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
+    for state in ("altered", "unrecorded", "absent"):
+        if state in found:
+            told: State = "broken" if state == "altered" else found[state].state  # type: ignore[assignment]
+            return Link(version=name, link="lock", state=told, digest="", says=found[state].says)
+    digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
+    says = f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
+    return Link(version=name, link="lock", state="holds", digest=digest, says=says)
+
+
+def _provenance(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+    """That who ran the stages of a version signed what they made of what. What came from a cache may lack it."""
+    stages = [] if isinstance(recorded, ArtefactError) else lock.ancestors(recorded, lock.exam_stage(params, name))
+    own = [stage for stage in stages if stage.partition("@")[2] == name]
+
+    def signed() -> tuple[str, str]:
+        found = {address for address, _ in statements.of(stages)}  # raises for a statement that was altered
+        missing = [stage for stage in own if stage not in found]
+        if missing or not own:
+            raise Unsigned(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
+        return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
+
+    return _link(name, "provenance", signed)
+
+
+def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
+    """The digest that a manifest names for an input, which must be that of the folder. Raises Refused if not."""
+    if not folder.exists():
+        raise Absent(f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
+    named, found = manifest.inputs[what], artifacts.identity(artifacts.verified(folder))
+    if named != found:
+        raise Refused(
+            f"{manifest.name} was made from another {what} ({named[:12]}) than {folder} now holds ({found[:12]}); "
+            "run `dvc checkout`, or `dvc repro` for a new one"
+        )
+    return found, says
+
+
+def _base_says(task: str) -> str:
+    reference = paths.base(task) / "base.json"
+    if reference.exists():
+        named = json.loads(reference.read_text(encoding="utf-8"))
+        return f"was trained on {named['repo']} at commit {named['commit']}"
+    return f"was trained on {paths.base(task)}, which is built here; `clinrl verify base@{task}` rebuilds it"
+
+
+def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
+    found, _ = _same(manifest, "data", paths.cases(data), "")
+    proof = paths.data_proof(data)
+    stage = "validate-import" if is_import(paths.cases(data)) else "validate"
+    if not proof.exists() or json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"] != found:
+        raise Refused(f"{proof} is not the proof of {data} as it is now; run `dvc repro {stage}@{data}`")
+    pool = artifacts.read_manifest(paths.cases(data)).spec["use"]
+    if pool != use:
+        raise Refused(f"{data} is drawn from the {pool} pool, but {manifest.name} trained on it; it must be {use} data")
+    return found, f"was trained on {data}, drawn from the {pool} pool and validated"
+
+
+def _exam(params: "Params", who: Examinee, adapter: str) -> tuple[str, str]:
+    name, exam = who.name, who.exam
+    for folder in (paths.graded(name), paths.cases(exam)):
+        if not folder.exists():
+            raise Absent(f"{folder} is not here; run `dvc checkout`, or `dvc repro {lock.exam_stage(params, name)}`")
+    graded = artifacts.verified(paths.graded(name))
+    found = artifacts.identity(artifacts.read_manifest(paths.cases(exam)))
+    if graded.inputs["adapter"] != adapter:
+        raise Refused(f"{paths.graded(name)} was answered by another model; run `dvc repro` to examine {name}")
+    if graded.inputs["exam"] != found:
+        raise Refused(
+            f"{paths.graded(name)} answers another exam than {exam} now is; run `dvc repro` to examine {name}"
+        )
+    pool = artifacts.read_manifest(paths.cases(exam)).spec["use"]
+    if pool != "exam":
+        raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
+    if exam not in params.imports:
+        return found, f"sat {exam}, drawn from the exam pool, with these very weights"
+    check_apart(params, name, who, list(read_cases(paths.cases(exam), who.task)))
+    return found, f"sat {exam}, imported, with these very weights, and trained on none of its patients"
+
+
+def _mining(name: str, data: str, adapter: str) -> Link:
+    """That a version's errors were mined on cases of the mine pool, and on no exam."""
+    report = paths.mine_report(name)
+    if not report.exists():
+        return Link(version=name, link="mining", state="open", digest="", says="has no mined errors yet")
+
+    def check() -> tuple[str, str]:
+        said = json.loads(report.read_text(encoding="utf-8"))
+        if not paths.cases(data).exists():
+            raise Absent(f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
+        found = artifacts.read_manifest(paths.cases(data))
+        again = f"run `dvc repro mine@{name}`"
+        if said["adapter_digest"] != adapter:
+            raise Refused(f"{report} is about another adapter than {name} now is; {again}")
+        if (said["data"], said["data_digest"]) != (data, artifacts.identity(found)):
+            raise Refused(f"{report} is about other cases than {data} now holds; {again}")
+        if (said["pool"], found.spec["use"]) != ("mine", "mine"):
+            raise Refused(f"{data} is drawn from the {found.spec['use']} pool; errors are mined on the mine pool alone")
+        return said["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
+
+    return _link(name, "mining", check)
+
+
+def _registry(params: "Params", name: str, manifest: Manifest) -> Link:
+    """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
+    model, digest = versions.model_of(params, name), artifacts.identity(manifest)
+    try:
+        versions.find(model, name, digest=digest)
+    except RegistryError as error:
+        why = str(error)
+        return _link(name, "registry", lambda: _unregistered(params, model, name, digest, why), "open")
+    return _link(name, "registry", lambda: _registered(params, model, name, manifest))
+
+
+def _unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
+    """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
+    lines = audit_log.read(paths.ledger(), listed(params))
+    if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
+        return "", f"is not registered; `clinrl register {name}` does it ({why})"
+    again = f"`clinrl register {name}`"
+    if release.champion_told(model, lines) == digest:
+        again += f", then `clinrl promote {name}`, since the audit file says that it is champion"
+    raise Refused(f"the registry has lost {name}, of which {paths.ledger()} tells; run {again}")
+
+
+def _registered(params: "Params", model: str, name: str, manifest: Manifest) -> tuple[str, str]:
+    digest = artifacts.identity(manifest)
+    entry = versions.find(model, name, digest=digest)
+    if entry.digest != digest:
+        raise Refused(
+            f"the {name} in the registry is another model ({entry.digest[:12]}); run `clinrl register {name}`"
+        )
+    for tag, expected in versions.origin(manifest).items():
+        if entry.tags.get(tag) != expected:
+            raise Refused(f"the registry's tag {tag} of {name} is not what its manifest says; register it again")
+    versions.intact(params, entry)
+    names = f", {', '.join(entry.aliases)}" if entry.aliases else ""
+    return digest, f"is version {entry.number} of the registered model {entry.model}{names}"
+
+
+def _release(params: "Params", name: str) -> Iterator[Link]:
+    """The gate and the approver of the version itself, from the audit file and the registry's tags."""
+    model = versions.model_of(params, name)
+    try:
+        lines = audit_log.read(paths.ledger(), listed(params))
+        audit_log.check_committed(paths.ledger())
+        digest = artifacts.identity(artifacts.read_manifest(examinee(params, name).folder))
+    except Refused as refused:
+        yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
+        return
+    decisions = [line for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
+    if not decisions:
+        yield _link(name, "gate", lambda: _undecided(model, name, digest), "open")
+        return
+    yield _link(name, "gate", lambda: _decided(model, name, decisions))
+    promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
+    if not promotions:
+        yield _link(name, "approver", lambda: _never_promoted(model, name, digest, lines), "open")
+        return
+    yield _link(name, "approver", lambda: _approved(params, model, name, promotions[-1], decisions, lines))
+
+
+def _undecided(model: str, name: str, digest: str) -> tuple[str, str]:
+    champion = versions.holder(model, versions.CHAMPION)
+    if champion is not None and champion.digest == digest:
+        raise Refused(
+            f"{name} is the champion of {model}, and {paths.ledger()} knows of no decision on it; restore it from git"
+        )
+    return "", "was never decided upon"
+
+
+def _decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) -> tuple[str, str]:
+    entry = versions.find(model, name, digest=decisions[-1].body["candidate_digest"])
+    known = {artifacts.digest(line.body): line.body for line in decisions}
+    digest = entry.tags.get("decision", "")
+    if digest not in known:
+        raise Refused(f"the registry's tag decision of {name} is none of the audit file's; run `clinrl decide {name}`")
+    body = known[digest]
+    numbers = ", ".join(
+        f"{finding['metric']} ({finding['mode']}) {finding['observed']:.4g} for {finding['limit']}"
+        for finding in body["findings"]
+        if finding["observed"] is not None
+    )
+    return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {numbers}"
+
+
+def _never_promoted(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:
+    _check_champion(model, name, digest, lines)
+    return "", "was never promoted"
+
+
+def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> "versions.Entry":
+    """The registered version, which must be champion exactly if the audit file says so. Raises Refused."""
+    entry = versions.find(model, name, digest=digest)
+    is_named, is_told = versions.CHAMPION in entry.aliases, release.champion_told(model, lines) == digest
+    if is_named != is_told:
+        raise Refused(
+            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.ledger()} "
+            "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"
+        )
+    return entry
+
+
+def _approved(
+    params: "Params",
+    model: str,
+    name: str,
+    promotion: audit_log.Entry,
+    decisions: Sequence[audit_log.Entry],
+    lines: Sequence[audit_log.Entry],
+) -> tuple[str, str]:
+    body = promotion.body
+    passed = {artifacts.digest(line.body) for line in decisions if line.body["promote"]}
+    if body["decision"] not in passed:
+        raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
+    if body["approved"] != body["decision"]:  # that of the version, of which a full model is made
+        release.check_folded(params, name, body["approved"])
+    if approval.approver_of(body["approval"], body["approved"], params.approvers or keyring()) != body["approver"]:
+        raise Refused(f"the audit file names {body['approver']!r} as approver of {name}, and somebody else signed")
+    tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")
+    if tagged != body["approver"]:
+        raise Refused(f"the registry names {tagged!r} as approver of {name}, the audit file {body['approver']!r}")
+    return promotion.digest, f"was approved by {body['approver']} at {promotion.at}"
+
+
+def _link(version: str, link: str, check: Callable[[], tuple[str, str]], state: State = "holds") -> Link:
+    try:
+        digest, says = check()
+    except (Absent, Unsigned) as missing:
+        state = "absent" if isinstance(missing, Absent) else "unrecorded"
+        return Link(version=version, link=link, state=state, digest="", says=str(missing))
+    except (Refused, KeyError, ValueError) as error:
+        says = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
+        return Link(version=version, link=link, state="broken", digest="", says=says)
+    return Link(version=version, link=link, state=state, digest=digest, says=says)

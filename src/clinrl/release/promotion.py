@@ -1,0 +1,397 @@
+"""Release: a candidate is decided upon, approved by a person, and takes the champion's name.
+
+A version or a merge; adapters and full models have a champion each.
+
+What is decided is written to the audit file before anything is renamed, and what was renamed after it. A promotion
+holds only for the adapter, and against the champion, that its decision was about; without a decision and the signature
+of somebody who may approve nothing moves. What is decided upon is held against dvc.lock, what is promoted against its
+signature in the registry.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import artifacts, paths
+from clinrl.analysis import baselines
+from clinrl.analysis.exam import Sitting
+from clinrl.data.dataset import read_cases
+from clinrl.errors import ArtefactError, GateError
+from clinrl.evaluation.evaluate import examinee, load_sitting, unanswered
+from clinrl.intervals import DIGITS, bootstrap
+from clinrl.provenance import lock, rebuilt
+from clinrl.registry import versions
+from clinrl.registry.log_run import waiver
+from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
+from clinrl.release import audit_log, gate
+from clinrl.release.gate import Decision
+from clinrl.signing import approval as approvals
+from clinrl.signing.keys import listed, signer
+from clinrl.types import Case, Estimate
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+PREVIOUS = "previous"
+APPROVER = re.compile(r"[^\x00-\x1f\x7f]{2,80}")
+"""A person's name as it goes into tags and the audit file."""
+
+
+def decide(params: "Params", name: str) -> Decision:
+    """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
+
+    The same question asked again adds no line to the audit file. Raises GateError if the task has no gate,
+    RegistryError if the version was never registered, and ArtefactError if it and the champion did not sit the same
+    exam in the same modes, or if something of either is not what dvc.lock records or what its transcripts say.
+    """
+    model = versions.model_of(params, name)
+    entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
+    versions.intact(params, entry)
+    decision = judge(params, name, versions.holder(model, CHAMPION))
+    if entry.digest != decision.candidate_digest:
+        raise GateError(
+            f"the answers of {name} are not those of the {name} that is registered; run `clinrl register {name}` first"
+        )
+    body = decision.model_dump(mode="json")
+
+    def is_told(lines: Sequence[audit_log.Entry]) -> bool:
+        told = [line.body for line in lines if line.kind == "decision"]
+        return next((b for b in reversed(told) if b["candidate_digest"] == entry.digest), None) == body
+
+    _write(params, "decision", body, unless=is_told)
+    versions.tag(entry, {"gate": "passed" if decision.promote else "refused", "decision": decision.digest})
+    if not decision.promote and CANDIDATE in entry.aliases:
+        versions.point(model, CANDIDATE, None)
+    return decision
+
+
+def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
+    """The decision on a version or a merge, from what its transcripts say. Writes nothing; raises as `decide` does.
+
+    A full model is held against its version too, since that is what was approved. The simple policies are computed
+    here, from the cases of the exam and of the training.
+    """
+    task = examinee(params, name).task.name
+    if task not in params.gates:
+        raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
+    if reason := waiver(params, name):
+        raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
+    lock.demand(params, name)
+    who, cases, blank = unanswered(params, name)
+
+    def sittings(other: str, folder: Path) -> dict[str, Sitting]:
+        return {mode: load_sitting(other, like, cases, folder) for mode, like in blank.items()}
+
+    rivals = {}
+    if champion is not None:
+        rivals["the champion"] = sittings(champion.name, _champions_answers(params, champion))
+    if name in params.merges.folds:
+        version = params.merges.folds[name].version
+        rivals[version] = sittings(version, paths.graded(version))
+    digest = _answered_by(paths.graded(name))
+    return gate.decide(
+        who.task,
+        params.gates[who.task.name],
+        params.scale,
+        sittings(name, paths.graded(name)),
+        rivals,
+        baselines.answers(who.task, cases, _training(params, name)),
+        model=versions.model_of(params, name),
+        digest=digest,
+        champion=(champion.name, champion.digest) if champion else (None, None),
+        moved=_last_move(versions.model_of(params, name), _lines(params)),
+        rebuilders=rebuilt.count(params, name, digest) if params.gates[who.task.name].rebuilt else (),
+    )
+
+
+def _training(params: "Params", name: str) -> list[Case]:
+    """The training cases of a version, or of the versions that a merge is made of: what the bag of words learns from.
+
+    Raises ArtefactError if they are missing or altered.
+    """
+    data = dict.fromkeys(params.versions[part].data for part in params.parts(name))
+    task = examinee(params, name).task
+    return [case for one in data for case in read_cases(paths.cases(one), task)]
+
+
+def gain(params: "Params", name: str) -> Estimate | None:
+    """By how much the mean clinical cost of an answer to the exam is below the champion's; None without a champion.
+
+    Both answered the same cases; a case's answers in all modes are averaged, and cases are drawn with replacement for
+    the interval. Raises as `decide` does.
+    """
+    champion = versions.holder(versions.model_of(params, name), CHAMPION)
+    if champion is None:
+        return None
+    who, cases, blank = unanswered(params, name)
+    mine, theirs = (
+        [load_sitting(other, like, cases, folder) for like in blank.values()]
+        for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(params, champion)))
+    )
+
+    def cost(sittings: Sequence[Sitting], i: int) -> float:
+        gold = who.task.label(cases[i])
+        return math.fsum(who.task.cost(gold, sitting.answers[i]) for sitting in sittings) / len(sittings)
+
+    saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(cases))]
+    return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)
+
+
+def promote(
+    params: "Params", name: str, *, decision: Decision, approval: Mapping[str, Any], approved: str = ""
+) -> Entry:
+    """Make a version or a merge the champion of its registered model, and the champion before it `previous`.
+
+    `approval` is the signed approval of the decision (`clinrl.signing.approval`), or of the decision whose digest is
+    `approved`: that on the very version that was folded, whose approval holds for its full model too.
+
+    Promoting the champion again changes nothing. Raises GateError if the decision is negative, is about another
+    adapter, or was made against another champion than there now is, or if the audit file does not know how the champion
+    became what it is; SignatureError if nobody who may approve signed, or if the registered model is not what was
+    signed; Busy if another promotion is under way. The champion is then what it was.
+    """
+    model = versions.model_of(params, name)
+    about = approved or decision.digest
+    who = named(approvals.approver_of(approval, about, approvals.approvers(params)))
+    with artifacts.exclusive(_lock(model)):
+        entry = versions.find(model, name, digest=decision.candidate_digest)
+        if not decision.promote:
+            raise GateError(f"{name} may not be promoted: {decision.reasons[0]}")
+        if (decision.candidate, decision.candidate_digest) != (name, entry.digest):
+            raise GateError(f"the decision is about another adapter than the {name} that is registered; decide again")
+        if approved:
+            check_folded(params, name, approved)
+        before = versions.holder(model, CHAMPION)
+        if before is not None and before.digest == entry.digest:
+            return _completed(params, before)
+        if (before.digest if before else None) != decision.champion_digest:
+            now = before.name if before else "nobody"
+            raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
+        lock.demand(params, name)  # a person may have had a day to answer
+        versions.intact(params, entry)
+        answers = artifacts.identity(artifacts.read_manifest(paths.graded(name)))
+        body = {"model": model, **_name(entry), "decision": decision.digest, "approver": who, "answers": answers}
+        body |= {"approved": about, "approval": dict(approval)}
+        _write(params, "approval", body, unless=lambda lines: _last_about(model, lines) == body)
+        versions.tag(entry, {"approver": who, "decision": decision.digest, "gate": "passed"})
+        _keep_answers(name, entry.digest)
+        if before is not None:
+            versions.point(model, PREVIOUS, before)
+        versions.point(model, CHAMPION, entry)
+        return _completed(params, entry)
+
+
+def approval_of(params: "Params", champion: Entry) -> tuple[dict[str, Any], str]:
+    """The approval that made a version champion, and the digest of the decision that it is about.
+
+    Raises GateError if the audit file has none.
+    """
+    for line in reversed(_lines(params)):
+        if line.kind == "approval" and _is_of(line, champion):
+            return line.body["approval"], line.body["approved"]
+    raise GateError(f"{paths.ledger()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
+
+
+def check_folded(params: "Params", fold: str, approved: str) -> None:
+    """Refuse the approval of a decision that is not about the version of which a full model is made."""
+    version = params.merges.folds[fold].version if fold in params.merges.folds else ""
+    made_of = artifacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
+    for line in _lines(params):
+        if line.kind == "decision" and artifacts.digest(line.body) == approved:
+            if (line.body["candidate"], line.body["candidate_digest"]) == (version, made_of):
+                return
+            raise GateError(f"the approval is of {line.body['candidate']}, of which {fold} is not made; approve {fold}")
+    raise GateError(
+        f"{paths.ledger()} has no decision {approved[:16]}, so nobody knows what was approved; decide again"
+    )
+
+
+def settle(params: "Params", name: str) -> Entry | None:
+    """The champion if it is what is here under this name, with its promotion completed; None if it is another.
+
+    A kill may have come between its new name and the audit file. Raises GateError if nobody approved of this champion:
+    then somebody moved the name by hand.
+    """
+    model = versions.model_of(params, name)
+    mine = artifacts.identity(artifacts.read_manifest(examinee(params, name).folder))
+    with artifacts.exclusive(_lock(model)):
+        champion = versions.holder(model, CHAMPION)
+        return _completed(params, champion) if champion is not None and champion.digest == mine else None
+
+
+def _completed(params: "Params", entry: Entry) -> Entry:
+    """The champion, after what a kill may have left out: its line in the audit file, and that it is no candidate."""
+    model, lines = entry.model, _lines(params)
+    last = _last_line(model, lines)
+    # Of a registry that was lost, the audit file knows the champion already: the new approval needs its promotion too.
+    if last is not None and last.kind == "approval" and last.body["digest"] == entry.digest:
+
+        def is_told(now: Sequence[audit_log.Entry]) -> bool:
+            after = _last_line(model, now)
+            return after is not None and after.kind != "approval" and champion_told(model, now) == entry.digest
+
+        _write(params, "promotion", last.body, unless=is_told)
+    elif champion_told(model, lines) != entry.digest:  # an approval of long ago is none of this
+        raise GateError(
+            f"{entry.name} is the champion of {model}, but {paths.ledger()} knows of no approval that made it so: "
+            "somebody moved the name by hand, or a rollback was cut short; give `clinrl rollback` again, or move the "
+            "name back in MLflow, and promote with `clinrl promote`"
+        )
+    if (candidate := versions.holder(model, CANDIDATE)) is not None and candidate.digest == entry.digest:
+        versions.point(model, CANDIDATE, None)
+    return versions.holder(model, CHAMPION) or entry
+
+
+def refuse(params: "Params", decision: Decision, reason: str) -> None:
+    """Write down that a version or a merge was not approved: a no, or no answer in time. The champion stays."""
+    body = {"model": decision.model, "version": decision.candidate, "decision": decision.digest, "reason": reason}
+    _write(params, "refusal", body)
+
+
+def rollback(params: "Params", model: str, *, approver: str) -> Entry:
+    """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
+
+    The same call completes one that was killed half way. Raises GateError if there is no previous champion, if the
+    audit file does not know that it ever was one, or if `approver` is no name; SignatureError if this machine's key is
+    not that person's; Busy as `promote` does.
+    """
+    who = named(approver)
+    with artifacts.exclusive(_lock(model)):
+        now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
+        if now is None or before is None:
+            raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
+        lines = _lines(params)
+        if (_last_about(model, lines) or {}).get("digest") == now.digest:  # a promotion, perhaps cut short at its end
+            now = _completed(params, now)
+            lines = _lines(params)
+        told = champion_told(model, lines)
+        if told not in (None, now.digest):  # the names moved, wholly or in part, and the audit file was not told
+            former = next((entry for entry in versions.entries(model) if entry.digest == told), None)
+            if former is None:
+                raise GateError(
+                    f"{model} has lost the version that was champion by {paths.ledger()}; register it again"
+                )
+            now, before = former, now
+        if now.digest == before.digest:
+            raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
+        if before.digest not in _champions_told(model, lines):
+            raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
+        body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": who}
+        body["approval"] = approvals.given(params, artifacts.digest(body), who)
+        versions.intact(params, before)
+        versions.point(model, CHAMPION, before)
+        versions.point(model, PREVIOUS, now)
+        _write(params, "rollback", body)
+        return versions.holder(model, CHAMPION) or before
+
+
+def vouch(params: "Params", reason: str) -> list[str]:
+    """Sign what stands in the audit file after the key that signed its end was revoked; the keys that count no longer.
+
+    Whoever does that has read those lines. Nothing is written where every line's key counts. Raises ArtefactError if
+    the chain is broken.
+    """
+    revoked = audit_log.unlisted(paths.ledger(), listed(params))
+    if revoked:
+        _write(params, "review", {"reason": reason, "revoked": revoked}, reviewed=True)
+    return revoked
+
+
+def named(approver: str) -> str:
+    """A person's name, trimmed. Raises GateError for an empty one or one with control characters: silence is no."""
+    name = approver.strip()
+    if not APPROVER.fullmatch(name):
+        raise GateError("a promotion needs the name of the person who approves it, 2 to 80 characters; nothing moved")
+    return name
+
+
+def champion_told(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
+    """Whose digest the champion has by the audit file: the last promotion, or where a rollback went to."""
+    return next(reversed(_champions_told(model, lines)), None)
+
+
+def _champions_told(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
+    """The digests of all that were champion by the audit file, oldest first."""
+    held = [
+        line.body if line.kind == "promotion" else line.body["to"]
+        for line in lines
+        if line.kind in ("promotion", "rollback") and line.body.get("model") == model
+    ]
+    return [str(body["digest"]) for body in held]
+
+
+def _lines(params: "Params") -> list[audit_log.Entry]:
+    return audit_log.read(paths.ledger(), listed(params))
+
+
+def _write(params: "Params", kind: audit_log.Kind, body: dict[str, Any], **how: Any) -> None:
+    ours = signer(params.scale)  # the first one makes a key, which counts then
+    audit_log.append(paths.ledger(), kind, body, signer=ours, keys=listed(params), **how)
+
+
+def _last_about(model: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
+    """What the last line says that moved, or was to move, the champion's name of a model."""
+    last = _last_line(model, lines)
+    return None if last is None else last.body
+
+
+def _last_move(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
+    """Digest of the line that tells of the last promotion or rollback of a model; None before the first."""
+    moves = ("promotion", "rollback")
+    return next((line.digest for line in reversed(lines) if line.kind in moves and line.body["model"] == model), None)
+
+
+def _last_line(model: str, lines: Sequence[audit_log.Entry]) -> audit_log.Entry | None:
+    kinds = ("approval", "promotion", "rollback")
+    return next((line for line in reversed(lines) if line.kind in kinds and line.body["model"] == model), None)
+
+
+def _name(entry: Entry) -> dict[str, Any]:
+    return {"version": entry.name, "number": entry.number, "digest": entry.digest}
+
+
+def _champions_answers(params: "Params", champion: Entry) -> Path:
+    """The folder of the champion's answers: the graded ones, or those kept when it was promoted.
+
+    Raises ArtefactError if its name stands for another adapter by now and nothing was kept here, or if the answers are
+    neither those that dvc.lock records nor those that were there when it was promoted.
+    """
+    graded, kept = paths.graded(champion.name), paths.champions_answers(champion.digest)
+    told = {line.body["answers"] for line in _lines(params) if line.kind == "approval" and _is_of(line, champion)}
+    for folder in (graded, kept):
+        if not folder.exists() or _answered_by(folder) != champion.digest:
+            continue
+        is_recorded = folder == graded and lock.outputs(lock.read()).get(str(graded)) == lock.md5(graded)
+        if is_recorded or artifacts.identity(artifacts.verified(folder)) in told:
+            return folder
+        raise ArtefactError(
+            f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.ledger()} know; "
+            f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
+        )
+    raise ArtefactError(
+        f"{graded} was answered by another adapter than the champion {champion.name}; bring the "
+        f"champion's parameters back, run `dvc repro evaluate@{champion.name}`, and give what is new a name of its own"
+    )
+
+
+def _is_of(line: audit_log.Entry, champion: Entry) -> bool:
+    return (line.body["model"], line.body["digest"]) == (champion.model, champion.digest)
+
+
+def _keep_answers(name: str, digest: str) -> None:
+    """Keep a champion's answers, since its name may come to stand for another adapter: new data, or a new base."""
+    if not paths.champions_answers(digest).exists():
+        with artifacts.staged(paths.champions_answers(digest)) as out:
+            shutil.copytree(paths.graded(name), out, dirs_exist_ok=True)
+
+
+def _answered_by(folder: Path) -> str:
+    """Identity of the model whose graded answers a folder holds."""
+    return artifacts.read_manifest(folder).inputs["adapter"]
+
+
+def _lock(model: str) -> Path:
+    return Path("registry") / "champion" / model

@@ -1,0 +1,1 @@
+"""Pages and figures that a person reads, made from records."""

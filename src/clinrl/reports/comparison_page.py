@@ -1,0 +1,276 @@
+"""The page that a person reads about a comparison of recipes: tables, and sentences that the tests choose.
+
+A difference is named only where its p, adjusted within its family, is below 0.05; otherwise it is said that none is
+shown. What the rows are about comes from params.yaml: a pair says what its first row has and its second has not.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
+from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
+from clinrl.analysis.exam import COMPARED
+from clinrl.config.schema import Pair
+from clinrl.reports.exam_page import ALPHA, shown, table
+from clinrl.tasks.base import Statistic, Task, get_task
+from clinrl.types import Estimate
+
+FEW = 20
+"""Clusters below which a bootstrap over them gives intervals that are too narrow."""
+NO_PARSE = "no_parse"
+
+Dots = list[tuple[str, list[tuple[str, str, Figure]]]]
+"""Panels of the figure: a measure, and name, kind and number of the rows that have it."""
+
+
+def page(report: Compared) -> str:
+    """The comparison as Markdown: for each mode what the tests show, then all cases and each part in tables."""
+    first = report.sections[0]
+    parts = [
+        f"# {report.name} on {report.exam}",
+        f"{report.note} Not for clinical use. Task {report.task}, version {report.task_version}; {first.n} exam cases, "
+        "each answered once by every version in every mode. A row is a recipe, its number the mean over its seeds, a "
+        "version each. Brackets hold 95% intervals: bootstrap draws of "
+        f"{'cases' if first.clusters is None else f'clusters ({first.clusters} of them)'}, the same for all rows, and "
+        f"of seeds. The metrics are defined in `clinrl.tasks.{report.task}`.",
+    ]
+    if any(report.published.values()):
+        parts.append(
+            "Published figures stand as they were printed. They are about other data and other models, so they are "
+            "not comparable with the rest of their row."
+        )
+    parts.append(f"![Rows]({report.name}.png)")
+    for mode in report.modes:
+        sections = [section for section in report.sections if section.mode == mode]
+        parts += [f"## Mode {mode}", *words(report, sections)]
+        for section in sections:
+            parts += _section(report, section)
+    return "\n\n".join(parts) + "\n"
+
+
+def words(report: Compared, sections: Sequence[Section]) -> Iterator[str]:
+    """What the tests of one mode show, pair by pair, and what they rest on."""
+    task, whole = get_task(report.task), sections[0]
+    for pair in report.tests:
+        if any(_is_of(contrast, pair) for contrast in whole.contrasts):
+            yield " ".join(_about(report, task, pair, sections))
+    limits = [
+        f"All p values are adjusted (Holm) within their family: one measure, one kind of test, in one mode and part. "
+        f"What is not shown may still exist. All figures hold for {report.exam} only."
+    ]
+    if whole.clusters is not None:
+        limits.append(
+            "McNemar's test takes cases for independent, which those of one cluster are not: where it disagrees with a "
+            "test over clusters, believe the latter."
+        )
+    limits += [
+        f"{_place(report, section)} has {section.clusters} clusters: its intervals are too narrow and its p values too "
+        "small, so that even what is shown there needs a second look."
+        for section in sections
+        if section.clusters is not None and section.clusters < FEW
+    ]
+    if (most := max(len(row.versions) for row in whole.rows)) > 1:
+        limits.append(f"Of {most} seeds at most, the spread between seeds is itself uncertain.")
+    single = [row.name for row in whole.rows if row.kind in ("arm", "control") and len(row.versions) == 1]
+    if single:
+        limits.append(f"Of one seed only, and so without the spread of seeds: {', '.join(single)}.")
+    yield " ".join(limits)
+
+
+def _about(report: Compared, task: Task, pair: Pair, sections: Sequence[Section]) -> Iterator[str]:
+    """The sentences on one pair."""
+    whole = sections[0]
+    tests = [contrast for contrast in whole.contrasts if _is_of(contrast, pair)]
+    pooled = {test.measure: test for test in tests if test.versions is None}
+    main = report.columns[0]
+    yield f"**{pair.says[0].upper()}{pair.says[1:]}** ({pair.first} against {pair.second})."
+    labels = [_verdict(task, pooled[main])] if main in pooled else []
+    labels += [_over_seeds([test for test in tests if test.versions and test.measure == share]) for share in COMPARED]
+    yield f"In labels: {'; '.join(labels)}."
+    reasoning = [_verdict(task, test) for name, test in pooled.items() if name not in (main, COMMONEST)]
+    if reasoning:
+        yield f"In reasoning: {'; '.join(reasoning)}."
+    yield _prior(whole, pair, pooled[COMMONEST])
+    for section in sections[1:]:
+        here = {test.measure: test for test in section.contrasts if test.versions is None and _is_of(test, pair)}
+        said = [_verdict(task, here[name]) for name in (main, report.quality) if name in here]
+        if said:
+            yield f"In part {section.part} of {report.parts}: {'; '.join(said)}."
+
+
+def _verdict(task: Task, test: Contrast) -> str:
+    """What one test over all seeds says, and no more."""
+    figures = f"{_change(task, test.measure, test.difference)}, adjusted p {_p(test.adjusted)}"
+    if test.adjusted >= ALPHA:
+        return f"no difference in {test.measure} is shown ({figures})"
+    higher = test.difference.value > 0
+    metric = task.metrics.get(test.measure) or task.qualities[test.measure]
+    judged = "worse" if (metric.worse == "higher") == higher else "better"
+    return f"{test.measure} is {'higher' if higher else 'lower'}, which is {judged} ({figures})"
+
+
+def _over_seeds(tests: Sequence[Contrast]) -> str:
+    """What the exact tests of one share say, seed by seed."""
+    measure = {"exact": "exact answers", "dangerous": "dangerous errors"}.get(tests[0].measure, tests[0].measure)
+    more, fewer = (
+        sum(test.adjusted < ALPHA and sign * test.difference.value > 0 for test in tests) for sign in (1, -1)
+    )
+    runs = "the one pair of versions" if len(tests) == 1 else f"the {len(tests)} pairs of versions"
+    if not more and not fewer:
+        return f"no difference in {measure} is shown in {runs}"
+    found = [f"{what} {measure} in {count}" for what, count in (("more", more), ("fewer", fewer)) if count]
+    return f"{' and '.join(found)} of {runs}"
+
+
+def _prior(section: Section, pair: Pair, test: Contrast) -> str:
+    """How often the two answer the commonest label, and whether that moved towards how often it is right."""
+    rows = {row.name: row for row in section.rows}
+    mine, theirs = (rows[name].answered[section.commonest] for name in (pair.first, pair.second))
+    right = section.right[section.commonest]
+    figures = f"{100 * mine:.1f}% against {100 * theirs:.1f}% of answers, and right in {100 * right:.1f}% of cases"
+    name = f"the commonest label, {section.commonest},"
+    if test.adjusted >= ALPHA:
+        return f"No difference in how often {name} is answered is shown ({figures})."
+    said = f"{name[0].upper()}{name[1:]} is answered {'more' if mine > theirs else 'less'} often"
+    # Where the two lie on either side of what is right, the test says nothing of which is nearer to it.
+    if (mine - right) * (theirs - right) >= 0:
+        said += f", {'nearer to' if abs(mine - right) < abs(theirs - right) else 'farther from'} how often it is right"
+    return f"{said} ({figures}; adjusted p {_p(test.adjusted)})."
+
+
+def _section(report: Compared, section: Section) -> Iterator[str]:
+    task = get_task(report.task)
+    of = "" if section.clusters is None else f", {section.clusters} clusters"
+    yield f"### {_place(report, section)}, mode {section.mode}"
+    yield f"{section.n} cases{of}. " + ", ".join(
+        f"{100 * share:.1f}% {label}" for label, share in section.right.items()
+    )
+    published = report.published.get(section.part, {})
+    chosen = [*report.columns, NO_PARSE]
+    head = ["who", "seeds", *chosen, *(["published (other data)"] if published else [])]
+    yield table(
+        head,
+        [
+            [
+                row.name,
+                len(row.versions) or "",
+                *(_cell(task, name, row.metrics.get(name)) for name in chosen),
+                *([_printed(published.get(row.name, {}))] if published else []),
+            ]
+            for row in section.rows
+        ],
+    )
+    several = [row for row in section.rows if len(row.versions) > 1]
+    if several:
+        yield "Lowest and highest seed of each row:"
+        yield table(
+            ["who", *chosen], [[row.name, *(_range(task, n, row.metrics.get(n)) for n in chosen)] for row in several]
+        )
+    qualities = [name for name in task.qualities if any(name in row.qualities for row in section.rows)]
+    if qualities:
+        yield "The reasoning; a range without brackets is that of seeds, where no single cases are known:"
+        body = [
+            [row.name, *(_cell(task, name, row.qualities.get(name)) for name in qualities)]
+            for row in section.rows
+            if row.qualities
+        ]
+        yield table(["who", *qualities], body)
+    yield from _views(task, section, report)
+    yield from _tests(task, section)
+
+
+def _views(task: Task, section: Section, report: Compared) -> Iterator[str]:
+    """Other ways to show the cases, from the versions' own reports."""
+    measured = {name for row in section.views for name in row.metrics}
+    names = dict.fromkeys([*report.columns, *COMPARED, *([report.quality] if report.quality else [])])
+    chosen = [name for name in names if name in measured]
+    if not section.views or not chosen:
+        return
+    yield "Other views of the cases that have them; ranges are those of seeds:"
+    body = [
+        [row.name, row.view, *(_cell(task, name, row.metrics.get(name)) for name in chosen)] for row in section.views
+    ]
+    yield table(["who", "view", *chosen], body)
+
+
+def _tests(task: Task, section: Section) -> Iterator[str]:
+    pooled = [test for test in section.contrasts if test.versions is None]
+    if pooled:
+        yield "Tests over all seeds, on the same draws; differences are the first less the second:"
+        over_all = [[test.first, test.second, test.measure, *_numbers(task, test)] for test in pooled]
+        yield table(["first", "second", "measure", "difference", "p", "adjusted"], over_all)
+    seeds = [test for test in section.contrasts if test.versions is not None]
+    if seeds:
+        yield "Exact McNemar tests, seed by seed:"
+        body = [[*(t.versions or ()), t.measure, t.b, t.c, *_numbers(task, t)] for t in seeds]
+        yield table(
+            ["first", "second", "metric", "only first (b)", "only second (c)", "difference", "p", "adjusted"], body
+        )
+
+
+def _numbers(task: Task, test: Contrast) -> list[str]:
+    return [_change(task, test.measure, test.difference), f"{test.p:.4g}", f"{test.adjusted:.4g}"]
+
+
+def dots(report: Compared) -> Dots:
+    """The panels of the figure, of the first mode that has the reasoning, or of the first: its rows on all cases."""
+    whole = [section for section in report.sections if section.part == ALL]
+    chosen = next((s for s in whole if any(report.quality in row.qualities for row in s.rows)), whole[0])
+    rows = [row for row in chosen.rows if row.kind != "baseline"]
+    main, quality = report.columns[0], report.quality
+    measures: dict[str, list[tuple[str, str, Figure]]] = {
+        main: [(row.name, row.kind, figure) for row in rows if (figure := row.metrics.get(main))],
+        quality: [(row.name, row.kind, figure) for row in rows if (figure := row.qualities.get(quality))],
+    }
+    return [(f"{name}, mode {chosen.mode}", found) for name, found in measures.items() if found]
+
+
+def lines(report: Compared) -> dict[str, float]:
+    """What who does not read reaches on the first column, by name: the best constant answer, guesses, bag of words."""
+    main, task = report.columns[0], get_task(report.task)
+    rows = [row for row in report.sections[0].rows if row.kind == "baseline" and main in row.metrics]
+    reached = {row.name: row.metrics[main].value for row in rows}
+    named = {name: reached.pop(name) for name in (RANDOM, PRIOR, BAG_OF_WORDS) if name in reached}
+    best = max if task.metrics[main].worse == "lower" else min
+    return {name: reached[name] for name in (best(reached, key=lambda row: reached[row]),)} | named
+
+
+def _is_of(test: Contrast, pair: Pair) -> bool:
+    return (test.first, test.second) == (pair.first, pair.second)
+
+
+def _place(report: Compared, section: Section) -> str:
+    return "All cases" if section.part == ALL else f"Part {section.part} of {report.parts}"
+
+
+def _cell(task: Task, name: str, figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    if figure.low is None or figure.high is None:
+        return _range(task, name, figure, figure.value)
+    return shown(task, name, Estimate(value=figure.value, low=figure.low, high=figure.high, n=figure.n))
+
+
+def _range(task: Task, name: str, figure: Figure | None, value: float | None = None) -> str:
+    if figure is None:
+        return ""
+    low, high = (_number(task, name, edge) for edge in (min(figure.seeds), max(figure.seeds)))
+    return f"{low} to {high}" if value is None else f"{_number(task, name, value)}, {low} to {high}"
+
+
+def _number(task: Task, name: str, value: float) -> str:
+    return f"{value:.3f}" if isinstance(task.metrics.get(name), Statistic) else f"{100 * value:.1f}%"
+
+
+def _change(task: Task, name: str, difference: Estimate) -> str:
+    edges = (difference.value, difference.low, difference.high)
+    if isinstance(task.metrics.get(name), Statistic):
+        return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*edges)
+    return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * edge for edge in edges))
+
+
+def _printed(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+
+
+def _p(p: float) -> str:
+    return f"= {p:.3f}" if p >= 0.001 else "< 0.001"

@@ -1,0 +1,314 @@
+"""Plots for reports: the confusion matrix of an exam and the curves of a training run.
+
+Drawn with Agg and matplotlib's own font and defaults, whatever the machine is set to, and without a software stamp:
+equal numbers give equal bytes.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from clinrl.analysis.exam import Confusion
+from clinrl.errors import ArtefactError
+from clinrl.types import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 110
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "0.9",
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.4,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "axes.axisbelow": True,
+}
+PANELS: tuple[tuple[str, str, str], ...] = (
+    ("Reward", "mean total, points", r"reward(?:/(.+))?"),
+    ("Loss", "cross-entropy, nats a token", r"(loss)"),
+    ("Served", "share of rows", r"served/(.+)"),
+    ("Reward terms", "mean contribution, points", r"terms/(.+)"),
+    ("Answers", "share of completions", r"answer/(.+)"),
+    ("Unreadable", "share of completions", r"(?:parse_fail|not_submitted)/(.+)"),
+    ("Out of tokens", "share of completions", r"clipped/(.+)"),
+    ("Entropy", "nats a token", r"(entropy)"),
+    ("Held-out cases", "share of exact answers", r"held_out/(exact)"),
+    ("Over-called", "answered less right, share", r"held_out/excess/(.+)"),
+    ("Distance from the parent", "nats a token, held-out cases", r"held_out/(kl)"),
+)
+"""Title, axis label and the log entries shown. The group is a line's label: a term, an answer or a mode; none: all."""
+TOTAL = "all"
+SHARES = ("Served", "Answers", "Unreadable", "Out of tokens", "Held-out cases")
+"""Panels whose axis is a share, from 0 to 1."""
+
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
+"""Of the lines for who does not read."""
+
+History = list[dict[str, float]]
+
+
+KINDS = {"arm": "tab:blue", "control": "tab:orange"}
+"""Colours of the rows of a comparison by kind; any other is grey."""
+
+
+class Spread(Protocol):
+    """A number of several seeds; without an interval where only reports are known."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def seeds(self) -> tuple[float, ...]: ...
+
+
+def read_history(path: Path) -> History:
+    """The training log, a line a step: `step` and the numbers logged there. Raises ArtefactError naming a bad line."""
+    history: History = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            kept = {key: value for key, value in entry.items() if isinstance(value, int | float)}
+        except (json.JSONDecodeError, AttributeError):
+            raise ArtefactError(f"{path} line {number} is not a JSON object; restore it with `dvc checkout`") from None
+        if "step" not in kept:
+            raise ArtefactError(f"{path} line {number} has no step; restore it with `dvc checkout`")
+        history.append(kept)
+    return history
+
+
+def history_columns(history: History) -> list[str]:
+    """All numbers that were ever logged: `step` first, then what is plotted, then the rest by name."""
+    names = {key for entry in history for key in entry} - {"step"}
+    plotted = [key for keys in _panels(history, ()).values() for key in keys.values()]
+    # Both whatever the method, so that one plot of dvc.yaml serves SFT and GRPO.
+    first = ["loss", "reward", *(key for key in plotted if key not in ("loss", "reward"))]
+    return ["step", *first, *sorted(names - set(first))]
+
+
+def confusion(counts: Confusion, title: str, path: Path, *, counted: str = "cases") -> None:
+    """Write the confusion matrix as a PNG: counts as text, shares of each gold row as shade, unreadable apart.
+
+    `counted` says what is counted.
+    """
+    with _styled():
+        figure = _figure(5.2, 4.2)
+        axes = figure.add_subplot()
+        levels = len(counts.columns) - 1
+        # Half a cell of space before the last column: an unreadable answer is no sixth level.
+        left = [*range(levels), levels + 0.4]
+        for r, row in enumerate(counts.counts):
+            total = sum(row)
+            for c, count in enumerate(row):
+                depth = count / total if total else 0.0
+                axes.add_patch(_cell(left[c], r, depth, apart=c == levels))
+                ink = "white" if depth > 0.55 else "0.15" if count else "0.7"
+                axes.text(left[c] + 0.5, r + 0.5, f"{count}", ha="center", va="center", color=ink)
+        axes.set(xlim=(0, levels + 1.4), ylim=(len(counts.rows), 0), xlabel="predicted", ylabel=f"gold ({counted})")
+        below = [_lines(name) for name in counts.columns]
+        longest = max(len(line) for label in below for line in label.splitlines())
+        axes.set_xticks([x + 0.5 for x in left], below, size="medium" if longest < 12 else "x-small")
+        labels = [f"{_lines(name)} ({sum(row)})" for name, row in zip(counts.rows, counts.counts, strict=True)]
+        axes.set_yticks([r + 0.5 for r in range(len(labels))], labels)
+        axes.set_title(title, pad=10)
+        axes.grid(visible=False)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_aspect("equal")
+        _save(figure, path)
+
+
+def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: Path) -> None:
+    """Write a bar chart as a PNG: a bar for each group, with what its errors cost for every 100 answers of all.
+
+    A row is the group's name, that cost, the mean cost of one of its answers, whose interval scales to the bar's, and
+    its count of cases. The first row is on top.
+    """
+    with _styled():
+        figure = _figure(7.5, 0.9 + 0.32 * max(1, len(rows)))
+        axes = figure.add_subplot()
+        for place, (_, total, mean, _n) in enumerate(rows):
+            axes.barh(place, total, color="tab:blue", height=0.65)
+            if mean.value:
+                low, high = (total * edge / mean.value for edge in (mean.low, mean.high))
+                axes.plot([low, high], [place, place], color="0.15", linewidth=1.1)
+        axes.set_yticks(range(len(rows)), [f"{name} (n = {n})" for name, _, _, n in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(left=0)
+        axes.set_xlabel("clinical cost for every 100 answers, with 95% interval")
+        axes.grid(visible=False, axis="y")
+        axes.set_title(title, pad=10)
+        _save(figure, path)
+
+
+def arms(
+    panels: Sequence[tuple[str, Sequence[tuple[str, str, Spread]]]], lines: Mapping[str, float], title: str, path: Path
+) -> None:
+    """Write rows of a comparison as a PNG: a panel for each measure, a dot with its 95% interval for each row.
+
+    A row is a name, a kind that gives its colour, and its number; the first row is on top. Small dots are single seeds.
+    `lines` are drawn in the first panel: what is reached without reading.
+    """
+    names = list(dict.fromkeys(name for _, rows in panels for name, _, _ in rows))
+    with _styled():
+        figure = _figure(5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names))
+        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
+        for axes, (what, rows) in zip(grid, panels, strict=True):
+            for name, kind, spread in rows:
+                place, color = names.index(name), KINDS.get(kind, "0.35")
+                if spread.low is not None:
+                    axes.plot([spread.low, spread.high], [place, place], color=color, linewidth=1.6)
+                axes.plot(spread.value, place, "o", color=color, markersize=6)
+                if len(spread.seeds) > 1:
+                    below = [place + 0.24] * len(spread.seeds)
+                    axes.plot(spread.seeds, below, "o", color="0.45", markersize=2.8, markeredgewidth=0)
+            axes.set_title(what)
+            axes.grid(visible=False, axis="y")
+            axes.tick_params(axis="y", length=0)
+        grid[0].set_yticks(range(len(names)), names)
+        grid[0].set_ylim(len(names) - 0.4, -0.6)
+        for (name, value), style in zip(lines.items(), DASHES, strict=False):
+            grid[0].axvline(value, color="tab:red", linewidth=1.0, linestyle=style, label=f"{name}: {value:.3f}")
+        if lines:
+            figure.legend(loc="outside lower center", ncols=len(lines))
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        _save(figure, path)
+
+
+def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ()) -> None:
+    """Write the training curves as a PNG, a panel for each quantity in the log, over optimiser steps.
+
+    `labels` are the task's, in order: lines that are about answers keep it. Entries that stay zero throughout are left
+    out. Where cases were served in phases, every other phase is shaded. Raises ArtefactError if the log has nothing to
+    show.
+    """
+    panels = _panels(history, [str(label) for label in labels])
+    if not panels:
+        raise ArtefactError(f"{title}: its log holds none of the quantities that a curve shows")
+    with _styled():
+        rows = (len(panels) + 1) // 2
+        figure = _figure(10.0, 0.5 + 2.3 * rows)
+        grid = figure.subplots(rows, 2, squeeze=False).flatten()
+        for place, (axes, (name, keys)) in enumerate(zip(grid, panels.items(), strict=False)):
+            _panel(axes, name, keys, history)
+            for number, (start, end) in enumerate(phases(history)):
+                axes.axvspan(start, end, color="0.95" if number % 2 else "white", linewidth=0, zorder=0)
+                if number:
+                    axes.axvline(start, color="0.75", linewidth=0.8, zorder=0.5)
+            if place >= len(panels) - 2:
+                axes.set_xlabel("optimiser step")
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+        _save(figure, path)
+
+
+def phases(history: History) -> list[tuple[float, float]]:
+    """Where each phase of a log starts and ends, in optimiser steps; between two steps where one follows another.
+
+    Steps are drawn at their numbers, so the first phase begins half a step before the first. Nothing for a log without.
+    """
+    known = [(entry["step"], entry["phase"]) for entry in history if "phase" in entry]
+    if not known:
+        return []
+    starts = [step - 0.5 for (_, before), (step, now) in pairwise([(0.0, 0.0), *known]) if now != before]
+    return list(pairwise([*starts, known[-1][0] + 0.5]))
+
+
+def _panel(axes: "Axes", name: str, keys: Mapping[str, str], history: History) -> None:
+    axes.set_title(name)
+    axes.set_ylabel(next(label for panel, label, _ in PANELS if panel == name))
+    for line, color in zip(keys, _colors(name, list(keys)), strict=True):
+        points = [(entry["step"], entry[keys[line]]) for entry in history if keys[line] in entry]
+        axes.plot(*zip(*points, strict=True), label=line, color=color, marker="o" if len(points) == 1 else "")
+    if name in SHARES:
+        axes.set_ylim(-0.02, 1.02)
+    if len(keys) > 1:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _first(history: History, key: str) -> int:
+    """The place of the first entry in which a quantity is not zero."""
+    return next((place for place, entry in enumerate(history) if entry.get(key)), len(history))
+
+
+def _panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Panel title to its lines (label to log entry); what is zero throughout is left out."""
+    alive = sorted({key for entry in history for key, value in entry.items() if value})
+    logged = {key for entry in history for key in entry}
+    panels = {}
+    for title, _, pattern in PANELS:
+        # A single quantity is shown even at zero: a flat line says that nothing was clipped.
+        shown = alive if title in ("Reward terms", "Answers") else sorted(logged)
+        keys = {found[1] or TOTAL: key for key in shown if (found := re.fullmatch(pattern, key))}
+        keys = {label: keys[label] for label in labels if label in keys} | keys
+        if title == "Served":
+            keys = dict(sorted(keys.items(), key=lambda item: _first(history, item[1])))
+        # Where modes take turns, the mean of a step is that of one mode, and a line through all of them jumps.
+        if len(keys) > 1 and not any(entry.keys() >= set(keys.values()) for entry in history):
+            keys.pop(TOTAL, None)
+        if keys:
+            panels[title] = keys
+    # A GRPO loss is an artefact of the estimator and says nothing about progress.
+    if "Reward" in panels:
+        panels.pop("Loss", None)
+    return panels
+
+
+def _colors(name: str, labels: list[str]) -> list[Any]:
+    """Ordered answers get an ordered scale, modes the same colour in every panel, and what sums them up black."""
+    import matplotlib
+
+    if name in ("Answers", "Over-called"):
+        return [matplotlib.colormaps["plasma"](0.9 * i / max(1, len(labels) - 1)) for i in range(len(labels))]
+    parts = [label for label in labels if label != TOTAL]
+    return ["0.15" if label == TOTAL else matplotlib.colormaps["tab10"](parts.index(label) % 10) for label in labels]
+
+
+def _cell(x: float, y: float, depth: float, *, apart: bool) -> Any:
+    import matplotlib
+    from matplotlib.patches import Rectangle
+
+    shade = matplotlib.colormaps["Greys" if apart else "Blues"](0.04 + 0.86 * depth)
+    return Rectangle((x, y), 1, 1, facecolor=shade, edgecolor="white", linewidth=1.5)
+
+
+def _lines(label: str) -> str:
+    """A label of several words on several lines, so that it does not run into its neighbour."""
+    return textwrap.fill(label.replace("_", " "), 12, break_long_words=False)
+
+
+def _styled() -> Any:
+    from matplotlib import rc_context, rcParamsDefault
+
+    return rc_context({**rcParamsDefault, **STYLE, "backend": "agg"})
+
+
+def _figure(width: float, height: float) -> "Figure":
+    """A figure in inches that no window or global state knows of."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.07))
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})

@@ -1,0 +1,141 @@
+"""A command in a process group of its own, which ends with the process that started it, however that one ends.
+
+Killing DVC alone would leave the training that it started running, and writing. A small process, which runs this file,
+therefore stands between: it starts the command, adopts what the command leaves behind when it is killed, and ends all
+of it when its standard input closes, as the kernel makes it do when the starter dies. If it is killed itself, the
+stages below it notice, by the name that it left in their environment (`clinrl.runtime.starter`).
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+GRACE_S = 20.0
+"""Seconds that a group has to end after its starter asked it to, before it is killed: a long training step."""
+ORPHANED_S = 3.0
+"""Seconds that it has if its starter, or the command itself, was killed: nobody waits for it any more."""
+
+
+def start(command: Sequence[str], *, grace_s: float = ORPHANED_S, **popen: Any) -> "subprocess.Popen[str]":
+    """Start a command that does not outlive this process. Its exit code is 128 and the number if a signal ended it.
+
+    `grace_s` is how long, in seconds, it has to end by itself if this process dies. `popen` goes to
+    `subprocess.Popen`; standard input is taken, and closing it ends the command.
+    """
+    supervisor = [sys.executable, "-I", "-S", __file__, str(grace_s), *command]
+    return subprocess.Popen(supervisor, stdin=subprocess.PIPE, start_new_session=True, text=True, **popen)
+
+
+def run(command: Sequence[str], say: Callable[[str], None]) -> int:
+    """Run a command, pass on each line of its output as it comes, and return its exit code.
+
+    Whatever ends this call, such as an exception that a signal's handler raises, ends the whole group first.
+    """
+    child = start(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=_environment(), bufsize=1
+    )
+    # What a killed supervisor leaves behind holds the pipe open.
+    threading.Thread(target=_clear_after, args=(child,), daemon=True).start()
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.strip():
+                say(line.rstrip())
+        return child.wait()
+    finally:
+        end(child)
+
+
+def end(child: "subprocess.Popen[str]", grace_s: float = GRACE_S) -> None:
+    """Ask a started command to end, wait, and kill what is left of its group. Does nothing to one that has ended."""
+    try:
+        if child.poll() is None:
+            _signal_group(child.pid, signal.SIGTERM)
+            child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        _signal_group(child.pid, signal.SIGKILL)
+        child.wait()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def signal_of(code: int) -> signal.Signals | None:
+    """The signal that ended a command, or its supervisor, by the exit code of `run`; None if none did."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number) if number in {*signal.Signals} else None
+
+
+def _clear_after(child: "subprocess.Popen[str]") -> None:
+    """Once a supervisor has ended, kill what is left of its group."""
+    child.wait()
+    _signal_group(child.pid, signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    """This process's, in which `python` is its own interpreter and prints what it has to say at once."""
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _signal_group(group: int, number: int) -> None:
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):  # it has ended; macOS says the latter of a group of zombies
+        return
+
+
+def _supervise(grace_s: float, command: list[str]) -> int:
+    """Run the command as this process's child. Everything here is of one process group, led by this process."""
+    asked: list[int] = []
+    # Handlers, since the command would inherit SIG_IGN; the group's signals reach the command by themselves.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: asked.append(number))
+    signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
+    _adopt_orphans()
+    # The name is that of clinrl.runtime.starter, which this program, started without libraries, cannot import.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | {"CLINRL_STARTER": str(os.getpid())})
+    threading.Thread(target=_end_with_starter, args=(grace_s,), daemon=True).start()
+    code = 0
+    while True:
+        try:
+            pid, status = os.waitpid(0, 0)  # of this group only: what started a session of its own meant to stay
+        except ChildProcessError:
+            return code
+        if pid != child.pid:
+            continue
+        child.returncode = os.waitstatus_to_exitcode(status)
+        code = child.returncode if child.returncode >= 0 else 128 - child.returncode
+        if asked:  # a second SIGTERM would tell the trainer not to finish its step
+            continue
+        if child.returncode >= 0:
+            return code
+        os.killpg(0, signal.SIGTERM)
+        signal.setitimer(signal.ITIMER_REAL, ORPHANED_S)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of descendants whose parent dies, so that their end can be waited for. Linux only."""
+    if sys.platform == "linux":
+        pr_set_child_subreaper = 36
+        ctypes.CDLL(None).prctl(pr_set_child_subreaper, 1, 0, 0, 0)
+
+
+def _end_with_starter(grace_s: float) -> None:
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGTERM)
+    time.sleep(grace_s)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(_supervise(float(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,212 @@
+"""What DVC believes unchecked: pickles in its folders, its run cache, and a dvc.lock of which a kill left half.
+
+DVC remembers the digests of files in `diskcache`, which reads pickles (CVE-2025-69872), by default below /var/tmp/dvc,
+where every user of a machine may write. `.dvc/config` puts it into the project, into a folder that git keeps, since
+one that DVC makes is for everybody to write in; this module sees who can write there, so that nobody else runs code as
+whoever runs DVC. DVC writes dvc.lock in place: a kill at that moment would lose the record of every stage.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from clinrl.artifacts import write_text
+from clinrl.errors import Refused
+
+VARIABLE = "DVC_SITE_CACHE_DIR"
+"""Where DVC looks first for the folder's place."""
+SITE = Path(".clinrl/dvc")
+"""The place that `.dvc/config` names."""
+RUNS = Path(".dvc/cache/runs")
+"""What DVC remembers stages to have made. It is believed unchecked: an entry put there by hand is an exam never sat."""
+TMP = Path(".dvc/tmp")
+"""Locks, and the queue of experiments."""
+KEPT = {"repo", "repo/.gitignore"}
+"""All that a clone holds in SITE before DVC first runs."""
+LOCK = Path("dvc.lock")
+COPY = Path(".clinrl/dvc.lock")
+"""dvc.lock as it was before the last stage ran."""
+CUT = Path(".clinrl/dvc.lock.cut")
+"""What a kill left of it, kept for whoever wants to look."""
+AT_WORK = TMP / "lock"
+"""What DVC holds while it writes dvc.lock."""
+CONFLICT = b"<<<<<<<"
+"""How git marks a merge that a person has to finish."""
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+ENTER = stat.S_IXGRP | stat.S_IXOTH
+
+
+def fence(project: Path | None = None) -> None:
+    """Before DVC is asked: put back half a dvc.lock, empty the run cache, make and close both folders of pickles.
+
+    Does nothing where there is no DVC project.
+
+    A folder of the project that others could write in, or put another in the place of, is closed if it holds nothing
+    yet: with a umask of 0002 every folder of a clone is such. `project` is the working directory unless named.
+    Raises Refused if it holds anything, is a link or is somebody else's, and for one elsewhere that others can write in
+    or replace.
+    """
+    root = Path.cwd() if project is None else project.absolute()
+    if not (root / ".dvc").is_dir():
+        return
+    _mend(root)
+    shutil.rmtree(root / RUNS, ignore_errors=True)
+    site, tmp = (Path(os.path.normpath(root / folder)) for folder in (os.environ.get(VARIABLE) or SITE, TMP))
+    found = [
+        place for place in (site, tmp) if not (_closed if root in place.parents else _closed_elsewhere)(place, root)
+    ]
+    if not found:
+        return
+    advice, inside = [], [place for place in found if root in place.parents]
+    if inside:
+        above = _shown(dict.fromkeys(above for place in inside for above in _between(root, place)))
+        again = _shown(inside)
+        advice.append(f"make anew what is only a cache: `chmod go-w {above}; rm -rf {again}; mkdir -m 700 {again}`")
+    if len(inside) < len(found):
+        advice.append(f"set {VARIABLE} to a folder of your own, or unset it")
+    raise Refused(
+        f"others than you can write in {_shown(found, ' and ')}, where DVC keeps pickles, which can run code; "
+        + "; ".join(advice)
+    )
+
+
+def _closed(place: Path, root: Path) -> bool:
+    """Whether nobody else can write in a folder of the project, or could before. Closes it then, and what it is in.
+
+    Who owns the project may own it too, since they could change the code as well.
+    """
+    places = [*_between(root, place), place]
+    _make(places)
+    owners = {os.geteuid(), root.stat().st_uid}
+    before = [each.lstat() for each in places]
+    if any(not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners for found in before):
+        return False
+    was_open = any(map(_is_replaceable, before[:-1])) or _is_open(place)
+    if was_open and not _is_empty(place, owners):
+        return False
+    try:
+        for each, found in zip(places[:-1], before[:-1], strict=True):
+            if _is_replaceable(found):
+                each.chmod(stat.S_IMODE(found.st_mode) & ~OTHERS)
+        if was_open or before[-1].st_uid == os.geteuid():
+            place.chmod(0o700)
+        if was_open and (place / "repo").is_dir():  # who was in there before could write on
+            (place / "repo").chmod(0o700)
+    except PermissionError:
+        return False
+    if was_open and not _is_empty(place, owners):  # somebody was quicker
+        place.chmod(stat.S_IMODE(before[-1].st_mode) | stat.S_IWGRP)
+        return False
+    return True
+
+
+def _closed_elsewhere(place: Path, root: Path) -> bool:
+    """Whether nobody else can write in a folder outside the project, nor put another in its place. Changes no old one.
+
+    Who owns what it is in is not looked at: in a container that may be nobody.
+    """
+    _make([*reversed(place.parents), place])
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), root.stat().st_uid} or _is_open(place):
+        return False
+    if any(_is_replaceable(above.stat()) for above in {*place.parents, *place.resolve().parents}):
+        return False
+    if found.st_uid == os.geteuid():
+        place.chmod(0o700)
+    return True
+
+
+def _between(root: Path, place: Path) -> list[Path]:
+    """The folders below the root that a place is in, from above."""
+    return [above for above in reversed(place.parents) if root in above.parents]
+
+
+def _make(places: Sequence[Path]) -> None:
+    """Make the folders that are not there, whatever the umask: the last for this user alone."""
+    for each in places:
+        if not os.path.lexists(each):
+            each.mkdir(mode=0o700 if each == places[-1] else 0o755, exist_ok=True)
+
+
+def _is_replaceable(found: os.stat_result) -> bool:
+    """Whether others can rename or remove what is in a folder, and put their own in its place."""
+    return bool(found.st_mode & OTHERS) and not found.st_mode & stat.S_ISVTX
+
+
+def _is_open(folder: Path) -> bool:
+    """Whether others can write in a folder or, where they can enter it, in one that is in it."""
+    mode = folder.stat().st_mode
+    inner = folder.rglob("*/") if mode & ENTER else ()
+    return bool(mode & OTHERS) or any(each.lstat().st_mode & OTHERS for each in inner if not each.is_symlink())
+
+
+def _is_empty(folder: Path, owners: set[int]) -> bool:
+    """Whether a folder holds nothing but what git keeps there."""
+    return all(
+        str(each.relative_to(folder)) in KEPT and not each.is_symlink() and each.lstat().st_uid in owners
+        for each in folder.rglob("*")
+    )
+
+
+def _shown(places: Iterable[Path], between: str = " ") -> str:
+    here = Path.cwd()
+    return between.join(str(place.relative_to(here) if here in place.parents else place) for place in places)
+
+
+def keep() -> None:
+    """Keep a copy of dvc.lock, which DVC has just read; none while another DVC writes it."""
+    with _not_at_work(Path.cwd()) as alone:
+        if alone and LOCK.exists():
+            write_text(COPY, LOCK.read_text(encoding="utf-8"))
+
+
+def _mend(root: Path) -> None:
+    """Put the copy of dvc.lock back where a kill left half of it, and say so: its last stage then runs again.
+
+    Does nothing while DVC is at work, where dvc.lock is whole, and in a merge that is not finished.
+    """
+    lock, copy = root / LOCK, root / COPY
+    if not (lock.exists() and copy.exists()):
+        return
+    text = lock.read_bytes()
+    if text.endswith(b"\n") and len(text) >= copy.stat().st_size:  # as good as always, and it costs nothing to see
+        return
+    with _not_at_work(root) as alone:
+        if alone and CONFLICT not in text and not _is_whole(lock):
+            os.replace(lock, root / CUT)
+            write_text(lock, copy.read_text(encoding="utf-8"))
+            print(
+                f"clinrl: {LOCK} was cut short by a kill; it is as before the last stage again, and {CUT} is the rest",
+                file=sys.stderr,
+            )
+
+
+@contextmanager
+def _not_at_work(root: Path) -> Iterator[bool]:
+    """Whether no DVC is at work here; none begins before the block has ended."""
+    (root / AT_WORK).parent.mkdir(parents=True, exist_ok=True)
+    with (root / AT_WORK).open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _is_whole(lock: Path) -> bool:
+    """Whether a dvc.lock has what DVC demands of it."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        stages = YAML(typ="safe").load(lock)["stages"].values()
+        parts = [part for entry in stages for kind in ("deps", "outs") for part in entry.get(kind, [])]
+        return all(entry["cmd"] for entry in stages) and all(part["path"] for part in parts)
+    except (YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,107 @@
+"""A stage ends with whoever started it, however that one ends.
+
+DVC does not end what it runs when it is killed itself: a training would go on, and write, for hours. A stage that was
+started by DVC, or below a process that the environment names, therefore looks four times a second whether that one is
+still among its ancestors. What a person started by hand follows nobody: it may outlive its shell.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from clinrl.errors import Refused
+
+STARTER = "CLINRL_STARTER"
+"""Names, by its number, the process that every stage below it ends with. `child` and `make demo` set it."""
+GONE = signal.SIGUSR1
+"""What a stage sends itself first. Unlike SIGTERM it is nobody else's, so it is never taken for a second request."""
+EVERY_S = 0.25
+"""Seconds between two looks."""
+GRACE_S = 2.0
+"""Seconds from the first request to the kill: a step of an embedded training and its checkpoint."""
+DVCS = ("DVC_ROOT", "DVC_STAGE")
+"""What DVC sets for a stage, and for nothing else."""
+SHELLS = {"sh", "ash", "bash", "dash", "fish", "ksh", "zsh"}
+"""DVC starts a stage through one of these, which may stay between the two."""
+
+
+def follow() -> None:
+    """End this process with its starter: first by KeyboardInterrupt, after GRACE_S by SIGKILL.
+
+    Does nothing where nobody is to be followed. Raises Refused if the starter has ended already.
+    """
+    starter = _starter()
+    if starter is None:
+        return
+    if not is_above(starter):
+        raise Refused("whoever started this stage has ended, so it does not begin; give the same command again")
+    signal.signal(GONE, signal.default_int_handler)
+    watch(starter, _end)
+
+
+def watch(ancestor: int, gone: Callable[[], object]) -> None:
+    """Call `gone`, in a thread of its own, once the process with this number is no ancestor of this one any more."""
+
+    def look() -> None:
+        while is_above(ancestor):
+            time.sleep(EVERY_S)
+        gone()
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def is_above(pid: int) -> bool:
+    """Whether a process is an ancestor of this one. Who is killed loses its children at once, so it is not."""
+    return pid in _ancestors()
+
+
+def _end() -> None:
+    os.kill(os.getpid(), GONE)
+    time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _starter() -> int | None:
+    """Whom this process follows: who is named, or else DVC, or else nobody."""
+    if named := os.environ.get(STARTER):
+        return int(named) if named.isdecimal() else 0
+    if not all(os.environ.get(name) for name in DVCS):
+        return None
+    found = next((pid for pid in _ancestors() if _name(pid) not in SHELLS), 0)
+    # A stage shares the session of its DVC. Whoever adopts one that lost its DVC before it could look does not.
+    return found if found and os.getsid(found) == os.getsid(0) else 0
+
+
+def _ancestors() -> Iterator[int]:
+    """The numbers of this process's ancestors, its parent first."""
+    pid = os.getppid()
+    while pid > 0:
+        yield pid
+        pid = _parent(pid)
+
+
+def _parent(pid: int) -> int:
+    """The number of a process's parent; 0 if it has none, or has ended."""
+    return int(_of(pid, "ppid") or 0)
+
+
+def _name(pid: int) -> str:
+    """The name of a process's program; empty if it has ended."""
+    return os.path.basename(_of(pid, "comm")).removeprefix("-")
+
+
+def _of(pid: int, what: str) -> str:
+    """What is known of a process by the name that `ps` gives it: `ppid` or `comm`."""
+    if sys.platform != "linux":
+        told = subprocess.run(["ps", "-o", f"{what}=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return told.stdout.strip()
+    try:  # "number (name) state parent ...", where the name may hold anything
+        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    except OSError:
+        return ""
+    return after.split()[1] if what == "ppid" else before.partition("(")[2]

@@ -1,0 +1,112 @@
+"""Approvals: a person's signature on one decision.
+
+The statement names the decision by its digest, which covers the candidate, the champion, the exam and every finding, so
+whoever has the digest and a key can approve anywhere, offline. The token that they hand on is the signature alone.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from clinrl.errors import SignatureError
+from clinrl.signing import dsse, keys
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+    from clinrl.signing.keys import Key, Signer
+
+PREDICATE = "https://clinrl.dev/approval/v1"
+LONGEST = 120
+"""Characters of a token; a signature has 92 to 96."""
+
+
+def statement(decision: str, approver: str) -> dict[str, Any]:
+    """What an approver signs, for the digest of a decision. Raises SignatureError if it is no digest."""
+    if not re.fullmatch(r"[0-9a-f]{64}", decision):
+        raise SignatureError(
+            "a decision is approved by its digest, 64 characters of 0-9 and a-f; `clinrl decide NAME` prints it"
+        )
+    return {
+        "_type": dsse.STATEMENT,
+        "subject": [{"name": "decision", "digest": {"sha256": decision}}],
+        "predicateType": PREDICATE,
+        "predicate": {"approver": approver},
+    }
+
+
+def token(decision: str, approver: str, signer: "Signer") -> str:
+    """The approval of a decision, to be pasted where it is asked for: a signature as URL-safe Base64."""
+    return base64.urlsafe_b64encode(signer.sign(dsse.covered(statement(decision, approver)))).decode()
+
+
+def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
+    """Who may approve, by name: those whom params.yaml lists, and nobody else.
+
+    Where it lists nobody, at scale embedded, whoever uses this checkout's key, under any name (`name`). With `name`,
+    they alone. Raises SignatureError if that is nobody.
+    """
+    if params.approvers:
+        if name and name not in params.approvers:
+            raise SignatureError(
+                f"`approvers` in params.yaml does not list {name[:80]!r}; a listed person must approve"
+            )
+        return {name: params.approvers[name]} if name else params.approvers
+    if params.scale != "embedded":
+        raise SignatureError(
+            "`approvers` in params.yaml lists nobody, so nobody can approve; list names and keys there"
+        )
+    ours = keys.keyring().get(keys.OURS)
+    if ours is None:
+        raise SignatureError("nobody is listed as approver, and this checkout has no key; run `clinrl keys init`")
+    return {name or keys.OURS: ours}
+
+
+def checked(params: "Params", decision: str, token: str, name: str = "") -> tuple[str, dict[str, Any]]:
+    """Who made a token for a decision (its digest), and the envelope of their approval.
+
+    `name` is who the answer says it is from: if given it must be them. Where `approvers` lists nobody, at scale
+    embedded, this checkout's key approves under that name. Raises SignatureError if nobody listed made the token, or
+    if nobody can approve.
+    """
+    try:
+        signature = base64.b64decode(token.strip(), altchars=b"-_", validate=True) if len(token) < LONGEST else b""
+    except (binascii.Error, ValueError):
+        signature = b""
+    for approver, key in approvers(params, name).items():
+        said = statement(decision, approver)
+        if key.verifies(dsse.covered(said), signature):
+            return approver, dsse.sealed(said, key, signature)
+    raise SignatureError(
+        "this token is no approval of this decision by anybody who is listed; `clinrl approve DECISION --as NAME` "
+        "makes one"
+    )
+
+
+def given(params: "Params", decision: str, approver: str) -> dict[str, Any]:
+    """The approval of a decision (its digest), signed on the spot with this machine's key.
+
+    Raises SignatureError if that key is not the one that `approvers` lists for that name.
+    """
+    signer = keys.signer(params.scale)
+    if approvers(params, approver).get(approver) != signer.key:
+        raise SignatureError(
+            f"the key of this machine is not the one that `approvers` in params.yaml lists for {approver!r}; "
+            f"`clinrl approve {decision} --as {approver!r}` where that key is makes a token"
+        )
+    return dsse.envelope(statement(decision, approver), signer)
+
+
+def approver_of(envelope: Any, decision: str, listed: Mapping[str, "Key"]) -> str:
+    """Whose approval of a decision (its digest) an envelope is. Raises SignatureError if it is nobody's.
+
+    `listed` is `approvers`, or for what was approved long ago all whose signatures count. Whoever signed must be in it
+    under the name that the approval gives; this checkout's own key, if it is in it, may give any.
+    """
+    who, said = dsse.opened(envelope, listed)
+    predicate = said.get("predicate")
+    name = str(predicate.get("approver")) if isinstance(predicate, dict) else ""
+    if said != statement(decision, name) or who not in (name, keys.OURS):
+        raise SignatureError(f"this is no approval of the decision {decision[:16]} by {who}")
+    return name

@@ -1,0 +1,53 @@
+"""Signed statements: an in-toto statement in a DSSE envelope, as the stock tools read and write them.
+
+What reads an envelope is `clinrl_loader`, which registered models carry with them.
+"""
+
+import base64
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from clinrl.artifacts import canonical_json
+from clinrl.errors import SignatureError
+from clinrl_loader import LARGEST, PAYLOAD_TYPE, STATEMENT, Untrusted, pae
+from clinrl_loader import opened as read
+
+if TYPE_CHECKING:
+    from clinrl.signing.keys import Key, Signer
+
+__all__ = ["LARGEST", "PAYLOAD_TYPE", "STATEMENT", "covered", "envelope", "opened", "pae", "sealed"]
+
+
+def covered(statement: Mapping[str, Any]) -> bytes:
+    """The bytes that the signature of a statement is over. Its payload is canonical JSON."""
+    return pae(PAYLOAD_TYPE, _payload(statement))
+
+
+def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
+    """A statement, signed. Raises SignatureError if there is no signature."""
+    return sealed(statement, signer.key, signer.sign(covered(statement)))
+
+
+def sealed(statement: Mapping[str, Any], key: "Key", signature: bytes) -> dict[str, Any]:
+    """The envelope of a statement and a signature that a key made over it."""
+    return {
+        "payload": base64.b64encode(_payload(statement)).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"keyid": key.fingerprint, "sig": base64.b64encode(signature).decode()}],
+    }
+
+
+def _payload(statement: Mapping[str, Any]) -> bytes:
+    return canonical_json(statement).encode()
+
+
+def opened(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, Any]]:
+    """Who signed a statement, by the name of their key, and the statement.
+
+    Nothing of the payload is read before a signature of a listed key was found on it. Raises SignatureError if there is
+    none, or if it is no envelope of an in-toto statement.
+    """
+    try:
+        return read(envelope, {name: key.line for name, key in keys.items()})
+    except Untrusted as error:
+        raise SignatureError(str(error)) from None

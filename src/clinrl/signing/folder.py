@@ -1,0 +1,81 @@
+"""A folder, signed: OpenSSF Model Signing, so that `python -m model_signing verify key` accepts it as well.
+
+The signature is a file in the folder. It names every other file by its SHA-256; a file more or less, a link or a
+changed byte is refused. Signing uses the library; what checks is `clinrl_loader`, which takes milliseconds.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import clinrl_loader
+from clinrl.errors import SignatureError
+from clinrl_loader import SIGNATURE
+
+if TYPE_CHECKING:
+    from clinrl.signing.keys import Key, Signer
+
+__all__ = ["SIGNATURE", "check", "sign", "signed_files"]
+
+
+def sign(folder: Path, signer: "Signer") -> None:
+    """Write the signature of a folder into it, over every file but itself.
+
+    Raises SignatureError if the folder holds a link or what is no file, or if nothing could be signed.
+    """
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+    from model_signing import hashing, signing
+    from model_signing._signing.sign_ec_key import Signer as Library
+
+    class Lent:
+        """What the library asks of a private key, answered by one that may be in an agent."""
+
+        def sign(self, data: bytes, _method: object) -> bytes:
+            return signer.sign(data)
+
+        def public_key(self) -> Any:
+            return load_pem_public_key(signer.key.pem.encode())
+
+    class ByUs(Library):  # type: ignore[misc]  # the library is not typed
+        def __init__(self) -> None:
+            self._private_key = Lent()
+
+    with _refused():
+        if not clinrl_loader.hashes(folder):
+            raise SignatureError(f"{folder} holds no file to sign")
+    partial = folder.parent / f".{folder.name}.{SIGNATURE}.partial-{os.getpid()}"
+    config = signing.Config().set_hashing_config(
+        hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+    )
+    config._signer = ByUs()  # its public methods take a key from a file only
+    try:
+        config.sign(folder, partial)
+        os.replace(partial, folder / SIGNATURE)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check(folder: Path, keys: Mapping[str, "Key"], *, but: Iterable[str] = ()) -> str:
+    """Who signed a folder, by the name of their key. `but` are files at its top that may be there besides.
+
+    Raises SignatureError naming a file that was altered, is missing or was added, if there is no signature, or if
+    nobody who is listed made it.
+    """
+    with _refused():
+        return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)[0]
+
+
+def signed_files(folder: Path, key: "Key") -> dict[str, str]:
+    """SHA-256 of each file that a key signed in a folder, by its path in it. Raises as `check` does."""
+    with _refused():
+        return clinrl_loader.check(folder, {"": key.line})[1]
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    try:
+        yield
+    except clinrl_loader.Untrusted as error:
+        raise SignatureError(str(error)) from None

@@ -1,0 +1,292 @@
+"""What imported cases of all tasks have in common: who is one patient, who belongs to which pool, and what is withheld.
+
+An imported case's group is `<use>/imported/<pseudonym>`, so its pool can be read off its group alone. A pseudonym is a
+hash of the subject where the source names one, else of the narrative. It keeps identifiers out of files; it does not
+hide them from somebody who has the source, so cases are handled like the source itself. Where a source is about no
+patients, what stands for one is whatever the task keeps in one pool.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO, TypeVar, cast, get_args
+
+from pydantic import BaseModel
+
+from clinrl import paths
+from clinrl.errors import DataError
+from clinrl.tasks.base import Task
+from clinrl.tasks.marks import holds_mark
+from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, said
+
+MARK = "/imported/"
+LONGEST_NARRATIVE_CHARACTERS = 4_000
+COLUMNS = ("file", "line", "column", "reason")
+"""Of the list of refused rows."""
+
+CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]"
+"""What no narrative holds: control characters (line ends too) and invisible or direction-changing ones."""
+
+IDENTIFIERS: dict[str, str] = {
+    "social security number": r"\b\d{3}-\d{2}-\d{4}\b",
+    "telephone number": r"(?<!\d)(?:\+?\d{1,2}[-. ]?)?(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}(?!\d)",
+    "e-mail address": r"[\w.+-]+@[\w-]+\.\w+",
+    "medical record number": r"(?i)\b(?:mrn|medical record (?:number|no))\b[\s:#.]*\d+",
+    "full date": r"(?i)\b(?:(?:19|20)\d{2}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:19|20)?\d{2}"
+    r"|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]* \d{1,2},? (?:19|20)\d{2})\b",
+    "web address": r"(?i)\b(?:https?://|www\.)\S",
+}
+"""A tripwire for real people's data: the identifiers of 45 CFR 164.514(b)(2) (HIPAA, Safe Harbor) that have a shape."""
+
+_CONTROL = re.compile(CONTROL_CHARACTERS)
+_IDENTIFIERS = {kind: re.compile(shape) for kind, shape in IDENTIFIERS.items()}
+_WORD = re.compile(r"\w+")
+_Read = TypeVar("_Read")
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+class Unclear(Exception):
+    """A row cannot be used, for a reason that quotes nothing of it."""
+
+    def __init__(self, column: str, reason: str) -> None:
+        super().__init__(f"{column}: {reason}")
+        self.column, self.reason = column, reason
+
+
+@dataclass
+class Intake:
+    """What became of the rows of a source. Refused rows are listed as they come, without their values."""
+
+    refused_to: TextIO
+    without: frozenset[str | bytes] = frozenset()
+    """Pseudonyms and fingerprints of narratives whose rows are refused: those of an exam (`whose`)."""
+    read: int = 0
+    kept: int = 0
+    elsewhere: int = 0
+    """Sound rows whose patients belong to another pool."""
+    shown: int = 0
+    """Rows that a progress bar has counted."""
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By column and reason."""
+
+    def refuse(self, file: str, line: int, unclear: Unclear) -> None:
+        """Count a row that is kept out, and list it."""
+        self.refused[unclear.column, unclear.reason] += 1
+        self.refused_to.write(f"{file}\t{line}\t{unclear.column}\t{unclear.reason}\n")
+
+    def record(self, source: "Source") -> dict[str, Any]:
+        """All that may be said of an import in a report: counts and names of columns."""
+        refusals: dict[str, dict[str, int]] = {}
+        for (column, reason), count in sorted(self.refused.items()):
+            refusals.setdefault(column, {})[reason] = count
+        return {
+            "source": source.kind,
+            "read": self.read,
+            "kept": self.kept,
+            "another_pool": self.elsewhere,
+            "refused": self.refused.total(),
+            "refusals": refusals,
+            "columns_used": sorted(source.used),
+            "columns_dropped": sorted(source.dropped),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Somebody's records, recognised for what they are and not yet read."""
+
+    kind: str
+    files: Mapping[str, Path]
+    """What is read, by the name that a list of refused rows gives it."""
+    used: frozenset[str]
+    dropped: frozenset[str]
+    """Columns that are there and never read: what happened after triage, and whatever else is not used."""
+    uses: tuple[Pool, ...]
+    """The pools that its rows can belong to."""
+    lines: int
+    """About how many rows there are."""
+    cases: Callable[[Pool, Intake], Iterator[str]]
+    """The cases of one pool as canonical JSON lines; counts what becomes of each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A row that can be used: whose it is, which pool that is in, and what a case is made of."""
+
+    pool: Pool
+    pseudonym: str
+    facts: Mapping[str, Any]
+    """JSON-ready, as the task's own records dump them."""
+    key: Mapping[str, Any]
+
+
+def sift(
+    task: str, name: str, rows: Iterable[tuple[int, _Read]], take: Callable[[_Read], Taken], use: Pool, intake: Intake
+) -> Iterator[str]:
+    """The rows of one pool as lines of cases.
+
+    `name` is the file's, for the list of refused rows; `rows` come with the lines that they begin on; `take` reads one
+    (its cells, or whatever the source yields) or raises Unclear. A narrative (`told`) that an earlier row has, of
+    whatever pool, is refused, so that no text is in two pools of one source.
+    """
+    seen: set[bytes] = set()
+    for line, cells in rows:
+        intake.read += 1
+        try:
+            taken = take(cells)
+            check_marks(taken)
+            text = fingerprint(told(taken.facts))
+            if taken.pseudonym in intake.without or text in intake.without:
+                raise Unclear("(the whole row)", "its patient or narrative is among those that are left out")
+            if text in seen:
+                raise Unclear("(the whole row)", "an earlier row has the same narrative")
+        except Unclear as unclear:
+            intake.refuse(name, line, unclear)
+            continue
+        seen.add(text)
+        if taken.pool != use:
+            intake.elsewhere += 1
+            continue
+        intake.kept += 1
+        yield case_line(task, group_of(use, taken.pseudonym), taken.facts, taken.key)
+
+
+def check_marks(taken: Taken) -> None:
+    """Refuse a row that would bring a mark of a chat template into a prompt or an answer. Raises Unclear."""
+    for name, value in (*taken.facts.items(), *taken.key.items()):
+        if not isinstance(value, int | float | None) and holds_mark(
+            value if isinstance(value, str) else _encode(value)
+        ):
+            raise Unclear(name, "holds a mark of a chat template")
+
+
+def whose(source: Source) -> frozenset[str | bytes]:
+    """The pseudonyms of a source's patients and the fingerprints of its narratives, of whatever pool."""
+    found: set[str | bytes] = set()
+    for use in source.uses:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            for line in source.cases(use, Intake(nowhere)):
+                case = json.loads(line)
+                found |= {case["group"].partition(MARK)[2], fingerprint(told(case["facts"]))}
+    return frozenset(found)
+
+
+def case_line(task: str, group: str, facts: Mapping[str, Any], key: Mapping[str, Any]) -> str:
+    """The line of a case, equal to the canonical JSON of the validated record and several times faster."""
+    told, known = _encode(facts), _encode(key)
+    digest = hashlib.sha256(f"[{told},{known}]".encode()).hexdigest()[:16]
+    return f'{{"facts":{told},"group":"{group}","id":"{task}-{digest}","key":{known}}}'
+
+
+def pseudonym(kind: str, text: str) -> str:
+    """What stands for a subject or a narrative: 16 hexadecimal digits, the same in every source."""
+    return hashlib.sha256(f"{kind}:{text}".encode()).hexdigest()[:16]
+
+
+def percentile(pseudonym: str) -> int:
+    """0 to 99 by a pseudonym alone: what shares out patients among pools, the same for any source and machine."""
+    return int(pseudonym[:8], 16) % 100
+
+
+def key_of(value: Any, drawn: type[BaseModel], brought: type[BaseModel]) -> Any:
+    """The key that a mapping is of: only an imported one names its source. A fault then names its column alone."""
+    if not isinstance(value, Mapping):
+        return value
+    return (brought if "source" in value else drawn).model_validate(value)
+
+
+def group_of(use: Pool, pseudonym: str) -> str:
+    """The group of an imported case."""
+    return f"{use}{MARK}{pseudonym}"
+
+
+def pool_of(group: str) -> Pool | None:
+    """The pool that the group of an imported case names; None for any other group."""
+    use, mark, _ = group.partition(MARK)
+    return cast("Pool", use) if mark and use in get_args(Pool) else None
+
+
+def is_imported(case: Case) -> bool:
+    """Whether a case was read from somebody's records."""
+    return pool_of(case.group) is not None
+
+
+def cleaned(text: str) -> str:
+    """Text in one line: control and invisible characters are spaces, and white space is single."""
+    return " ".join(_CONTROL.sub(" ", text).split())
+
+
+def check_text(text: str, column: str) -> None:
+    """Refuse text that is empty, too long, or holds a mark or what looks like an identifier. Raises Unclear."""
+    if not text:
+        raise Unclear(column, "is empty")
+    if len(text) > LONGEST_NARRATIVE_CHARACTERS:
+        raise Unclear(column, f"is longer than {LONGEST_NARRATIVE_CHARACTERS:,} characters")
+    if holds_mark(text):
+        raise Unclear(column, "holds a mark of a chat template")
+    for kind, shape in _IDENTIFIERS.items():
+        if shape.search(text):
+            raise Unclear(column, f"holds what looks like a {kind}")
+
+
+def normalised(text: str) -> str:
+    """The words of a text in lower case: what two copies of one narrative have in common."""
+    return " ".join(_WORD.findall(text.casefold()))
+
+
+def told(facts: Mapping[str, Any]) -> str:
+    """The narrative of a case: the plain texts among its facts, by name; lists, as of evidence, are no part of it."""
+    return " ".join(facts[name] for name in sorted(facts) if isinstance(facts[name], str))
+
+
+def fingerprint(narrative: str) -> bytes:
+    """Eight bytes that equal narratives share, whatever their case, spaces and punctuation."""
+    return hashlib.blake2b(normalised(narrative).encode(), digest_size=8).digest()
+
+
+def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases: Iterable[Case]) -> None:
+    """Refuse an exam that shares a patient or a narrative with training data, given by name.
+
+    Cases that are drawn here are in pools that share no template, so only imported ones are compared. Raises DataError.
+    """
+    people, texts = set(), set()
+    for case in filter(is_imported, cases):
+        people.add(case.group.partition(MARK)[2])
+        texts.add(fingerprint(told(dict(case.facts))))
+    if not people:
+        return
+    for name, others in training:
+        shared = sum(
+            case.group.partition(MARK)[2] in people or fingerprint(told(dict(case.facts))) in texts
+            for case in others
+            if is_imported(case)
+        )
+        if shared:
+            raise DataError(
+                f"{paths.cases(name)} and the exam {exam} share patients or narratives ({shared:,} training rows); "
+                f"name the exam's source under imports.{name}.without, or examine on other data"
+            )
+
+
+def withheld(task: Task, case: Case, line: Graded) -> Graded:
+    """A graded answer as it is stored: of an imported case the answer line alone, since the rest may quote it."""
+    if not is_imported(case):
+        return line
+    turns = tuple(
+        turn.model_copy(update={"content": _answer_line(task, turn.content, line.answer), "thinking": None})
+        for turn in line.transcript.messages
+        if turn.role == "assistant"
+    )
+    return line.model_copy(update={"transcript": Transcript(messages=turns, stop=line.transcript.stop)})
+
+
+def _answer_line(task: Task, content: str, answer: Any) -> str:
+    if isinstance(answer, Unreadable):  # whatever made it unreadable may quote the narrative
+        return ""
+    lines = (line.strip() for line in content.splitlines())
+    return next((line for line in lines if task.parse(said(Message(role="assistant", content=line))) == answer), "")

@@ -1,0 +1,234 @@
+"""What watches a training run: checkpoints that are whole or not used, alarms, the history, and a line of progress."""
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from clinrl.analysis import alerts
+from clinrl.artifacts import canonical_json, sha256_file, write_json
+from clinrl.errors import Alarmed, TrainingError
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+SENTINEL = "complete.json"
+STATUS = "status.json"
+TIMINGS = "timings.jsonl"
+LIVE = "live.jsonl"
+"""The history as far as it goes, for whoever shows it while the run goes on."""
+_CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
+"""Logged values that differ from run to run, or that only sum up others."""
+
+KL_AT_START = 1e-6
+"""Nats. Before the first update the policy is its own reference, so that any divergence is a wrong reference."""
+
+
+def seal_checkpoint(checkpoint: Path) -> None:
+    """Write the digests of a checkpoint's files into it, last: a checkpoint without them is not used."""
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != SENTINEL)
+    write_json(checkpoint / SENTINEL, {str(path.relative_to(checkpoint)): sha256_file(path) for path in files})
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest whole checkpoint below `folder`, or None. Those that are not whole are removed."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]), reverse=True)
+    whole = [path for path in found if _is_whole(path)]
+    for path in found:
+        if path not in whole:
+            shutil.rmtree(path)
+    return whole[0] if whole else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        files = json.loads((checkpoint / SENTINEL).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    paths = {checkpoint / name: expected for name, expected in files.items()}
+    return all(path.is_file() and sha256_file(path) == expected for path, expected in paths.items())
+
+
+def history(log: list[dict[str, Any]]) -> str:
+    """The logged steps as JSON lines, one a step, without any value that a clock decides. NaN becomes null."""
+    steps = [entry for entry in log if "loss" in entry]  # the other entries sum the run up
+    return "".join(canonical_json(finite(entry)) + "\n" for entry in steps)
+
+
+def finite(entry: dict[str, Any]) -> dict[str, Any]:
+    """A logged step as the history has it: nothing that a clock decides, and None for what is no finite number."""
+    kept = {key: value for key, value in entry.items() if key not in _CLOCK}
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in kept.items()}
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Seals checkpoints, stops at step boundaries, and raises TrainingError when a run goes wrong.
+
+    `moved` tells whether the adapter differs from its start; set it once there is one. It is asked after the first
+    step whose gradient was not zero, since a step of groups with equal rewards moves nothing.
+    """
+
+    def __init__(self, folder: Path, *, version: str, steps: int, heeds: bool = True, waiver: str = "") -> None:
+        self.folder = folder
+        self.version = version
+        self.steps = steps
+        self.heeds = heeds
+        self.waiver = waiver
+        self.monitor = alerts.Monitor()
+        self.moved: Callable[[], bool] = lambda: False
+        self.has_moved = False
+        self.stop_requested = False
+        self.step = 0
+        self.saved = 0
+        self.began = time.monotonic()
+        self.line = ProgressLine(version, steps)
+
+    def request_stop(self) -> None:
+        """Stop at the end of the step that is running. For signal handlers."""
+        self.stop_requested = True
+
+    def on_train_begin(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
+    ) -> None:
+        self.step = self.saved = state.global_step
+        self.has_moved = state.global_step > 0
+        self.began = time.monotonic()
+        for entry in state.log_history:  # of the run that this one continues
+            if "loss" in entry:
+                self.monitor.add(finite(entry))
+        self.status("running", state.global_step)
+        self.line.start(state.global_step)
+
+    def on_step_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
+    ) -> None:
+        if self.stop_requested:
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_log(
+        self,
+        args: "TrainingArguments",
+        state: "TrainerState",
+        control: "TrainerControl",
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if not logs or "loss" not in logs:
+            return
+        step = self.step = state.global_step
+        for name in ("loss", "grad_norm", "reward", "kl"):
+            value = logs.get(name)
+            if value is not None and not math.isfinite(value):
+                raise TrainingError(
+                    f"{name} is {value} at step {step} of {self.steps}; the same command would meet it again: lower "
+                    "trainer.lr, or look at the rows of this step"
+                )
+        if step == 1 and logs.get("kl", 0.0) > KL_AT_START:
+            raise TrainingError(
+                f"the policy is {logs['kl']:.2g} nats from its reference before the first update (allowed "
+                f"{KL_AT_START:g}): the reference is not the parent of {self.version}"
+            )
+        if not self.has_moved and logs.get("grad_norm", 0.0) > 0 and logs.get("learning_rate", 0.0) > 0:
+            if not self.moved():
+                raise TrainingError(
+                    f"the adapter did not change at step {step} although its gradient is {logs['grad_norm']:.2g}: "
+                    "it is not what the optimiser trains, or lr is too small for its number format"
+                )
+            self.has_moved = True
+        with (self.folder / TIMINGS).open("a", encoding="utf-8") as stream:
+            seconds = round(time.monotonic() - self.began, 3)
+            clock = {"seconds": seconds, "step_s": logs.get("step_time"), "reward_s": logs.get("reward_time")}
+            stream.write(canonical_json({"step": step, **clock}) + "\n")
+        with (self.folder / LIVE).open("a", encoding="utf-8") as stream:
+            stream.write(history([{**logs, "step": step}]))
+        self.line.show(step, logs)
+        self._heed(self.monitor.add(finite({**logs, "step": step})))
+
+    def _heed(self, alarms: list[alerts.Alarm]) -> None:
+        """Say what the monitor raised. A stop raises Alarmed, unless `on_alarm` or a waiver lets it go on."""
+        for alarm in alarms:
+            if alarm.level == "stop" and self.heeds and not self.waiver:
+                raise Alarmed(
+                    f"stopped at step {alarm.step} of {self.steps} ({alarm.name}): {alarm.says}. What usually helps: "
+                    f"{alarm.helps}. The checkpoint of step {self.saved} is the last good one"
+                )
+            waived = f", waived: {self.waiver}" if alarm.level == "stop" and self.waiver else ""
+            text = f"clinrl: {self.version} {alarm.level} at step {alarm.step} ({alarm.name}): {alarm.says}{waived}"
+            print(text, file=sys.stderr, flush=True)
+
+    def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any) -> None:
+        seal_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
+        self.saved = state.global_step
+        self.status("running", self.saved)
+
+    def on_train_end(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
+    ) -> None:
+        self.line.stop()
+
+    def status(self, state: str, step: int, reason: str = "") -> None:
+        """Say where the run is, and the last step that a new start would continue from."""
+        write_json(self.folder / STATUS, {"state": state, "step": step, "steps": self.steps, "reason": reason})
+
+
+class ProgressLine:
+    """Step, reward or loss, clipped share and time left on stderr: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, version: str, steps: int) -> None:
+        self.version = version
+        self.steps = steps
+        self.every = max(1, steps // 20)
+        self.seconds = self.rewarding = 0.0
+        self.bar: Any = None
+
+    def start(self, step: int) -> None:
+        """Begin to show, at a step that an earlier run may have reached."""
+        if not sys.stderr.isatty():
+            print(f"clinrl: {self.version} trains from step {step} to {self.steps}", file=sys.stderr, flush=True)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+        self.bar.add_task(self.version, total=self.steps, completed=step, now="")
+        self.bar.start()
+
+    def show(self, step: int, logs: dict[str, Any]) -> None:
+        """Show a finished step."""
+        if "reward" in logs:
+            now = f"reward {logs['reward']:+.3f} clipped {logs['completions/clipped_ratio']:.2f}{self._spent(logs)}"
+        else:
+            now = f"loss {logs['loss']:.3f} accuracy {logs.get('mean_token_accuracy', 0.0):.3f}"
+        if self.bar is not None:
+            self.bar.update(0, completed=step, now=now)
+        elif step % self.every == 0 or step == self.steps:
+            print(f"clinrl: {self.version} step {step}/{self.steps} {now}", file=sys.stderr, flush=True)
+
+    def _spent(self, logs: dict[str, Any]) -> str:
+        """How long the steps take, and the share of that which goes into the reward."""
+        if not logs.get("step_time") or "reward_time" not in logs:
+            return ""
+        self.seconds += logs["step_time"]
+        self.rewarding += logs["reward_time"]
+        return f" {logs['step_time']:.1f} s, {100 * self.rewarding / self.seconds:.0f}% of the time for the reward"
+
+    def stop(self) -> None:
+        """Give the terminal back."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def disk_is_full(error: BaseException, folder: Path) -> bool:
+    """Whether a write failed for want of space. torch and safetensors say so in words only, or not at all."""
+    told = "No space left on device" in str(error) or getattr(error, "errno", None) == 28
+    status = os.statvfs(folder)
+    return told or status.f_bavail * status.f_frsize < 1 << 20

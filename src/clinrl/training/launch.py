@@ -1,0 +1,321 @@
+"""Train one version: the parent process, which checks the inputs, starts the worker and publishes what it made.
+
+Training runs in a child process of its own, so that a crash, an out-of-memory kill or a signal ends the child and
+leaves the parent to say what happened. Everything the child does is determined by one file, the resolved spec; its
+digest names the folder of the run's checkpoints, so the same command continues the same run and no other.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.artifacts import (
+    canonical_json,
+    digest,
+    exclusive,
+    identity,
+    read_manifest,
+    seal,
+    staged,
+    verified,
+    write_json,
+    write_text,
+)
+from clinrl.data.dataset import read_cases
+from clinrl.data.reward_audit import proven
+from clinrl.data.sampling import omitted, training_stream
+from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.models.judges import identities
+from clinrl.reports import model_card
+from clinrl.runtime import determinism, starter
+from clinrl.tasks.base import GIVEN, get_task
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+SPEC = "spec.json"
+ROWS = "rows.jsonl"
+STATUS = "status.json"
+LIVE = "live.jsonl"
+ADAPTER = "adapter"
+HANDLING = {"checkpoint_every", "on_alarm"}
+"""Settings of a trainer that change how a run is handled and nothing in what it makes."""
+
+DISK_FULL = 5
+"""The worker's exit code when nothing more can be written, its status neither."""
+
+GRACE_S = 30
+"""Seconds a child has to end after its group was told to stop for good."""
+
+LAST_METRICS_S = 3
+"""Seconds that the end of a training waits for its last live metrics; `clinrl register` fills in the others."""
+
+
+def stage(params: "Params", version: str) -> None:
+    """Train `version` and write `data/adapters/<version>`.
+
+    Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, Busy if the
+    version is being trained already, Alarmed if an alarm ended the training, and TrainingError if it ended without an
+    adapter for another reason; where the same command continues the run, the message says from which step.
+    """
+    target = paths.adapter(version)
+    with exclusive(target):
+        spec, rows = resolve(params, version)
+        folder = paths.checkpoints(version, digest(spec))
+        write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
+        write_json(folder / SPEC, spec | _trainer(params, version).model_dump(include=HANDLING))
+        if not _completed(folder, spec["trainer"]["steps"]):
+            # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
+            write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
+            with _live(folder) as tell:
+                code = _run_worker(folder / SPEC)
+                tell(_fate(code, _status(folder)["state"]))
+            _judge(code, folder, version, spec["trainer"]["steps"])
+        with staged(target) as out:
+            for file in sorted((folder / ADAPTER).iterdir()):
+                shutil.copyfile(file, out / file.name)
+            fields = manifest_fields(spec)
+            write_text(out / "README.md", model_card.write(fields, lineage=params.lineage(version)))
+            seal(out, **fields)
+        # First the claim, then what it claims: killed halfway, the folder must not pass for a completed run.
+        (folder / STATUS).unlink()
+        shutil.rmtree(folder)
+
+
+def _trainer(params: "Params", version: str) -> Any:
+    return params.trainer(params.versions[version].profile)
+
+
+def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Everything that determines the adapter: the spec as JSON, and the rows of the training stream in order.
+
+    A row names its case by id, its mode, and the rules its taught label omits (SFT). Raises ArtefactError as `stage`.
+    """
+    block = params.versions[version]
+    task = get_task(block.task)
+    profile = params.profiles[block.profile]
+    inputs = {
+        "base": identity(verified(paths.base(block.task))),
+        "parent": _parent(params, version),
+        "data": proven(block.data, task),
+    }
+    _check_probe(version, inputs["data"])
+    cases = list(read_cases(paths.cases(block.data), task))
+    omit = profile.omit if profile.method == "sft" else {}
+    rows = [
+        {"case": row.case.id, "mode": row.mode, "omit": sorted(omitted(row.case, omit, block.seed))}
+        for row in training_stream(params, version, cases)
+    ]
+    reward = params.reward(version).model_dump(mode="json") if profile.method == "grpo" else None
+    spec = {
+        "version": version,
+        "task": block.task,
+        "task_version": task.version,
+        "scale": params.scale,
+        "parent": block.parent,
+        "data": block.data,
+        "seed": block.seed,
+        "profile": block.profile,
+        "method": profile.method,
+        "lora": profile.lora.model_dump(mode="json"),
+        "stream": profile.stream.model_dump(mode="json"),
+        "omit": omit,
+        "reward": reward,
+        "modes": {mode: {"thinking": params.modes[mode].thinking} for mode in profile.modes},
+        "trainer": _trainer(params, version).model_dump(mode="json", exclude=HANDLING),
+        "rows": digest(rows),
+        "environment": determinism.record(),
+        "inputs": inputs,
+    }
+    if profile.waiver:
+        spec["waiver"] = profile.waiver
+    if profile.view != GIVEN:
+        spec["view"] = profile.view
+    if profile.qlora:
+        spec["qlora"] = True
+    if profile.method == "grpo" and (asked := identities(task, params.reward(version), paths.base(block.task))):
+        spec["oracles"] = asked
+    # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
+    return json.loads(canonical_json(spec)), rows
+
+
+def manifest_fields(spec: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `seal` for the adapter of a resolved spec."""
+    named = ("version", "task", "task_version", "inputs")
+    return {
+        "kind": "adapter",
+        "name": spec["version"],
+        "task": spec["task"],
+        "task_version": spec["task_version"],
+        "spec": {key: value for key, value in spec.items() if key not in named},
+        "inputs": spec["inputs"],
+    }
+
+
+def _parent(params: "Params", version: str) -> str:
+    block = params.versions[version]
+    folder = paths.adapter(block.parent)
+    if not folder.is_dir():
+        how = f"clinrl base {block.task}" if block.parent == f"{block.task}-base" else f"dvc repro train@{block.parent}"
+        raise ArtefactError(f"{version} starts from {block.parent}, but {folder} does not exist; run `{how}` first")
+    manifest = verified(folder)
+    base = identity(read_manifest(paths.base(block.task)))
+    if manifest.inputs.get("base") != base:
+        raise ArtefactError(
+            f"{folder} was trained on another base than {paths.base(block.task)} now is; rebuild {block.parent}"
+        )
+    return identity(manifest)
+
+
+def _check_probe(version: str, data: str) -> None:
+    proof = paths.probe_proof(version)
+    advice = f"run `dvc repro probe@{version}`"
+    try:
+        named = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
+    except FileNotFoundError:
+        raise ArtefactError(f"{proof} does not exist, so {version} did not pass the probe; {advice}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+        raise ArtefactError(f"{proof} is not the proof of a probe; {advice}") from None
+    if named != data:
+        raise ArtefactError(f"{proof} is for other data than {version} would train on; {advice}")
+
+
+def _status(folder: Path) -> dict[str, Any]:
+    try:
+        status: dict[str, Any] = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"state": "absent", "step": 0, "reason": ""}
+    return status
+
+
+def _completed(folder: Path, steps: int) -> bool:
+    status = _status(folder)
+    return bool(status["state"] == "completed" and status["step"] == steps)
+
+
+def _judge(code: int, folder: Path, version: str, steps: int) -> None:
+    """Raise TrainingError unless the worker both ended well and says that it reached the last step."""
+    status = _status(folder)
+    if code == 0 and _completed(folder, steps):
+        return
+    resume = f"the same command continues from step {status['step']} of {steps}"
+    if code == DISK_FULL:
+        raise TrainingError(f"training of {version} ended because the disk is full; free some space, and {resume}")
+    if status["state"] == "stopped":
+        raise TrainingError(f"training of {version} was stopped; {resume}")
+    if status["state"] == "failed":
+        kind = Alarmed if code == Alarmed.exit_code else TrainingError
+        raise kind(f"training of {version} failed: {status['reason']}")
+    if code == -signal.SIGKILL:
+        why = "was killed (signal 9; if nobody did it, the machine ran out of memory: lower trainer.micro_batch)"
+    elif code < 0:
+        why = f"was ended by signal {-code} ({signal.Signals(-code).name})"
+    else:
+        why = f"ended with code {code} at {status['state']}, without an adapter; its last words are above"
+    raise TrainingError(f"the trainer of {version} {why}; {resume}")
+
+
+def _run_worker(spec: Path) -> int:
+    """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
+
+    A second signal kills the worker's whole group. The worker dies with this process, however this process ends.
+    """
+    command = [sys.executable, "-m", "clinrl.training.worker", str(spec), str(os.getpid())]
+    child = subprocess.Popen(command, start_new_session=True)
+    try:
+        with _forwarded(child):
+            return child.wait()
+    finally:
+        _end_group(child)
+
+
+@contextmanager
+def _live(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Send the run's metrics to MLflow, if it is used here, from a process that the training does not depend on.
+
+    Call what is yielded with MLflow's word for how the run ended. The process ends with this one, however it ends:
+    its standard input is closed then.
+    """
+    said: list[str] = []
+    sender = None
+    if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
+        command = [sys.executable, "-m", "clinrl.registry.live_metrics", str(folder)]
+        # In a session of its own, so that a signal to this one does not keep it from saying how the run ended.
+        with suppress(OSError):
+            sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield said.append
+    finally:
+        if sender is not None:
+            try:
+                sender.communicate("".join(said).encode(), LAST_METRICS_S)
+            except subprocess.TimeoutExpired:
+                sender.kill()
+                sender.communicate()
+
+
+def _fate(code: int, state: str) -> str:
+    """MLflow's word for a worker that ended with a code and a state."""
+    if code == 0:
+        return "FINISHED"
+    return "KILLED" if code < 0 or state == "stopped" else "FAILED"
+
+
+@contextmanager
+def _forwarded(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    # Only the main thread may set handlers; elsewhere the caller's own handling ends this process and the child.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM, starter.GONE]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` means that a closed terminal ends nothing
+        numbers.append(signal.SIGHUP)
+
+    def forward(number: int, _frame: object) -> None:
+        if number == starter.GONE and received:  # the same end may have come as a signal to the group
+            return
+        received.append(number)
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_group(child: "subprocess.Popen[bytes]") -> None:
+    """Make sure that nothing of the worker's group is left."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    child.wait(GRACE_S)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent dies, even by SIGKILL: by the kernel on Linux. For the worker.
+
+    Without it a killed parent would drop its lock while the child went on writing.
+    """
+    if sys.platform != "linux":
+        starter.watch(parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        return
+    pr_set_pdeathsig = 1
+    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the request
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,88 @@
+"""Held-out looks: what a policy does, while it trains, on cases that it does not train on."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from clinrl.models.chat import Completion, encode, read_turn, render
+from clinrl.models.generate import Prompt, TransformersSampler, batches
+from clinrl.tasks.base import GIVEN, Task, seen
+from clinrl.types import said
+
+HELD_OUT_SEED = 271828
+"""Of the held-out cases of every run: they are the same for all versions."""
+
+
+class HeldOut:
+    """Cases of the mine pool that a policy answers while it trains: how often it is right, and how far it has moved.
+
+    `exact` is the share of greedy answers that are the gold label; `excess/<label>` by how much the share of a label
+    among the answers exceeds that among the golds. `kl` estimates the divergence from the parent in
+    nats a token: the mean of r - 1 - log r over tokens that the parent sampled, r being the ratio of the policy's
+    probability to the parent's (Schulman's low-variance estimator). Built before training, with the parent's weights.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any]) -> None:
+        settings = spec["trainer"]["held_out"]
+        self.every: int = settings["every"]
+        self.task, self.tokenizer = task, tokenizer
+        drawn = task.cases(settings["cases"], HELD_OUT_SEED, pool="mine", mix=task.mixes[-1])
+        self.cases = [seen(task, case, spec.get("view", GIVEN)) for case in drawn]
+        self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
+        self.budget: int = spec["trainer"]["max_completion"]
+        self.texts = [
+            (prompt, completion.text + (tokenizer.eos_token if completion.stop == "answered" else ""))
+            for thinking in self.thinking.values()
+            for prompt, completion in zip(self._prompts(thinking), self._sample(model, thinking, 1.0), strict=True)
+        ]
+        self.before = self._log_probabilities(model)
+
+    def look(self, model: Any) -> dict[str, float]:
+        """What the policy does now, by metric."""
+        answers = [
+            self.task.parse(said(read_turn(completion.text, thinking)))
+            for thinking in self.thinking.values()
+            for completion in self._sample(model, thinking, 0.0)
+        ]
+        golds = [self.task.label(case) for case in self.cases] * len(self.thinking)
+        exact = sum(answer == gold for answer, gold in zip(answers, golds, strict=True)) / len(golds)
+        excess = {
+            f"excess/{label}": (sum(answer == label for answer in answers) - golds.count(label)) / len(golds)
+            for label in self.task.labels
+        }
+        change = self._log_probabilities(model) - self.before
+        return excess | {"exact": exact, "kl": float((change.exp() - 1 - change).mean())}
+
+    def _prompts(self, thinking: bool) -> list[str]:
+        return [render(self.tokenizer, self.task.prompt(case.facts), thinking) for case in self.cases]
+
+    def _sample(self, model: Any, thinking: bool, temperature: float) -> list[Completion]:
+        prompts = [Prompt(case.id, self.task.prompt(case.facts)) for case in self.cases]
+        sampler = TransformersSampler(model, self.tokenizer)
+        return sampler.sample(
+            prompts, thinking=thinking, temperature=temperature, budget=self.budget, seed=HELD_OUT_SEED
+        )
+
+    def _log_probabilities(self, model: Any) -> torch.Tensor:
+        """Of every token that the parent wrote, in one row."""
+        prompts, written = (encode(self.tokenizer, list(texts)) for texts in zip(*self.texts, strict=True))
+        found = []
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode():
+                for batch in batches([len(p) + len(w) for p, w in zip(prompts, written, strict=True)], 0, 8192):
+                    rows = [torch.tensor(prompts[i] + written[i], device=model.device) for i in batch]
+                    ids = torch.nn.utils.rnn.pad_sequence(
+                        rows, batch_first=True, padding_value=self.tokenizer.pad_token_id
+                    )
+                    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+                    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+                    picked = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+                    for place, i in enumerate(batch):
+                        first = len(prompts[i]) - 1
+                        found.append(picked[place, first : first + len(written[i])].cpu())
+        finally:
+            model.train(was_training)
+        return torch.cat(found)

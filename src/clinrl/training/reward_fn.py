@@ -1,0 +1,153 @@
+"""What a model wrote in training, as TRL hands it over: read as the exam reads it, scored, and logged in parts."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from clinrl.config.schema import Phase
+from clinrl.data.sampling import served
+from clinrl.errors import TrainingError
+from clinrl.models.chat import decode, read_calls, read_turn
+from clinrl.models.judges import Oracles, scores
+from clinrl.tasks.base import Task
+from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, said
+
+
+class Reader:
+    """A tokenizer that reads a turn as everything here does, where TRL asks it what its tool loop is to call.
+
+    TRL's own parser makes calls that no record can hold, and would make them in training alone.
+    """
+
+    def __init__(self, tokenizer: Any, thinking: bool, ends: frozenset[int]) -> None:
+        self.tokenizer, self.thinking, self.ends = tokenizer, thinking, ends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def parse_response(self, ids: Sequence[int], **_: Any) -> dict[str, Any]:
+        """The turn that these tokens are, in TRL's notation; `played` reads it back."""
+        turn = read_calls(read_turn(decode(self.tokenizer, ids, self.ends).text, self.thinking))
+        read: dict[str, Any] = {"role": "assistant", "content": turn.content}
+        if turn.thinking is not None:
+            read["reasoning_content"] = turn.thinking
+        if turn.calls:
+            read["tool_calls"] = [{"type": "function", "function": dict(call)} for call in turn.calls]
+        return read
+
+
+def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool, most: int) -> Transcript:
+    """The transcript of an episode as TRL's tool loop reports it, in turns as `Reader` gives them.
+
+    `clipped`: its last turn has no end. `most`: turns after which the loop ends; where it ended at calls before, there
+    was no room for their results.
+    """
+    messages = tuple(
+        Message(role="tool", content=turn["content"])
+        if turn["role"] == "tool"
+        else Message(
+            role="assistant",
+            content=turn["content"],
+            thinking=turn.get("reasoning_content"),
+            calls=tuple(Call(**call["function"]) for call in turn.get("tool_calls") or ()),
+        )
+        for turn in turns
+    )
+    if messages[-1].calls and not clipped:
+        own = sum(message.role == "assistant" for message in messages)
+        return Transcript(messages=messages, stop="max_turns" if own == most else "max_tokens")
+    return Transcript(messages=messages, stop="max_tokens" if clipped else "answered")
+
+
+def reward_function(
+    task: Task,
+    reward: Any,
+    *,
+    thinking: Mapping[str, bool],
+    tokenizer: Any,
+    ends: frozenset[int],
+    group: int,
+    oracles: Oracles,
+    phases: Sequence[Phase] = (),
+) -> Callable[..., list[float]]:
+    """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
+
+    Each completion is decoded from its token ids, so that the reward sees the very text the model wrote, and carries
+    its case with it; an episode is taken from TRL's own turns. Logs the mean of every term, the shares of each answer
+    and of each gold label, of groups of `group` completions that were all right or all wrong, and per mode the mean
+    total and the shares of unreadable (of episodes: not submitted) and clipped transcripts, of episodes also that of
+    turns with malformed calls.
+    With `phases`, also the share of rows of each value that these serve. Whatever the score raises ends the training.
+    """
+
+    def task_reward(
+        *,
+        completion_ids: Sequence[Sequence[int]],
+        completions: Sequence[Any],
+        case: Sequence[str],
+        mode: Sequence[str],
+        log_metric: Callable[[str, float], None],
+        phase: Sequence[int] = (),
+        **_: Any,
+    ) -> list[float]:
+        known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
+        means: dict[str, list[float]] = {f"terms/{term}": [] for term in task.terms}
+        means |= {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
+        totals: list[float] = []
+        right: list[bool] = []
+        if task.environment is None:
+            written = [decode(tokenizer, ids, ends) for ids in completion_ids]
+            done = [
+                said(read_turn(text.text, thinking[name]), text.stop) for text, name in zip(written, mode, strict=True)
+            ]
+        else:
+            done = [
+                played(turns, clipped=ids[-1] not in ends, most=task.turns)
+                for turns, ids in zip(completions, completion_ids, strict=True)
+            ]
+        pairs = [(known[text], transcript) for text, transcript in zip(case, done, strict=True)]
+        began = time.monotonic()
+        earned = scores(task, pairs, reward, oracles)
+        log_metric("reward_time", time.monotonic() - began)  # no part of the history: a clock decides it
+        for transcript, score, text, name in zip(done, earned, case, mode, strict=True):
+            if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
+                raise TrainingError(
+                    f"the reward of {known[text].id} is {score.total:g}, outside its declared range "
+                    f"{reward.low:g} to {reward.high:g}"
+                )
+            answer = task.parse(transcript)
+            for term in task.terms:
+                means[f"terms/{term}"].append(score.terms.get(term, 0.0))
+            gold = task.label(known[text])
+            parts = task.parts(gold, answer)
+            for label in task.labels:
+                means[f"answer/{label}"].append(sum(given == label for _, given in parts) / len(parts))
+                means[f"gold/{label}"].append(sum(right_one == label for right_one, _ in parts) / len(parts))
+            right.append(answer == gold)
+            means.setdefault(f"reward/{name}", []).append(score.total)
+            silent = "parse_fail" if task.environment is None else "not_submitted"
+            means.setdefault(f"{silent}/{name}", []).append(float(isinstance(answer, Unreadable)))
+            means.setdefault(f"clipped/{name}", []).append(float(transcript.stop == "max_tokens"))
+            if task.environment is not None:
+                own = [turn for turn in transcript.messages if turn.role == "assistant"]
+                means.setdefault(f"malformed/{name}", []).append(sum(map(is_malformed, own)) / len(own))
+            totals.append(score.total)
+        groups = [right[i : i + group] for i in range(0, len(right), group)]
+        means["groups/all_right"] = [float(all(some)) for some in groups]
+        means["groups/all_wrong"] = [float(not any(some)) for some in groups]
+        for name, values in means.items():
+            log_metric(name, sum(values) / len(values))
+        if phases:
+            of = task.slices[phases[0].slice]
+            for name, value in phase_metrics([of(known[text]) for text in case], phase, phases).items():
+                log_metric(name, value)
+        return totals
+
+    return task_reward
+
+
+def phase_metrics(values: Sequence[str], numbers: Sequence[int], phases: Sequence[Phase]) -> dict[str, float]:
+    """What is logged of the rows of a step, given the value and the phase of each: the share of each value that a phase
+    serves, and the phase."""
+    found = {f"served/{value}": share for value, share in served(values, phases).items()}
+    return found | {"phase": sum(numbers) / len(numbers)}

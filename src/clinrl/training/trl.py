@@ -1,0 +1,329 @@
+"""The two trainers, over TRL: what they are fed, how a reward reaches them, and how an adapter starts.
+
+Both take prompts that `chat.render` wrote, so that a row's own thinking mode decides its prompt, and both take the
+rows in the order of the stream. One optimiser step of GRPO is one round of generation, so that every checkpoint lies
+on a boundary where resuming is exact.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import set_seed
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from clinrl.config.schema import Phase
+from clinrl.data.sampling import phase_of
+from clinrl.errors import DataError, TrainingError
+from clinrl.models import opening
+from clinrl.models.chat import encode, encoded, end_tokens, render, results, spelt
+from clinrl.models.generate import check_room, window
+from clinrl.models.judges import Oracles
+from clinrl.models.rollout import schemas
+from clinrl.tasks.base import Task
+from clinrl.training.monitor import HeldOut
+from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
+from clinrl.types import Case, Message
+
+WEIGHTS = "adapter_model.safetensors"
+NO_ROWS = "the training stream has no rows"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the stream as the worker holds it: the case, its mode, the mode's switch, and omitted rules (SFT)."""
+
+    case: Case
+    mode: str
+    thinking: bool
+    omit: frozenset[str]
+
+
+def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> Any:
+    """The base with a trainable adapter: the parent's, or for a root a fresh one that changes nothing yet.
+
+    Raises TrainingError if nothing in it can be trained, or if it is not the parent's weights bit for bit.
+    """
+    lora = spec["lora"]
+    if parent is None:
+        set_seed(spec["seed"])
+        config = LoraConfig(
+            r=lora["rank"],
+            lora_alpha=lora["alpha"],
+            target_modules=lora["targets"],
+            lora_dropout=0.0,  # policy and reference must not differ by chance
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        adapted = get_peft_model(model, config)
+    else:
+        adapted = opening.adapted(model, parent, is_trainable=True)
+        held, saved = adapter_state(adapted), load_file(parent / WEIGHTS)
+        if held.keys() != saved.keys() or not all(torch.equal(held[name], saved[name]) for name in saved):
+            raise TrainingError(f"the adapter in memory is not that of {parent}: was the base replaced by another?")
+    if not any(parameter.requires_grad for parameter in adapted.parameters()):
+        raise TrainingError("the adapter has no trainable parameter")
+    return adapted
+
+
+def adapter_state(model: Any) -> dict[str, torch.Tensor]:
+    """A copy of the trained adapter's tensors on the CPU, by the names they have in its file."""
+    state = get_peft_model_state_dict(model, adapter_name="default", save_embedding_layers=False)
+    return {name: state[name].detach().cpu().clone().contiguous() for name in sorted(state)}
+
+
+def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
+    """Undo TRL's cast of a quantised model's adapter to bfloat16, which loses small updates, and reload `start`."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    set_peft_model_state_dict(model, dict(start), adapter_name="default")
+
+
+def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
+    """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised."""
+    on_cpu = spec["scale"] == "embedded" or not torch.cuda.is_available()
+    return {
+        "output_dir": str(output),
+        "learning_rate": spec["trainer"]["lr"],
+        "max_steps": spec["trainer"]["steps"],
+        "seed": spec["seed"],
+        "data_seed": spec["seed"],
+        "use_cpu": on_cpu,
+        "bf16": not on_cpu,
+        "gradient_checkpointing": spec["scale"] != "embedded",
+        "report_to": "none",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,  # it would replace a NaN by the mean and let the run go on
+        "save_strategy": "steps",
+        "save_steps": spec["checkpoint_every"],
+        "save_total_limit": 2,
+        "disable_tqdm": True,
+        "shuffle_dataset": False,
+        "eval_strategy": "no",
+    }
+
+
+class Sft(SFTTrainer):  # type: ignore[misc]  # TRL has no types
+    """TRL's trainer without its model card, and with a token count that survives a resumed run."""
+
+    served: Sequence[Mapping[str, float]] = ()
+    """Of each step, what is logged of the phases."""
+
+    def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
+        """Log a step with what it served."""
+        if self.served and "loss" in logs:
+            logs = {**logs, **self.served[self.state.global_step - 1]}
+        super().log(logs, *arguments, **named)
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Leave the card to `model_card`."""
+
+    def count_from(self, checkpoint: Path) -> None:
+        """Go on counting tokens where the checkpoint's last logged step left off."""
+        log = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+        self._total_train_tokens = next((entry["num_tokens"] for entry in reversed(log) if "num_tokens" in entry), 0)
+
+
+def sft_trainer(
+    model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path
+) -> Sft:
+    """Supervised fine-tuning on gold transcripts, less what the rows omit. The loss covers the model's turns and their
+    ends, not what its tools returned."""
+    if not rows:
+        raise DataError(NO_ROWS)
+    tools = schemas(task)
+    taught = [
+        spelt(
+            tokenizer,
+            task.prompt(row.case.facts),
+            task.gold(row.case, thinking=row.thinking, omit=row.omit),
+            row.thinking,
+            tools,
+            tokenizer.eos_token,
+        )
+        for row in rows
+    ]
+    examples = encoded(tokenizer, taught)
+    check_room([row.case.id for row in rows], [len(ids) for ids, _ in examples], 0, window(model))
+    dataset = Dataset.from_dict(
+        {
+            "input_ids": [ids for ids, _ in examples],
+            "labels": [
+                [token if mine else -100 for token, mine in zip(ids, own, strict=True)] for ids, own in examples
+            ],
+        }
+    )
+    batch = spec["trainer"]["batch"]
+    micro = spec["trainer"]["micro_batch"] or batch
+    settings = SFTConfig(
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=batch // micro,
+        train_sampling_strategy="sequential",
+        max_length=None,
+        packing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},  # tokenised above, prompt and turn apart, as in generation
+        **common_settings(spec, output),
+    )
+    sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
+    if phases := phases_of(spec):
+        of, numbers = task.slices[phases[0].slice], _numbers(phases, spec, len(rows))
+        sft.served = [
+            phase_metrics([of(row.case) for row in rows[first : first + batch]], numbers[first : first + batch], phases)
+            for first in range(0, len(rows), batch)
+        ]
+    return sft
+
+
+def phases_of(spec: Mapping[str, Any]) -> list[Phase]:
+    """The phases of the stream of a resolved spec; none for most."""
+    return [Phase.model_validate(phase) for phase in spec["stream"].get("phases", ())]
+
+
+def _numbers(phases: Sequence[Phase], spec: Mapping[str, Any], rows: int) -> list[int]:
+    """The phase of each row."""
+    steps = spec["trainer"]["steps"]
+    return [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows)]
+
+
+class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+    """TRL's trainer for prompts that are rendered already, in the mode of their row.
+
+    Overrides `_tokenize_prompts` so that no second begin-of-text token is added, and checks in
+    `_generate_and_score_completions` that rows are served in the order of the stream.
+    """
+
+    held_out: HeldOut | None = None
+    """Asked before the first step and every so many steps after it."""
+    switches: Mapping[str, bool] = MappingProxyType({})
+    """Whether a mode thinks, where cases are played in an environment."""
+    offered: Sequence[Mapping[str, Any]] = ()
+    """The schemas of its tools."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end a turn."""
+    thinking: bool = True
+    """Of the step that is played."""
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Leave the card to `model_card`."""
+
+    def play(self, switches: Mapping[str, bool], offered: Sequence[Mapping[str, Any]], ends: frozenset[int]) -> None:
+        """Play the rows of a step in their one mode, with these tools, and read turns as `rollout.run` does."""
+        self.switches, self.offered, self.ends = switches, offered, ends
+
+    def _play_in(self, modes: Collection[str]) -> None:
+        if len(modes) > 1:
+            raise TrainingError(
+                f"step {self.state.global_step + 1} was served rows in the modes {', '.join(sorted(modes))}, but TRL "
+                "plays the episodes of a step together"
+            )
+        self.thinking = self.switches[next(iter(modes))]
+        self._tokenizer = Reader(self.processing_class, self.thinking, self.ends)
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
+        texts = [prompt if isinstance(prompt, str) else self._opening(prompt) for prompt in prompts]
+        return encode(self.processing_class, texts), None, {}
+
+    def _opening(self, prompt: list[dict[str, Any]]) -> str:
+        messages = [Message(role=turn["role"], content=turn["content"]) for turn in prompt]
+        return render(self.processing_class, messages, self.thinking, self.offered)
+
+    def _get_tool_suffix_ids(self, tool_messages: list[dict[str, Any]]) -> list[int]:
+        found = [Message(role="tool", content=turn["content"]) for turn in tool_messages]
+        return encode(self.processing_class, [results(self.processing_class, found, self.thinking)])[0]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        served = [row["row"] for row in inputs]
+        first = self.state.global_step * self.args.generation_batch_size
+        first += self.accelerator.process_index * len(inputs)
+        planned = [(first + offset) // self.num_generations for offset in range(len(inputs))]
+        if served != planned:
+            raise TrainingError(
+                f"step {self.state.global_step + 1} was served rows {sorted(set(served))[:4]}... of the stream, but "
+                f"{sorted(set(planned))[:4]}... are planned: TRL's sampler does not keep the order"
+            )
+        if self.switches:
+            self._play_in({row["mode"] for row in inputs})
+        scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.held_out is not None and self.state.global_step % self.held_out.every == 0:
+            for name, value in self.held_out.look(self.accelerator.unwrap_model(self.model)).items():
+                self._metrics["train"][f"held_out/{name}"].append(value)
+        return scored
+
+
+def grpo_trainer(
+    model: Any,
+    tokenizer: Any,
+    task: Task,
+    spec: Mapping[str, Any],
+    rows: Sequence[Row],
+    output: Path,
+    oracles: Oracles,
+) -> Grpo:
+    """GRPO on the task's reward: each row is one group of completions, each step one round of generation.
+
+    A task with an environment is played through TRL's tool loop, the rows of a step in one mode: what tools return is
+    masked, and a group shares one episode.
+    """
+    trainer = spec["trainer"]
+    if not rows:
+        raise DataError(NO_ROWS)
+    tools = schemas(task)
+    texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking, tools) for row in rows]
+    lengths = [len(ids) for ids in encode(tokenizer, texts)]
+    check_room([row.case.id for row in rows], lengths, trainer["max_completion"], window(model))
+    asked = [[turn.model_dump(include={"role", "content"}) for turn in task.prompt(row.case.facts)] for row in rows]
+    dataset = Dataset.from_dict(
+        {
+            "prompt": texts if task.environment is None else asked,
+            "case": [row.case.model_dump_json() for row in rows],
+            "mode": [row.mode for row in rows],
+            "row": list(range(len(rows))),
+            **({"phase": _numbers(phases, spec, len(rows))} if (phases := phases_of(spec)) else {}),
+        }
+    )
+    completions = trainer["prompts"] * trainer["group"]
+    micro = trainer["micro_batch"] or completions
+    settings = GRPOConfig(
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=completions // micro,
+        steps_per_generation=completions // micro,
+        num_generations=trainer["group"],
+        max_completion_length=trainer["max_completion"],
+        temperature=trainer["temperature"],
+        beta=trainer["beta"],
+        scale_rewards=trainer["scale_rewards"],
+        use_vllm=trainer["vllm"],
+        **({} if task.environment is None else {"max_tool_calling_iterations": task.turns - 1}),
+        **common_settings(spec, output),
+    )
+    reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
+    switches = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
+    score = reward_function(
+        task,
+        reward,
+        thinking=switches,
+        tokenizer=tokenizer,
+        ends=end_tokens(model, tokenizer),
+        group=trainer["group"],
+        oracles=oracles,
+        phases=phases,
+    )
+    grpo = Grpo(
+        model=model,
+        args=settings,
+        reward_funcs=[score],
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        **({} if task.environment is None else {"environment_factory": task.environment}),
+    )
+    if task.environment is not None:
+        grpo.play(switches, tools, end_tokens(model, tokenizer))
+    return grpo

@@ -1,0 +1,191 @@
+"""The training process: `python -m clinrl.training.worker <spec.json>`, started by `launch.stage`.
+
+Reads the resolved spec and the rows beside it, trains (or continues from the newest whole checkpoint), and leaves the
+adapter in the folder `adapter` beside the spec. `status.json` says how it ended; the exit code is 0 only if it is done.
+SIGTERM and SIGINT end it at the next step boundary, with a checkpoint.
+"""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from clinrl.errors import DataError, Refused, TrainingError
+from clinrl.runtime import determinism
+
+VERDICTS = "verdicts.jsonl"
+"""What the judges said in a training whose reward asks them."""
+
+STOPPED = 4
+"""Exit code of a run that was asked to stop and can be continued."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one spec. The second argument, if given, is the process to die with. Returns the exit code."""
+    from clinrl.training.launch import SPEC, die_with
+
+    path = Path(arguments[0])
+    if path.name != SPEC or not path.is_file():
+        print(f"clinrl.training.worker: {path} is not a {SPEC}; `clinrl train` writes one", file=sys.stderr)
+        return 2
+    if len(arguments) > 1:
+        die_with(int(arguments[1]))
+    spec = json.loads(path.read_text(encoding="utf-8"))
+    # Deprecations between transformers and TRL are the pinned versions' business, not the reader's.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
+    warnings.filterwarnings("ignore", message=".*environment_factory.*")  # experimental; TRL's version is pinned
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # reports optional CPU kernels as errors
+    determinism.settle(spec["seed"])
+    return _train(path.parent, spec)
+
+
+def _train(folder: Path, spec: dict[str, Any]) -> int:
+    from clinrl.training.callback import Watch, disk_is_full, latest_checkpoint
+    from clinrl.training.launch import DISK_FULL
+
+    steps = spec["trainer"]["steps"]
+    heeds = spec["on_alarm"] == "stop"
+    watch = Watch(folder, version=spec["version"], steps=steps, heeds=heeds, waiver=spec.get("waiver", ""))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: watch.request_stop())
+    checkpoints = folder / "trainer"
+    checkpoints.mkdir(exist_ok=True)
+    checkpoint = latest_checkpoint(checkpoints)
+    reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
+    try:
+        watch.status("running", reached)
+        step = _fit(folder, spec, watch, checkpoint)
+        watch.status("completed" if step == steps else "stopped", step)
+        return 0 if step == steps else STOPPED
+    except Refused as error:
+        watch.status("failed", watch.saved, str(error))
+        return error.exit_code
+    except Exception as error:
+        if disk_is_full(error, folder):
+            latest_checkpoint(checkpoints)  # drops the one that was being written
+            return DISK_FULL
+        if type(error).__name__ == "OutOfMemoryError":
+            reason = f"out of GPU memory at step {watch.step + 1} of {steps}; lower trainer.micro_batch"
+            watch.status("failed", watch.saved, reason)
+            return TrainingError.exit_code
+        raise
+    finally:
+        watch.line.stop()
+
+
+def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None) -> int:
+    """Train to the last step or to a stop; write the finished adapter. Returns the step that was reached."""
+    import datasets
+    import torch
+    import transformers
+    from transformers import PrinterCallback
+
+    from clinrl import paths
+    from clinrl.artifacts import canonical_json
+    from clinrl.models import bases
+    from clinrl.models.judges import Oracles
+    from clinrl.tasks.base import get_task
+    from clinrl.training import trl
+    from clinrl.training.callback import history
+    from clinrl.training.monitor import HeldOut
+
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    task = get_task(spec["task"])
+    rows = read_rows(folder, spec, task)
+    model, tokenizer = bases.open_base(paths.base(spec["task"]), for_training=True, qlora=spec.get("qlora", False))
+    parent = None if spec["parent"] == f"{spec['task']}-base" else paths.adapter(spec["parent"])
+    model = trl.start_adapter(model, spec, parent)
+    start = trl.adapter_state(model)
+    oracles = Oracles(paths.base(spec["task"]), log=folder / VERDICTS)
+    trainer = (
+        trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", oracles)
+        if spec["method"] == "grpo"
+        else trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer")
+    )
+    trl.restore_precision(model, start)
+    if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
+        raise TrainingError("the adapter is not its parent's any more after the trainer was built")
+    watch.moved = lambda: any(not torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items())
+    if spec["trainer"].get("held_out"):
+        trainer.held_out = HeldOut(model, tokenizer, task, spec)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(watch)
+    if checkpoint is not None and spec["method"] == "sft":
+        trainer.count_from(checkpoint)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.state.global_step == spec["trainer"]["steps"]:
+        if not watch.moved():
+            raise TrainingError(
+                "no step gave the adapter a gradient, so it is its parent's still: every group earned equal rewards"
+            )
+        adapter = folder / "adapter"
+        shutil.rmtree(adapter, ignore_errors=True)
+        adapter.mkdir()
+        write_adapter(model, tokenizer, spec, adapter)
+        (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
+        if verdicts := oracles.record():
+            lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
+            (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
+    return int(trainer.state.global_step)
+
+
+def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
+    """The rows of the stream with their cases. Raises DataError if they are not those of the spec."""
+    from clinrl import paths
+    from clinrl.artifacts import digest
+    from clinrl.data.dataset import read_cases
+    from clinrl.tasks.base import GIVEN, seen
+    from clinrl.training.launch import ROWS
+    from clinrl.training.trl import Row
+
+    lines = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
+    if digest(lines) != spec["rows"]:
+        raise DataError(f"{folder / ROWS} is not the stream that the spec names; remove {folder} and start again")
+    view = spec.get("view", GIVEN)
+    cases = {case.id: seen(task, case, view) for case in read_cases(paths.cases(spec["data"]), task)}
+    return [
+        Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"], frozenset(line["omit"]))
+        for line in lines
+    ]
+
+
+def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
+    """The adapter's weights and configuration and the tokenizer, the same bytes for the same weights.
+
+    PEFT writes a set, whose order the hash seed decides, and the base's path on this machine; the tokenizer writes
+    whether HF_HUB_OFFLINE was set. All three are replaced.
+    """
+    from safetensors.torch import save_file
+
+    from clinrl import paths
+    from clinrl.artifacts import write_json
+    from clinrl.training.trl import WEIGHTS, adapter_state
+
+    save_file(adapter_state(model), folder / WEIGHTS, metadata={"format": "pt"})
+    config = model.peft_config["default"].to_dict()
+    config["inference_mode"] = True
+    config["base_model_name_or_path"] = str(paths.base(spec["task"]))
+    write_json(folder / "adapter_config.json", {key: _plain(value) for key, value in config.items()})
+    tokenizer.init_kwargs["local_files_only"] = False
+    tokenizer.save_pretrained(folder)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold, in one order: sets sorted, enums as their values."""
+    if isinstance(value, set):
+        return sorted(value)
+    return value.value if isinstance(value, Enum) else value
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    determinism.pin()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""The records that every stage passes on: frozen, strict, and the same for all tasks.
+
+A `Case` keeps what the model may see (`facts`) apart from what only a scorer may see (`key`), so a prompt builder that
+is given `facts` cannot leak the answer by accident. An answer that could not be read is its own type, never a class.
+"""
+
+import math
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Pool = Literal["base", "train", "mine", "exam"]
+"""Who may read a case: the embedded base's builder, training, error mining, or the exam.
+
+A group has one pool for good.
+"""
+
+Stop = Literal["answered", "max_tokens", "max_turns", "tool_error"]
+"""Why a transcript ended. Running out of tokens is never confused with a wrong answer."""
+
+
+class Strict(BaseModel):
+    """Frozen; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Case(Strict):
+    """One immutable vignette. Tasks subclass it with their own `facts` and `key`."""
+
+    id: str = Field(pattern=r"^[a-z]+-[0-9a-f]{16}$")
+    """Content hash of facts and key, prefixed with the task: equal cases have equal ids."""
+    group: str = Field(min_length=1)
+    """The template the case grew from. All cases of a group are in one pool."""
+    facts: Any
+    """What the model may see."""
+    key: Any
+    """What only the scorer may see."""
+
+
+class Call(Strict):
+    """A tool that a turn calls, as the model wrote it: neither the name nor the arguments need to be any tool's."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+CALL: Final = "<tool_call>"
+"""How a call of a tool begins in the text of a turn."""
+
+
+class Message(Strict):
+    """One turn. `thinking` is the text inside the think block, kept apart from what the turn says."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    thinking: str | None = None
+    """None: no think block in this turn. An unclosed block leaves `content` empty."""
+    calls: tuple[Call, ...] = Field(default=(), exclude_if=lambda calls: not calls)
+    """The tools that an assistant turn calls, in order. Their results follow as turns of the role `tool`."""
+
+
+def is_malformed(turn: Message) -> bool:
+    """Whether a turn tried to call a tool and made no call."""
+    return CALL in turn.content and not turn.calls
+
+
+class Transcript(Strict):
+    """What the model did with one case: the turns after the prompt, and why they ended."""
+
+    messages: tuple[Message, ...]
+    stop: Stop
+
+
+def said(turn: Message, stop: Stop = "answered") -> Transcript:
+    """The transcript that a turn is by itself."""
+    return Transcript(messages=(turn,), stop=stop)
+
+
+class Unreadable(Strict):
+    """The outcome of parsing a turn that holds no single valid answer. Never a class, never a plain zero."""
+
+    reason: str
+
+
+class Score(Strict):
+    """A reward, taken apart: signed contributions that sum to the total."""
+
+    terms: dict[str, float]
+    total: float
+
+    @model_validator(mode="after")
+    def _sums(self) -> "Score":
+        if not math.isclose(math.fsum(self.terms.values()), self.total, abs_tol=1e-9):
+            raise ValueError(f"terms {self.terms} do not sum to the total {self.total}")
+        return self
+
+
+class Graded(Strict):
+    """One case answered in one mode, parsed and scored. One line of a graded JSONL file."""
+
+    case_id: str
+    mode: str
+    answer: int | str | Unreadable
+    score: Score
+    transcript: Transcript
+
+
+class Estimate(Strict):
+    """A number with its 95% interval and the count of cases behind it. NaN-free: an undefined value is not reported."""
+
+    value: float
+    low: float
+    high: float
+    n: int = Field(ge=0)
+
+
+class Manifest(Strict):
+    """What determines an artefact, and the digests of its files.
+
+    It holds no times, no hosts and no run ids: equal inputs, equal bytes.
+    """
+
+    kind: Literal["base", "cases", "adapter", "merged", "graded"]
+    name: str
+    task: str
+    task_version: int
+    spec: dict[str, Any]
+    """The part of params.yaml that determined the artefact, as parsed."""
+    inputs: dict[str, str]
+    """Digest of each input artefact, by its name: the manifest digest of a directory, or the SHA-256 of a file."""
+    files: dict[str, str]
+    """SHA-256 of each file beside the manifest, by its relative path."""

@@ -1,0 +1,224 @@
+"""The command line: usage, refusals, exit codes, and what help does not import."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+import clinrl
+from clinrl import paths
+from clinrl.cli import main as cli
+from clinrl.cli import parser as commands
+from clinrl.data import dataset
+from clinrl.errors import Busy, DataError, TrainingError
+from clinrl.pipeline import plan
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "transformers", "mlflow", "prefect", "great_expectations", "pandas", "pydantic"}
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_environment(monkeypatch):
+    """`main.main` pins variables of the process; they go back to what they were after each test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def project(valid, tmp_path, monkeypatch) -> Path:
+    """A folder with a params.yaml whose data sets are small, as the working directory."""
+    for spec in valid["datasets"].values():
+        spec["cases"] = 5
+    with (tmp_path / "params.yaml").open("w", encoding="utf-8") as stream:
+        YAML(typ="safe", pure=True).dump(valid, stream)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """`python -m clinrl` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, *options, "-m", "clinrl", *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["verify", "--help"], ["--version"]])
+def test_help_imports_nothing_heavy(arguments):
+    done = run(*arguments, options=("-X", "importtime"))
+    imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
+    assert done.returncode == 0
+    assert "clinrl" in imported
+    assert not imported & HEAVY
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"clinrl {clinrl.__version__}\n"
+
+
+def test_help_names_every_subcommand(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    for name in ("base", "dataset", "validate", "probe", "train", "evaluate", "plan", "replicate", "verify"):
+        assert f"\n    {name} " in text
+
+
+@pytest.mark.parametrize(
+    "name", [*commands.STAGES, "plan", "replicate", "show", "verify", "openenv", "keys", "approve"]
+)
+def test_help_of_a_subcommand_has_examples(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"examples:\n  clinrl {name}" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["trian", "esi-v46"],
+        ["train"],
+        ["train", "a", "b"],
+        ["train", "a", "--par", "x"],
+        ["replicate"],
+        ["replicate", "esi-v46", "--seeds", "1"],
+        ["show", "esi-v46"],
+        ["show", "esi-v46", "3", "--random", "1"],
+        ["show", "esi-v46", "--wrong", "0"],
+        ["verify", "esi-v46", "--threads", "0"],
+        ["verify", "esi-v46", "--hash-seed", "-1"],
+        ["verify", "esi-v46", "--hash-seed", "x"],
+    ],
+)
+def test_a_usage_error_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    assert "usage: clinrl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "fragments"),
+    [
+        ("train", "v12", ("no version", "did you mean v", "allowed: v1, v2, v3")),
+        ("probe", "esi-base", ("no version", "allowed: ")),
+        ("dataset", "esi-d9", ("no dataset", "did you mean esi-d1?", "esi-m1")),
+        ("validate", "v1", ("no dataset", "esi-x1")),
+        ("base", "esl", ("no task", "did you mean esi?")),
+        ("evaluate", "esi-bsae", ("no version", "did you mean esi-base?")),
+        ("protocol", "esi-bsae", ("no version", "did you mean esi-base?")),
+        ("plan", "v99", ("is not a version", "allowed: ")),
+        ("replicate", "v99", ("is not a version", "allowed: ")),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_allowed_ones(command, name, fragments, project, capsys):
+    assert cli.main([command, name]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("clinrl: ")
+    assert error.count("\n") == 1
+    for fragment in (repr(name), *fragments):
+        assert fragment in error
+
+
+def test_a_wrong_params_file_exits_with_2(project, capsys):
+    (project / "params.yaml").write_text("scale: laptop\n")
+    assert cli.main(["train", "v2"]) == 2
+    assert capsys.readouterr().err == ("clinrl: params.yaml: bases is missing; it is needed (Task to its base)\n")
+
+
+def test_a_missing_params_file_exits_with_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["plan"]) == 2
+    assert "clinrl: params.yaml does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--params", "b.yaml", "dataset", "esi-d1"], ["dataset", "esi-d1", "--params", "b.yaml"]]
+)
+def test_params_may_stand_before_or_after_the_subcommand(arguments, project):
+    (project / "params.yaml").rename("b.yaml")
+    assert cli.main(arguments) == 0
+    assert len((paths.cases("esi-d1") / paths.CASES_FILE).read_text().splitlines()) == 5
+
+
+def test_a_stage_runs_in_a_process_as_dvc_starts_it(project):
+    done = subprocess.run(
+        [sys.executable, "-m", "clinrl", "dataset", "esi-x1"], capture_output=True, text=True, check=False, cwd=project
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (project / paths.cases("esi-x1") / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "message"),
+    [
+        (DataError("row 3 is bad"), 1, "clinrl: row 3 is bad\n"),
+        (TrainingError("it diverged"), 3, "clinrl: it diverged\n"),
+        (Busy("another one writes"), 75, "clinrl: another one writes\n"),
+        (KeyboardInterrupt(), 130, "clinrl: interrupted; the same command continues\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "data/cases/x"),
+            1,
+            "clinrl: disk is full at data/cases/x: free some space and give the same command again\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            1,
+            "clinrl: disk is full: free some space and give the same command again\n",
+        ),
+    ],
+)
+def test_what_a_stage_raises_becomes_a_sentence_and_an_exit_code(raised, code, message, project, monkeypatch, capsys):
+    def stage(params, name):
+        raise raised
+
+    monkeypatch.setattr(dataset, "stage", stage)
+    assert cli.main(["dataset", "esi-d1"]) == code
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("raised", [ZeroDivisionError("a bug"), OSError(errno.EBADF, "no such stream")])
+def test_a_bug_keeps_its_traceback(raised, project, monkeypatch):
+    def stage(params, version, *, as_json):
+        raise raised
+
+    monkeypatch.setattr(plan, "stage", stage)
+    with pytest.raises(type(raised)):
+        cli.main(["plan"])
+
+
+def test_a_full_disk_is_said(project, capsys):
+    """/dev/full is a disk without space."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-u", "-m", "clinrl", "plan"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert "clinrl: disk is full" in done.stderr
+
+
+def test_commands_are_pinned_before_anything_else(project, monkeypatch):
+    monkeypatch.delenv("DO_NOT_TRACK", raising=False)
+    assert cli.main(["dataset", "esi-d1"]) == 0
+    assert os.environ["DO_NOT_TRACK"] == "true"
+
+
+def test_each_stage_has_a_module_with_its_function():
+    import importlib
+
+    for stage in commands.STAGES.values():
+        assert callable(importlib.import_module(f"clinrl.{stage.module}").stage)

@@ -1,0 +1,205 @@
+"""The registry's commands: rows for people and scripts, reasons on stderr, and exit codes."""
+
+import json
+import shutil
+from contextlib import chdir
+
+import pytest
+
+import dolls
+import examined
+import locks
+from clinrl import paths
+from clinrl.cli.main import main
+from clinrl.config.params import load_params
+from clinrl.errors import ArtefactError
+from clinrl.registry import versions
+from clinrl.release import audit_log
+from clinrl.release.gate import Decision
+from clinrl.reports import exam_page
+from clinrl.signing import approval, keys
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("desk")
+    with chdir(root):
+        params = examined.build({"v1": examined.RIGHT, "v3": [5]})
+        for name in ("v1", "v3"):
+            versions.register(params, name)
+    return root
+
+
+@pytest.fixture
+def project(built, tmp_path, monkeypatch):
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(project, capsys):
+    """A function of the words of a command: its exit code, its first table, and what it said on stderr."""
+
+    def run(*words):
+        code = main([*words])
+        printed = capsys.readouterr()
+        header, *lines = [line.split("\t") for line in printed.out.split("\n\n")[0].splitlines()] or [[]]
+        return code, [dict(zip(header, line, strict=True)) for line in lines], printed.err
+
+    return run
+
+
+def test_from_registered_to_champion_and_back(run):
+    code, (row,), _ = run("register", "v1")
+    assert (code, row["model"], row["number"], row["version"], row["gate"]) == (0, "esi", "1", "v1", "open")
+
+    code, rows, said = run("decide", "v1")
+    assert code == 0
+    assert {row["verdict"] for row in rows} == {"passed"}
+    assert "all 21 limits hold on 40 cases" in said
+
+    code, (row,), _ = run("promote", "v1", "--approver", "Ada Lovelace")
+    assert (code, row["aliases"], row["gate"], row["approver"]) == (0, "champion", "passed", "Ada Lovelace")
+
+    code, rows, _ = run("versions", "esi")
+    assert [(row["number"], row["version"]) for row in rows] == [("1", "v1"), ("2", "v3")]
+
+    code, (row,), _ = run("lookup", "esi", "champion")
+    assert (code, row["version"]) == (0, "v1")
+
+    code, _, said = run("rollback", "esi", "--approver", "Ada Lovelace")
+    assert (code, said) == (1, "clinrl: esi has no previous to roll back from or to\n")
+
+
+def test_an_approval_that_was_made_elsewhere_is_given_as_a_token(run, capsys):
+    run("register", "v1")
+    _, _, said = run("decide", "v1")
+    digest = said.split("clinrl: decision ")[1].split(";")[0]
+    token = approval.token(digest, "Ada Lovelace", keys.signer("embedded"))
+    code, _, said = run("promote", "v1", "--approver", "Ada Lovelace", "--token", token[::-1])
+    assert (code, "no approval of this decision" in said) == (1, True)
+    code, (row,), _ = run("promote", "v1", "--approver", "Ada Lovelace", "--token", token)
+    assert (code, row["aliases"]) == (0, "champion")
+
+
+def test_the_audit_file_is_read_again_once_somebody_vouched_for_what_a_revoked_key_signed(run, capsys):
+    assert main(["keys", "vouch", "nothing was revoked"]) == 1
+    run("decide", "v1")
+    former = keys.signer("embedded").key.fingerprint
+    for file in (keys.PRIVATE, keys.PUBLIC):
+        file.unlink()
+    main(["keys", "init"])
+    with pytest.raises(ArtefactError, match="run `clinrl keys vouch`"):
+        audit_log.read(paths.ledger())
+    capsys.readouterr()
+    assert main(["keys", "vouch", "the laptop was stolen"]) == 0
+    assert capsys.readouterr().out == f"{former}\n"
+    assert [line.kind for line in audit_log.read(paths.ledger())] == ["decision", "review"]
+    assert main(["keys", "vouch", "twice"]) == 1
+
+
+def test_a_refused_version_says_why_and_ends_with_1(run):
+    code, rows, said = run("decide", "v3")
+    assert code == 1
+    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"dangerous", "exact"}
+    assert said.startswith("clinrl: dangerous (")
+    code, _, said = run("promote", "v3", "--approver", "Ada Lovelace")
+    assert (code, said.startswith("clinrl: v3 may not be promoted: dangerous")) == (1, True)
+
+
+def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsys):
+    main(["register", "v1"])
+    capsys.readouterr()
+    assert main(["decide", "v1", "--json"]) == 0
+    printed = capsys.readouterr()
+    said = json.loads(printed.out)
+    digest = said.pop("digest")
+    decision = Decision.model_validate_json(json.dumps(said))
+    assert digest == decision.digest
+    assert decision.model_dump(mode="json") in [line.body for line in audit_log.read(paths.ledger())]
+    rows = exam_page.form(decision.rows)
+    assert [row["who"] for row in rows if row["mode"] == "think"] == [
+        "v1", *(f"always {level}" for level in range(1, 6)), "random", "prior-matched", "bag of words",
+    ]  # fmt: skip
+    assert (rows[0]["exact"], rows[0]["critical_under"]) == ("100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]")
+    assert all(row["ahead in exact"].startswith("+") for row in rows if row["role"] == "simple policy")
+    assert f"clinrl approve {decision.digest} --as NAME" in printed.err
+    main(["register", "v3"])
+    capsys.readouterr()
+    assert main(["decide", "v3"]) == 1
+    assert "clinrl approve" not in capsys.readouterr().err
+
+
+def test_on_a_terminal_the_form_follows_the_findings(project, capsys, monkeypatch):
+    main(["register", "v1"])
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "220")
+    main(["decide", "v1"])
+    printed = capsys.readouterr().out
+    assert printed.index("verdict") < printed.index("ahead in exact") < printed.index("prior-matched  simple policy")
+
+
+def test_a_rollback_says_that_the_full_model_is_still_champion(run):
+    params = load_params()
+    examined.train("v2")
+    dolls.sit(params, "v2", examined.RIGHT)
+    examined.merge(params, "v2-full")
+    dolls.sit(params, "v2-full", examined.RIGHT)
+    locks.record(params)
+    for name in ("v2", "v2-full"):
+        run("register", name)
+    for name in ("v1", "v2", "v2-full"):
+        assert run("promote", name, "--approver", "Ada Lovelace")[0] == 0
+    code, (row,), said = run("rollback", "esi", "--approver", "Ada Lovelace")
+    assert (code, row["version"]) == (0, "v1")
+    assert said.startswith("clinrl: v2-full, the full model of v2, is still the champion of esi-merged; ")
+    assert run("rollback", "esi", "--approver", "Ada Lovelace")[2] == ""
+
+
+def test_lineage_names_the_broken_link_and_ends_with_1(run):
+    code, rows, _ = run("lineage", "v1")
+    assert (code, {row["state"] for row in rows}) == (0, {"holds", "open", "unrecorded"})
+    shutil.rmtree("data/cases/d1")
+    code, rows, said = run("lineage", "v1")
+    assert (code, [row["link"] for row in rows if row["state"] == "absent"]) == (0, ["data", "lock"])
+    paths.cases("x1").joinpath(paths.CASES_FILE).write_text("\n")
+    code, rows, said = run("lineage", "v1")
+    assert code == 1
+    assert "lock" in [row["link"] for row in rows if row["state"] == "broken"]
+    assert "clinrl: v1, lock: data/cases/x1 is not what dvc.lock records" in said
+
+
+def test_json_is_one_value(project, capsys):
+    kinds = {"decide v1": dict, "versions esi": list, "lookup esi v1": dict, "lineage v1": list}
+    for words, kind in kinds.items():
+        assert main([*words.split(), "--json"]) == 0
+        assert isinstance(json.loads(capsys.readouterr().out), kind)
+
+
+def test_an_unknown_name_costs_one_sentence_and_no_import(run):
+    assert run("register", "v9")[0] == 2
+    assert run("versions", "essi")[2].startswith(
+        "clinrl: 'essi' is no model that `clinrl versions` knows; did you mean"
+    )
+    assert run("rollback", "v1", "--approver", "Ada")[0] == 2
+    assert run("lookup", "esi", "winner")[0] == 1
+
+
+def test_a_promotion_without_a_name_is_a_usage_error(project):
+    with pytest.raises(SystemExit, match="2"):
+        main(["promote", "v1"])
+
+
+def test_two_that_sat_one_exam_are_tested_against_each_other(run):
+    code, rows, _ = run("compare", "v1", "v3")
+    assert code == 0
+    assert [(row["mode"], row["metric"]) for row in rows] == [
+        (mode, metric) for mode in ("think", "direct") for metric in ("exact", "dangerous")
+    ]
+    exact = rows[0]
+    assert (int(exact["v1"]) > 0, exact["v3"], float(exact["p"]) < 0.05) == (True, "0", True)
+    _, same, _ = run("compare", "v1", "v1")
+    assert {row["p"] for row in same} == {"1"}
+    code, _, err = run("compare", "v1", "../v3")
+    assert (code, "'../v3' is neither a version" in err) == (2, True)

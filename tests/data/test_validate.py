@@ -1,0 +1,262 @@
+"""Validation with the real Great Expectations on real small files, sound and damaged."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clinrl import artifacts, paths
+from clinrl.config.params import Params
+from clinrl.config.plain_yaml import read_yaml
+from clinrl.data import data_docs, dataset, validate
+from clinrl.errors import ArtefactError, DataError
+from clinrl.tasks.base import Expect, get_task
+from clinrl.types import Case
+
+ROOT = Path(__file__).parents[2]
+TASK = get_task("esi")
+FOLDER = paths.cases("esi-d1")
+FILE = FOLDER / paths.CASES_FILE
+PROOF = paths.data_proof("esi-d1")
+FAILED = PROOF.with_suffix(".failed.json")
+SIZE = 400
+"""Cases of the sound data set: enough for its shares to lie within the task's tolerances."""
+
+
+def params() -> Params:
+    source = read_yaml(ROOT / "params.yaml")
+    source["datasets"]["esi-d1"]["cases"] = SIZE
+    return Params.model_validate(source)
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workplace with a validated data set; tests that damage it copy its file."""
+    place = tmp_path_factory.mktemp("sound")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        dataset.stage(params(), "esi-d1")
+        validate.stage(params(), "esi-d1")
+    return place
+
+
+def test_pages_that_a_clone_lacks_are_written_without_touching_the_proof(sound, tmp_path, monkeypatch):
+    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    docs, proof = paths.data_docs("esi-d1"), PROOF.stat()
+    count = len(list(docs.rglob("*.html")))
+    shutil.rmtree(docs)
+
+    validate.pages(params(), "esi-d1")
+
+    assert (docs / data_docs.INDEX).exists()
+    assert len(list(docs.rglob("*.html"))) == count
+    assert PROOF.stat() == proof
+
+
+@pytest.fixture
+def damage(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Writes a data set of these lines, sealed unless told otherwise, and returns validation's refusal."""
+
+    def refusal(lines: list[str], *, sealed: bool = True) -> str:
+        monkeypatch.chdir(tmp_path)
+        artifacts.write_text(FILE, "".join(lines))
+        manifest = artifacts.read_manifest(sound / FOLDER)
+        artifacts.write_json(FOLDER / artifacts.MANIFEST, manifest.model_dump(mode="json"))
+        if sealed:
+            fields = manifest.model_dump(exclude={"files"})
+            artifacts.seal(FOLDER, **fields | {"spec": manifest.spec | {"cases": len(lines)}})
+        artifacts.write_json(PROOF, {"an": "old proof"})
+        with pytest.raises(DataError) as error:
+            validate.stage(params(), "esi-d1")
+        assert not PROOF.exists()
+        assert json.loads(FAILED.read_text(encoding="utf-8"))["refused"] == str(error.value)
+        assert "\n" not in str(error.value)
+        assert len(str(error.value)) < 600
+        return str(error.value)
+
+    return refusal
+
+
+@pytest.fixture
+def lines(sound: Path) -> list[str]:
+    """The first rows of the sound data set."""
+    return (sound / FILE).read_text(encoding="utf-8").splitlines(keepends=True)[:60]
+
+
+def edited(line: str, change: Callable[[dict[str, Any]], Any], *, renamed: bool = True) -> str:
+    """A row with a change in its content, and the id that the new content has if it is to look untouched."""
+    content = json.loads(line)
+    change(content)
+    if renamed:
+        case: Case = TASK.Case.model_validate(content)
+        content["id"] = TASK.case_id(case.facts, case.key)
+    return artifacts.canonical_json(content) + "\n"
+
+
+def test_a_sound_data_set_gets_a_proof_of_its_very_bytes(sound: Path) -> None:
+    proof = json.loads((sound / PROOF).read_text(encoding="utf-8"))
+    assert proof["data"] == {"name": "esi-d1", "identity": artifacts.identity(artifacts.verified(sound / FOLDER))}
+    assert proof["summary"]["cases"] == SIZE
+    assert proof["summary"]["duplicates"] == 0
+    assert sum(proof["summary"][f"share_level_{level}"] for level in TASK.labels) == pytest.approx(1, abs=1e-5)
+    assert proof["expectations"]
+    assert all(entry["success"] for entry in proof["expectations"])
+    assert {entry["arguments"].get("column") for entry in proof["expectations"]} >= set(validate.COMPUTED)
+    assert not (sound / FAILED).exists()
+
+
+def test_the_pages_are_written(sound: Path) -> None:
+    pages = sound / paths.data_docs("esi-d1")
+    assert "esi-d1" in (pages / "index.html").read_text(encoding="utf-8")
+    (rows,) = pages.glob("validations/rows/**/*.html")
+    assert "spo2_pct" in rows.read_text(encoding="utf-8")
+    assert {path.suffix for path in pages.rglob("*") if path.is_file()} == {".html"}
+    for page in pages.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert f'http-equiv="Content-Security-Policy" content="{data_docs.POLICY}"' in text
+        assert not re.search(
+            r"""(?i)<(script|link|img|iframe)|\bon\w+=|\b(src|href|action)\s*=\s*["']?\s*(\w+:)?//""", text
+        )
+        assert not re.search(r"(?i)@import|url\(", text)
+        for link in re.findall(r'href="([^"#]+)', text):
+            assert (page.parent / link).resolve().is_relative_to(pages.resolve())
+            assert (page.parent / link).is_file()
+
+
+def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = (sound / PROOF).read_bytes()
+    monkeypatch.chdir(sound)
+    monkeypatch.setattr(validate, "CHUNK_ROWS", 150)
+    validate.stage(params(), "esi-d1")
+    assert PROOF.read_bytes() == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_impossible_oxygen_saturation_is_named(damage: Callable[..., str], lines: list[str]) -> None:
+    lines[16] = edited(lines[16], lambda case: case["key"]["presentation"].update(spo2_pct=140), renamed=False)
+    message = damage(lines)
+    assert message.startswith("data/cases/esi-d1/cases.jsonl row 17, column key.presentation.spo2_pct: ")
+    assert "got 140" in message
+    assert "dvc repro dataset@esi-d1" in message
+
+
+def test_a_value_within_the_schema_and_outside_the_rules_is_named(damage: Callable[..., str], lines: list[str]) -> None:
+    lines[16] = edited(lines[16], lambda case: case["key"]["presentation"].update(hr_bpm=12))
+    message = damage(lines)
+    assert re.match(r"data/cases/esi-d1/cases.jsonl row 17 \(esi-[0-9a-f]{16}\), column hr_bpm: 12", message)
+    assert "ExpectColumnValuesToBeBetween(min_value=20, max_value=300)" in message
+
+
+def test_a_truncated_file_is_named(damage: Callable[..., str], lines: list[str]) -> None:
+    message = damage([*lines[:-1], lines[-1][:200]], sealed=False)
+    assert message.startswith("data/cases/esi-d1/cases.jsonl row 60 is cut short")
+
+
+def test_an_empty_file_is_named(damage: Callable[..., str]) -> None:
+    assert damage([], sealed=False).startswith("data/cases/esi-d1/cases.jsonl holds no case")
+
+
+def test_a_file_cut_between_rows_is_noticed(damage: Callable[..., str], lines: list[str]) -> None:
+    message = damage(lines, sealed=False)
+    assert "column cases: 60 breaks ExpectColumnValuesToBeInSet(value_set=[400])" in message
+
+
+def test_a_novel_is_no_narrative(damage: Callable[..., str], lines: list[str]) -> None:
+    lines[3] = edited(lines[3], lambda case: case["facts"].update(narrative="word " * 100_000), renamed=False)
+    assert "row 4, column facts.narrative: " in damage(lines)
+
+
+@pytest.mark.parametrize(
+    ("addition", "rule"),
+    [
+        (" \u0007", r"ExpectColumnValuesToNotMatchRegex|control"),
+        (" \u202e", "control or invisible character"),
+        (" Call 555-123-4567.", "telephone number"),
+        (" Gold is ESI 2.", "ExpectColumnValuesToNotMatchRegex"),
+    ],
+)
+def test_what_a_narrative_must_not_hold(damage: Callable[..., str], lines: list[str], addition: str, rule: str) -> None:
+    lines[8] = edited(lines[8], lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + addition))
+    message = damage(lines)
+    assert " row 9 (" in message
+    assert "column narrative: " in message
+    assert re.search(rule, message)
+
+
+def test_repeated_foreign_and_mislabelled_rows_are_named(damage: Callable[..., str], lines: list[str]) -> None:
+    foreign = next(TASK.cases(1, 1, pool="exam", mix="natural")).model_dump(mode="json")
+    relabelled = edited(lines[2], lambda case: case["key"].update(level=case["key"]["level"] % 5 + 1))
+    untruthful = edited(lines[3], lambda case: case["facts"].update(narrative="A calm adult, well."), renamed=False)
+    message = damage(
+        [*lines[:2], relabelled, untruthful, *lines[4:10], lines[0], artifacts.canonical_json(foreign) + "\n"]
+    )
+    assert "row 3 " in message
+    faults = json.loads(FAILED.read_text(encoding="utf-8"))["faults"]
+    for row, column in (
+        (3, "label_reproduced"),
+        (3, "gold_scores_best"),
+        (4, "id_matches_content"),
+        (11, "id_unique"),
+        (11, "narrative_unique"),
+        (12, "group_in_pool"),
+    ):
+        assert any(
+            re.search(rf" row {row} \(\S+, column {column}: {validate.COMPUTED[column]}", fault) for fault in faults
+        )
+
+
+def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sound)
+    check = validate.checker("x", {"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]})
+    with pytest.raises(RuntimeError, match="absent"):
+        check("rows", [{"row": 1, "id": "a"}])
+
+
+def test_missing_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtefactError, match="data/cases/esi-d1 has no manifest"):
+        validate.stage(params(), "esi-d1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("social security number", "SSN 123-45-6789"),
+        ("telephone number", "call (555) 123-4567"),
+        ("telephone number", "mobile +1 555.123.4567"),
+        ("e-mail address", "write to jo.doe@example.org"),
+        ("medical record number", "MRN: 0012345"),
+        ("full date", "seen 03/04/2021"),
+        ("full date", "born 1961-02-03"),
+        ("full date", "on March 4, 2021"),
+        ("web address", "see https://example.org"),
+    ],
+)
+def test_identifiers_are_caught(kind: str, text: str) -> None:
+    assert [
+        name for name, shape in validate.IDENTIFIERS.items() if re.search(shape, f"A patient, {text}, in pain.")
+    ] == [kind]
+
+
+@given(
+    st.integers(0, 300),
+    st.integers(0, 300),
+    st.integers(0, 110),
+    st.integers(0, 10),
+    st.floats(25, 44).map("{:.1f}".format),
+)
+def test_vital_signs_are_no_identifiers(systolic: int, diastolic: int, age: int, pain: int, celsius: str) -> None:
+    vitals = f"BP {systolic}/{diastolic}, HR {systolic}, RR {pain}, SpO2 {age}%, T {celsius}"
+    text = f"{age} years, {vitals}, pain {pain}/10, vision 20/20."
+    assert not [kind for kind, shape in validate.IDENTIFIERS.items() if re.search(shape, text)]

@@ -1,0 +1,247 @@
+"""Recipes over seeds: differences that are there are found, others are not, and foreign answers are refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import contest
+from clinrl import intervals, paths
+from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, Section
+from clinrl.artifacts import read_manifest, sha256_file, write_json
+from clinrl.cli import main as cli
+from clinrl.config.params import Params
+from clinrl.config.schema import Pair
+from clinrl.data.dataset import read_cases
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation import compare
+from clinrl.evaluation.evaluate import load_report
+from clinrl.reports import comparison_page
+from clinrl.reports.exam_page import ALPHA
+
+READERS = {
+    "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.85, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
+    "terse": (0.5, 0.0),
+}  # fmt: skip
+PLAIN = ("plain-1", "plain-2", "plain-3")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, resamples=200) as folder:
+        yield folder
+
+
+@pytest.fixture
+def project(built, tmp_path, monkeypatch) -> Params:
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(intervals, "RESAMPLES", 200)
+    return Params.model_validate(contest.mapping(120))
+
+
+def report(folder: Path = Path()) -> Compared:
+    return Compared.model_validate_json((folder / paths.comparison_report("recipes")).read_bytes())
+
+
+def page(folder: Path = Path()) -> str:
+    return (folder / paths.comparison_report("recipes").with_suffix(".md")).read_text(encoding="utf-8")
+
+
+def section(found: Compared, mode: str = "think", part: str = ALL) -> Section:
+    return next(some for some in found.sections if (some.mode, some.part) == (mode, part))
+
+
+def row(name: str, where: Section) -> Row:
+    return next(some for some in where.rows if some.name == name)
+
+
+def pooled(where: Section, first: str, measure: str) -> Contrast:
+    return next(t for t in where.contrasts if (t.first, t.measure, t.versions) == (first, measure, None))
+
+
+def test_a_difference_that_is_there_is_found_and_none_between_equal_recipes(built):
+    whole = section(report(built))
+    for measure in ("macro_f1", "statement_recall"):
+        found, none = pooled(whole, "better", measure), pooled(whole, "same", measure)
+        assert found.adjusted < ALPHA
+        assert found.difference.low > 0
+        assert none.adjusted >= ALPHA
+        assert none.difference.low < 0 < none.difference.high
+    seeds = [t for t in whole.contrasts if t.versions and t.measure == "exact"]
+    assert [t.versions for t in seeds if t.first == "better" and t.second == "plain"] == [
+        (f"better-{seed}", f"plain-{seed}") for seed in contest.SEEDS
+    ]
+    assert all(t.adjusted < ALPHA for t in seeds if (t.first, t.second) == ("better", "plain"))
+    assert all(t.adjusted >= ALPHA for t in seeds if t.first == "same")
+    assert all(t.adjusted >= t.p for t in whole.contrasts)
+
+
+def test_the_words_say_what_the_tests_show_and_no_more(built):
+    text = page(built)
+    shown, _, rest = text.partition("**Another name**")
+    assert "**Reading with care** (better against plain). In labels: macro_f1 is higher, which is better (+0." in shown
+    assert "more exact answers in 3 of the 3 pairs of versions" in shown
+    equal = rest.split("\n\n")[0]
+    assert "no difference in macro_f1 is shown" in equal
+    assert "no difference in exact answers is shown in the 3 pairs of versions" in equal
+    assert "which is better" not in equal
+    assert "Part held_out of conditions has 5 clusters: its intervals are too narrow" in text
+    assert "Of one seed only, and so without the spread of seeds: blind, terse." in text
+    assert "not comparable with the rest of their row" in text
+    assert "imaging" not in Path(comparison_page.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [(0.6, 0.4, "more often, nearer to"), (0.3, 0.4, "less often, farther from"), (0.8, 0.9, "less often, nearer to"),
+     (0.8, 0.6, "more often (80.0% against 60.0% of answers")],
+)  # fmt: skip
+def test_a_move_past_what_is_right_is_not_called_nearer(built, mine, theirs, words):
+    whole = section(report(built))
+    label = whole.commonest
+    shares = {"better": mine, "plain": theirs}
+    rows = tuple(
+        some.model_copy(update={"answered": some.answered | {label: shares.get(some.name, 0.0)}}) for some in whole.rows
+    )
+    moved = whole.model_copy(update={"rows": rows, "right": whole.right | {label: 0.7}})
+    test = pooled(whole, "better", COMMONEST).model_copy(update={"adjusted": 0.01})
+    assert f"{label}, is answered {words}" in comparison_page._prior(
+        moved, Pair(first="better", second="plain", says="x"), test
+    )
+
+
+def test_every_row_is_there_and_a_number_is_the_mean_of_its_seeds(built):
+    found = report(built)
+    whole = section(found)
+    assert [some.name for some in whole.rows][:5] == ["plain", "better", "same", "blind", "terse"]
+    assert {"base", "base, without_evidence", "random", "prior-matched", "bag of words"} < {
+        some.name for some in whole.rows
+    }
+    plain = row("plain", whole)
+    figure = plain.metrics["macro_f1"]
+    assert figure.value == pytest.approx(sum(figure.seeds) / 3, abs=1e-6)
+    assert figure.low < min(figure.seeds) or figure.high > max(figure.seeds)
+    assert sum(map(sum, plain.confusion.counts)) == 3 * whole.n
+    assert sum(plain.answered.values()) == pytest.approx(1, abs=1e-5)
+    assert plain.qualities["second_opinion"].low is None
+    assert plain.qualities["second_opinion"].seeds == (0.7, 0.7, 0.7)
+    assert {view.view for view in whole.views if view.name == "plain"} == {"given", *contest.TASK.views}
+    assert not [view for view in whole.views if view.name == "blind"]
+    assert "base, without_evidence" not in {some.name for some in section(found, "direct").rows}
+    assert section(found, "direct").contrasts
+    assert {t.measure for t in whole.contrasts} >= {"exact", "dangerous", "macro_f1", "statement_recall", COMMONEST}
+
+
+def test_a_row_of_one_version_has_the_numbers_of_its_report(built, monkeypatch):
+    whole = section(report(built))
+    monkeypatch.chdir(built)
+    for name, version in (("base", "imaging-base"), ("blind", "blind-1")):
+        theirs = load_report(version, "think").metrics
+        mine = row(name, whole)
+        for metric in ("macro_f1", "exact", "over_use"):
+            assert mine.metrics[metric].model_dump(exclude={"seeds"}) == theirs[metric].model_dump()
+        assert mine.qualities["statement_recall"].value == theirs["statement_recall"].value
+
+
+def test_parts_hold_their_cases_and_published_figures(built):
+    found = report(built)
+    held, known, whole = (section(found, part=part) for part in ("held_out", "known", ALL))
+    assert (held.n + known.n, held.clusters) == (whole.n, 5)
+    text = page(built)
+    assert "macro_f1 0.335" in text
+    assert "macro_f1 0.310" in text
+
+
+@pytest.mark.slow
+def test_equal_answers_give_equal_bytes(project):
+    ends = (".json", ".md", ".png")
+    target = paths.comparison_report("recipes")
+
+    def written() -> dict[Path, bytes]:
+        pages = paths.comparison_pages("recipes").iterdir()
+        return {path: path.read_bytes() for path in (*map(target.with_suffix, ends), *pages)}
+
+    before = written()
+    compare.stage(project, "recipes")
+    assert written() == before
+
+
+@pytest.mark.slow
+def test_what_it_reads_is_all_it_needs(project, tmp_path, monkeypatch):
+    wanted = compare.reads(project, "recipes")
+    assert len(wanted) == len(set(wanted)) == 3 + 3 * (1 + 11)
+    other = tmp_path / "elsewhere"
+    for path in wanted:
+        (other / path).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if Path(path).is_dir() else shutil.copy)(path, other / path)
+    before = paths.comparison_report("recipes").read_bytes()
+    monkeypatch.chdir(other)
+    compare.stage(project, "recipes")
+    assert paths.comparison_report("recipes").read_bytes() == before
+
+
+def test_missing_altered_and_foreign_answers_are_refused(project):
+    graded = paths.graded("plain-2")
+    lines = (graded / "think.jsonl").read_text(encoding="utf-8")
+    (graded / "think.jsonl").write_text(lines.replace("Usually Appropriate", "May Be Appropriate"), encoding="utf-8")
+    with pytest.raises(ArtefactError, match=r"plain-2/think.jsonl was altered"):
+        compare.stage(project, "recipes")
+    shutil.rmtree(graded)
+    with pytest.raises(ArtefactError, match=r"plain-2 has no manifest.json: build it first"):
+        compare.stage(project, "recipes")
+    shutil.copytree(paths.graded("plain-1"), graded)
+    content = json.loads((graded / "manifest.json").read_text(encoding="utf-8"))
+    content["inputs"]["adapter"] = "b" * 64
+    write_json(graded / "manifest.json", content)
+    with pytest.raises(ArtefactError, match=r"reports/plain-2 is not about the adapter whose answers are in"):
+        compare.stage(project, "recipes")
+    shutil.rmtree(paths.report("plain-2"))
+    with pytest.raises(ArtefactError, match="dvc repro evaluate@plain-2"):
+        compare.stage(project, "recipes")
+
+
+def test_seeds_that_sat_another_exam_or_decoded_otherwise_are_refused(project):
+    manifest = paths.graded("better-3") / "manifest.json"
+    kept = json.loads(manifest.read_text(encoding="utf-8"))
+    write_json(manifest, kept | {"inputs": kept["inputs"] | {"exam": "c" * 64}})
+    with pytest.raises(ArtefactError, match="better-3 cannot be compared: their exam digest differs"):
+        compare.stage(project, "recipes")
+    modes = {mode: spec | {"temperature": 0.7} for mode, spec in kept["spec"]["modes"].items()}
+    write_json(manifest, kept | {"spec": kept["spec"] | {"modes": modes}})
+    with pytest.raises(ArtefactError, match="decoding of the mode differs"):
+        compare.stage(project, "recipes")
+
+
+def test_a_base_without_the_view_that_a_test_names_is_refused(project):
+    base = paths.graded("imaging-base")
+    (base / "think.without_evidence.jsonl").unlink()
+    content = json.loads((base / "manifest.json").read_text(encoding="utf-8"))
+    del content["files"]["think.without_evidence.jsonl"]
+    write_json(base / "manifest.json", content)
+    with pytest.raises(ArtefactError, match=r"'plain' cannot be tested against 'base, without_evidence'.*baseline@"):
+        compare.stage(project, "recipes")
+
+
+def test_a_base_that_answered_other_cases_under_a_view_is_refused(project):
+    base = paths.graded("imaging-base")
+    lines = (base / "think.without_evidence.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    cases = list(read_cases(paths.cases("x1"), contest.TASK))
+    assert len(lines) == sum(contest.TASK.views["without_evidence"](case) is not None for case in cases) < len(cases)
+    manifest = read_manifest(base)
+    (base / "think.without_evidence.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
+    changed = {"think.without_evidence.jsonl": sha256_file(base / "think.without_evidence.jsonl")}
+    write_json(base / "manifest.json", manifest.model_copy(update={"files": manifest.files | changed}).model_dump())
+    with pytest.raises(ArtefactError, match="does not answer the cases of this exam that have the view"):
+        compare.stage(project, "recipes")
+
+
+def test_an_unknown_comparison_and_an_unknown_part_are_refused(project, capsys):
+    assert cli.main(["comparison", "recipe"]) == 2
+    assert "'recipe' is no comparison that `clinrl comparison` knows; did you mean recipes?" in capsys.readouterr().err
+    with pytest.raises(ParamsError, match=r"params.yaml has no comparison 'recipe'; did you mean recipes\?"):
+        compare.stage(project, "recipe")
+    spec = project.comparisons["recipes"].model_copy(update={"published_parts": {"heldout": {}}})
+    with pytest.raises(ParamsError, match="'heldout' is no part of x1, only all, held_out, known"):
+        compare.stage(project.model_copy(update={"comparisons": {"recipes": spec}}), "recipes")

@@ -1,0 +1,184 @@
+"""Mining: the group whose repair is worth most comes first, and no exam is ever read."""
+
+import json
+import shutil
+from contextlib import chdir
+from itertools import cycle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dolls
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.data import dataset
+from clinrl.data.dataset import read_cases
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation import error_analysis, evaluate
+from clinrl.evaluation.error_analysis import MineReport, of_kind
+from clinrl.tasks.base import get_task
+from clinrl.types import Message, Transcript
+
+TASK = get_task("esi")
+MINING = {"v1": {"task": "esi", "data": "m1"}}
+DATASETS = {
+    **dolls.PARAMS["datasets"],
+    "m1": {"task": "esi", "task_version": 1, "use": "mine", "mix": "reporting", "cases": 60, "seed": 5},
+}
+
+
+def params():
+    return dolls.params(mining=MINING, datasets=DATASETS)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The doll with a version v1, whose adapter is the base's own, and validated mine data."""
+    root = tmp_path_factory.mktemp("mined")
+    shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
+    with chdir(root):
+        dataset.stage(params(), "m1")
+        named = {"data": {"name": "m1", "identity": identity(read_manifest(paths.cases("m1")))}}
+        write_json(paths.data_proof("m1"), named)
+        shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
+    return root
+
+
+@pytest.fixture
+def project(built, tmp_path, monkeypatch):
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return params()
+
+
+def answering(answer):
+    """A stand-in for the model: `answer` of a case gives the level, or None for an unreadable turn."""
+
+    def sit(doll, who, cases):
+        def transcript(case):
+            level = answer(case)
+            text = "I do not know." if level is None else f"ANSWER: ESI {level}"
+            return Transcript(messages=(Message(role="assistant", content=text),), stop="answered")
+
+        transcripts = [transcript(case) for case in cases]
+        return {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
+
+    return sit
+
+
+def report() -> MineReport:
+    return MineReport.model_validate_json(paths.mine_report("v1").read_bytes())
+
+
+def misses(rule):
+    """A reader who knows everything but one rule."""
+    return lambda case: TASK.parse(TASK.gold(case, thinking=False, omit=frozenset({rule})))
+
+
+@pytest.mark.parametrize("rule", ["severe_pain", "done_intervention"])
+def test_the_rule_that_is_missed_comes_first(project, monkeypatch, rule):
+    monkeypatch.setattr(error_analysis, "sit", answering(misses(rule)))
+    error_analysis.stage(project, "v1")
+    found = report()
+    first, *others = of_kind(found, "rule")
+    assert first.value == rule
+    assert first.total > 0
+    assert {group.total for group in others} == {0}
+    assert (found.pool, found.n, found.data_digest) == ("mine", 60, identity(read_manifest(paths.cases("m1"))))
+    assert {shown.rule for shown in found.worst} == {rule}
+    text = paths.mine_report("v1").with_suffix(".md").read_text()
+    assert f"| {rule} | " in text
+    assert "of the mine pool, which is neither training nor exam" in text
+    assert paths.mine_report("v1").with_suffix(".png").stat().st_size > 5000
+
+
+def test_dangerous_errors_outweigh_more_frequent_harmless_ones(project, monkeypatch):
+    cases = list(read_cases(paths.cases("m1"), TASK))
+    urgent = {case.id for case in cases if TASK.label(case) == 2}
+    mild = {case.id for case in cases if TASK.label(case) == 5}
+    wrong = set(sorted(urgent)[:5]) | mild
+    answers = {2: 5, 5: 4}
+    monkeypatch.setattr(
+        error_analysis,
+        "sit",
+        answering(lambda case: answers[TASK.label(case)] if case.id in wrong else TASK.label(case)),
+    )
+    error_analysis.stage(project, "v1")
+    assert of_kind(report(), "error")[0].value == "2 answered 5"
+    assert report().worst[0].gold == "2"
+
+
+def test_a_perfect_reader_has_nothing_to_repair(project, monkeypatch):
+    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    error_analysis.stage(project, "v1")
+    found = report()
+    assert found.cost.value == 0
+    assert {estimate.value for estimate in found.wrong.values()} == {0}
+    assert not of_kind(found, "error")
+    assert not found.worst
+    assert "## By" not in paths.mine_report("v1").with_suffix(".md").read_text()
+
+
+def test_silence_is_an_error_that_costs_the_most(project, monkeypatch):
+    monkeypatch.setattr(error_analysis, "sit", answering(lambda _case: None))
+    error_analysis.stage(project, "v1")
+    found = report()
+    assert found.wrong["think"].value == 1
+    assert {group.value.split(" answered ")[1] for group in of_kind(found, "error")} == {"unreadable"}
+
+
+def test_equal_answers_give_equal_bytes(project, monkeypatch):
+    files = [paths.mine_report("v1").with_suffix(suffix) for suffix in (".json", ".md", ".png")]
+    levels = cycle([1, 2, 3])
+    wrong = {case.id: next(levels) for case in read_cases(paths.cases("m1"), TASK)}
+    monkeypatch.setattr(error_analysis, "sit", answering(lambda case: wrong[case.id]))
+    kept = []
+    for _ in range(2):
+        error_analysis.stage(project, "v1")
+        kept.append([file.read_bytes() for file in files])
+    assert kept[0] == kept[1]
+
+
+def test_a_real_model_is_mined(project):
+    error_analysis.stage(project, "v1")
+    found = report()
+    assert set(found.wrong) == {"think", "direct"}
+    assert read_manifest(paths.mined("v1")).inputs["data"] == found.data_digest
+    lines = (paths.mined("v1") / "think.jsonl").read_text().splitlines()
+    assert len(lines) == found.n
+
+
+def test_an_exam_is_refused_even_under_the_name_of_mine_data(project, monkeypatch):
+    dataset.stage(project, "x1")
+    shutil.rmtree(paths.cases("m1"))
+    shutil.copytree(paths.cases("x1"), paths.cases("m1"))
+    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    with pytest.raises(ArtefactError, match="is drawn from the exam pool; errors are mined on the mine pool"):
+        error_analysis.stage(project, "v1")
+    assert not paths.mine_report("v1").exists()
+
+
+def test_mining_opens_no_file_of_an_exam(project, monkeypatch):
+    dataset.stage(project, "x1")
+    shutil.rmtree(paths.cases("x1"))
+    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    error_analysis.stage(project, "v1")
+
+
+def test_a_version_that_params_does_not_mine_is_refused(project):
+    with pytest.raises(ParamsError, match=r"params\.yaml mines no errors of 'v2'"):
+        error_analysis.stage(project, "v2")
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_under_triage_costs_at_least_what_over_triage_of_the_same_distance_does(gold, answered):
+    mirrored = 2 * gold - answered
+    if answered > gold and mirrored >= 1:
+        assert TASK.cost(gold, answered) >= TASK.cost(gold, mirrored)
+
+
+def test_the_report_is_canonical_json(project, monkeypatch):
+    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    error_analysis.stage(project, "v1")
+    assert json.loads(paths.mine_report("v1").read_text())["name"] == "v1"

@@ -1,0 +1,360 @@
+"""The exam: grading, reports, comparisons and the page, on hand-made answers, then once with a doll model."""
+
+import csv
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import dolls
+from clinrl import paths
+from clinrl.analysis import baselines
+from clinrl.analysis.exam import Sitting, between_modes, comparable, compare
+from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.data import dataset
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation import evaluate
+from clinrl.evaluation.evaluate import Examinee, grade, write_reports
+from clinrl.intervals import paired
+from clinrl.models import bases
+from clinrl.reports import exam_page
+from clinrl.tasks.base import get_task
+from clinrl.types import Message, Transcript, Unreadable
+
+ESI = get_task("esi")
+EXAM = list(ESI.cases(24, 1, pool="exam", mix="reporting"))
+TRAINING = list(ESI.cases(80, 2, pool="train", mix="reporting"))
+GOLDS = [ESI.label(case) for case in EXAM]
+NOTHING = Unreadable(reason="empty")
+DECODING = {"thinking": False, "temperature": 0.0, "max_new_tokens": 64}
+
+
+def says(answer, stop="answered"):
+    text = "" if isinstance(answer, Unreadable) else f"ANSWER: ESI {answer}"
+    return Transcript(messages=(Message(role="assistant", content=text),), stop=stop)
+
+
+def sitting(answers, name="v2", mode="direct"):
+    return Sitting(
+        name=name, task="esi", task_version=ESI.version, mode=mode, mode_spec=DECODING, exam_digest="e" * 64,
+        golds=GOLDS, answers=answers,
+    )  # fmt: skip
+
+
+def examinee(**changes):
+    fields = {
+        "name": "v2", "task": ESI, "folder": paths.adapter(changes.get("name", "v2")), "exam": "x1", "parent": "v1",
+        "data": "d1", "reward": ESI.Reward(),
+    }  # fmt: skip
+    return Examinee(**(fields | changes))
+
+
+def graded(answers, mode="direct"):
+    transcripts = [says(answer, "max_tokens" if answer == NOTHING else "answered") for answer in answers]
+    return grade(ESI, mode, EXAM, transcripts, ESI.Reward())
+
+
+MINE = [NOTHING, NOTHING, *GOLDS[2:]]
+THEIRS = [NOTHING, *[1] * 23]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(folder):
+    """The reports of v2, which fell silent twice in direct mode and is perfect in think mode."""
+    folder.mkdir(parents=True)
+    answers = {"direct": MINE, "think": GOLDS}
+    write_reports(
+        folder, examinee(), "a" * 64, EXAM, TRAINING, {mode: graded(given, mode) for mode, given in answers.items()},
+        {mode: sitting(given, mode=mode) for mode, given in answers.items()},
+        {mode: sitting(THEIRS, "v1", mode) for mode in answers},
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    root = tmp_path_factory.mktemp("reports")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        write(paths.report("v2"))
+    return root
+
+
+@pytest.fixture
+def reports(written, monkeypatch):
+    """The folder of the reports of v2, in the working directory. Only read it."""
+    monkeypatch.chdir(written)
+    return paths.report("v2")
+
+
+def test_grading_keeps_order_answer_score_and_stop():
+    lines = graded(MINE)
+    assert [line.case_id for line in lines] == [case.id for case in EXAM]
+    assert [line.answer for line in lines] == MINE
+    assert lines[0].score.total == ESI.Reward().unreadable
+    assert lines[2].score.total == 1.0
+    assert [line.transcript.stop for line in lines[1:3]] == ["max_tokens", "answered"]
+
+
+def test_a_parent_that_was_shown_the_cases_in_other_ways_has_a_row_for_each(project):
+    parent = replace(sitting(THEIRS, "v1"), under={"without_evidence": GOLDS})
+    folder = paths.report("v2")
+    folder.mkdir(parents=True)
+    write_reports(
+        folder, examinee(), "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE)}, {"direct": parent}
+    )
+    rows = {row.name: row.metrics["exact"].value for row in evaluate.load_report("v2", "direct").rows}
+    assert list(rows)[:3] == ["v2", "v1", "v1, without_evidence"]
+    assert rows["v1, without_evidence"] == 1.0
+
+
+def test_a_transcript_without_a_turn_is_unreadable():
+    assert isinstance(evaluate.answer(ESI, Transcript(messages=(), stop="tool_error")), Unreadable)
+
+
+def test_report_counts_unreadable_answers_in_every_denominator(reports):
+    report = evaluate.load_report("v2", "direct")
+    assert (report.n, report.exam, report.exam_digest, report.adapter_digest) == (24, "x1", "e" * 64, "a" * 64)
+    assert report.metrics["exact"].value == pytest.approx(22 / 24, abs=1e-6)
+    assert report.metrics["exact"].n == report.metrics["no_parse"].n == 24
+    assert report.metrics["no_parse"].value == report.metrics["clipped"].value == pytest.approx(2 / 24, abs=1e-6)
+    assert report.metrics["kappa"].n == 22
+    assert report.stops == {"answered": 22, "max_tokens": 2}
+    assert report.unreadable == {"empty": 2}
+    assert report.predicted["unreadable"] == 2
+    assert sum(report.predicted.values()) == 24
+
+
+def test_confusion_has_gold_rows_and_an_unreadable_column(reports):
+    confusion = evaluate.load_report("v2", "direct").confusion
+    assert confusion.columns == ("1", "2", "3", "4", "5", "unreadable")
+    assert [sum(row) for row in confusion.counts] == [GOLDS.count(level) for level in range(1, 6)]
+    assert sum(row[-1] for row in confusion.counts) == 2
+    assert sum(confusion.counts[i][i] for i in range(5)) == 22
+
+
+def test_slices_cover_every_case_once_and_terms_sum_to_the_reward(reports):
+    report = evaluate.load_report("v2", "direct")
+    assert set(report.slices) == set(ESI.slices)
+    for values in report.slices.values():
+        assert sum(found["exact"].n for found in values.values()) == 24
+        assert all(set(found) == {"exact", "dangerous"} for found in values.values())
+    assert sum(report.terms.values()) == pytest.approx(report.reward, abs=1e-5)
+
+
+def test_rows_hold_everybody_who_sat_the_exam(reports):
+    rows = {row.name: row.metrics for row in evaluate.load_report("v2", "direct").rows}
+    constants = [f"always {level}" for level in range(1, 6)]
+    assert list(rows) == ["v2", "v1", *constants, "random", "prior-matched", "bag of words"]
+    assert all(set(found) == {"exact", "adjacent", "dangerous"} for found in rows.values())
+    assert rows["always 1"]["exact"].value == pytest.approx(GOLDS.count(1) / 24, abs=1e-6)
+    assert rows["always 1"]["dangerous"].value == 0.0
+
+
+def test_paired_tests_are_against_parent_and_bag_of_words(reports):
+    tests = evaluate.load_report("v2", "direct").paired
+    assert [(test.other, test.metric) for test in tests] == [
+        ("v1", "exact"), ("v1", "dangerous"), ("bag of words", "exact"), ("bag of words", "dangerous"),
+    ]  # fmt: skip
+    against = tests[0]
+    right = [a == gold for a, gold in zip(MINE, GOLDS, strict=True)]
+    before = [a == gold for a, gold in zip(THEIRS, GOLDS, strict=True)]
+    assert against == paired("exact", "v1", right, before)
+    assert against.b > against.c
+
+
+def test_summary_is_plain_numbers_by_mode_and_the_agreement(reports):
+    summary = json.loads((reports / "summary.json").read_text())
+    assert set(summary) == {"direct", "think", "mode_agreement"}
+    assert summary["think"] == {
+        "exact": 1.0, "adjacent": 1.0, "dangerous": 0.0, "high_risk_sensitivity": 1.0, "kappa": 1.0,
+        "no_parse": 0.0, "clipped": 0.0,
+    }  # fmt: skip
+    assert summary["mode_agreement"] == pytest.approx(22 / 24, abs=1e-6)
+    between = json.loads((reports / "between_modes.json").read_text())
+    assert between["mode_agreement"]["n"] == 24
+    exact = between["between_modes"]["direct_think"]["exact"]
+    assert (exact["b"], exact["c"], exact["p"]) == (0, 2, 0.5)
+
+
+def test_tables_for_plots(reports):
+    with (reports / "predictions_direct.csv").open() as stream:
+        lines = list(csv.reader(stream))
+    assert lines[0] == ["gold", "predicted"]
+    assert lines[1] == [str(GOLDS[0]), "unreadable"]
+    assert len(lines) == 25
+    assert (reports / "confusion_think.png").exists()
+    assert not (reports / "curves.png").exists()
+
+
+def test_equal_answers_give_equal_bytes(reports, tmp_path):
+    assert dolls.files(write(tmp_path / "again")) == dolls.files(reports)
+
+
+def test_the_base_has_no_parent_no_tests_and_no_row_that_learned(project):
+    folder = paths.report("esi-base")
+    folder.mkdir(parents=True)
+    who = examinee(name="esi-base", parent=None, data=None)
+    write_reports(folder, who, "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE, "esi-base")}, {})
+    report = evaluate.load_report("esi-base", "direct")
+    assert report.paired == ()
+    assert [row.name for row in report.rows] == ["esi-base", *(f"always {level}" for level in range(1, 6)), "random"]
+    assert set(json.loads((folder / "summary.json").read_text())) == {"direct"}
+    assert "the base has no parent" in (folder / "report.md").read_text()
+
+
+def test_the_page_says_what_the_test_says_and_no_more(reports):
+    page = (reports / "report.md").read_text()
+    assert "Research only, synthetic data." in page
+    assert "Parent: v1." in page
+    assert "not adjusted" in page
+    assert re.search(r"\| bag of words \| 24 \|", page)
+    assert exam_page.verdict(paired("exact", "v1", [True] * 6, [False] * 6)).startswith(
+        "more exact answers (+100.0 points"
+    )
+    assert exam_page.verdict(paired("exact", "v1", [True] * 5, [False] * 5)).startswith(
+        "no difference in exact answers is"
+    )
+    assert exam_page.verdict(paired("dangerous", "v1", [False] * 6, [True] * 6)).startswith("fewer dangerous errors")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"exam_digest": "f" * 64}, "exam digest"),
+        ({"mode": "think"}, "mode differs"),
+        ({"task_version": 2}, "task version"),
+        ({"mode_spec": DECODING | {"max_new_tokens": 65}}, "decoding"),
+    ],
+)
+def test_compare_refuses_answers_to_different_questions(change, sentence):
+    mine, other = sitting(MINE), replace(sitting(THEIRS, "v1"), **change)
+    with pytest.raises(ArtefactError, match=f"v2 and v1 cannot be compared.*{sentence}"):
+        compare(mine, other, ESI.metrics)
+
+
+def test_two_reports_are_comparable_or_refused_like_two_sittings(reports):
+    direct, think = evaluate.load_report("v2", "direct"), evaluate.load_report("v2", "think")
+    comparable(direct, direct.model_copy(update={"name": "v1"}))
+    with pytest.raises(ArtefactError, match="their mode differs"):
+        comparable(direct, think)
+
+
+def test_two_silences_do_not_agree():
+    found = between_modes([1, 2, 3, 4], {"a": [1, NOTHING, 3, 4], "b": [1, NOTHING, 2, NOTHING]}, ESI.metrics)
+    assert found["mode_agreement"].value == 0.25
+    assert between_modes([1], {"a": [1]}, ESI.metrics) == {}
+
+
+def write_graded(name, answers, *, exam="e" * 64):
+    with staged(paths.graded(name)) as out:
+        write_text(out / "direct.jsonl", "".join(line.model_dump_json() + "\n" for line in graded(answers)))
+        spec = {"modes": {"direct": DECODING}}
+        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs={"exam": exam})
+
+
+def test_answers_are_read_back_from_the_graded_folder(project):
+    write_graded("v1", MINE)
+    assert evaluate.load_sitting("v1", sitting([]), EXAM) == sitting(MINE, "v1")
+
+
+def test_graded_answers_to_another_question_are_refused(project):
+    write_graded("v1", MINE, exam="f" * 64)
+    with pytest.raises(ArtefactError, match="exam digest differs"):
+        evaluate.load_sitting("v1", sitting([]), EXAM)
+    write_graded("v1", MINE)
+    with pytest.raises(ArtefactError, match="no answers in mode think, only in direct"):
+        evaluate.load_sitting("v1", sitting([], mode="think"), EXAM)
+    with pytest.raises(ArtefactError, match="does not answer the cases"):
+        evaluate.load_sitting("v1", sitting([]), EXAM[::-1])
+    with (paths.graded("v1") / "direct.jsonl").open("a") as stream:
+        stream.write("\n")
+    with pytest.raises(ArtefactError, match="was altered"):
+        evaluate.load_sitting("v1", sitting([]), EXAM)
+
+
+def test_a_missing_report_says_how_to_make_it(project):
+    with pytest.raises(ArtefactError, match="dvc repro evaluate@v9"):
+        evaluate.load_report("v9", "think")
+
+
+def test_guesses_follow_their_weights_and_are_the_same_twice():
+    drawn = baselines.guesses([1, 2, 3], [0, 1, 3], 4000)
+    assert drawn == baselines.guesses([1, 2, 3], [0, 1, 3], 4000)
+    assert drawn.count(1) == 0
+    assert 0.72 < drawn.count(3) / 4000 < 0.78
+
+
+def test_the_bag_of_words_learns_words_and_guesses_a_sole_label():
+    texts = [f"{word} patient number {i}" for i in range(30) for word in ("bleeding", "sneezing")]
+    labels, groups = [1, 5] * 30, [str(i) for i in range(30) for _ in range(2)]
+    assert baselines.bag_of_words(texts, labels, groups, ["a bleeding man", "sneezing"]) == [1, 5]
+    assert baselines.bag_of_words(["a a", "b b"], [2, 2], ["x", "y"], ["c"]) == [2]
+
+
+def test_the_examinee_is_a_version_with_its_reward_or_a_base():
+    doll = dolls.params()
+    assert evaluate.examinee(doll, "v2").reward == doll.reward("v2")
+    assert evaluate.examinee(doll, "v1").reward == ESI.Reward()
+    base = evaluate.examinee(doll, "esi-base")
+    assert (base.parent, base.data, base.exam) == (None, None, "x1")
+    with pytest.raises(ParamsError, match="did you mean v1"):
+        evaluate.examinee(doll, "v11")
+
+
+@pytest.fixture
+def doll(project):
+    """A base that knows the form of an answer, data sets without the exam's proof, and an adapter of random weights."""
+    from peft import LoraConfig, get_peft_model
+
+    shutil.copytree(dolls.built(), project, dirs_exist_ok=True)
+    doll = dolls.params()
+    dataset.stage(doll, "x1")
+    model, _ = bases.load(doll, "esi", for_training=False)
+    shape = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    with staged(paths.adapter("v1")) as out:
+        get_peft_model(model, shape).save_pretrained(out)
+        write_text(out / evaluate.HISTORY, '{"loss":2.0,"step":1}\n{"loss":1.5,"step":2}\n')
+        inputs = {"base": identity(read_manifest(paths.base("esi")))}
+        seal(out, kind="adapter", name="v1", task="esi", task_version=1, spec={}, inputs=inputs)
+    return doll
+
+
+def test_a_doll_sits_the_exam_from_base_to_report(doll):
+    with pytest.raises(ArtefactError, match="did not pass validation"):
+        evaluate.stage(doll, "esi-base")
+    exam = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
+    write_json(paths.data_proof("x1"), exam)
+    with pytest.raises(ArtefactError, match="data/graded/esi-base"):
+        evaluate.stage(doll, "v1")
+    evaluate.stage(doll, "esi-base")
+    evaluate.stage(doll, "v1")
+    first = dolls.files(paths.graded("v1")), dolls.files(paths.report("v1"))
+    manifest = read_manifest(paths.graded("v1"))
+    assert set(manifest.files) == {"direct.jsonl", "think.jsonl"}
+    assert set(manifest.inputs) == {"adapter", "base", "exam"}
+    assert set(first[1]) == {
+        "think.json", "direct.json", "summary.json", "report.md", "curves.png", "history.csv", "confusion_think.png",
+            "alarms.json",
+        "confusion_direct.png", "predictions_think.csv", "predictions_direct.csv", "between_modes.json",
+    }  # fmt: skip
+    report = evaluate.load_report("v1", "think")
+    assert report.n == 10
+    assert sum(report.stops.values()) == 10
+    assert evaluate.load_report("esi-base", "direct").stops == {"answered": 10}
+    assert [test.other for test in report.paired] == ["esi-base", "esi-base", "bag of words", "bag of words"]
+    base = (paths.graded("esi-base") / "direct.jsonl").read_text()
+    assert base != (paths.graded("v1") / "direct.jsonl").read_text()
+    evaluate.stage(doll, "v1")
+    assert (dolls.files(paths.graded("v1")), dolls.files(paths.report("v1"))) == first
+
+    seal(paths.base("esi"), kind="base", name="esi", task="esi", task_version=1, spec={"seed": 2}, inputs={})
+    with pytest.raises(ArtefactError, match="made from another base"):
+        evaluate.stage(doll, "v1")

@@ -1,0 +1,92 @@
+"""Bases: what is recorded about them, and what loading refuses."""
+
+import shutil
+
+import pytest
+
+import dolls
+from clinrl import paths
+from clinrl.artifacts import read_manifest, seal, write_json
+from clinrl.errors import ArtefactError, Refused
+from clinrl.models import bases
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def full(repo: str, quantize: str):
+    changed = {**dolls.PARAMS["bases"]["esi"], "full": {"repo": repo, "revision": "main", "quantize": quantize}}
+    return dolls.params(scale="full", bases={"esi": changed})
+
+
+def test_a_tokenizer_pads_left_with_a_token_that_ends_nothing(project):
+    model, tokenizer = bases.load(dolls.params(), "esi", for_training=True)
+    assert tokenizer.padding_side == "left"
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id == model.generation_config.eos_token_id
+    assert model.training
+    assert str(model.dtype) == "torch.float32"
+
+
+def test_an_altered_base_is_refused(project):
+    with (paths.base("esi") / "model.safetensors").open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(ArtefactError, match="was altered"):
+        bases.load(dolls.params(), "esi", for_training=False)
+
+
+def test_a_base_of_another_scale_is_refused(project):
+    with pytest.raises(ArtefactError, match="was not built at scale full"):
+        bases.load(full("Qwen/Qwen3.5-9B", "nf4"), "esi", for_training=False)
+
+
+def test_a_tokenizer_whose_pad_ends_a_turn_is_refused(project):
+    folder = paths.base("esi")
+    text = (folder / "tokenizer_config.json").read_text()
+    (folder / "tokenizer_config.json").write_text(text.replace('"<|endoftext|>"', '"<|im_end|>"'))
+    before = read_manifest(folder).model_dump(exclude={"files"})
+    seal(folder, **before)
+    with pytest.raises(ArtefactError, match="no pad token of its own"):
+        bases.load(dolls.params(), "esi", for_training=False)
+
+
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_a_local_checkpoint_serves_as_a_hub_base(project, quantize):
+    checkpoint = project / "checkpoint"
+    shutil.copytree(paths.base("esi"), checkpoint)
+    params = full(str(checkpoint), quantize)
+    bases.stage(params, "esi")
+    manifest = read_manifest(paths.base("esi"))
+    assert set(manifest.files) == {"base.json"}
+    assert read_manifest(paths.adapter("esi-base")).inputs["base"]
+    model, _ = bases.load(params, "esi", for_training=False)
+    assert bool(getattr(model, "is_loaded_in_4bit", False)) == (quantize == "nf4")
+    write_json(checkpoint / "config.json", {})
+    with pytest.raises(ArtefactError, match="is not the checkpoint"):
+        bases.load(params, "esi", for_training=False)
+
+
+def test_an_unreachable_hub_is_refused_with_advice(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(Refused, match=r"did not name the commit of Qwen/Qwen3.5-9B@main.*check the network"):
+        bases.pin("Qwen/Qwen3.5-9B", "main")
+
+
+NAMED = {"repo": "owner/name", "commit": "a" * 40}
+
+
+def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert bases.locate(NAMED, tmp_path)["revision"] == NAMED["commit"]
+    (tmp_path / "owner/name").mkdir(parents=True)
+    with pytest.raises(ArtefactError, match=r"owner/name is a path here .* in place of commit aaaaaaaaaaaa of the hub"):
+        bases.locate(NAMED, tmp_path)
+
+
+@pytest.mark.parametrize("commit", ["main", "a" * 39, "A" * 40, "", "a" * 40 + "\n"])
+def test_a_hub_checkpoint_has_a_whole_commit(tmp_path, commit):
+    with pytest.raises(ArtefactError, match="which is not 40 hex digits"):
+        bases.locate(NAMED | {"commit": commit}, tmp_path)

@@ -1,0 +1,305 @@
+"""The models that rewards ask, on a toy task: built, asked, recorded, and left alone by a task that asks none."""
+
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import numpy
+import pytest
+from tokenizers import Tokenizer
+
+import dolls
+import toys
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, verified
+from clinrl.data import dataset, reward_audit
+from clinrl.errors import ArtefactError, Refused, TrainingError
+from clinrl.evaluation import evaluate
+from clinrl.models import bases, pretrain
+from clinrl.models import judges as oracles
+from clinrl.models.judges import Oracles, scores
+from clinrl.tasks.base import Ask, get_task
+from clinrl.training import callback, launch, worker
+from clinrl.types import Message, Transcript
+
+TEXTS = [
+    "With a cough a scan is usually not appropriate.",
+    "Headache",
+    "A " * 60,
+    "Headache and a red flag, so a scan.",
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A toy project with its base, its judge and its data."""
+    folder = tmp_path_factory.mktemp("toy")
+    with toys.at_home(), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        bases.stage(toys.params(), "toy")
+        for data in ("d1", "x1"):
+            dataset.stage(toys.params(), data)
+            toys.prove(data)
+        toys.prove("d1")
+        yield folder
+
+
+@pytest.fixture
+def project(built, tmp_path, monkeypatch):
+    """A copy of it as the working directory."""
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Training in this process, which knows the toy task."""
+    monkeypatch.setattr(launch, "_run_worker", lambda spec: worker.main([str(spec)]))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def questions(n=12):
+    return [Ask("judge", prompt) for prompt, _ in get_task("toy").lessons("judge", n, 99)]
+
+
+# The base and its judges
+
+
+def test_a_judge_reads_text_as_it_learned_to(project):
+    """By the architecture's name transformers would put another splitting into the tokenizer than it learned with."""
+    _, tokenizer = bases.open_judge(paths.base("toy"), "judge")
+    learned = Tokenizer.from_file(str(paths.base("toy") / "judge/tokenizer.json"))
+    for text in (*(ask.text for ask in questions()), 'It\'s {"medical_concepts": 10}'):
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == learned.encode(text).ids
+
+
+def test_a_judge_is_part_of_the_base_that_it_belongs_to(project):
+    manifest = verified(paths.base("toy"))
+    assert {"model.safetensors", "judge/model.safetensors", "judge/tokenizer.json"} <= set(manifest.files)
+    assert manifest.spec["architecture"] == "llama"
+    assert manifest.spec["judges"]["judge"]["architecture"] == "qwen2"
+    model, tokenizer = bases.load(toys.params(), "toy", for_training=False)
+    assert (model.config.model_type, tokenizer.eos_token, tokenizer.bos_token) == (
+        "llama", "<|eot_id|>", "<|begin_of_text|>",
+    )  # fmt: skip
+    assert tokenizer("<think></think>", add_special_tokens=False)["input_ids"] not in ([], tokenizer.all_special_ids)
+    judge, _ = bases.open_judge(paths.base("toy"), "judge")
+    assert judge.config.model_type == "qwen2"
+    with pytest.raises(ArtefactError, match=r"has no second_judge; name one in params.yaml"):
+        bases.open_judge(paths.base("toy"), "second_judge")
+    with (paths.base("toy") / "judge" / "model.safetensors").open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(ArtefactError, match=r"judge/model.safetensors was altered"):
+        verified(paths.base("toy"))
+
+
+def test_a_killed_build_of_a_judge_continues_to_the_same_bytes(project, tmp_path):
+    spec = toys.params().bases["toy"].embedded.judges["judge"].model_copy(update={"steps": 4})
+    for out in ("once", "again"):
+        pretrain.build_judge(get_task("toy"), "judge", spec, tmp_path / out, tmp_path / "scratch")
+    assert dolls.files(tmp_path / "once") == dolls.files(tmp_path / "again")
+
+
+def test_what_cannot_be_built_is_refused(project, tmp_path):
+    spec = toys.params().bases["toy"].embedded
+    with pytest.raises(Refused, match="the task toy has no lessons for a second_judge"):
+        pretrain.build_judge(get_task("toy"), "second_judge", spec.judges["judge"], tmp_path / "a", tmp_path / "b")
+    with pytest.raises(Refused, match="the chat template gemma ends no turn"):
+        pretrain.build(
+            get_task("toy"), spec.model_copy(update={"template": "gemma"}), tmp_path / "a", tmp_path / "b"
+        )  # fmt: skip
+
+
+def test_a_hub_base_names_its_judges_and_its_encoder_by_their_commits(project):
+    checkpoint = str(shutil.copytree(paths.base("toy") / "judge", project / "checkpoint"))
+    named = {"repo": checkpoint, "revision": "main"}
+    full = {**named, "quantize": "none", "judges": {"judge": {**named, "quantize": "none"}}, "encoder": named}
+    params = toys.params(scale="full", bases={"toy": toys.PARAMS["bases"]["toy"] | {"full": full}})
+    bases.stage(params, "toy")
+    reference = bases.reference(paths.base("toy"))
+    commit = bases.pin(checkpoint, "main")
+    assert reference["judges"] == {"judge": {"repo": checkpoint, "commit": commit, "quantize": "none"}}
+    assert oracles.encoder_identity(paths.base("toy")) == reference["encoder"] == {"repo": checkpoint, "commit": commit}
+    assert bases.open_judge(paths.base("toy"), "judge")[0].config.model_type == "qwen2"
+
+
+# Asking
+
+
+def test_whoever_asks_nothing_opens_nothing():
+    task, nowhere = get_task("esi"), Oracles(Path("no-such-folder"))
+    case = next(task.cases(1, 1, pool="train", mix="natural"))
+    said = task.gold(case, thinking=True)
+    assert scores(task, [(case, said)], task.Reward(), nowhere) == [task.score(case, said, task.Reward())]
+    assert nowhere.answer([]) == {}
+    assert nowhere.record() == []
+    assert oracles.identities(task, task.Reward(), Path("no-such-folder")) == {}
+
+
+def test_a_text_has_one_vector_whatever_is_asked_beside_it(project):
+    asks = [Ask("encoder", text) for text in TEXTS]
+    together = Oracles(paths.base("toy")).answer([*asks, asks[0]])
+    alone = Oracles(paths.base("toy"))
+    assert list(together) == asks
+    for ask in asks:
+        vector = alone.answer([ask])[ask]
+        assert vector.dtype == numpy.float32
+        assert numpy.array_equal(vector, together[ask])
+        assert float(vector @ vector) == pytest.approx(1.0, abs=1e-6)
+    assert float(together[asks[1]] @ together[asks[3]]) > float(together[asks[1]] @ together[asks[0]])
+
+
+def test_a_verdict_is_the_same_whatever_is_asked_beside_it_and_is_recorded_once(project):
+    asks = questions()
+    judges = Oracles(paths.base("toy"), log=project / "log.jsonl")
+    together = judges.answer(asks)
+    assert {reply.split(":")[0] for reply in together.values()} == {"verdict"}
+    for ask in list(together)[:3]:
+        assert Oracles(paths.base("toy")).answer([ask])[ask] == together[ask]
+    judges.answer(asks)
+    record = judges.record()
+    assert len(record) == len(together) == len((project / "log.jsonl").read_text().splitlines())
+    assert record == sorted(record, key=lambda verdict: verdict["ask"])
+    with (project / "log.jsonl").open("a") as stream:
+        stream.write('{"ask": "cut sho')
+    continued = Oracles(Path("no-such-folder"), log=project / "log.jsonl")
+    assert continued.answer(asks) == together
+    assert continued.record() == record
+
+
+def test_a_prompt_without_room_gets_no_verdict(project):
+    ask = Ask("judge", "word " * 3000)
+    assert Oracles(paths.base("toy")).answer([ask, *questions(2)])[ask] == ""
+
+
+def test_a_missing_encoder_is_refused_with_what_installs_it(project, monkeypatch):
+    monkeypatch.setattr(oracles, "ENCODER", "no-such-package")
+    with pytest.raises(Refused, match=r"no-such-package is not installed; install it with .*constraints\.txt`"):
+        Oracles(paths.base("toy")).answer([Ask("encoder", "text")])
+
+
+def test_asking_draws_no_number_that_training_would(project):
+    import torch
+
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    Oracles(paths.base("toy")).answer([Ask("encoder", "text"), *questions(1)])
+    assert torch.equal(torch.rand(2), expected)
+
+
+# In the stages
+
+
+def test_a_reward_that_asks_is_probed_and_trained_and_what_it_heard_is_kept(project, in_process, monkeypatch):
+    params = toys.params()
+    reward_audit.stage(params, "v2")
+    proof = json.loads(paths.probe_proof("v2").read_text())
+    assert proof["policies"]["gold"]["mean"] > proof["policies"]["mediocre"]["mean"]
+    assert list(proof["stream"]["shares"]) == sorted(get_task("toy").labels)
+    launch.stage(params, "v2")
+    spec = read_manifest(paths.adapter("v2")).spec
+    assert spec["oracles"] == {"encoder": {"package": oracles.ENCODER, "version": "0.1.0"}, "judge": {"tokens": 48}}
+    verdicts = [json.loads(line) for line in (paths.adapter("v2") / worker.VERDICTS).read_text().splitlines()]
+    assert verdicts
+    assert {verdict["model"] for verdict in verdicts} == {"judge"}
+    first = json.loads((paths.adapter("v2") / "history.jsonl").read_text().splitlines()[0])
+    assert f"answer/{toys.LABEL}" in first
+    assert f"held_out/excess/{toys.LABEL}" in first
+    assert "reward_time" not in first
+    whole = dolls.files(paths.adapter("v2"))
+    shutil.rmtree(paths.adapter("v2"))
+    begin = callback.Watch.on_train_begin
+
+    def stop_soon(watch, *arguments, **named):
+        begin(watch, *arguments, **named)
+        watch.request_stop()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callback.Watch, "on_train_begin", stop_soon)
+        with pytest.raises(TrainingError, match="continues from step 1 of 3"):
+            launch.stage(params, "v2")
+    launch.stage(params, "v2")
+    assert dolls.files(paths.adapter("v2")) == whole
+
+
+def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, in_process, monkeypatch):
+    params = toys.params()
+    launch.stage(params, "v1")
+    manifest = read_manifest(paths.adapter("v1"))
+    assert manifest.spec["view"] == "no-evidence"
+    assert "oracles" not in manifest.spec
+    who = evaluate.examinee(params, "v1")
+    assert (who.view, who.others) == ("no-evidence", ())
+    asked = []
+    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
+    monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or answers(cases))
+    cases = list(dataset.read_cases(paths.cases("x1"), who.task))
+    graded = evaluate.sit(params, who, cases)
+    assert list(graded) == ["think", "direct"]
+    assert [line.case_id for line in graded["think"]] == [case.id for case in cases]
+    assert {case.facts.evidence is None for case in asked if case.key.topic != "cough"} == {True}
+    assert identity(manifest)
+
+
+def answers(cases):
+    """Everybody right, with the evidence repeated where it is shown."""
+    return [
+        Transcript(
+            messages=(
+                Message(role="assistant", content=f"ANSWER: {case.key.label}", thinking=case.facts.evidence or "None."),
+            ),
+            stop="answered",
+        )
+        for case in cases
+    ]
+
+
+def test_the_exam_is_sat_under_every_view_and_reported_in_words(project, monkeypatch):
+    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
+    monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: answers(cases))
+    evaluate.stage(toys.params(), "toy-base")
+    cases = list(dataset.read_cases(paths.cases("x1"), get_task("toy")))
+    shown = [case for case in cases if case.key.topic != "cough"]
+    kept = (paths.graded("toy-base") / "think.no-evidence.jsonl").read_text().splitlines()
+    assert [json.loads(line)["case_id"] for line in kept] == [case.id for case in shown]
+    assert set(read_manifest(paths.graded("toy-base")).spec["modes"]) == {"think", "direct"}
+    think, direct = (evaluate.load_report("toy-base", mode) for mode in ("think", "direct"))
+    assert "view" not in direct.slices
+    assert set(think.slices["view"]) == {"given", "no-evidence"}
+    given, bare = think.slices["view"]["given"], think.slices["view"]["no-evidence"]
+    assert set(given) == set(bare) == {"exact", "dangerous", "agreement"}  # a model is asked about the exam alone
+    assert given["exact"].n == bare["exact"].n == len(shown) < think.n
+    assert think.metrics["similarity"].n == think.n
+    assert think.predicted[toys.LABEL] > 0
+    page = (paths.report("toy-base") / "report.md").read_text()
+    assert "Other views of the same cases" in page
+    assert "| no-evidence |" in page
+    assert "| agreement | 1.000 [" in page
+    assert json.loads((paths.report("toy-base") / "summary.json").read_text())["think"]["similarity"] == 1.0
+
+
+def test_a_view_that_the_task_has_not_is_refused():
+    profiles = toys.PARAMS["profiles"]
+    with toys.at_home(), pytest.raises(Exception, match=r"profiles.imitate.view: 'bare' is not a view of toy"):
+        toys.params(profiles=profiles | {"imitate": profiles["imitate"] | {"view": "bare"}})
+
+
+def test_what_is_new_is_in_no_record_that_does_not_use_it():
+    doll = dolls.params()
+    assert not {"architecture", "judges"} & doll.bases["esi"].embedded.model_dump(mode="json").keys()
+    assert not {"judges", "encoder"} & doll.bases["esi"].full.model_dump(mode="json").keys()
+    assert all("view" not in profile.model_dump(mode="json") for profile in doll.profiles.values())
+
+
+def test_an_encoder_of_the_hub_is_not_taken_from_a_folder_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner/name").mkdir(parents=True)
+    monkeypatch.setattr(oracles, "encoder_identity", lambda base: {"repo": "owner/name", "commit": "a" * 40})
+    with pytest.raises(ArtefactError, match="owner/name is a path here"):
+        oracles._encoder(tmp_path)

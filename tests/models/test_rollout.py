@@ -1,0 +1,193 @@
+"""Rendering, decoding, reading turns, and sampling with a real model of some ten thousand parameters."""
+
+import shutil
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+import dolls
+from clinrl import paths
+from clinrl.data.dataset import read_cases
+from clinrl.errors import DataError
+from clinrl.models import bases
+from clinrl.models.chat import decode, encode, read_turn, render, write_turn
+from clinrl.models.generate import STEP, Prompt, ScriptedSampler, TransformersSampler, alike, batches
+from clinrl.models.rollout import run
+from clinrl.tasks.base import get_task
+from clinrl.types import Message
+
+PIECES = ["<think>", "</think>", "\n", "a", "<", "think>", " ", "ANSWER: ESI 2", "é", "\x00"]
+TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+@given(TEXT, st.booleans())
+def test_reading_a_turn_never_raises_and_never_leaks_an_unclosed_block(text, thinking):
+    message = read_turn(text, thinking)
+    assert message.role == "assistant"
+    assert (message.thinking is None) == (not thinking)
+    if thinking and "</think>" not in text:
+        assert message.content == ""
+    if not thinking:
+        assert "<think>" not in message.content
+
+
+@given(st.text(), st.text())
+def test_a_written_turn_reads_as_itself(thinking, content):
+    thought = thinking.replace("</think>", "").strip("\n")
+    said = content.replace("think>", "").lstrip("\n")
+    thoughtful = Message(role="assistant", content=said, thinking=thought)
+    direct = Message(role="assistant", content=said, thinking=None)
+    assert read_turn(write_turn(thoughtful, True), True) == thoughtful
+    assert read_turn(write_turn(direct, False), False) == direct
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "content", "thought"),
+    [
+        ("seen\n</think>\n\nANSWER", True, "ANSWER", "seen"),
+        ("seen, no end", True, "", "seen, no end"),
+        ("a</think>b</think>c", True, "b</think>c", "a"),
+        ("ANSWER", False, "ANSWER", None),
+        ("late thought</think>\nANSWER", False, "ANSWER", None),
+        ("<think>never closed ANSWER", False, "", None),
+        ("x</think>y<think>z", False, "", None),
+    ],
+)
+def test_reading_a_turn(text, thinking, content, thought):
+    assert read_turn(text, thinking) == Message(role="assistant", content=content, thinking=thought)
+
+
+TEMPLATES = dolls.TEMPLATE.parent
+ASKED = [Message(role="system", content="Be brief."), Message(role="user", content="Why?")]
+
+
+def bare(template: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that can do nothing but render."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), bos_token="<|begin_of_text|>")
+    tokenizer.chat_template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    return tokenizer
+
+
+@pytest.mark.parametrize("template", ["llama3", "llama3_1", "qwen2_5"])
+def test_a_template_that_knows_of_no_thinking_gets_the_blocks_of_one_that_does(template):
+    tokenizer = bare(template)
+    turns = [message.model_dump(include={"role", "content"}) for message in ASKED]
+    written = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert written.endswith("assistant" + ("<|end_header_id|>\n\n" if "llama" in template else "\n"))
+    assert written.startswith("<|begin_of_text|>") == ("llama" in template)
+    assert render(tokenizer, ASKED, True) == written + "<think>\n"
+    assert render(tokenizer, ASKED, False) == written + "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("template", ["qwen3_5_think", "qwen3_5_nothink", "qwen3"])
+def test_a_template_that_thinks_is_left_as_it_is(template):
+    tokenizer = bare(template)
+    turns = [message.model_dump(include={"role", "content"}) for message in ASKED]
+    for thinking in (True, False):
+        written = tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
+        )
+        assert render(tokenizer, ASKED, thinking) == written
+
+
+@given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 50), st.integers(1, 2000))
+def test_batches_hold_every_prompt_once_and_fit(lengths, budget, limit):
+    made = list(batches(lengths, budget, limit))
+    assert sorted(index for batch in made for index in batch) == list(range(len(lengths)))
+    for batch in made:
+        assert len(batch) == 1 or len(batch) * (max(lengths[i] for i in batch) + budget) <= limit
+
+
+@pytest.fixture
+def doll(tmp_path, monkeypatch):
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    params = dolls.params()
+    model, tokenizer = bases.load(params, "esi", for_training=False)
+    task = get_task("esi")
+    return params, model, tokenizer, task, list(read_cases(paths.cases("d1"), task))[:7]
+
+
+def test_prompts_end_in_an_opened_or_an_empty_think_block_and_gain_no_token(doll):
+    _, _, tokenizer, task, cases = doll
+    messages = task.prompt(cases[0].facts)
+    think, direct = render(tokenizer, messages, True), render(tokenizer, messages, False)
+    assert think.endswith("<|im_start|>assistant\n<think>\n")
+    assert direct.endswith("<think>\n\n</think>\n\n")
+    for text in (think, direct):
+        assert tokenizer.decode(encode(tokenizer, [text])[0], skip_special_tokens=False) == text
+
+
+def test_decoding_stops_at_the_end_of_turn_and_keeps_think_tags(doll):
+    _, _, tokenizer, _, _ = doll
+    ids = encode(tokenizer, ["why\n</think>\n\nANSWER: ESI 3<|im_end|>\n<|im_start|>user"])[0]
+    done = decode(tokenizer, ids, {tokenizer.eos_token_id})
+    assert (done.text, done.stop) == ("why\n</think>\n\nANSWER: ESI 3", "answered")
+    cut = decode(tokenizer, ids[: done.tokens - 1], {tokenizer.eos_token_id})
+    assert (cut.text, cut.stop, cut.tokens) == (done.text, "max_tokens", done.tokens - 1)
+    assert decode(tokenizer, [], {tokenizer.eos_token_id}).stop == "max_tokens"
+
+
+@pytest.mark.parametrize("mode", ["think", "direct"])
+def test_greedy_transcripts_do_not_depend_on_batches_or_order(doll, mode):
+    params, model, tokenizer, task, cases = doll
+    finished = []
+    one = run(
+        TransformersSampler(model, tokenizer, max_tokens=1), task, cases, params.modes[mode], 16, 0,
+        progress=lambda: finished.append(1),
+    )  # fmt: skip
+    assert len(finished) == len(cases)
+    many = run(TransformersSampler(model, tokenizer), task, cases, params.modes[mode], 16, 0)
+    assert one == many
+    shuffled = Random(0).sample(range(len(cases)), len(cases))
+    again = run(TransformersSampler(model, tokenizer), task, [cases[i] for i in shuffled], params.modes[mode], 16, 0)
+    assert again == [many[i] for i in shuffled]
+
+
+def test_sampling_obeys_its_seed_and_leaves_the_global_one(doll):
+    import torch
+
+    params, model, tokenizer, task, cases = doll
+    mode = params.modes["think"].model_copy(update={"temperature": 1.5})
+    sampler = TransformersSampler(model, tokenizer)
+    before = torch.random.get_rng_state()
+    first, same, other = (run(sampler, task, cases, mode, 16, seed) for seed in (1, 1, 2))
+    assert first == same != other
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_completion_that_runs_out_of_tokens_says_so(doll):
+    params, model, tokenizer, task, cases = doll
+    for transcript in run(TransformersSampler(model, tokenizer), task, cases, params.modes["think"], 1, 0):
+        assert transcript.stop == "max_tokens"
+        assert transcript.messages[-1].content == ""
+
+
+def test_a_prompt_without_room_is_named(doll):
+    params, model, tokenizer, task, cases = doll
+    with pytest.raises(DataError, match=rf"{cases[0].id}: its prompt is \d+ tokens.*window of 1024"):
+        run(TransformersSampler(model, tokenizer), task, cases, params.modes["think"], 1020, 0)
+
+
+def test_a_scripted_sampler_says_what_it_is_told_within_the_budget():
+    said = ScriptedSampler(lambda messages: messages[-1].content)
+    prompts = [Prompt("a", [Message(role="user", content="one two three")])]
+    whole, cut = (said.sample(prompts, thinking=False, temperature=0, budget=budget, seed=0)[0] for budget in (9, 2))
+    assert (whole.text, whole.stop) == ("one two three", "answered")
+    assert (cut.text, cut.stop) == ("one two", "max_tokens")
+
+
+@given(st.lists(st.integers(0, 90), max_size=60), st.integers(1, 9))
+def test_batches_of_one_shape_hold_everything_and_a_shape_follows_from_the_length_alone(lengths, rows):
+    found = list(alike(lengths, rows))
+    assert {index for batch, _ in found for index in batch} == set(range(len(lengths)))
+    assert sum(len(set(batch)) for batch, _ in found) == len(lengths)
+    for batch, width in found:
+        assert len(batch) == rows
+        assert all(lengths[index] <= width < lengths[index] + STEP for index in batch)
+        assert width % STEP == 0

@@ -1,0 +1,311 @@
+"""Drafts: what is missed decides what is changed, nothing is tried twice, and params.yaml is never half written."""
+
+import json
+import shutil
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+import dolls
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.cli.main import main
+from clinrl.config.params import load_params
+from clinrl.data import dataset
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation import error_analysis, evaluate
+from clinrl.evaluation.error_analysis import MineReport
+from clinrl.pipeline import propose
+from clinrl.pipeline.propose import LEVERS, NothingToDraft
+from clinrl.tasks.base import get_task
+from clinrl.types import Message, Transcript
+
+TASK = get_task("esi")
+MINE = {"task": "esi", "task_version": 1, "use": "mine", "mix": "reporting", "cases": 120, "seed": 5,
+        "emphasis": {"danger_vitals": 3.0}}  # fmt: skip
+COMMENT = "# This line is by a person.\n"
+
+
+def sections():
+    return {
+        **dolls.PARAMS,
+        "datasets": {**dolls.PARAMS["datasets"], "m1": MINE},
+        "versions": {name: dolls.PARAMS["versions"][name] for name in ("v1", "v2")},
+        "mining": {"v2": {"task": "esi", "data": "m1"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The doll with a version v2, whose adapter is the base's own, and validated mine data; params.yaml on the disk."""
+    root = tmp_path_factory.mktemp("drafted")
+    shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
+    with chdir(root), Path("params.yaml").open("w") as stream:
+        stream.write(COMMENT)
+        YAML().dump(sections(), stream)
+        stream.flush()
+        params = load_params()
+        dataset.stage(params, "m1")
+        named = {"data": {"name": "m1", "identity": identity(read_manifest(paths.cases("m1")))}}
+        write_json(paths.data_proof("m1"), named)
+        shutil.copytree(paths.adapter("esi-base"), paths.adapter("v2"))
+    return root
+
+
+@pytest.fixture
+def project(built, tmp_path, monkeypatch):
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    mined(monkeypatch, "severe_pain", "done_intervention")
+    return load_params()
+
+
+def mined(monkeypatch, *missed, name="v2"):
+    """The mining report of a reader that knows everything but these rules."""
+
+    def sit(params, who, cases):
+        turns = [TASK.gold(case, thinking=False, omit=frozenset(missed)).messages[-1] for case in cases]
+        said = [Transcript(messages=(Message(role="assistant", content=t.content),), stop="answered") for t in turns]
+        return {mode: evaluate.grade(who.task, mode, cases, said, who.reward) for mode in params.modes}
+
+    monkeypatch.setattr(error_analysis, "sit", sit)
+    error_analysis.stage(load_params(), name)
+
+
+def test_the_missed_rules_are_found_without_being_told(project):
+    made = propose.stage(project, "esi", parent="v2")
+    assert {target.rule for target in made.targets} == {"severe_pain", "done_intervention"}
+    params = load_params()
+    version, data = params.versions["esi-v3"], params.datasets["esi-v3-data"]
+    assert (version.parent, version.data, version.exam, version.profile) == ("v2", "esi-v3-data", "x1", "esi-v3")
+    assert data.emphasis == {"severe_pain": 3.0, "done_intervention": 3.0}
+    assert data.seed not in {spec.seed for name, spec in params.datasets.items() if name != "esi-v3-data"}
+    modifiers = params.reward("esi-v3").modifiers
+    assert (modifiers.severe_pain_miss, modifiers.done_intervention_hit, modifiers.done_intervention_miss) == (
+        -0.5, 0.5, -0.5,
+    )  # fmt: skip
+    assert modifiers.open_injury_miss == 0
+    assert params.reward("esi-v3").unreadable_is_worst
+    assert params.mining["esi-v3"] == params.mining["v2"]
+    assert "severe_pain" in version.why
+
+
+def test_what_was_written_before_stays_line_by_line(project):
+    before = Path("params.yaml").read_text()
+    propose.stage(project, "esi", parent="v2")
+    after = Path("params.yaml").read_text()
+    lines = iter(after.splitlines())
+    assert all(line in lines for line in before.splitlines())  # all of them, in their order
+    assert after.startswith(COMMENT)
+
+
+def test_a_refinement_takes_no_larger_steps_than_its_parent(project):
+    propose.stage(project, "esi", parent="v2")
+    params = load_params()
+    for scale in ("embedded", "full"):
+        now, before = (params.profiles[name].trainer[scale] for name in ("esi-v3", "reward"))
+        assert now.lr <= before.lr
+        assert now.steps == round(before.steps * 1.5)
+        assert (now.group, now.max_completion, now.on_alarm) == (before.group, before.max_completion, before.on_alarm)
+
+
+def test_no_lever_is_pulled_twice(project):
+    levers = [propose.stage(load_params(), "esi", parent="v2").lever for _ in LEVERS]
+    assert levers == [lever.name for lever in LEVERS]
+    profiles = [load_params().profiles[f"esi-v{n}"].model_dump_json() for n in (3, 4, 5, 6)]
+    assert len(set(profiles)) == len(LEVERS)
+    before = Path("params.yaml").read_bytes()
+    with pytest.raises(NothingToDraft, match="every lever was pulled from v2 already"):
+        propose.stage(load_params(), "esi", parent="v2")
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_dropping_a_draft_leaves_its_record_and_nothing_else(project):
+    before = Path("params.yaml").read_bytes()
+    made = propose.stage(project, "esi", parent="v2")
+    propose.drop(made, "it brought nothing")
+    assert Path("params.yaml").read_bytes() == before
+    record = json.loads(paths.draft("esi-v3").read_text())
+    assert (record["outcome"], record["says"]) == ("dropped", "it brought nothing")
+    again = propose.stage(load_params(), "esi", parent="v2")
+    assert (again.name, again.lever, again.drafts_on_exam) == ("esi-v4", "data", 2)
+
+
+def test_a_draft_that_was_cut_short_while_it_was_made_is_made_again(project):
+    before = Path("params.yaml").read_bytes()
+    propose.stage(project, "esi", parent="v2")
+    Path("params.yaml").write_bytes(before)
+    assert (propose.stage(load_params(), "esi", parent="v2").name, len(propose.records())) == ("esi-v3", 1)
+
+
+def test_a_draft_that_was_cut_short_while_it_was_dropped_is_dropped(project):
+    before = Path("params.yaml").read_bytes()
+    propose.stage(project, "esi", parent="v2")
+    write_json(paths.report("esi-v3") / "think.json", {})
+    Path("params.yaml").write_bytes(before)
+    assert (again := propose.stage(load_params(), "esi", parent="v2")).name == "esi-v4"
+    assert again.lever == "data"
+    assert [made.outcome for made in propose.records()] == ["dropped", "open"]
+
+
+def test_a_draft_that_something_builds_on_is_not_dropped(project):
+    made = propose.stage(project, "esi", parent="v2")
+    text = Path("params.yaml").read_text()
+    child = "  v9: {task: esi, parent: esi-v3, data: d1, exam: x1, profile: reward, seed: 9}\n"
+    Path("params.yaml").write_text(text.replace("mining:", f"  {child.strip()}\nmining:", 1))
+    before = Path("params.yaml").read_bytes()
+    with pytest.raises(ParamsError, match=r"versions\.v9\.parent"):
+        propose.drop(made, "it brought nothing")
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_a_lever_that_changes_nothing_is_left_out(project, monkeypatch):
+    mined(monkeypatch, "danger_vitals")
+    assert propose.stage(project, "esi", parent="v2").lever == "data"
+
+
+def test_a_reader_without_a_gap_gives_no_draft(project, monkeypatch):
+    mined(monkeypatch)
+    with pytest.raises(NothingToDraft, match="no rule is surely missed by v2 on m1"):
+        propose.stage(project, "esi", parent="v2")
+
+
+def test_an_imitation_is_followed_by_the_first_recipe_with_a_reward(project, monkeypatch):
+    shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
+    text = Path("params.yaml").read_text().replace("  v2:\n    task: esi\n    data: m1", "  v1: {task: esi, data: m1}")
+    Path("params.yaml").write_text(text)
+    mined(monkeypatch, "severe_pain", name="v1")
+    propose.stage(load_params(), "esi", parent="v1")
+    assert load_params().profiles["esi-v3"].method == "grpo"
+
+
+def edited(change):
+    report = json.loads(paths.mine_report("v2").read_text())
+    change(report)
+    write_json(paths.mine_report("v2"), report)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (lambda: paths.mine_report("v2").unlink(), "v2.json does not exist: run `dvc repro mine@v2`"),
+        (lambda: paths.mine_report("v2").write_text("{}"), "is no mining report: run `dvc repro mine@v2`"),
+        (lambda: edited(lambda r: r.update(adapter_digest="0" * 64)), "is about another adapter than v2 now is"),
+        (lambda: edited(lambda r: r.update(data="x1")), "is about other cases than m1 of the mine pool now holds"),
+        (lambda: edited(lambda r: r.update(data_digest="0" * 64)), "is about other cases than m1"),
+        (lambda: edited(lambda r: r.update(pool="exam")), "is about other cases than m1 of the mine pool"),
+        (lambda: shutil.rmtree(paths.adapter("v2")), "data/adapters/v2 is gone; restore it with `dvc checkout`"),
+        (lambda: paths.draft("x").parent.mkdir() or paths.draft("x").write_text("{"), "is no record of a draft"),
+    ],
+)
+def test_what_a_draft_follows_from_must_be_what_it_says(project, break_it, sentence):
+    before = Path("params.yaml").read_bytes()
+    break_it()
+    with pytest.raises(ArtefactError) as refused:
+        propose.stage(project, "esi", parent="v2")
+    assert sentence in str(refused.value)
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_a_params_yaml_that_changed_since_it_was_read_is_not_touched(project):
+    path = Path("params.yaml")
+    path.write_text(path.read_text().replace("seed: 5", "seed: 6"))
+    before = path.read_bytes()
+    with pytest.raises(ParamsError, match="was edited while the draft was made"):
+        propose.stage(project, "esi", parent="v2")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"parent": "v7"}, "'v7' is not a version"),
+        ({"parent": "v2", "lever": "luck"}, "'luck' is not a lever"),
+        ({"parent": "v2", "name": "v1"}, "v1 was drafted or trained already"),
+        ({"parent": "v2", "name": "Not A Name"}, "is not a name"),
+        ({"parent": "v1"}, "params.yaml mines no errors of v1"),
+        ({}, "esi has no champion to draft from"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(project, options, sentence):
+    before = Path("params.yaml").read_bytes()
+    with pytest.raises((ParamsError, NothingToDraft)) as refused:
+        propose.stage(project, "esi", **options)
+    assert sentence in str(refused.value)
+    assert Path("params.yaml").read_bytes() == before
+    assert not paths.draft("esi-v3").exists()
+
+
+def test_the_command_prints_what_it_drafted(project, capsys):
+    assert main(["draft", "esi", "--from", "v2", "--name", "v2-b", "--lever", "data"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0].split("\t")[:4] == ["version", "parent", "lever", "rule"]
+    assert out.splitlines()[1].split("\t")[:3] == ["v2-b", "v2", "data"]
+    assert "`clinrl plan v2-b` says what it would train" in err
+    assert main(["draft", "esi", "--from", "v2", "--lever", "modifiers", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lever"] == "modifiers"
+
+
+def test_the_same_command_prints_a_draft_that_waits_and_makes_no_other(project, capsys):
+    assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
+    first, before = json.loads(capsys.readouterr().out), Path("params.yaml").read_bytes()
+    assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert (Path("params.yaml").read_bytes(), len(propose.records())) == (before, 1)
+    paths.adapter("esi-v3").mkdir(parents=True)
+    assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "esi-v4"
+
+
+def test_more_cases_of_a_rule_are_drawn_where_it_is_emphasised():
+    def share(emphasis):
+        cases = list(TASK.cases(1500, 3, pool="train", mix="natural", emphasis=emphasis))
+        return sum(case.key.rule == "severe_pain" for case in cases) / len(cases)
+
+    plain, more = share({}), share({"severe_pain": 4.0})
+    expected = 4 * plain / (1 + 3 * plain)
+    assert more == pytest.approx(expected, abs=0.03)
+
+
+def test_a_report_is_read_back_as_it_was_written(project):
+    text = paths.mine_report("v2").read_text()
+    assert json.loads(MineReport.model_validate_json(text).model_dump_json()) == json.loads(text)
+
+
+def recorded(change):
+    """The record of a draft that was cut short, changed by somebody, in place of the sound one."""
+    made = propose.stage(load_params(), "esi", parent="v2").model_dump(mode="json")
+    change(made)
+    write_json(paths.draft("esi-v3"), made)
+
+
+@pytest.mark.parametrize("examined", [True, False])
+@pytest.mark.parametrize("name", ["{outside}", "../mine/v2", "v2", "../../../params"])
+def test_a_record_that_names_another_file_touches_none(project, tmp_path_factory, name, examined):
+    outside = tmp_path_factory.mktemp("home") / "config"
+    name = name.format(outside=outside)
+    before = Path("params.yaml").read_bytes()
+    recorded(lambda made: made.update(name=name))
+    Path("params.yaml").write_bytes(before)
+    files = [outside.with_suffix(".json"), paths.mine_report("v2"), Path("params.json")]
+    for file in (files[0], files[2]):
+        file.write_text("precious")
+    held = [file.read_bytes() for file in files]
+    if examined:
+        paths.report(name).mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ArtefactError, match=r"data/reports/drafts/esi-v3\.json is .*restore it with `git checkout"):
+        propose.stage(load_params(), "esi", parent="v2")
+    assert [file.read_bytes() for file in files] == held
+
+
+@pytest.mark.parametrize("key", ["task", "parent", "data", "exam", "profile"])
+def test_a_record_whose_version_has_no_names_is_refused(project, key):
+    for change in (lambda made: made["version"].update({key: "../x"}), lambda made: made["version"].pop(key)):
+        before = Path("params.yaml").read_bytes()
+        recorded(change)
+        with pytest.raises(ArtefactError, match=r"esi-v3\.json is no record of a draft"):
+            propose.records()
+        Path("params.yaml").write_bytes(before)
+        paths.draft("esi-v3").unlink()

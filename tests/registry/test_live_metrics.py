@@ -1,0 +1,300 @@
+"""Live metrics: what arrives while a training runs, and that training pays for nothing that happens to them."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+import dolls
+import exhibits
+from clinrl import paths
+from clinrl.artifacts import canonical_json, digest, read_manifest, write_json
+from clinrl.registry import live_metrics, mlflow_store, versions
+from clinrl.registry.mlflow_store import asked
+from clinrl.training import launch
+
+PATIENCE_S = 90
+"""For what takes seconds on an idle machine."""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with the store's folder, entered."""
+    shutil.copytree(exhibits.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Path("mlruns").mkdir()
+    return exhibits.params()
+
+
+def scratch(project, name):
+    """The folder in which a version would be trained, as `launch.stage` leaves it to the worker."""
+    spec, _ = launch.resolve(project, name)
+    folder = paths.checkpoints(name, digest(spec))
+    write_json(folder / launch.SPEC, {**spec, "checkpoint_every": 5, "on_alarm": "stop"})
+    return folder
+
+
+def add(folder, lines):
+    with (folder / launch.LIVE).open("a", encoding="utf-8") as stream:
+        stream.writelines(canonical_json(line) + "\n" for line in lines)
+
+
+def run_of(folder):
+    """The run of a folder, or None."""
+    with asked() as client:
+        experiment = client.get_experiment_by_name("esi")
+        found = client.search_runs([experiment.experiment_id], f"tags.`{mlflow_store.KEY}` = '{folder.name}'")
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def history(folder, metric):
+    with asked() as client:
+        return [(m.step, m.value) for m in client.get_metric_history(run_of(folder).info.run_id, metric)]
+
+
+def eventually(condition):
+    """Wait until a condition holds. Its store may not have its tables yet."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except (AttributeError, versions.RegistryError):
+            pass
+        time.sleep(0.1)
+    raise AssertionError("it never happened")
+
+
+@contextmanager
+def serving(folder, port):
+    """A real tracking server on loopback whose files are in a folder; yields a function that kills it."""
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
+        "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts"),
+    ]  # fmt: skip
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    with (folder / "server.log").open("ab") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=folder)
+
+    def kill():
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+    try:
+        eventually(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        yield kill
+    finally:
+        kill()
+
+
+def answers(address):
+    try:
+        with urllib.request.urlopen(address, timeout=5) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@given(st.lists(st.integers()), st.integers(0, 200))
+def test_lines_are_read_once_they_are_whole(tmp_path_factory, values, cut):
+    path = tmp_path_factory.mktemp("lines") / "live.jsonl"
+    assert live_metrics.new_lines(path, 0) == ([], 0)
+    whole = "".join(canonical_json({"step": value}) + "\n" for value in values).encode()
+    path.write_bytes(whole[:cut])
+    first, offset = live_metrics.new_lines(path, 0)
+    path.write_bytes(whole)
+    second, end = live_metrics.new_lines(path, offset)
+    assert [line["step"] for line in first + second] == values
+    assert end == len(whole)
+
+
+def test_a_line_that_a_full_disk_cut_short_is_left_out(tmp_path):
+    path = tmp_path / "live.jsonl"
+    path.write_text('{"step":1}\n{"step":2,"lo{"step":2}\n{"step":3}\n')
+    assert live_metrics.new_lines(path, 0) == ([{"step": 1}, {"step": 3}], path.stat().st_size)
+
+
+def test_a_training_and_its_registration_find_the_same_run(project):
+    for name in ("v1", "v2"):
+        assert mlflow_store.run_key(read_manifest(paths.adapter(name))) == scratch(project, name).name
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "word"),
+    [
+        (0, "completed", "FINISHED"), (4, "stopped", "KILLED"), (-9, "running", "KILLED"), (3, "failed", "FAILED"),
+        (1, "running", "FAILED"), (launch.DISK_FULL, "running", "FAILED"),
+    ],
+)  # fmt: skip
+def test_how_a_run_ended_is_said_truthfully(code, state, word):
+    assert launch._fate(code, state) == word
+
+
+def test_nothing_is_sent_where_mlflow_is_not_used(project, capfd):
+    Path("mlruns").rmdir()
+    with launch._live(scratch(project, "v1")) as tell:
+        tell("FINISHED")
+    assert not Path("mlruns").exists()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(project, capfd):
+    folder, lines = scratch(project, "v1"), exhibits.history(1)
+    with launch._live(folder) as tell:
+        add(folder, lines[:2])
+        eventually(lambda: run_of(folder).data.metrics.get("reward") == 2.0)
+        run = run_of(folder)
+        assert run.info.status == "RUNNING"
+        assert run.data.params["method"] == "sft"
+        assert "checkpoint_every" not in run.data.params
+        tell("KILLED")
+    assert run_of(folder).info.status == "KILLED"
+
+    add(folder, lines[1:2])  # the step after the checkpoint is trained again
+    with launch._live(folder) as tell:
+        eventually(lambda: run_of(folder).info.status == "RUNNING")
+        add(folder, lines[2:])
+        eventually(lambda: run_of(folder).data.metrics["reward"] == 3.0)
+        tell("FINISHED")
+    assert run_of(folder).info.status == "FINISHED"
+    assert run_of(folder).info.run_id == run.info.run_id
+    assert history(folder, "loss") == [(1, 2.0), (2, 1.5), (3, 1.0 / 3 + 1)]
+    assert history(folder, "kl") == [(1, 0.1), (3, 0.1)]
+
+    entry = versions.register(project, "v1")
+    assert entry.run_id == run.info.run_id
+    assert history(folder, "loss") == [(1, 2.0), (2, 1.5), (3, 1.0 / 3 + 1)]
+    assert set(run_of(folder).data.params) == set(run.data.params)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_trainer_that_was_killed_leaves_no_run_that_looks_alive(project):
+    folder = scratch(project, "v1")
+    add(folder, exhibits.history(1))
+    code = (
+        "import sys, time; from pathlib import Path; from clinrl.training import launch\n"
+        f"with launch._live(Path({str(folder)!r})):\n    print('begun', flush=True); time.sleep(600)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout.readline() == "begun\n"
+    try:
+        eventually(lambda: run_of(folder).data.metrics.get("reward") == 3.0)
+    finally:
+        trainer.kill()
+        trainer.communicate()
+    eventually(lambda: run_of(folder).info.status == "KILLED")
+
+
+def test_a_server_that_is_away_is_said_once_and_costs_no_time(project, monkeypatch, capfd):
+    port = free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    folder = scratch(project, "v1")
+    heard = ""
+    with launch._live(folder) as tell:
+        deadline = time.monotonic() + PATIENCE_S
+        while "clinrl: " not in heard and time.monotonic() < deadline:
+            add(folder, exhibits.history(1))
+            time.sleep(0.2)
+            heard += capfd.readouterr().err
+        tell("FINISHED")
+        began = time.monotonic()
+    assert time.monotonic() - began < launch.LAST_METRICS_S + 2
+    assert heard + capfd.readouterr().err == (
+        f"clinrl: no live metrics: the registry at http://127.0.0.1:{port} does not answer; start the server, or set "
+        "MLFLOW_TRACKING_URI to one that runs; `clinrl register` fills them in\n"
+    )
+
+
+def test_a_server_that_never_answers_is_not_waited_for(project, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        folder = scratch(project, "v1")
+        with launch._live(folder) as tell:
+            deaf.settimeout(PATIENCE_S)
+            asked_for, _ = deaf.accept()
+            with asked_for:
+                tell("FINISHED")
+                began = time.monotonic()
+        assert time.monotonic() - began < launch.LAST_METRICS_S + 2
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_the_middle_loses_no_metric(project, tmp_path_factory, monkeypatch):
+    port, lines = free_port(), exhibits.history(2)
+    files = tmp_path_factory.mktemp("server")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    folder = scratch(project, "v2")
+    with serving(files, port) as kill, launch._live(folder) as tell:
+        add(folder, lines[:1])
+        eventually(lambda: run_of(folder).data.metrics.get("reward") == 1.0)
+        run = run_of(folder)
+        kill()
+        add(folder, lines[1:])
+        tell("FINISHED")
+
+    with serving(files, port):
+        assert run_of(folder).info.status == "RUNNING"
+        entry = versions.register(project, "v2")
+        assert versions.find("esi", "candidate") == entry == versions.register(project, "v2")
+        assert entry.run_id == run.info.run_id
+        assert run_of(folder).info.status == "FINISHED"
+        assert history(folder, "loss") == [(step, 1.0 / step + 2) for step in (1, 2, 3)]
+        metrics = run_of(folder).data.metrics
+        for mode, report in exhibits.reports("v2").items():
+            assert metrics[f"{mode}/exact"] == report["metrics"]["exact"]["value"]
+        with asked() as client:
+            assert not client.get_run(entry.run_id).info.artifact_uri.startswith("file:")
+            stored = client.download_artifacts(entry.run_id, "training/history.jsonl")
+        assert Path(stored).read_bytes() == (paths.adapter("v2") / "history.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_real_training_has_the_same_bytes_with_and_without_live_metrics(tmp_path, monkeypatch):
+    code = (
+        "import sys; from clinrl.config.params import load_params; from clinrl.training import launch\n"
+        "launch.stage(load_params(), sys.argv[1])"
+    )
+    made = {}
+    for name, store in (("without", None), ("with", None), ("away", f"http://127.0.0.1:{free_port()}")):
+        folder = tmp_path / name
+        shutil.copytree(dolls.built(), folder)
+        YAML(typ="safe").dump(dolls.PARAMS, folder / "params.yaml")
+        environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+        environment |= {"HF_HUB_OFFLINE": "1"} | ({"MLFLOW_TRACKING_URI": store} if store else {})
+        if name == "with":  # with the store there: a training this short may end before it is made
+            (folder / "mlruns").mkdir()
+            mlflow_store.prepared(folder / mlflow_store.STORE)
+        subprocess.run([sys.executable, "-c", code, "v1"], cwd=folder, env=environment, check=True)
+        made[name] = dolls.files(folder / paths.adapter("v1"))
+    assert made["with"] == made["without"] == made["away"]
+
+    monkeypatch.chdir(tmp_path / "with")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    trained = [json.loads(line) for line in made["with"]["history.jsonl"].splitlines()]
+    folder = Path(mlflow_store.run_key(read_manifest(paths.adapter("v1"))))
+    sent = dict(history(folder, "loss"))
+    assert sent
+    assert sent.items() <= {line["step"]: line["loss"] for line in trained}.items()

@@ -1,0 +1,579 @@
+"""The registry on MLflow's own SQLite store: all is there once, whatever happened before, and bad input is not."""
+
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import chdir, closing
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from ruamel.yaml import YAML
+
+import dolls
+import exhibits
+import locks
+from clinrl import paths
+from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
+from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
+from clinrl.evaluation.evaluate import load_report
+from clinrl.registry import log_run, mlflow_store, pyfunc, versions
+from clinrl.registry.mlflow_store import asked
+from clinrl.registry.versions import entries, find, holder, point, register, tag
+from clinrl.signing.keys import keyring
+
+HOSTILE = ["../v1", "v1; rm -rf .", "v1'", "V1", "", "v1\n", "a" * 60, "$(id)"]
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A store with its tables and nothing else."""
+    folder = tmp_path_factory.mktemp("empty")
+    with chdir(folder), asked():
+        pass
+    return folder / mlflow_store.STORE
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory, empty):
+    """A project whose versions and fold are registered. Only read it."""
+    folder = tmp_path_factory.mktemp("registered")
+    begin(folder, empty)
+    with chdir(folder):
+        for name in ("v1", "v2", exhibits.FOLDED):
+            register(exhibits.params(), name)
+    return folder
+
+
+@pytest.fixture
+def shown(registered, monkeypatch):
+    """The registered project, entered."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(registered)
+    return exhibits.params()
+
+
+@pytest.fixture
+def project(tmp_path, empty, monkeypatch):
+    """A project in which nothing is registered, entered."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    begin(tmp_path, empty)
+    monkeypatch.chdir(tmp_path)
+    return exhibits.params()
+
+
+def begin(folder, store):
+    shutil.copytree(exhibits.built(), folder, dirs_exist_ok=True)
+    (folder / mlflow_store.STORE).parent.mkdir()
+    shutil.copyfile(store, folder / mlflow_store.STORE)
+
+
+def run_of(entry):
+    with asked() as client:
+        return client.get_run(entry.run_id)
+
+
+def history_of(entry, metric):
+    with asked() as client:
+        return [(point.step, point.value) for point in client.get_metric_history(entry.run_id, metric)]
+
+
+def artefacts_of(entry):
+    """Every file of an entry's run, as its store lists them."""
+    with asked() as client:
+
+        def below(folder):
+            for found in client.list_artifacts(entry.run_id, folder):
+                yield from below(found.path) if found.is_dir else [found.path]
+
+        return set(below(None))
+
+
+def models_of(entry):
+    """The logged models with an entry's digest."""
+    with asked() as client:
+        experiment = client.get_run(entry.run_id).info.experiment_id
+        return client.search_logged_models([experiment], filter_string=f"tags.digest = '{entry.digest}'")
+
+
+def folder_of(entry):
+    """Where the files of a registered version lie."""
+    (model,) = models_of(entry)
+    return Path(urlsplit(model.artifact_location).path)
+
+
+def test_a_version_says_where_it_comes_from(shown):
+    entry = find("esi", "v2")
+
+    manifest, report = read_manifest(paths.adapter("v2")), exhibits.reports("v2")["think"]
+    assert (entry.model, entry.number, entry.name) == ("esi", 2, "v2")
+    assert entry.digest == identity(manifest)
+    assert entry.tags == {
+        "version": "v2", "parent": "v1", "digest": entry.digest, "parent_digest": manifest.inputs["parent"],
+        "base_digest": manifest.inputs["base"], "data_digest": manifest.inputs["data"],
+        "exam_digest": report["exam_digest"], "git_revision": "unknown", "dvc_stage": "train@v2", "task_version": "1",
+        "scale": "embedded",
+        "examined": versions.examined({mode: load_report("v2", mode) for mode in ("think", "direct")}),
+        "alarms": "stop first_kl at 1; warn kl at 1; stop not_finite kl at 2",
+    }  # fmt: skip
+    assert manifest.inputs["parent"] == find("esi", "v1").digest
+    assert [(known.number, known.name) for known in entries("esi")] == [(1, "v1"), (2, "v2")]
+
+
+def test_a_full_model_has_a_registered_model_of_its_own(shown):
+    entry = find("esi-merged", exhibits.FOLDED)
+    assert (entry.number, entry.aliases, entry.tags["dvc_stage"]) == (1, ("candidate",), f"fold@{exhibits.FOLDED}")
+    assert (entry.tags["parent"], entry.tags["parent_digest"]) == ("v1", find("esi", "v1").digest)
+    assert "data_digest" not in entry.tags
+
+
+def test_a_run_holds_every_metric_of_both_modes_with_its_interval(shown):
+    metrics = run_of(find("esi", "v2")).data.metrics
+    for mode, report in exhibits.reports("v2").items():
+        for name, estimate in report["metrics"].items():
+            assert metrics[f"{mode}/{name}"] == estimate["value"]
+            assert metrics[f"{mode}/{name}.low"] == estimate["low"]
+            assert metrics[f"{mode}/{name}.high"] == estimate["high"]
+            assert metrics[f"{mode}/{name}.n"] == estimate["n"]
+        assert metrics[f"{mode}/reward"] == report["reward"]
+        assert metrics[f"{mode}/terms/level"] == report["terms"]["level"]
+    assert metrics["mode_agreement"] == 1.0
+    assert metrics["mode_agreement.n"] == 10
+
+
+def test_a_run_holds_the_training_history_by_step_and_the_recipe(shown):
+    entry = find("esi", "v2")
+    run = run_of(entry)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "v2"
+    assert history_of(entry, "loss") == [(step, 1.0 / step + 2) for step in (1, 2, 3)]
+    assert history_of(entry, "kl") == [(1, 0.1), (3, 0.1)]
+    assert run.data.params["trainer.steps"] == "8"
+    assert run.data.params["reward.kind"] == "asymmetric"
+    assert run.data.params["environment.kernels"] == "avx2"
+
+
+def test_a_run_names_its_data_sets_by_their_digests(shown):
+    inputs = {held.dataset.name: held for held in run_of(find("esi", "v1")).inputs.dataset_inputs}
+    assert set(inputs) == {"d1", "x1"}
+    for name, context in (("d1", "training"), ("x1", "exam")):
+        whole = identity(read_manifest(paths.cases(name)))
+        assert [(held.key, held.value) for held in inputs[name].tags] == [("mlflow.data.context", context)]
+        assert inputs[name].dataset.digest == whole[:36]
+        assert json.loads(inputs[name].dataset.profile) == {"digest": whole}
+
+
+def test_a_run_holds_reports_plots_card_and_data_docs(shown):
+    files = artefacts_of(find("esi", "v1"))
+    assert {
+        "reports/think.json", "reports/direct.json", "reports/report.md", "reports/confusion_think.png",
+        "README.md", "reports/curves.png", "training/README.md", "training/history.jsonl", "training/manifest.json",
+        "proofs/v1.json", "proofs/d1.json", "proofs/x1.json", "data_docs/d1/index.html", "data_docs/x1/index.html",
+    } <= files  # fmt: skip
+
+
+def test_a_clone_has_proofs_without_pages_and_registers_pages_all_the_same(project):
+    shutil.rmtree(paths.data_docs("d1"))
+    files = artefacts_of(register(project, "v1"))
+    assert {name.split("/")[1] for name in files if name.startswith("data_docs/")} == {"d1", "x1"}
+    assert any(name.startswith("data_docs/d1/validations/") for name in files)
+
+
+def test_what_is_registered_is_complete_and_checks_itself(shown):
+    for entry, parts in ((find("esi", "v1"), {"adapter", "base"}), (find("esi-merged", "1"), {"merged"})):
+        folder = folder_of(entry)
+        held = {path.name for path in folder.iterdir()}
+        assert held == parts | {
+            "MLmodel", "code", "served.json", "requirements.txt", "python_env.yaml", "input_example.json",
+            "serving_input_example.json", "model.sig", "signer.pub", "bom.cdx.json", "examined.json",
+        }  # fmt: skip
+        assert log_run.signed_by(folder, keyring()) == "this checkout"
+        record = pyfunc.read(folder)
+        assert (record.name, record.digest) == (entry.name, entry.digest)
+        assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
+        assert record.default_mode == "direct"
+        assert (folder / "code/clinrl/served.py").read_bytes() == Path(pyfunc.__file__).read_bytes()
+        assert not any(path.suffix in log_run.PICKLES for path in folder.rglob("*"))
+
+
+def test_a_version_is_found_by_alias_name_and_number(shown):
+    assert find("esi", "candidate") == find("esi", "v2") == find("esi", "2") == holder("esi", "candidate")
+    assert holder("esi", "champion") is None
+    assert holder("nothing", "champion") is None
+    assert entries("nothing") == []
+
+
+def test_what_is_not_there_is_refused_with_what_is(shown):
+    with pytest.raises(RegistryError, match=r"esi has no 'candidates'; did you mean candidate\? allowed: 1, 2, "):
+        find("esi", "candidates")
+    with pytest.raises(RegistryError, match=r"no model nothing is registered in .*mlflow.db; run `clinrl register`"):
+        find("nothing", "champion")
+    with pytest.raises(RegistryError, match="has no '7'"):
+        find("esi", "7")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_that_is_none_reaches_neither_a_path_nor_the_store(shown, name):
+    for attempt in (
+        lambda: register(shown, name),
+        lambda: entries(name),
+        lambda: find(name, "champion"),
+        lambda: find("esi", name),
+        lambda: holder("esi", name),
+        lambda: point("esi", name, None),
+    ):
+        with pytest.raises(RegistryError, match="names match"):
+            attempt()
+
+
+def test_a_name_that_params_does_not_have_is_refused(shown):
+    with pytest.raises(ParamsError, match="'v9' is neither a version, a merge nor the base"):
+        register(shown, "v9")
+    with pytest.raises(RegistryError, match="esi-base is a base; versions and merges are registered"):
+        register(shown, "esi-base")
+
+
+def test_registering_again_adds_nothing(project):
+    first = register(project, "v1")
+    files, before = artefacts_of(first), run_of(first)
+
+    assert register(project, "v1") == first
+    assert len(entries("esi")) == 1
+    assert len(models_of(first)) == 1
+    assert artefacts_of(first) == files
+    after = run_of(first)
+    assert (after.data.metrics, after.data.params, after.data.tags) == (
+        before.data.metrics, before.data.params, before.data.tags,
+    )  # fmt: skip
+    assert history_of(first, "loss") == [(step, 1.0 / step + 1) for step in (1, 2, 3)]
+    assert len(history_of(first, "think/exact")) == 1
+    assert len(after.inputs.dataset_inputs) == 2
+    assert len(after.outputs.model_outputs) == 1
+
+
+def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, tmp_path_factory, monkeypatch):
+    first = register(project, "v1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree("data", elsewhere / "data")
+    shutil.copy("dvc.lock", elsewhere)
+    monkeypatch.chdir(elsewhere)
+
+    assert register(project, "v1") == first
+    assert entries("esi") == [first]
+    assert not (elsewhere / "mlruns").exists()
+
+
+def test_a_store_that_was_moved_with_its_artefacts_is_whole_at_its_new_place(project, tmp_path_factory, monkeypatch):
+    first = register(project, "v1")
+    versions.point("esi", "champion", first)
+    old, new = Path.cwd(), tmp_path_factory.mktemp("moved") / "here"
+    shutil.move(old, new)
+    monkeypatch.chdir(new)
+
+    entry = find("esi", "champion")
+
+    assert (entry.digest, entry.number) == (first.digest, 1)
+    assert folder_of(entry).is_relative_to(new)
+    assert (folder_of(entry) / "adapter/adapter_model.safetensors").exists()
+    assert "README.md" in artefacts_of(entry)
+    assert register(project, "v1").number == 1
+    assert register(project, "v2").number == 2
+    assert not old.exists()
+
+
+def test_a_copied_store_is_one_of_its_own(project, tmp_path_factory, monkeypatch):
+    first = register(project, "v1")
+    copy = tmp_path_factory.mktemp("copied") / "here"
+    shutil.copytree(Path.cwd(), copy)
+    with chdir(copy):
+        assert folder_of(find("esi", "v1")).is_relative_to(copy)
+    assert not folder_of(first).is_relative_to(copy)
+
+
+def test_what_live_metrics_missed_is_filled_in_once(project):
+    manifest = read_manifest(paths.adapter("v1"))
+    with asked() as client:
+        run = mlflow_store.run_of(client, "esi", mlflow_store.run_key(manifest), "v1")
+        mlflow_store.log_points(client, run.info.run_id, [("loss", 2, 1.5)])
+
+    entry = register(project, "v1")
+
+    assert entry.run_id == run.info.run_id
+    assert sorted(history_of(entry, "loss")) == [(1, 2.0), (2, 1.5), (3, 1.0 / 3 + 1)]
+    assert run_of(entry).info.status == "FINISHED"
+
+
+def test_a_registration_that_was_killed_is_completed(project):
+    with asked() as client:
+        run = mlflow_store.run_of(client, "esi", mlflow_store.run_key(read_manifest(paths.adapter("v1"))), "v1")
+        digest = identity(read_manifest(paths.adapter("v1")))
+        half = client.create_logged_model(run.info.experiment_id, name="v1", tags={"digest": digest})
+        client.log_model_artifact(half.model_id, str(paths.adapter("v1") / "README.md"), "adapter")
+
+    entry = register(project, "v1")
+
+    (model,) = models_of(entry)
+    assert (model.model_id, str(model.status)) == (half.model_id, "READY")
+    assert pyfunc.read(folder_of(entry)).name == "v1"
+
+
+def test_a_file_that_was_altered_in_the_store_is_put_back(project):
+    entry = register(project, "v1")
+    weights = folder_of(entry) / "adapter/adapter_model.safetensors"
+    exhibits.change(weights)
+    with pytest.raises(
+        SignatureError, match=r"adapter_model.safetensors' of .* was altered after this checkout signed"
+    ):
+        log_run.signed_by(folder_of(entry), keyring())
+
+    assert register(project, "v1") == entry
+    assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("column", [("logged_models", "artifact_location"), ("runs", "artifact_uri")])
+def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_path_factory, column):
+    register(project, "v1")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "kept").write_text("mine")
+    table, name = column
+    with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
+        store.execute(f"UPDATE {table} SET {name} = ?", (elsewhere.as_uri(),))
+    dolls.sit(exhibits.params(), "v1", [5])  # so that files of the run are to be sent again
+    locks.record(project)
+    with pytest.raises(RegistryError, match=r"which is not in .*artifacts: it was edited"):
+        register(project, "v1")
+    assert [path.name for path in elsewhere.iterdir()] == ["kept"]
+
+
+def test_a_champion_whose_folder_is_elsewhere_is_refused(project, tmp_path_factory):
+    entry = register(project, "v1")
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
+    shutil.copytree(folder_of(entry), elsewhere)
+    with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
+        store.execute("UPDATE model_versions SET source = ?", (elsewhere.as_uri(),))
+    with pytest.raises(RegistryError, match="it was edited"):
+        versions.intact(project, find("esi", "v1"))
+
+
+def test_weights_that_change_while_they_are_registered_are_not_signed(project, monkeypatch):
+    weights = paths.adapter("v1") / "adapter_model.safetensors"
+    write = pyfunc.write
+
+    def swapped(*arguments, **more):
+        write(*arguments, **more)
+        exhibits.change(weights)
+
+    monkeypatch.setattr(pyfunc, "write", swapped)
+    with pytest.raises(ArtefactError, match="was altered while it was registered"):
+        register(project, "v1")
+    assert not entries("esi")
+
+
+def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
+    first = register(project, "v2")
+    dolls.sit(exhibits.params(), "v2", [5])
+    with pytest.raises(ArtefactError, match=r"data/graded/v2 is not what dvc\.lock records of evaluate@v2"):
+        register(project, "v2")
+    locks.record(project)
+
+    second = register(project, "v2")
+
+    report = exhibits.reports("v2")["think"]
+    assert second.tags.pop("examined") != first.tags.pop("examined")
+    assert second == first
+    assert run_of(second).data.metrics["think/exact"] == report["metrics"]["exact"]["value"]
+    with asked() as client:
+        stored = Path(client.download_artifacts(second.run_id, "reports/think.json"))
+    assert json.loads(stored.read_text()) == report
+
+
+def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champion(project):
+    first = register(project, "v1")
+    point("esi", "champion", first)
+    point("esi", "candidate", None)
+    assert register(project, "v1").aliases == ("champion",)
+    second = register(project, "v2")
+    assert second.aliases == ("candidate",)
+    tag(second, {"gate": "refused"})
+    point("esi", "candidate", None)
+    refused = register(project, "v2")
+    assert (refused.aliases, refused.tags["gate"]) == ((), "refused")
+    point("esi", "previous", first)
+    assert holder("esi", "previous") == find("esi", "v1") == find("esi", "champion")
+
+
+def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(project):
+    first = register(project, "v1")
+    with asked() as client:
+        client.delete_model_version("esi", "1")
+
+    assert entries("esi") == []
+    assert holder("esi", "candidate") is None
+    with pytest.raises(RegistryError, match="no model esi is registered"):
+        find("esi", "v1")
+    for attempt in (lambda: tag(first, {"gate": "passed"}), lambda: point("esi", "champion", first)):
+        with pytest.raises(RegistryError, match=r"refused: .*not found"):
+            attempt()
+    again = register(project, "v1")
+    assert (again.digest, again.run_id) == (first.digest, first.run_id)
+
+
+def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(project):
+    first = register(project, "v1")
+    with asked() as client:
+        client.delete_registered_model("esi")
+
+    assert holder("esi", "candidate") is None
+    with pytest.raises(RegistryError, match="no model esi is registered"):
+        find("esi", "candidate")
+    with pytest.raises(RegistryError, match=r"refused: .*not found"):
+        point("esi", "champion", first)
+    again = register(project, "v1")
+    assert (again.number, again.digest, again.aliases) == (1, first.digest, ("candidate",))
+
+
+def test_an_experiment_deleted_by_hand_is_said(project):
+    entry = register(project, "v1")
+    with asked() as client:
+        client.delete_experiment(client.get_run(entry.run_id).info.experiment_id)
+    with pytest.raises(RegistryError, match=r"the experiment esi was deleted in .*; restore it there"):
+        register(project, "v2")
+
+
+def test_a_store_whose_artefacts_a_server_keeps_asks_for_the_server(project):
+    with asked() as client:
+        client.create_experiment("esi", artifact_location="mlflow-artifacts:/1")
+    with pytest.raises(RegistryError, match=r"is a server's, which keeps the artefacts of esi; start that server"):
+        register(project, "v1")
+
+
+def test_versions_that_others_registered_by_hand_do_not_count(project):
+    register(project, "v1")
+    with asked() as client:
+        client.create_model_version("esi", str(Path("elsewhere").absolute()))
+    assert [entry.number for entry in entries("esi")] == [1]
+    with pytest.raises(RegistryError, match="has no '2'"):
+        find("esi", "2")
+
+
+def test_what_was_not_examined_is_not_registered(project):
+    shutil.rmtree(paths.report("v1"))
+    with pytest.raises(ArtefactError, match=r"data/reports/v1/.* is not here, though dvc\.lock records it; restore it"):
+        register(project, "v1")
+    assert entries("esi") == []
+
+
+def test_reports_on_another_adapter_are_refused(project):
+    report = exhibits.reports("v1")["direct"]
+    write_json(paths.report("v1") / "direct.json", report | {"adapter_digest": "a" * 64})
+    with pytest.raises(ArtefactError, match=r"direct\.json is not what dvc\.lock records of evaluate@v1"):
+        register(project, "v1")
+    locks.record(project)  # whoever can write dvc.lock too
+    with pytest.raises(ArtefactError, match=r"direct\.json is about another model than data/graded/v1"):
+        register(project, "v1")
+
+
+def test_a_number_of_a_report_that_does_not_follow_from_its_answers_is_refused_by_name(project):
+    report = exhibits.reports("v1")["think"]
+    report["metrics"]["dangerous"]["value"] = 0.00125
+    write_json(paths.report("v1") / "think.json", report)
+    locks.record(project)
+    with pytest.raises(ArtefactError, match=r"says that metrics\.dangerous\.value is 0\.00125, but its answers"):
+        register(project, "v1")
+    assert entries("esi") == []
+
+
+def test_an_altered_adapter_is_not_registered(project):
+    exhibits.change(paths.adapter("v1") / "adapter_model.safetensors")
+    with pytest.raises(ArtefactError, match=r"data/adapters/v1 is not what dvc\.lock records of train@v1"):
+        register(project, "v1")
+    locks.record(project)
+    with pytest.raises(ArtefactError, match=r"adapter_model.safetensors was altered after it was built"):
+        register(project, "v1")
+    assert entries("esi") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("extra.txt", "is not named in the folder's manifest.json; remove it"), ("optimizer.pt", "is not named in")],
+)
+def test_what_a_manifest_does_not_name_is_not_registered(project, name, sentence):
+    (paths.adapter("v1") / name).write_text("x")
+    locks.record(project)
+    with pytest.raises(ArtefactError, match=sentence):
+        register(project, "v1")
+
+
+def test_an_adapter_of_another_base_is_not_registered(project):
+    dolls.base(paths.base("esi"))
+    write_json(paths.base("esi") / "manifest.json", read_manifest(paths.base("esi")).model_dump() | {"name": "other"})
+    locks.record(project)
+    with pytest.raises(ArtefactError, match="was made from another base than data/bases/esi now holds"):
+        register(project, "v1")
+
+
+def test_one_name_is_registered_by_one_command_at_a_time(project):
+    with exclusive(Path("registry/v1")), pytest.raises(Busy, match="another command is writing registry/v1"):
+        register(project, "v1")
+
+
+def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
+    code = (
+        "import sys; from clinrl.runtime import determinism; determinism.pin()\n"
+        "from clinrl.config import params; from clinrl.registry import versions\n"
+        "import mlflow.store.tracking.sqlalchemy_store\n"
+        "print('ready', flush=True); sys.stdin.readline()\n"
+        "print(versions.register(params.load_params(), 'v1').number)"
+    )
+    machines = []
+    for _ in range(2):
+        folder = tmp_path_factory.mktemp("machine")
+        shutil.copytree("data", folder / "data")
+        shutil.copy("dvc.lock", folder)
+        YAML(typ="safe").dump(dolls.PARAMS | {"merges": exhibits.MERGES}, folder / "params.yaml")
+        command = [sys.executable, "-c", code]
+        machines.append(subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for machine in machines:
+        assert machine.stdout.readline() == "ready\n"
+    for machine in machines:
+        machine.stdin.write("go\n")
+        machine.stdin.flush()
+    numbers = [machine.communicate()[0].strip() for machine in machines]
+
+    (entry,) = entries("esi")
+    assert numbers == [str(entry.number)] * 2
+    with asked() as client:
+        assert len(client.search_runs([run_of(entry).info.experiment_id])) == 1
+    assert len(models_of(entry)) == 1
+    assert history_of(entry, "loss") == [(step, 1.0 / step + 1) for step in (1, 2, 3)]
+    assert len(history_of(entry, "think/exact")) == 1
+    assert len(run_of(entry).inputs.dataset_inputs) == 2
+    assert pyfunc.read(folder_of(entry)).name == "v1"
+
+
+@pytest.mark.parametrize(
+    ("module", "look"), [(mlflow_store, "_runs"), (log_run, "_logged_models"), (versions, "_versions")]
+)
+def test_whoever_comes_second_steps_back(project, monkeypatch, module, look):
+    first = register(project, "v1")
+    real, looks = getattr(module, look), []
+
+    def late(*question):
+        """Nothing was there yet when this machine looked first."""
+        looks.append(question)
+        return [] if len(looks) == 1 else real(*question)
+
+    monkeypatch.setattr(module, look, late)
+
+    second = register(project, "v1")
+
+    assert second == first
+    assert len(looks) > 1
+    with asked() as client:
+        assert len(client.search_runs([run_of(first).info.experiment_id])) == 1
+    assert len(models_of(first)) == 1
+    assert [entry.number for entry in entries("esi")] == [1]

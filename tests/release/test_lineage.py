@@ -1,0 +1,248 @@
+"""Lineage: every link holds, and each one that is broken is named, and no other."""
+
+import json
+import shutil
+import subprocess
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+import dolls
+import examined
+import locks
+from clinrl import paths
+from clinrl.artifacts import canonical_json, sha256_file, write_json
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.registry import versions
+from clinrl.release import audit_log, lineage, promotion
+from clinrl.signing.keys import signer
+
+LINKS = ["files", "parent", "base", "data", "exam", "lock", "provenance", "registry"]
+UNSIGNED = {("unrecorded", "provenance")}
+"""No stage ran here, so nobody signed what one made; all else holds."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = tmp_path_factory.mktemp("lineage")
+    with chdir(root):
+        good, right = examined.GOOD, examined.RIGHT
+        params = examined.build({"v1": good, "v2": right, "v2-full": right, "v1-v2": good})
+        for name in ("v1", "v2", "v2-full"):
+            versions.register(params, name)
+            examined.promote(params, name, "Ada Lovelace", promotion.decide(params, name))
+        versions.register(params, "v1-v2")
+    return root, params
+
+
+@pytest.fixture
+def params(built, tmp_path, monkeypatch):
+    root, params = built
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return params
+
+
+def broken(params, name="v2"):
+    return {(link.version, link.link): link.says for link in lineage.walk(params, name) if link.state == "broken"}
+
+
+def test_a_released_lineage_holds_from_the_approver_to_the_base(params):
+    links = lineage.walk(params, "v2")
+    assert [(link.version, link.link) for link in links] == [
+        *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS), ("v2", "gate"), ("v2", "approver"),
+    ]  # fmt: skip
+    assert {(link.state, link.link) for link in links if link.state != "holds"} == UNSIGNED
+    said = {(link.version, link.link): link.says for link in links}
+    assert said["v2", "registry"] == "is version 2 of the registered model esi, champion"
+    assert "passed the gate: cases (all modes) 40 for min 10, dangerous (think) 0 for max 0.35" in said["v2", "gate"]
+    assert said["v2", "approver"].startswith("was approved by Ada Lovelace at ")
+    assert all(len(link.digest) == 64 for link in links if link.state == "holds")
+
+
+def test_a_full_model_leads_to_its_version_and_on_to_the_base(params):
+    links = lineage.walk(params, "v2-full")
+    own = ["files", "parent", "base", "exam", "lock", "provenance", "registry"]
+    assert [(link.version, link.link) for link in links] == [
+        *(("v2-full", link) for link in own), *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS),
+        ("v2-full", "gate"), ("v2-full", "approver"),
+    ]  # fmt: skip
+    assert {(link.state, link.link) for link in links if link.state != "holds"} == UNSIGNED
+    assert [link.says for link in links[1:2]] == ["is made of v2"]
+
+
+def test_a_blend_leads_to_both_its_versions(params):
+    links = [(link.version, link.link, link.state) for link in lineage.walk(params, "v1-v2")]
+    assert links[1:3] == [("v1-v2", "parent", "holds")] * 2
+    assert [version for version, link, _ in links if link == "files"] == ["v1-v2", "v1", "v2"]
+    assert links[-1] == ("v1-v2", "gate", "open")
+
+
+def test_a_version_that_was_trained_anew_is_not_what_was_merged(params):
+    examined.train("v2", seed=1)
+    dolls.sit(params, "v2", examined.RIGHT)
+    locks.record(params)
+    found = broken(params, "v2-full")
+    assert set(found) == {("v2-full", "parent"), ("v2", "registry")}
+    assert "v2-full was made from another v2" in found["v2-full", "parent"]
+
+
+def test_what_nobody_decided_is_open_and_not_broken(params):
+    gate = lineage.walk(params, "v1-v2")[-1]
+    assert (gate.link, gate.state) == ("gate", "open")
+
+
+def test_a_champion_of_whom_the_audit_file_tells_nothing_is_broken(params):
+    paths.ledger().unlink()
+    assert ("v2", "gate") in broken(params)
+
+
+def test_an_unknown_version_is_refused(params):
+    with pytest.raises(ParamsError):
+        lineage.walk(params, "v9")
+
+
+def test_an_altered_weight_breaks_its_version_and_the_way_from_its_child(params):
+    path = paths.adapter("v1") / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    assert set(broken(params)) == {("v1", "files"), ("v2", "parent")}
+    assert "was altered after it was built" in broken(params)["v1", "files"]
+
+
+def test_a_parent_that_was_trained_anew_is_another_parent(params):
+    examined.train("v1", seed=1)
+    dolls.sit(params, "v1", examined.GOOD)
+    locks.record(params)
+    found = broken(params)
+    assert set(found) == {("v2", "parent"), ("v1", "registry")}
+    assert "v2 was made from another parent" in found["v2", "parent"]
+
+
+def test_data_that_changed_or_lost_its_proof_is_named(params):
+    paths.data_proof("d1").unlink()
+    assert set(broken(params)) == {("v1", "data"), ("v2", "data")}
+
+
+def test_an_exam_of_another_adapter_is_named(params):
+    manifest = paths.graded("v2") / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["inputs"]["adapter"] = "0" * 64
+    write_json(manifest, content)
+    assert set(broken(params)) == {("v2", "exam"), ("v2", "lock")}
+
+
+def test_an_edited_tag_is_named(params):
+    versions.tag(versions.find("esi", "v2"), {"data_digest": "0" * 64})
+    assert broken(params) == {
+        ("v2", "registry"): "the registry's tag data_digest of v2 is not what its manifest says; register it again"
+    }
+    versions.tag(versions.find("esi", "v2"), {"approver": "Mallory"})
+    assert "the registry names 'Mallory' as approver of v2" in broken(params)["v2", "approver"]
+    versions.tag(versions.find("esi", "v2"), {"decision": "0" * 64})
+    assert "none of the audit file's" in broken(params)["v2", "gate"]
+
+
+def test_an_edited_audit_file_is_named(params):
+    text = paths.ledger().read_text()
+    paths.ledger().write_text(text.replace("Ada Lovelace", "Bea Lovelace", 1))
+    assert set(broken(params)) == {("v2", "gate")}
+    assert "was altered after it was written" in broken(params)["v2", "gate"]
+
+
+def test_a_promotion_on_a_refused_decision_is_named(params):
+    entry = versions.find("esi", "v2")
+    body = {
+        "model": "esi",
+        "version": "v2",
+        "number": 2,
+        "digest": entry.digest,
+        "decision": "f" * 64,
+        "approver": "X Y",
+    }
+    audit_log.append(paths.ledger(), "promotion", body, signer=signer("embedded"))
+    assert set(broken(params)) == {("v2", "approver")}
+
+
+def test_a_name_moved_by_hand_is_named(params):
+    versions.point("esi", "champion", versions.find("esi", "v1"))
+    assert "v2 is not the champion of esi in the registry" in broken(params)["v2", "approver"]
+    assert "v1 is the champion of esi in the registry" in broken(params, "v1")["v1", "approver"]
+
+
+def test_an_approval_of_something_else_is_none_of_this(params):
+    """A real approval, put beside a decision that nobody approved."""
+    lines = audit_log.read(paths.ledger())
+    bodies = {line.body["version"]: line.body for line in lines if line.kind == "promotion"}
+    borrowed = bodies["v2"] | {name: bodies["v1"][name] for name in ("approval", "approved")}
+    audit_log.append(paths.ledger(), "promotion", borrowed, signer=signer("embedded"))
+    assert "v2 is not made" in broken(params)["v2", "approver"]
+
+
+def test_lines_that_git_has_may_not_be_cut_off(params):
+    for words in (["init", "-q"], ["add", "-f", str(paths.ledger())], ["commit", "-qm", "x"]):
+        subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], check=True)
+    assert not broken(params)
+    lines = paths.ledger().read_text().splitlines(keepends=True)
+    paths.ledger().write_text("".join(lines[:-1]))
+    assert "lacks lines that it has in git" in broken(params)["v2", "gate"]
+
+
+def test_a_rollback_by_somebody_else_breaks_nothing(params):
+    promotion.rollback(params, "esi", approver="Grace Hopper")
+    assert not broken(params, "v1")
+    assert not broken(params, "v2")
+
+
+def test_a_registry_that_is_not_there_breaks_its_links_only(params):
+    shutil.rmtree("mlruns")
+    found = broken(params)
+    assert set(found) == {("v1", "registry"), ("v2", "registry"), ("v2", "gate"), ("v2", "approver")}
+    assert "run `clinrl register v1`" in found["v1", "registry"]
+    assert "run `clinrl register v2`, then `clinrl promote v2`" in found["v2", "registry"]
+
+
+def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(params):
+    """Registered again, and approved by somebody else: the audit file tells of both approvals and both promotions."""
+    shutil.rmtree("mlruns")
+    for name in ("v1", "v2"):
+        versions.register(params, name)
+    examined.promote(params, "v2", "Grace Hopper", promotion.decide(params, "v2"))
+    assert not broken(params)
+    told = [line.kind for line in audit_log.read(paths.ledger())]
+    assert told.count("approval") == told.count("promotion")
+
+
+def test_answers_that_were_sealed_anew_are_named(params):
+    """A folder that vouches for itself: every answer made right, its manifest made to fit."""
+    lines = [json.loads(line) for line in (paths.graded("v2") / "think.jsonl").read_text().splitlines()]
+    lines[0]["answer"] = 1 + lines[0]["answer"] % 5
+    (paths.graded("v2") / "think.jsonl").write_text("".join(canonical_json(line) + "\n" for line in lines))
+    manifest = json.loads((paths.graded("v2") / "manifest.json").read_text())
+    manifest["files"]["think.jsonl"] = sha256_file(paths.graded("v2") / "think.jsonl")
+    write_json(paths.graded("v2") / "manifest.json", manifest)
+    assert "is not what dvc.lock records of evaluate@v2" in broken(params)["v2", "lock"]
+    locks.record(params)  # whoever can write dvc.lock too
+    with pytest.raises(ArtefactError, match=r"line 1 gives another answer to .* than its transcript does"):
+        promotion.decide(params, "v2")
+    with pytest.raises(ArtefactError, match=r"line 1 gives another answer to .* than its transcript does"):
+        versions.register(params, "v2")
+
+
+def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
+    shutil.rmtree(paths.cases("d1"))
+    shutil.rmtree(paths.graded("v1"))
+    states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
+    assert states["v1", "exam"] == states["v1", "data"] == states["v1", "lock"] == "absent"
+    assert not broken(params)
+    Path("dvc.lock").unlink()
+    states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
+    assert states["v1", "lock"] == states["v2", "lock"] == "unrecorded"
+
+
+def test_code_that_was_altered_in_the_store_breaks_the_registry_s_link(params):
+    code = next(Path("mlruns").rglob("code/clinrl/tasks/esi/answer.py"))
+    code.write_text(code.read_text() + "\n")
+    said = "".join(broken(params, "v2-full").values()) + "".join(broken(params, "v1-v2").values())
+    assert "answer.py' of " in said
+    assert "was altered after" in said

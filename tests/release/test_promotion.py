@@ -1,0 +1,402 @@
+"""Release: nothing is renamed without a decision, a name, and the champion that the decision was about."""
+
+import shutil
+from contextlib import chdir
+from itertools import cycle
+
+import pytest
+
+import dolls
+import examined
+import locks
+from clinrl import paths
+from clinrl.artifacts import exclusive
+from clinrl.data.dataset import read_cases
+from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
+from clinrl.registry import versions
+from clinrl.release import audit_log, promotion
+from clinrl.signing import approval
+from clinrl.tasks.base import get_task
+
+ADA = "Ada Lovelace"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """v1 is as good as it gets, v2 calls too much urgent, v3 is dangerous; all registered.
+
+    The full model of v2 answers as v2 does, and the blend of v1 and v2 as v1.
+    """
+    root = tmp_path_factory.mktemp("released")
+    with chdir(root):
+        right, good = examined.RIGHT, examined.GOOD
+        answers = {"v1": right, "v2": good, "v3": [5], "v2-full": good, "v1-v2": right}
+        params = examined.build(answers)
+        for name in answers:
+            versions.register(params, name)
+    return root, params
+
+
+@pytest.fixture
+def params(built, tmp_path, monkeypatch):
+    root, params = built
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return params
+
+
+def champion():
+    held = versions.holder("esi", "champion")
+    return held.name if held else None
+
+
+def kinds():
+    return [line.kind for line in audit_log.read(paths.ledger())]
+
+
+def promoted(params, name):
+    return examined.promote(params, name, ADA, promotion.decide(params, name))
+
+
+def test_a_first_champion_is_decided_upon_approved_and_named(params):
+    decision = promotion.decide(params, "v2")
+    assert decision.promote
+    assert versions.find("esi", "v2").tags["gate"] == "passed"
+    assert champion() is None
+
+    entry = examined.promote(params, "v2", f"  {ADA} ", decision)
+
+    assert entry.aliases == ("champion",)
+    assert entry.tags["approver"] == ADA
+    assert kinds() == ["decision", "approval", "promotion"]
+    assert audit_log.read(paths.ledger())[-1].body["digest"] == entry.digest
+
+
+def test_a_refused_version_stays_what_it_was(params):
+    promoted(params, "v2")
+    decision = promotion.decide(params, "v3")
+    assert not decision.promote
+    assert decision.reasons[0].startswith("dangerous")
+    assert versions.find("esi", "v3").tags["gate"] == "refused"
+    with pytest.raises(GateError, match="v3 may not be promoted: dangerous"):
+        examined.promote(params, "v3", ADA, decision)
+    assert champion() == "v2"
+    assert versions.find("esi", "v3").aliases == ()
+
+
+def test_who_answers_the_same_to_everything_is_no_first_champion(params):
+    dolls.sit(params, "v1", [2])
+    locks.record(params)
+    decision = promotion.decide(params, "v1")
+    assert not decision.promote
+    assert any("from always 2 on the same cases" in reason for reason in decision.reasons)
+
+
+def test_without_its_training_cases_nothing_is_decided(params):
+    shutil.rmtree(paths.cases("d1"))
+    with pytest.raises(ArtefactError, match="data/cases/d1"):
+        promotion.decide(params, "v1")
+    assert kinds() == []
+
+
+def test_the_same_question_is_written_down_once(params):
+    assert promotion.decide(params, "v2") == promotion.decide(params, "v2")
+    assert kinds() == ["decision"]
+
+
+def test_promoting_twice_is_promoting_once(params):
+    decision = promotion.decide(params, "v2")
+    first = examined.promote(params, "v2", ADA, decision)
+    assert examined.promote(params, "v2", ADA, decision) == first
+    assert kinds() == ["decision", "approval", "promotion"]
+
+
+def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
+
+    promotion.rollback(params, "esi", approver=ADA)
+    assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
+    promotion.rollback(params, "esi", approver=ADA)
+    assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
+    assert kinds()[-2:] == ["rollback", "rollback"]
+
+
+def test_after_a_rollback_a_promotion_is_told_again(params):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    promotion.rollback(params, "esi", approver=ADA)
+    promoted(params, "v1")
+    assert champion() == "v1"
+    assert kinds()[-2:] == ["approval", "promotion"]
+
+
+@pytest.mark.parametrize("approver", ["", "   ", "x", "Ada\nLovelace", "a" * 81])
+def test_silence_is_no(params, approver):
+    decision = promotion.decide(params, "v2")
+    with pytest.raises(GateError, match="name of the person"):
+        examined.promote(params, "v2", approver, decision)
+    assert champion() is None
+    assert kinds() == ["decision"]
+
+
+def test_full_models_have_a_champion_of_their_own(params):
+    promoted(params, "v1")
+    decision = promotion.decide(params, "v2-full")
+    assert (decision.model, decision.champion, decision.promote) == ("esi-merged", None, True)
+
+    entry = examined.promote(params, "v2-full", ADA, decision)
+
+    assert (entry.model, entry.aliases, champion()) == ("esi-merged", ("champion",), "v1")
+    with pytest.raises(GateError, match="esi-merged has no previous to roll back"):
+        promotion.rollback(params, "esi-merged", approver=ADA)
+    examined.promote(params, "v1", ADA, promotion.decide(params, "v1"))
+    assert kinds() == ["decision", "approval", "promotion"] * 2 + ["decision"]  # v1 against itself, already champion
+
+
+def test_a_blend_that_is_an_adapter_competes_with_the_versions(params):
+    promoted(params, "v2")
+    decision = promotion.decide(params, "v1-v2")
+    assert (decision.model, decision.champion, decision.promote) == ("esi", "v2", True)
+    examined.promote(params, "v1-v2", ADA, decision)
+    assert champion() == "v1-v2"
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
+
+
+def test_a_decision_is_void_once_the_champion_is_another(params):
+    decision = promotion.decide(params, "v1")
+    promoted(params, "v2")
+    with pytest.raises(GateError, match="v2 became the champion of esi after the decision on v1"):
+        examined.promote(params, "v1", ADA, decision)
+    assert champion() == "v2"
+
+
+def test_a_decision_is_about_one_adapter(params):
+    decision = promotion.decide(params, "v2")
+    with pytest.raises(GateError, match="another adapter than the v1"):
+        examined.promote(params, "v1", ADA, decision)
+    examined.train("v2", seed=1)
+    dolls.sit(params, "v2", examined.GOOD)
+    locks.record(params)
+    with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
+        promotion.decide(params, "v2")
+
+
+def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_were_kept(params):
+    promoted(params, "v2")
+    examined.train("v2", seed=1)
+    dolls.sit(params, "v2", [5])
+    locks.record(params)
+    versions.register(params, "v2")
+    refused = promotion.decide(params, "v2")  # the new one, against the old
+    assert (refused.champion, refused.promote) == ("v2", False)
+    assert refused.candidate_digest != refused.champion_digest
+    assert promotion.decide(params, "v1").promote
+    shutil.rmtree(".clinrl/champions")
+    with pytest.raises(ArtefactError, match=r"another adapter than the champion v2; bring .* give what is new a name"):
+        promotion.decide(params, "v1")
+
+
+def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
+    first = versions.find("esi", "v2")
+    shutil.copytree("data", "kept")
+    examined.train("v2", seed=1)
+    dolls.sit(params, "v2", examined.GOOD)
+    locks.record(params)
+    assert versions.register(params, "v2").number == 5
+    shutil.rmtree("data")
+    shutil.move("kept", "data")
+    locks.record(params)
+    versions.register(params, "v2")
+    assert promoted(params, "v2").number == first.number
+
+
+def test_two_promotions_at_once_are_one(params):
+    decision = promotion.decide(params, "v2")
+    with exclusive(promotion._lock("esi")), pytest.raises(Busy):
+        examined.promote(params, "v2", ADA, decision)
+    assert champion() is None
+
+
+def test_a_kill_after_the_alias_moved_is_made_good(params):
+    decision = promotion.decide(params, "v2")
+    examined.promote(params, "v2", ADA, decision)
+    lines = paths.ledger().read_text().splitlines(keepends=True)
+    paths.ledger().write_text("".join(lines[:-1]))  # killed before the last line
+
+    examined.promote(params, "v2", ADA, decision)
+
+    assert kinds() == ["decision", "approval", "promotion"]
+
+
+def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(params):
+    promoted(params, "v2")
+    lines = paths.ledger().read_text().splitlines(keepends=True)
+    paths.ledger().write_text("".join(lines[:-1]))
+    versions.point("esi", "candidate", versions.find("esi", "v2"))
+
+    promotion.settle(params, "v2")
+
+    assert kinds() == ["decision", "approval", "promotion"]
+    assert versions.find("esi", "v2").aliases == ("champion",)
+    promotion.settle(params, "v2")
+    assert kinds() == ["decision", "approval", "promotion"]
+
+
+def test_a_retried_promotion_repeats_no_approval(params, monkeypatch):
+    decision = promotion.decide(params, "v2")
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "point", lambda *_: (_ for _ in ()).throw(RegistryError("away")))
+        for _ in range(2):
+            with pytest.raises(RegistryError):
+                examined.promote(params, "v2", ADA, decision)
+    examined.promote(params, "v2", ADA, decision)
+    assert kinds() == ["decision", "approval", "promotion"]
+
+
+def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
+    versions.point("esi", "champion", versions.find("esi", "v3"))
+    decision = promotion.judge(params, "v3", None).model_copy(update={"promote": True})
+    for attempt in (
+        lambda: examined.promote(params, "v3", ADA, decision),
+        lambda: promotion.settle(params, "v3"),
+    ):
+        with pytest.raises(GateError, match="somebody moved the name by hand"):
+            attempt()
+    versions.point("esi", "champion", None)
+    promoted(params, "v2")
+    versions.point("esi", "previous", versions.find("esi", "v3"))
+    with pytest.raises(GateError, match="nobody ever approved it"):
+        promotion.rollback(params, "esi", approver=ADA)
+    assert champion() == "v2"
+
+
+def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    before = kinds()
+    versions.point("esi", "champion", versions.find("esi", "v2"))
+    with pytest.raises(GateError, match="somebody moved the name by hand"):
+        promotion.settle(params, "v2")
+    assert kinds() == before
+
+
+def test_an_approval_is_not_good_for_the_same_question_after_the_name_moved(params):
+    promoted(params, "v2")
+    first = promotion.decide(params, "v1")
+    token = approval.given(params, first.digest, ADA)
+    promotion.promote(params, "v1", decision=first, approval=token)
+    promotion.rollback(params, "esi", approver=ADA)
+    again = promotion.decide(params, "v1")
+    with pytest.raises(SignatureError, match="no approval of the decision"):
+        promotion.promote(params, "v1", decision=again, approval=token)
+    assert champion() == "v2"
+
+
+def test_files_that_changed_while_a_person_thought_are_not_promoted(params):
+    decision = promotion.decide(params, "v2")
+    with (paths.graded("v2") / "think.jsonl").open("a") as stream:
+        stream.write("\n")
+    with pytest.raises(ArtefactError, match="was altered since"):
+        examined.promote(params, "v2", ADA, decision)
+    assert champion() is None
+
+
+@pytest.mark.parametrize("moved", [1, 2])
+def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, monkeypatch, moved):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    point, calls = versions.point, []
+
+    def dying(*arguments):
+        calls.append(arguments)
+        if len(calls) > moved:
+            raise KeyboardInterrupt
+        point(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "point", dying)
+        patch.setattr(audit_log, "append", lambda *_, **__: dying())
+        with pytest.raises(KeyboardInterrupt):
+            promotion.rollback(params, "esi", approver=ADA)
+
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
+
+    assert versions.find("esi", "v1").aliases == ("previous",)
+    assert kinds()[-1] == "rollback"
+    assert kinds().count("rollback") == 1
+
+
+def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(params):
+    promoted(params, "v2")
+    promoted(params, "v1")
+    lines = paths.ledger().read_text().splitlines(keepends=True)
+    paths.ledger().write_text("".join(lines[:-1]))
+
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
+
+    assert kinds()[-2:] == ["promotion", "rollback"]
+    assert champion() == "v2"
+
+
+def test_a_decision_that_comes_back_is_told_again(params):
+    first = promotion.decide(params, "v2")
+    promoted(params, "v1")
+    second = promotion.decide(params, "v2")
+    assert first.promote
+    assert second.champion == "v1"
+    versions.point("esi", "champion", None)
+    again = promotion.decide(params, "v2")
+    assert again == first.model_copy(update={"moved": again.moved})
+    told = [line.body["champion"] for line in audit_log.read(paths.ledger()) if line.body.get("candidate") == "v2"]
+    assert told == [None, "v1", None]
+
+
+def test_a_fold_must_keep_up_with_its_own_version(params):
+    dolls.sit(params, "v2-full", [4])
+    locks.record(params)
+    versions.register(params, "v2-full")
+    decision = promotion.decide(params, "v2-full")
+    assert decision.champion is None
+    assert not decision.promote
+    assert any("against v2 on the same cases" in reason for reason in decision.reasons)
+
+
+def test_what_cannot_be_decided_is_said(params):
+    bare = params.model_copy(update={"gates": {}})
+    with pytest.raises(GateError, match="no gate for esi"):
+        promotion.decide(bare, "v2")
+    with pytest.raises(GateError, match="no champion to roll back"):
+        promotion.rollback(params, "esi", approver=ADA)
+    promoted(params, "v2")
+    with pytest.raises(GateError, match="no previous to roll back"):
+        promotion.rollback(params, "esi", approver=ADA)
+
+
+def test_what_was_never_registered_is_not_decided_upon(params):
+    shutil.rmtree("mlruns")
+    with pytest.raises(RegistryError):
+        promotion.decide(params, "v2")
+    assert kinds() == []
+
+
+def test_a_no_is_written_down(params):
+    decision = promotion.decide(params, "v2")
+    promotion.refuse(params, decision, "no answer in time")
+    assert audit_log.read(paths.ledger())[-1].body["reason"] == "no answer in time"
+    assert champion() is None
+
+
+def test_a_gain_is_what_the_champions_errors_cost_more(params):
+    assert promotion.gain(params, "v1") is None
+    promoted(params, "v2")
+    task = get_task("esi")
+    golds = [task.label(case) for case in read_cases(paths.cases("x1"), task)]
+    gained = promotion.gain(params, "v1")
+    costs = [task.cost(gold, level or gold) for gold, level in zip(golds, cycle(examined.GOOD), strict=False)]
+    assert gained.value == pytest.approx(sum(costs) / len(costs), abs=1e-5)
+    assert (gained.n, gained.low > 0) == (len(golds), True)
+    same = promotion.gain(params, "v2")
+    assert (same.value, same.low, same.high) == (0, 0, 0)
+    assert promotion.gain(params, "v3").high < 0

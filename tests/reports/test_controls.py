@@ -1,0 +1,226 @@
+"""A version beside the controls: every control is a row of every page, with the numbers of its own report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import contest
+from clinrl import intervals, paths
+from clinrl.analysis.exam import COMPARED, compare
+from clinrl.artifacts import write_json
+from clinrl.config.params import Params
+from clinrl.errors import ArtefactError
+from clinrl.evaluation import compare as comparison
+from clinrl.evaluation.evaluate import load_report, load_sitting, unanswered
+from clinrl.intervals import Paired
+from clinrl.reports import controls
+from clinrl.reports.controls import Beside, Mode
+from clinrl.types import Estimate
+
+READERS = {
+    "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.9, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
+    "terse": (0.5, 0.0),
+}  # fmt: skip
+CASES = 80
+VERSIONS = [f"{recipe}-{seed}" for recipe in contest.RECIPES for seed in contest.SEEDS] + ["blind-1", "terse-1"]
+CONTROLS = {"blind-1": "blind", "terse-1": "terse"}
+TRIVIAL = [*(f"always {label}" for label in contest.TASK.labels), "random", "prior-matched", "bag of words"]
+PAGES = paths.comparison_pages("recipes")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, CASES, resamples=50) as folder:
+        yield folder
+
+
+@pytest.fixture
+def project(built, tmp_path, monkeypatch) -> Params:
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(intervals, "RESAMPLES", 50)
+    return Params.model_validate(contest.mapping(CASES))
+
+
+def report(name: str, folder: Path = Path()) -> Beside:
+    return Beside.model_validate_json((folder / PAGES / f"{name}.json").read_bytes())
+
+
+def text(name: str, folder: Path = Path()) -> str:
+    return (folder / PAGES / f"{name}.md").read_text(encoding="utf-8")
+
+
+def named(mode: Mode, *kinds: controls.Kind) -> list[str]:
+    return [line.name for line in mode.lines if line.kind in kinds]
+
+
+def test_every_version_has_a_page_on_which_every_control_is_a_row_in_every_mode(built):
+    assert {path.name for path in (built / PAGES).iterdir()} == {
+        f"{version}.{end}" for version in VERSIONS for end in ("json", "md")
+    }
+    for version in VERSIONS:
+        found = report(version, built)
+        assert [mode.mode for mode in found.modes] == ["think", "direct"]
+        for mode in found.modes:
+            first, *rest = mode.lines
+            assert (first.name, first.kind) == (version, "version")
+            assert named(mode, "control") == [name for name in CONTROLS if name != version]
+            assert named(mode, "trivial") == TRIVIAL
+            assert named(mode, "base")[0] == "imaging-base"
+            assert not any(line.name == version for line in rest)
+        assert set(named(found.modes[0], "base")[1:]) == {f"imaging-base, {view}" for view in contest.TASK.views}
+        page = text(version, built)
+        for name, recipe in CONTROLS.items():
+            assert page.count(f"\n| {recipe} ({name}) | ") == 2
+        assert page.count("\n| bag of words | trivial | ") == 2
+
+
+def test_the_version_comes_first_then_its_seeds_controls_the_untrained_and_the_trivial(built):
+    for mode in report("plain-2", built).modes:
+        assert named(mode, "version", "seed") == ["plain-2", "plain-1", "plain-3"]
+        kinds = [line.kind for line in mode.lines]
+        assert kinds == sorted(kinds, key=list(controls.WHAT).index)
+    assert report("blind-1", built).modes[0].lines[0].recipe == "blind"
+
+
+def test_rows_are_those_of_the_versions_own_reports_to_the_digit(built, monkeypatch):
+    monkeypatch.chdir(built)
+    for version in VERSIONS:
+        for mode in report(version).modes:
+            lines = {line.name: line for line in mode.lines}
+            for row in load_report(version, mode.mode).rows:
+                assert lines[row.name].metrics == row.metrics
+            for name in ("imaging-base", *CONTROLS):
+                theirs = load_report(name, mode.mode)
+                assert lines[name].metrics == theirs.rows[0].metrics
+                assert lines[name].metrics | lines[name].others == theirs.metrics
+    whole = text("better-1")
+    assert "| statement_recall | " in whole.split("## Mode direct")[0]
+    assert "| statement_recall | " not in whole.split("## Mode direct")[1]
+    assert "| recall_mba | " in whole
+
+
+def test_the_tests_are_those_of_two_sittings(built, monkeypatch):
+    monkeypatch.chdir(built)
+    params = Params.model_validate(contest.mapping(CASES))
+    _, cases, blank = unanswered(params, "imaging-base")
+    for version in ("better-2", "blind-1"):
+        for mode in report(version).modes:
+            mine = load_sitting(version, blank[mode.mode], cases)
+            wanted = [
+                test
+                for other in CONTROLS
+                if other != version
+                for test in compare(mine, load_sitting(other, blank[mode.mode], cases), contest.TASK.metrics)
+            ]
+            assert list(mode.paired) == wanted
+            assert {test.metric for test in wanted} == set(COMPARED)
+
+
+def test_the_words_say_better_or_that_nothing_is_shown(built):
+    better, plain = text("better-1", built), text("terse-1", built)
+    assert "Better than blind (blind-1): more exact answers (+" in better
+    assert "Better than terse (terse-1): more exact answers (+" in better
+    assert "No difference from blind (blind-1) is shown: no difference in exact answers is shown (" in plain
+    assert "Research only, synthetic data. Not for clinical use." in better
+    assert "McNemar's test takes cases for independent" in better
+    assert "[here](../../better-1/report.md)" in better
+    assert "[recipes](../recipes.md)" in better
+    assert (built / PAGES / "../../better-1/report.md").resolve().is_file()
+    assert (built / PAGES / "../recipes.md").resolve().is_file()
+
+
+def test_worse_and_mixed_are_called_so():
+    def test(metric: str, b: int, c: int, p: float) -> Paired:
+        difference = Estimate(value=(b - c) / 100, low=-1, high=1, n=100)
+        return Paired(metric=metric, other="blind-1", b=b, c=c, difference=difference, p=p)
+
+    def said(*paired: Paired) -> str:
+        return controls._against(contest.TASK, "blind", paired).split(":")[0]
+
+    assert said(test("exact", 2, 20, 0.01), test("dangerous", 20, 2, 0.01)) == "Worse than blind"
+    assert said(test("exact", 20, 2, 0.01), test("dangerous", 20, 2, 0.2)) == "Better than blind"
+    assert (
+        said(test("exact", 20, 2, 0.01), test("dangerous", 20, 2, 0.01))
+        == "Better than blind in one way and worse in another"
+    )
+    assert said(test("exact", 2, 2, 1.0), test("dangerous", 3, 2, 0.9)) == "No difference from blind is shown"
+
+
+def test_a_control_has_a_page_without_itself_among_the_controls(built):
+    for mode in report("blind-1", built).modes:
+        assert named(mode, "version", "control") == ["blind-1", "terse-1"]
+        assert {test.other for test in mode.paired} == {"terse-1"}
+    alone = report("blind-1", built)
+    mode = alone.modes[0]
+    without = mode.model_copy(update={"lines": tuple(x for x in mode.lines if x.kind != "control"), "paired": ()})
+    page = controls.page(alone.model_copy(update={"modes": (without,)}))
+    assert "No trained control stands beside it, so nothing is tested here." in page
+    assert "McNemar" not in page
+
+
+def test_the_page_of_a_version_that_was_dropped_disappears(project):
+    spec = project.comparisons["recipes"]
+    fewer = spec.model_copy(update={"arms": {name: spec.arms[name] for name in ("plain", "better")}, "tests": ()})
+    comparison.stage(project.model_copy(update={"comparisons": {"recipes": fewer}}), "recipes")
+    assert {path.stem for path in PAGES.iterdir()} == {name for name in VERSIONS if not name.startswith("same")}
+
+
+def test_a_missing_report_is_named_with_advice_and_the_pages_stay(project):
+    before = text("plain-1")
+    (paths.report("terse-1") / "direct.json").unlink()
+    with pytest.raises(
+        ArtefactError, match=r"reports/terse-1/direct.json does not exist: run `dvc repro evaluate@ters"
+    ):
+        comparison.stage(project, "recipes")
+    assert text("plain-1") == before
+
+
+@pytest.mark.parametrize(
+    ("row", "other"), [("random", "plain-1"), ("imaging-base", "plain-1"), ("bag of words", "plain-1")]
+)
+def test_reports_that_contradict_each_other_are_refused(project, row, other):
+    path = paths.report("same-2") / "direct.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    next(some for some in content["rows"] if some["name"] == row)["metrics"]["exact"]["value"] = 0.123456
+    write_json(path, content)
+    with pytest.raises(
+        ArtefactError, match=rf"same-2 and {other} differ in the row '{row}', mode direct.*evaluate anew"
+    ):
+        comparison.stage(project, "recipes")
+
+
+def test_a_base_examined_since_is_refused(project):
+    path = paths.report("imaging-base") / "think.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["rows"][0]["metrics"]["exact"]["value"] = 0.123456
+    write_json(path, content)
+    with pytest.raises(ArtefactError, match="reports of plain-1 and imaging-base differ in the row 'imaging-base'"):
+        comparison.stage(project, "recipes")
+
+
+def test_who_descends_from_another_version_stands_beside_it_and_beside_the_base(built, monkeypatch):
+    monkeypatch.chdir(built)
+    members = {}
+    params = Params.model_validate(contest.mapping(CASES))
+    _, cases, blank = unanswered(params, "imaging-base")
+    for name in ("imaging-base", "plain-1", "better-1", "blind-1"):
+        members[name] = controls.Member(
+            recipe="" if name == "imaging-base" else name[:-2],
+            control=name == "blind-1",
+            parent=None if name == "imaging-base" else "imaging-base",
+            data="d1",
+            sitting=load_sitting(name, blank["think"], cases),
+            report=load_report(name, "think"),
+        )
+    child = members["better-1"].report
+    rows = [row for row in child.rows if not row.name.startswith("imaging-base")]
+    parent = child.rows[1].model_copy(update={"name": "other-1, without_evidence"})
+    moved = child.model_copy(update={"rows": (rows[0], parent, *rows[1:])})
+    members["better-1"] = controls.Member(**{**vars(members["better-1"]), "parent": "other-1", "report": moved})
+    mode = controls.besides("some", contest.TASK, "imaging-base", {"think": members}, None)["better-1"].modes[0]
+    assert named(mode, "parent") == ["other-1, without_evidence"]
+    assert named(mode, "base") == named(report("plain-1").modes[0], "base")
+    assert named(mode, "trivial") == TRIVIAL

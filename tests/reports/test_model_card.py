@@ -1,0 +1,66 @@
+"""Model cards: front matter that other programs read, and every number of the exam with its interval."""
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from clinrl.analysis.exam import EvalReport
+from clinrl.reports import model_card
+from clinrl.types import Estimate
+
+REPORTS = Path(__file__).parents[2] / "data/reports/esi-v49"
+MANIFEST = {
+    "name": "v2", "task": "esi", "task_version": 1, "inputs": {"base": "b" * 64, "parent": "p" * 64},
+    "spec": {
+        "method": "grpo", "scale": "embedded", "parent": "v1", "data": "d1", "profile": "reward", "seed": 2,
+        "lora": {"rank": 4}, "trainer": {"lr": 1e-3}, "stream": {}, "modes": {}, "reward": {"kind": "asymmetric"},
+    },
+}  # fmt: skip
+
+
+def front_matter(card):
+    start, matter, body = card.split("---\n", 2)
+    assert start == ""
+    return YAML(typ="safe").load(matter), body
+
+
+@pytest.fixture
+def reports():
+    return [EvalReport.model_validate_json((REPORTS / f"{mode}.json").read_bytes()) for mode in ("think", "direct")]
+
+
+def test_a_trained_adapter_says_what_it_is_and_what_it_is_not_for():
+    matter, body = front_matter(model_card.write(MANIFEST, lineage=["v1", "v2"]))
+    assert matter["library_name"] == "peft"
+    assert "research-only" in matter["tags"]
+    assert "esi-base → v1 → v2" in body
+    assert "## Out of scope" in body
+    assert "p" * 64 in body
+
+
+def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
+    card = model_card.write(MANIFEST, lineage=["v1", "v2"])
+    agreement = {"mode_agreement": Estimate(value=0.98, low=0.97, high=0.99, n=800)}
+    matter, body = front_matter(model_card.examined(card, reports, agreement))
+    (index,) = matter["model-index"]
+    assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x1, mode think", "esi-x1, mode direct"]
+    for report, result in zip(reports, index["results"], strict=True):
+        told = {metric["type"]: metric["value"] for metric in result["metrics"]}
+        assert told == pytest.approx({name: estimate.value for name, estimate in report.metrics.items()}, abs=1e-5)
+        exact = report.metrics["exact"]
+        assert f"{exact.value:.3f} [{exact.low:.3f}, {exact.high:.3f}]" in body
+    assert "The modes agree in 98.0% [97.0, 99.0] of 800 cases." in body
+    assert "| bag of words |" in body
+    assert card.split("---\n", 2)[2].strip() in body
+
+
+def test_failures_are_named_or_said_to_be_none(reports):
+    first = reports[0]
+    card = model_card.write(MANIFEST, lineage=["v2"])
+    silent = first.model_copy(update={"unreadable": {"empty": 2, "two answers": 1}, "stops": {"max_tokens": 4}})
+    assert "| think | 3: empty (2), two answers (1) | 4 | rule " in model_card.examined(card, [silent], {})
+    clean = first.model_copy(update={"unreadable": {}, "stops": {}, "slices": {}})
+    text = model_card.examined(card, [clean], {})
+    assert "| think | 0 | 0 | none |" in text
+    assert "modes agree" not in text

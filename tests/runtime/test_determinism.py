@@ -1,0 +1,68 @@
+"""What is pinned, in processes of their own: kernels are chosen when torch is imported."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from clinrl.runtime import determinism
+
+TRAIN = """
+import hashlib
+from clinrl.runtime import determinism
+determinism.settle(3)
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for _ in range(5):
+    torch.nn.functional.mse_loss(model(torch.randn(512, 64)), torch.randn(512, 64)).backward()
+    optimizer.step()
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+print(digest.hexdigest(), torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
+"""
+LATE = """
+import torch
+from clinrl.runtime import determinism
+from clinrl.errors import Refused
+try:
+    determinism.pin()
+except Refused as refused:
+    print(refused)
+"""
+
+
+def output(code: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("ATEN_CPU_CAPABILITY", "MKL_CBWR")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=inherited | environment, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_threads_hash_seed_and_a_wish_for_other_kernels_change_nothing() -> None:
+    plain = output(TRAIN, OMP_NUM_THREADS="2", PYTHONHASHSEED="1")
+    assert plain == output(TRAIN, OMP_NUM_THREADS="1", PYTHONHASHSEED="2", ATEN_CPU_CAPABILITY="default")
+    assert f" {determinism.THREADS} " in plain
+    assert not determinism.X86 or plain.endswith("AVX2")
+
+
+@pytest.mark.skipif(not determinism.X86, reason="other processors have one kernel level")
+def test_torch_with_other_kernels_is_refused() -> None:
+    assert "torch was imported with default CPU kernels" in output(LATE, ATEN_CPU_CAPABILITY="default")
+
+
+def test_telemetry_is_off_and_children_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DO_NOT_TRACK", "MLFLOW_DISABLE_TELEMETRY", "DVC_NO_ANALYTICS"):
+        monkeypatch.setenv(name, "")
+    determinism.pin()
+    assert os.environ["DO_NOT_TRACK"] == os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["DVC_NO_ANALYTICS"]
+
+
+def test_the_record_names_no_build_and_no_machine() -> None:
+    record = determinism.record()
+    assert record["threads"] == 2
+    assert record["versions"].keys() >= {"torch", "trl", "peft", "transformers"}
+    assert not [version for version in record["versions"].values() if "+" in version]

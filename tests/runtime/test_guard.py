@@ -1,0 +1,189 @@
+"""The fence in front of a real server: what passes, and what never arrives."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from clinrl.runtime.guard import Fence, Limits
+
+LIMITS = Limits(body_bytes=1000, request_s=0.5, idle_s=0.3)
+ARRIVED: list[str] = []
+
+
+async def echo(request: Request) -> PlainTextResponse:
+    ARRIVED.append(request.method)
+    body = await request.body()
+    await asyncio.sleep(float(request.query_params.get("sleep", 0)))
+    return PlainTextResponse(str(len(body)))
+
+
+async def talk(socket: WebSocket) -> None:
+    ARRIVED.append("WS")
+    await socket.accept()
+    async for text in socket.iter_text():
+        await socket.send_text(text)
+
+
+def app() -> Starlette:
+    return Starlette(routes=[Route("/", echo, methods=["GET", "POST"]), WebSocketRoute("/ws", talk)])
+
+
+def served(fence: Fence) -> Iterator[str]:
+    """The address of a fence on a free port of loopback."""
+    server = uvicorn.Server(uvicorn.Config(fence, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        threading.Event().wait(0.01)
+    host, port = server.servers[0].sockets[0].getsockname()
+    yield f"{host}:{port}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[str]:
+    yield from served(Fence(app(), names=["triage.example"], limits=LIMITS))
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[str]:
+    yield from served(Fence(app(), login="clinrl:long-password"))
+
+
+@pytest.fixture(scope="module")
+def inviting() -> Iterator[str]:
+    invitation = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"}
+    yield from served(Fence(PlainTextResponse("read me", headers=invitation)))
+
+
+@pytest.fixture(autouse=True)
+def nothing_arrived() -> None:
+    ARRIVED.clear()
+
+
+NAVIGATION = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("POST", {}),
+        ("POST", {"Host": "localhost:{port}"}),
+        ("POST", {"Host": "LOCALHOST:{port}", "Origin": "http://localhost:{port}"}),
+        ("POST", {"Host": "triage.example"}),
+        ("POST", {"Host": "triage.example", "Origin": "https://triage.example"}),
+        ("POST", {"Origin": "http://127.0.0.1:{port}", "Sec-Fetch-Site": "same-origin"}),
+        ("GET", {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}),
+        ("GET", NAVIGATION),
+    ],
+)
+def test_scripts_and_own_pages_get_in(place: str, method: str, headers: dict[str, str]) -> None:
+    headers = {name: value.format(port=place.split(":")[1]) for name, value in headers.items()}
+    answer = httpx.request(method, f"http://{place}/", headers=headers)
+    assert (answer.status_code, ARRIVED) == (200, [method])
+    assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("GET", {"Host": "evil.example"}),
+        ("GET", {"Host": "evil.example:{port}"}),
+        ("GET", {"Host": "127.0.0.1.evil.example:{port}"}),
+        ("GET", {"Host": "localhost@evil.example"}),
+        ("GET", {"Host": "triage.example.evil.example"}),
+        ("GET", {"Host": "[::1"}),
+        ("GET", {"Host": ""}),
+        ("GET", {"Host": "192.168.1.7"}),
+        ("POST", {"Origin": "http://evil.example"}),
+        ("POST", {"Origin": "null"}),
+        ("POST", {"Origin": "http://127.0.0.1:1"}),
+        ("POST", {"Origin": "http://localhost:{port}"}),
+        ("POST", {"Origin": "file://"}),
+        ("GET", {"Origin": "http://evil.example"}),
+        ("OPTIONS", {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}),
+        ("POST", {"Sec-Fetch-Site": "same-site"}),
+        ("POST", NAVIGATION),
+        ("GET", {**NAVIGATION, "Sec-Fetch-Dest": "iframe"}),
+        ("GET", {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}),
+    ],
+)
+def test_other_names_and_pages_of_other_origins_stay_out(place: str, method: str, headers: dict[str, str]) -> None:
+    headers = {name: value.format(port=place.split(":")[1]) for name, value in headers.items()}
+    answer = httpx.request(method, f"http://{place}/", headers=headers)
+    assert (answer.status_code, ARRIVED) in ((403, []), (400, []))  # 400: not HTTP, as uvicorn sees it
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_second_host_header_is_refused(place: str) -> None:
+    connection = HTTPConnection(place)
+    connection.putrequest("GET", "/", skip_host=True)
+    for host in (place, "evil.example"):
+        connection.putheader("Host", host)
+    connection.endheaders()
+    assert connection.getresponse().status in (400, 403)
+    assert ARRIVED == []
+    connection.close()
+
+
+def test_a_websocket_is_asked_for_the_same(place: str) -> None:
+    with connect(f"ws://{place}/ws") as socket:
+        socket.send("hello")
+        assert socket.recv() == "hello"
+    for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}):
+        with pytest.raises(InvalidStatus, match="HTTP 403"):
+            connect(f"ws://{place}/ws", additional_headers=headers)
+    assert ARRIVED == ["WS"]
+
+
+@pytest.mark.parametrize("login", [None, ("clinrl", ""), ("clinrl", "long-passwor"), ("admin", "long-password")])
+def test_without_the_password_nobody_gets_in(locked: str, login: tuple[str, str] | None) -> None:
+    answer = httpx.post(f"http://{locked}/", auth=login)
+    assert (answer.status_code, answer.headers["www-authenticate"][:5], ARRIVED) == (401, "Basic", [])
+    assert httpx.post(f"http://{locked}/", auth=("clinrl", "long-password")).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Basic", "Basic ä", "Bearer long-password", "Basic Y2xpbnJs\xff", ":", "a b c"])
+def test_a_password_that_cannot_be_read_is_none(locked: str, header: str) -> None:
+    answer = httpx.get(f"http://{locked}/", headers=[(b"Authorization", header.encode())])
+    assert (answer.status_code, ARRIVED) == (401, [])
+
+
+def test_a_body_that_is_too_long_is_not_read_to_its_end(place: str) -> None:
+    assert httpx.post(f"http://{place}/", content=b"x" * 1000).text == "1000"
+    said = httpx.post(f"http://{place}/", content=(b"x" * 500 for _ in range(3)))
+    assert (said.status_code, said.json()) == (413, {"detail": "A request may have 1,000 bytes."})
+    assert ARRIVED == ["POST"]
+
+
+def test_a_request_that_takes_too_long_ends(place: str) -> None:
+    said = httpx.get(f"http://{place}/?sleep=5")
+    assert (said.status_code, said.json()) == (408, {"detail": "A request may take 0.5 seconds."})
+
+
+def test_a_session_that_is_silent_ends(place: str) -> None:
+    with connect(f"ws://{place}/ws") as socket:
+        with pytest.raises(ConnectionClosed) as ended:
+            socket.recv(timeout=5)
+        assert ended.value.rcvd is not None
+        assert (ended.value.rcvd.code, ended.value.rcvd.reason) == (1001, "silent for 0.3 s")
+
+
+def test_nobody_else_is_invited_to_read_an_answer(inviting: str) -> None:
+    answer = httpx.get(f"http://{inviting}/")
+    assert answer.text == "read me"
+    assert not [name for name in answer.headers if name.startswith("access-control")]

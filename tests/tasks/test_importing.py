@@ -1,0 +1,307 @@
+"""Imported cases: pools by name, what is withheld, patients apart, and the whole way through the stages' own checks."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dolls
+import sown
+from clinrl import artifacts, paths
+from clinrl.config.params import Params
+from clinrl.data import dataset, validate
+from clinrl.errors import ArtefactError, DataError, ParamsError
+from clinrl.evaluation import error_analysis, evaluate
+from clinrl.pipeline import plan
+from clinrl.tasks import importing
+from clinrl.tasks.base import get_task
+from clinrl.tasks.esi import synthetic
+from clinrl.tasks.esi.imported import fields
+from clinrl.tasks.importing import (
+    check_apart,
+    fingerprint,
+    group_of,
+    normalised,
+    percentile,
+    pool_of,
+    pseudonym,
+    withheld,
+)
+from clinrl.types import Graded, Message, Transcript, said
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "data/sources/synthetic"
+TASK = get_task("esi")
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Params:
+    """The doll's params with an import of each shipped source, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return dolls.params(imports=sown.imports(SHIPPED))
+
+
+def case(narrative: str, group: str, level: int = 2):
+    line = importing.case_line("esi", group, {"narrative": narrative}, fields("mietic", level))
+    return TASK.Case.model_validate_json(line)
+
+
+# Groups, pools and texts
+
+
+@given(st.sampled_from(["base", "train", "mine", "exam"]), st.text(min_size=1))
+def test_a_group_names_its_pool(use, text):
+    group = group_of(use, pseudonym("subject", text))
+    assert pool_of(group) == TASK.pool_of(group) == use
+    assert text not in group or len(text) < 5
+
+
+@given(st.text())
+def test_a_group_of_a_drawn_case_names_none(text):
+    assert pool_of(text) is None or "/imported/" in text
+    assert 0 <= percentile(pseudonym("subject", text)) < 100
+
+
+@pytest.mark.parametrize("group", ["chest pain/acs/0FHVPRD", "x/imported/1", "imported", "/imported/"])
+def test_other_groups_have_no_named_pool(group):
+    assert pool_of(group) is None
+
+
+@given(st.text())
+def test_copies_of_a_text_have_one_fingerprint(text):
+    assert normalised(normalised(text)) == normalised(text)
+    assert fingerprint(f"  {text.upper().lower()}.\n") == fingerprint(text.upper().lower())
+
+
+@given(st.text())
+def test_cleaned_text_is_one_clean_line(text):
+    cleaned = importing.cleaned(text)
+    assert cleaned == " ".join(cleaned.split())
+    assert not any(character in cleaned for character in "\r\n\t\u200b\ufeff")
+
+
+# What is kept of an answer
+
+
+def graded(content: str, narrative: str = "A secret story.") -> Graded:
+    turn = Message(role="assistant", content=content, thinking=narrative)
+    transcript = Transcript(messages=(turn,), stop="answered")
+    (line,) = evaluate.grade(TASK, "think", [case(narrative, "exam/imported/1")], [transcript], TASK.Reward())
+    return line
+
+
+@given(st.text(max_size=60), st.text(max_size=60), st.integers(1, 5))
+def test_of_an_answer_only_its_line_is_kept(before, after, level):
+    line = graded(f"{before}\nANSWER: ESI {level}\n{after}")
+    kept = withheld(TASK, case("A secret story.", "exam/imported/1"), line)
+    (turn,) = kept.transcript.messages
+    assert turn.thinking is None
+    assert turn.content in ("", f"ANSWER: ESI {level}") or TASK.parse(said(turn)) == line.answer
+    assert (kept.answer, kept.score) == (line.answer, line.score)
+
+
+@pytest.mark.parametrize("content", ["", "secret", "ANSWER: ESI 2 or 3, since she is secret", "ANSWER: ESI 9\nsecret"])
+def test_nothing_is_kept_of_an_unreadable_answer(content):
+    kept = withheld(TASK, case("A secret story.", "exam/imported/1"), graded(content))
+    assert "secret" not in kept.model_dump_json()
+
+
+def test_answers_to_drawn_cases_are_kept_whole():
+    drawn = next(iter(TASK.cases(1, 1, pool="exam", mix="natural")))
+    line = graded("x\nANSWER: ESI 2")
+    assert withheld(TASK, drawn, line) is line
+
+
+# Patients apart
+
+
+def test_a_shared_patient_or_narrative_is_refused():
+    exam = [case("Chest pain, sweating.", "exam/imported/aa")]
+    for other in ("Something else.", "chest PAIN - sweating"):
+        training = [case("Cough.", "train/imported/bb"), case(other, "train/imported/aa")]
+        with pytest.raises(DataError, match=r"data/cases/d and the exam x share patients or narratives \(1 training"):
+            check_apart([("d", training)], "x", exam)
+    with pytest.raises(DataError, match="share patients or narratives"):
+        check_apart([("d", [case("chest pain sweating", "train/imported/cc")])], "x", exam)
+    check_apart([("d", [case("Cough.", "train/imported/bb")])], "x", exam)
+    check_apart([("d", TASK.cases(5, 1, pool="train", mix="natural"))], "x", exam)
+
+
+def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+    shutil.copytree(dolls.built(), tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    (made,) = synthetic.mietic_validation(tmp_path, 50, 1)
+    training = tmp_path / "MIETIC.csv"
+    rows = [("instruction", "input", "output")]
+    texts = [json.loads(line)["facts"]["narrative"] for line in lines_of(made)]
+    rows += [("Is a life-saving intervention needed?", text.upper(), "x2") for text in texts]
+    training.write_text("\n".join(",".join(f'"{cell}"' for cell in row) for row in rows))
+    shared = {"task": "esi", "parent": "esi-base", "exam": "x2", "profile": "imitate", "seed": 1}
+    imports = {
+        "d2": {"task": "esi", "task_version": 1, "use": "train", "source": str(training)},
+        "x2": {"task": "esi", "task_version": 1, "use": "exam", "source": str(made)},
+    }
+    versions = {"v1": shared | {"data": "d2"}, "v2": shared | {"parent": "v1", "data": "d1"}}
+    bases = {"esi": dolls.PARAMS["bases"]["esi"] | {"exam": "x2"}}
+    params = dolls.params(imports=imports, versions=versions, bases=bases)
+    for name in imports:
+        dataset.stage(params, name)
+        named = {"data": {"name": name, "identity": artifacts.identity(artifacts.read_manifest(paths.cases(name)))}}
+        artifacts.write_json(paths.data_proof(name), named)
+    cases = list(dataset.read_cases(paths.cases("x2"), TASK))
+    for name in ("v1", "v2"):  # v2 trained on other data, but its parent on this
+        with pytest.raises(DataError, match=r"data/cases/d2 and the exam x2 share patients or narratives"):
+            evaluate.check_apart(params, name, evaluate.examinee(params, name), cases)
+    evaluate.check_apart(params, "esi-base", evaluate.examinee(params, "esi-base"), cases)
+    shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
+    with pytest.raises(DataError, match="share patients or narratives"):
+        evaluate.stage(params, "v1")
+    assert not paths.graded("v1").exists()
+
+
+def lines_of(path: Path) -> list[str]:
+    import io
+
+    return list(TASK.recognise(path).cases("exam", importing.Intake(io.StringIO())))
+
+
+# Stages
+
+
+def test_an_import_and_its_proof(project):
+    for name in project.imports:
+        dataset.stage(project, name)
+        validate.stage(project, name)
+        record = json.loads(paths.import_record(name).read_text())
+        refused = (paths.cases(name) / paths.REFUSED_FILE).read_text().splitlines()
+        proof = json.loads(paths.data_proof(name).read_text())
+        assert refused[0].split("\t") == ["file", "line", "column", "reason"]
+        assert len(refused) - 1 == record["refused"]
+        assert proof["import"] == record
+        assert proof["summary"]["cases"] == record["kept"]
+        columns = [entry["arguments"].get("column") for entry in proof["expectations"]]
+        assert "label_reproduced" not in columns
+        assert "has_missing_vital" not in columns
+        assert {"hr_bpm", "narrative", "group_in_pool", "gold_scores_best"} <= set(columns)
+        manifest = artifacts.verified(paths.cases(name))
+        assert set(manifest.files) == {paths.CASES_FILE, paths.REFUSED_FILE, paths.IMPORT_FILE}
+        assert all(len(digest) == 64 for digest in manifest.inputs.values())
+
+
+def test_an_import_for_another_use_is_refused(project):
+    imports = sown.imports(SHIPPED)
+    imports["mietic-36"]["use"] = "train"
+    imports["mietic-mine"]["use"] = "exam"
+    params = dolls.params(imports=imports)
+    with pytest.raises(DataError, match=r"imports\.mietic-36\.use is train, but .* is mietic-validation data"):
+        dataset.stage(params, "mietic-36")
+    with pytest.raises(DataError, match=r"which is for train or mine; change the use"):
+        dataset.stage(params, "mietic-mine")
+    assert not paths.cases("mietic-36").exists()
+
+
+def test_a_source_without_a_case_is_refused_and_leaves_nothing(project, tmp_path):
+    path = tmp_path / "only.csv"
+    path.write_text('instruction,input,output\n"How many resources?",text,x\n"What?",Other text,x\n')
+    params = dolls.params(imports={"n1": {"task": "esi", "task_version": 1, "use": "train", "source": str(path)}})
+    with pytest.raises(DataError, match=r"gives n1 no case: of 2 rows 2 were refused \(most often: column instruction"):
+        dataset.stage(params, "n1")
+    assert not paths.cases("n1").exists()
+
+
+def test_lost_rows_and_altered_counts_fail_validation(project):
+    dataset.stage(project, "mietic-36")
+    path = paths.import_record("mietic-36")
+    record = json.loads(path.read_text())
+    artifacts.write_json(path, record | {"refused": record["refused"] - 1})
+    with pytest.raises(DataError, match=r"import\.json was altered .*dvc repro import@mietic-36"):
+        validate.stage(project, "mietic-36")
+    fields = artifacts.read_manifest(paths.cases("mietic-36")).model_dump(exclude={"files"})
+    artifacts.seal(paths.cases("mietic-36"), **fields)
+    with pytest.raises(DataError, match="loses rows"):
+        validate.stage(project, "mietic-36")
+
+
+def test_another_task_version_is_named_under_imports(project):
+    imports = {"n1": sown.imports(SHIPPED)["mietic-36"] | {"task_version": 9}}
+    with pytest.raises(ParamsError, match=r"imports\.n1\.task_version is 9"):
+        dataset.stage(dolls.params(imports=imports), "n1")
+
+
+def test_a_page_of_mined_imports_shows_no_text(project, monkeypatch):
+    params = dolls.params(imports=sown.imports(SHIPPED), mining={"v1": {"task": "esi", "data": "mimic-mine"}})
+    dataset.stage(params, "mimic-mine")
+    cases = list(dataset.read_cases(paths.cases("mimic-mine"), TASK))
+    said = [Transcript(messages=(Message(role="assistant", content="So.\nANSWER: ESI 5"),), stop="answered")] * len(
+        cases
+    )
+    who = evaluate.examinee(params, "v1")
+    lines = {"direct": evaluate.grade(TASK, "direct", cases, said, TASK.Reward())}
+    report = error_analysis.mined(who, cases, lines, modes={"direct": {}}, adapter_digest="a", data_digest="b")
+    assert report.worst
+    assert {(shown.narrative, shown.text) for shown in report.worst} == {("", "")}
+    assert "Narrative and answer are withheld" in error_analysis.page(report)
+    assert not any(case.facts.narrative in error_analysis.page(report) for case in cases)
+
+
+# params.yaml
+
+
+def test_imports_and_data_sets_are_looked_up_alike(project):
+    assert project.data_set("d1").use == "train"
+    assert project.data_set("mietic-36").use == "exam"
+    assert project.data_stages("d1") == ("dataset@d1", "validate@d1")
+    assert project.data_stages("mietic-36") == ("import@mietic-36", "validate-import@mietic-36")
+    with pytest.raises(ParamsError, match="did you mean mietic-36"):
+        project.data_set("mietic-37")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"imports": {"d1": {}}}, "imports.d1 is the name of a data set too"),
+        ({"imports": {"n1": {"task": "esl"}}}, "imports.n1.task: 'esl' is not a task; did you mean esi"),
+        ({"external": {"v9": {"task": "esi", "data": "x1"}}}, "external: 'v9' is not a version"),
+        ({"external": {"v1": {"task": "esl", "data": "x1"}}}, "external.v1.task: 'esl' is not the task of the version"),
+        (
+            {"external": {"v1": {"task": "esi", "data": "d1"}}},
+            "external.v1.data: 'd1' is not exam data of esi but train",
+        ),
+        (
+            {"mining": {"v1": {"task": "esi", "data": "n1"}}, "imports": {"n1": {}}},
+            "mining.v1.data: 'n1' is not mine data",
+        ),
+    ],
+)
+def test_what_imports_and_externals_may_name(change, sentence):
+    entry = sown.imports(SHIPPED)["mietic-36"]
+    imports = {name: entry | given for name, given in change.get("imports", {}).items()}
+    with pytest.raises(ParamsError) as error:
+        dolls.params(**change | {"imports": imports})
+    assert sentence in str(error.value)
+
+
+def test_an_import_is_training_data_and_an_exam_like_any(project):
+    shared = {"task": "esi", "parent": "esi-base", "profile": "imitate", "seed": 1}
+    params = dolls.params(
+        imports=sown.imports(SHIPPED), versions={"v1": shared | {"data": "mimic-train", "exam": "mietic-36"}}
+    )
+    assert plan._addresses(params, "v1") | {"probe": ""} == {
+        "dataset": "import@mimic-train", "validate": "validate-import@mimic-train", "probe": "", "train": "train@v1",
+        "evaluate": "evaluate@v1",
+    }  # fmt: skip
+    with pytest.raises(ParamsError, match=r"versions\.v1\.data: 'mimic-exam' is not train data of esi but exam data"):
+        dolls.params(
+            imports=sown.imports(SHIPPED), versions={"v1": shared | {"data": "mimic-exam", "exam": "mietic-36"}}
+        )
+
+
+def test_a_missing_proof_names_the_stage_of_an_import(project):
+    from clinrl.data.reward_audit import proven
+
+    dataset.stage(project, "mietic-36")
+    with pytest.raises(ArtefactError, match="dvc repro validate-import@mietic-36"):
+        proven("mietic-36", TASK)

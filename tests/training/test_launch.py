@@ -1,0 +1,476 @@
+"""Training end to end on a doll: the same bytes whatever happens on the way, and a refusal for whatever is wrong."""
+
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from ruamel.yaml import YAML
+
+import dolls
+from clinrl import paths
+from clinrl.artifacts import read_manifest, verified, write_json
+from clinrl.config.schema import Phase
+from clinrl.data.dataset import read_cases
+from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.evaluation import evaluate
+from clinrl.models import bases
+from clinrl.models.chat import encode, end_tokens
+from clinrl.models.judges import Oracles
+from clinrl.tasks.base import get_task
+from clinrl.training import callback, launch, reward_fn, trl
+
+TRAIN = """
+import sys
+from clinrl.config.params import load_params
+from clinrl.training import launch
+launch.stage(load_params(), sys.argv[1])
+"""
+PUBLISHED = {
+    "README.md", "adapter_config.json", "adapter_model.safetensors", "chat_template.jinja", "history.jsonl",
+    "manifest.json", "tokenizer.json", "tokenizer_config.json",
+}  # fmt: skip
+
+
+def begin(version: str, hash_seed: int) -> subprocess.Popen[str]:
+    """Start the training of a version in a process of its own, in the working directory."""
+    YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
+    environment = os.environ | {
+        "PYTHONHASHSEED": str(hash_seed),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # beside other tests, waiting threads must not take the processor
+    }
+    return subprocess.Popen([sys.executable, "-c", TRAIN, version], env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return errors
+
+
+def wait_for_step(process: subprocess.Popen[str], version: str, step: int) -> None:
+    """Wait until a training process has finished a step."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and process.poll() is None:
+        timings = list(Path(".clinrl/checkpoints").glob(f"{version}-*/{callback.TIMINGS}"))
+        if timings and timings[0].read_text().count("\n") >= step:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"{version} did not reach step {step}: {process.communicate()[1]}")
+
+
+@pytest.fixture(scope="module")
+def lineage(tmp_path_factory):
+    """A project in which v1 (SFT) and v2 (GRPO from v1) were trained without a disturbance."""
+    root = tmp_path_factory.mktemp("lineage")
+    shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        finish(begin("v1", 1))
+        finish(begin("v2", 1))
+    finally:
+        os.chdir(before)
+    return root
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def trained(lineage, tmp_path, monkeypatch):
+    """A copy of the trained project, entered."""
+    shutil.copytree(lineage, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def steps_of(version: str) -> list[dict]:
+    return [json.loads(line) for line in (paths.adapter(version) / "history.jsonl").read_text().splitlines()]
+
+
+def test_an_adapter_folder_holds_what_is_published_and_nothing_else(trained):
+    for version in ("v1", "v2"):
+        folder = paths.adapter(version)
+        assert {path.name for path in folder.iterdir()} == PUBLISHED
+        manifest = verified(folder)
+        assert set(manifest.inputs) == {"base", "parent", "data"}
+        config = (folder / "adapter_config.json").read_text()
+        assert config.endswith("}\n")
+        assert json.loads(config)["base_model_name_or_path"] == "data/bases/esi"
+        assert json.loads(config)["target_modules"] == sorted(json.loads(config)["target_modules"])
+        card = (folder / "README.md").read_text()
+        assert card.startswith("---\nlibrary_name: peft\n")
+        assert "Research only" in card
+        assert "esi-base → v1" in card
+    assert not any(Path(".clinrl/checkpoints").iterdir())
+
+
+def test_peft_loads_the_adapter_and_it_differs_from_its_parent(trained):
+    import torch
+    from peft import PeftModel
+
+    base, tokenizer = bases.load(dolls.params(), "esi", for_training=False)
+    ids = torch.tensor(encode(tokenizer, ["<|im_start|>assistant\n<think>\n"]))
+    with torch.no_grad():
+        plain = base(ids).logits
+        child = PeftModel.from_pretrained(base, paths.adapter("v2"))(ids).logits
+        assert not torch.equal(plain, child)
+    assert (paths.adapter("v1") / trl.WEIGHTS).read_bytes() != (paths.adapter("v2") / trl.WEIGHTS).read_bytes()
+
+
+def test_the_history_has_every_step_every_term_and_no_clock(trained):
+    sft, grpo = steps_of("v1"), steps_of("v2")
+    assert [entry["step"] for entry in sft] == list(range(1, 11))
+    assert [entry["step"] for entry in grpo] == list(range(1, 9))
+    for entry in sft + grpo:
+        assert not [name for name in entry if "time" in name or "second" in name or "runtime" in name]
+    assert sft[-1]["loss"] < sft[0]["loss"]
+    first = grpo[0]
+    assert first["kl"] == 0.0  # the reference is the parent, and nothing was learned yet
+    assert max(entry["kl"] for entry in grpo) > 0
+    task = get_task("esi")
+    assert {f"terms/{term}" for term in task.terms} | {f"answer/{label}" for label in task.labels} <= set(first)
+    for mode in ("think", "direct"):
+        assert {f"reward/{mode}", f"parse_fail/{mode}", f"clipped/{mode}"} <= set(first)
+    for entry in grpo:
+        assert sum(entry[f"terms/{term}"] for term in task.terms) == pytest.approx(entry["reward"], abs=1e-6)
+        by_mode = [entry[f"clipped/{mode}"] for mode in ("think", "direct")]
+        assert sum(by_mode) / 2 == pytest.approx(entry["completions/clipped_ratio"])
+
+
+def test_a_killed_run_takes_its_worker_along_and_continues_to_the_same_bytes(trained):
+    untouched = dolls.files(paths.adapter("v2"))
+    shutil.rmtree(paths.adapter("v2"))
+    killed = begin("v2", hash_seed=2)
+    wait_for_step(killed, "v2", 5)
+    worker = int(Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()[0])
+    killed.kill()
+    killed.communicate()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists() and "Z" not in Path(f"/proc/{worker}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the worker outlived its parent"
+        time.sleep(0.01)
+    assert not paths.adapter("v2").exists()
+    assert "trains from step 4 to 8" in finish(begin("v2", hash_seed=3))
+    assert dolls.files(paths.adapter("v2")) == untouched
+
+
+@pytest.mark.slow
+def test_a_stopped_run_says_where_it_continues_and_continues_to_the_same_bytes(trained):
+    untouched = dolls.files(paths.adapter("v1"))
+    shutil.rmtree(paths.adapter("v1"))
+    stopped = begin("v1", hash_seed=2)
+    wait_for_step(stopped, "v1", 1)
+    stopped.send_signal(signal.SIGTERM)
+    errors = stopped.communicate()[1]
+    assert "TrainingError: training of v1 was stopped; the same command continues from step" in errors
+    assert not paths.adapter("v1").exists()
+    finish(begin("v1", hash_seed=3))
+    assert dolls.files(paths.adapter("v1")) == untouched
+
+
+@pytest.mark.slow
+def test_a_quantised_base_trains_an_adapter_in_full_precision(project):
+    from safetensors.torch import load_file
+
+    checkpoint = project / "checkpoint"
+    shutil.copytree(paths.base("esi"), checkpoint)
+    changed = {"exam": "x1", "embedded": dolls.PARAMS["bases"]["esi"]["embedded"]}
+    changed["full"] = {"repo": str(checkpoint), "revision": "main", "quantize": "nf4"}
+    params = dolls.params(scale="full", bases={"esi": changed})
+    bases.stage(params, "esi")
+    launch.stage(params, "v3")
+    assert steps_of("v3")[0]["kl"] == 0.0
+    weights = load_file(paths.adapter("v3") / trl.WEIGHTS)
+    assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
+    assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
+
+
+def test_a_recipe_may_hold_the_embedded_base_in_four_bits(project):
+    from safetensors.torch import load_file
+
+    profiles = dolls.params().model_dump()["profiles"]
+    profiles[dolls.params().versions["v1"].profile]["qlora"] = True
+    params = dolls.params(profiles=profiles)
+    assert "qlora" not in launch.resolve(dolls.params(), "v1")[0]
+    launch.stage(params, "v1")
+    manifest = read_manifest(paths.adapter("v1"))
+    assert manifest.spec["qlora"] is True
+    weights = load_file(paths.adapter("v1") / trl.WEIGHTS)
+    assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
+    assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
+    # The exam sees the base as the training did.
+    sampler = evaluate.open_sampler(params, evaluate.examinee(params, "v1"))
+    assert sampler.model.base_model.model.is_loaded_in_4bit
+    plain = evaluate.open_sampler(params, evaluate.examinee(params, "esi-base"))
+    assert not getattr(plain.model, "is_loaded_in_4bit", False)
+
+
+def test_a_missing_parent_is_named(project):
+    with pytest.raises(ArtefactError, match=r"v2 starts from v1, but data/adapters/v1 does not exist.*train@v1"):
+        launch.stage(dolls.params(), "v2")
+
+
+@pytest.mark.parametrize(
+    ("proof", "content", "sentence"),
+    [
+        (paths.data_proof("d1"), None, "does not exist, so the data set d1 did not pass validation"),
+        (paths.data_proof("d1"), {"data": {"identity": "0"}}, "is for other data than"),
+        (paths.probe_proof("v1"), None, "does not exist, so v1 did not pass the probe"),
+        (paths.probe_proof("v1"), {"data": {"identity": "0"}}, "is for other data than v1 would train on"),
+        (paths.probe_proof("v1"), [], "is not the proof of a probe"),
+    ],
+)
+def test_training_needs_proofs_of_these_very_data(project, proof, content, sentence):
+    proof.unlink()
+    if content is not None:
+        write_json(proof, content)
+    with pytest.raises(ArtefactError, match=sentence):
+        launch.stage(dolls.params(), "v1")
+
+
+def test_a_parent_of_another_base_is_refused(project):
+    manifest = paths.adapter("esi-base") / "manifest.json"
+    content = json.loads(manifest.read_text())
+    write_json(manifest, content | {"inputs": {"base": "0" * 64}})
+    with pytest.raises(ArtefactError, match="was trained on another base"):
+        launch.stage(dolls.params(), "v1")
+
+
+def test_the_spec_names_everything_that_decides_and_nothing_else(project):
+    spec, rows = launch.resolve(dolls.params(), "v1")
+    assert launch.resolve(dolls.params(), "v1") == (spec, rows)
+    assert not {"view", "oracles"} & (spec.keys() | launch.resolve(dolls.params(), "v3")[0].keys())
+    assert len(rows) == 40
+    assert any(row["omit"] for row in rows) or not any(row["omit"] for row in rows if "severe_pain" not in spec["omit"])
+    assert "checkpoint_every" not in spec["trainer"]
+    assert {"kernels", "threads", "versions"} <= set(spec["environment"])
+    assert {"torch", "transformers", "trl", "peft"} <= set(spec["environment"]["versions"])
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "sentence"),
+    [
+        (0, {"state": "running", "step": 4, "reason": ""}, "ended with code 0 at running, without an adapter"),
+        (0, {"state": "completed", "step": 4, "reason": ""}, "ended with code 0 at completed"),
+        (3, {"state": "failed", "step": 4, "reason": "loss is nan at step 5"}, "failed: loss is nan at step 5"),
+        (4, {"state": "stopped", "step": 4, "reason": ""}, "was stopped; the same command continues from step 4 of 8"),
+        (5, {"state": "running", "step": 4, "reason": ""}, "disk is full; free some space.*continues from step 4 of 8"),
+        (-9, {"state": "running", "step": 4, "reason": ""}, "ran out of memory.*continues from step 4 of 8"),
+        (-11, {"state": "running", "step": 4, "reason": ""}, "SIGSEGV.*continues from step 4 of 8"),
+    ],
+)
+def test_an_exit_code_alone_is_not_believed(tmp_path, code, status, sentence):
+    write_json(tmp_path / callback.STATUS, status)
+    with pytest.raises(TrainingError, match=sentence):
+        launch._judge(code, tmp_path, "v2", 8)
+
+
+def test_only_whole_checkpoints_are_continued_from(tmp_path):
+    for step in (2, 10, 4):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "weights").write_text(str(step))
+        callback.seal_checkpoint(folder)
+    assert callback.latest_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
+    (tmp_path / "checkpoint-10" / "weights").write_text("1")
+    assert callback.latest_checkpoint(tmp_path) == tmp_path / "checkpoint-4"
+    (tmp_path / "checkpoint-4" / callback.SENTINEL).unlink()
+    assert callback.latest_checkpoint(tmp_path) == tmp_path / "checkpoint-2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
+
+
+def watch(tmp_path: Path) -> callback.Watch:
+    return callback.Watch(tmp_path, version="v", steps=8)
+
+
+@pytest.mark.parametrize(
+    ("step", "logs", "sentence"),
+    [
+        (3, {"loss": float("nan")}, "loss is nan at step 3 of 8"),
+        (3, {"loss": 0.0, "grad_norm": float("inf")}, "grad_norm is inf at step 3"),
+        (1, {"loss": 0.0, "kl": 2e-6}, "nats from its reference before the first update"),
+        (2, {"loss": 0.0, "grad_norm": 0.5, "learning_rate": 1e-3}, "did not change at step 2"),
+    ],
+)
+def test_a_run_that_goes_wrong_is_ended_with_its_step(tmp_path, step, logs, sentence):
+    with pytest.raises(TrainingError, match=sentence):
+        watch(tmp_path).on_log(None, SimpleNamespace(global_step=step), None, logs=logs)
+
+
+def test_a_step_without_a_gradient_is_not_an_alarm(tmp_path, capsys):
+    logs = {"loss": 0.0, "grad_norm": 0.0, "learning_rate": 1e-3, "kl": 0.0}
+    watch(tmp_path).on_log(None, SimpleNamespace(global_step=1), None, logs=logs)
+    assert (tmp_path / callback.TIMINGS).read_text().count("\n") == 1
+    assert "v step 1/8" in capsys.readouterr().err
+
+
+def clipped(watcher: callback.Watch, steps: int) -> None:
+    """Log steps in which most completions ran out of tokens."""
+    watcher.moved = lambda: True
+    for step in range(1, steps + 1):
+        logs = {"loss": 0.1, "grad_norm": 0.5, "learning_rate": 1e-3, "clipped/think": 0.9}
+        watcher.on_log(None, SimpleNamespace(global_step=step), None, logs=logs)
+
+
+def test_an_alarm_stops_a_run_and_says_what_helps_and_where_it_was_still_good(tmp_path, capsys):
+    watcher = watch(tmp_path)
+    watcher.saved = 2
+    with pytest.raises(Alarmed) as stopped:
+        clipped(watcher, 8)
+    assert str(stopped.value) == (
+        "stopped at step 3 of 8 (clipped): 90% of the completions in mode think ran out of tokens over 3 steps. What "
+        "usually helps: raise trainer.max_completion, or train this mode with a shorter form of answer. The checkpoint "
+        "of step 2 is the last good one"
+    )
+
+
+@pytest.mark.parametrize(("code", "kind"), [(Alarmed.exit_code, Alarmed), (TrainingError.exit_code, TrainingError)])
+def test_how_a_training_failed_is_told_by_its_exit_code(tmp_path, code, kind):
+    write_json(tmp_path / launch.STATUS, {"state": "failed", "step": 2, "reason": "so it is"})
+    with pytest.raises(TrainingError, match="training of v failed: so it is") as failed:
+        launch._judge(code, tmp_path, "v", 8)
+    assert type(failed.value) is kind
+
+
+def test_a_waiver_lets_a_run_go_on_and_is_said(tmp_path, capsys):
+    clipped(callback.Watch(tmp_path, version="v", steps=8, waiver="kept to show clipping"), 8)
+    said = [line for line in capsys.readouterr().err.splitlines() if " stop " in line]
+    assert said == [
+        "clinrl: v stop at step 3 (clipped): 90% of the completions in mode think ran out of tokens over 3 steps, "
+        "waived: kept to show clipping"
+    ]
+
+
+def test_a_continued_run_is_not_warned_of_what_it_was_warned_of(tmp_path, capsys):
+    watcher = watch(tmp_path)
+    before = [{"loss": 0.1, "step": step, "clipped/think": 0.3} for step in range(1, 5)]
+    watcher.on_train_begin(None, SimpleNamespace(global_step=4, log_history=before), None)
+    logs = {"loss": 0.1, "grad_norm": 0.5, "learning_rate": 1e-3, "clipped/think": 0.3}
+    watcher.on_log(None, SimpleNamespace(global_step=5), None, logs=logs)
+    assert "(clipped)" not in capsys.readouterr().err
+
+
+def test_want_of_disk_space_is_told_from_other_failures(tmp_path):
+    assert callback.disk_is_full(OSError(28, "No space left on device"), tmp_path)
+    assert callback.disk_is_full(RuntimeError("I/O error: No space left on device (os error 28)"), tmp_path)
+    assert not callback.disk_is_full(RuntimeError("shapes differ"), tmp_path)
+
+
+@pytest.fixture
+def scorer(project):
+    """The reward function over a task whose score can be replaced, and how to call it with turns as text."""
+    task = get_task("esi")
+    case = next(read_cases(paths.cases("d1"), task))
+    model, tokenizer = bases.load(dolls.params(), "esi", for_training=False)
+
+    def call(
+        turns: list[str], reward: object = None, score: object = None, phases: Sequence[Phase] = ()
+    ) -> tuple[list[float], dict[str, float]]:
+        logged: dict[str, float] = {}
+        stub = SimpleNamespace(
+            Case=task.Case,
+            terms=task.terms,
+            labels=task.labels,
+            label=task.label,
+            parse=task.parse,
+            parts=task.parts,
+            asks=task.asks,
+            environment=None,
+            slices=task.slices,
+            score=score or task.score,
+        )
+        function = reward_fn.reward_function(
+            stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
+            ends=end_tokens(model, tokenizer), group=2, oracles=Oracles(paths.base("esi")), phases=phases,
+        )  # fmt: skip
+        totals = function(
+            prompts=[], completions=[], completion_ids=encode(tokenizer, turns),
+            case=[case.model_dump_json()] * len(turns), mode=["think", "direct"] * (len(turns) // 2),
+            log_metric=logged.__setitem__, **({"phase": [2] * len(turns)} if phases else {}),
+        )  # fmt: skip
+        return totals, logged
+
+    return case, call
+
+
+def test_the_reward_sees_the_text_with_its_think_tags(scorer):
+    case, call = scorer
+    right = f"ANSWER: ESI {case.key.level}"
+    totals, logged = call([f"why\n</think>\n\n{right}<|im_end|>", f"{right}<|im_end|>", f"{right}<|im_end|>", right])
+    # The third is a thinking turn that never closed its block, the fourth a direct one cut before its end.
+    assert totals[0] == totals[1] > totals[2]
+    assert logged["parse_fail/think"] == 0.5
+    assert logged["clipped/think"] == 0.0
+    assert logged["clipped/direct"] == 0.5
+    assert logged["reward/think"] == (totals[0] + totals[2]) / 2
+    assert logged[f"gold/{case.key.level}"] == 1.0
+    assert (logged["groups/all_right"], logged["groups/all_wrong"]) == (0.5, 0.0)  # groups of two
+
+
+def test_the_reward_logs_what_the_phases_serve_and_nothing_without_them(scorer):
+    case, call = scorer
+    level = f"level_{case.key.level}"
+    other = "level_1" if level != "level_1" else "level_2"
+    phases = [Phase(share=0.5, slice="level", values=(other,)), Phase(share=0.5, slice="level", values=(other, level))]
+    _, logged = call(["a", "b"], phases=phases)
+    assert {name: value for name, value in logged.items() if "served" in name or name == "phase"} == {
+        f"served/{other}": 0.0, f"served/{level}": 1.0, "phase": 2.0,
+    }  # fmt: skip
+    _, logged = call(["a", "b"])
+    assert not [name for name in logged if "served" in name or name == "phase"]
+
+
+def test_a_broken_reward_raises(scorer):
+    _, call = scorer
+
+    def broken(*_):
+        raise ZeroDivisionError("reward")
+
+    with pytest.raises(ZeroDivisionError, match="reward"):
+        call(["a", "b"], score=broken)
+    with pytest.raises(TrainingError, match="outside its declared range"):
+        call(
+            ["a", "b"], reward=SimpleNamespace(low=5.0, high=6.0), score=lambda *_: SimpleNamespace(total=9.0, terms={})
+        )
+
+
+def test_rows_out_of_the_planned_order_are_refused():
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(global_step=1),
+        args=SimpleNamespace(generation_batch_size=4),
+        accelerator=SimpleNamespace(process_index=0),
+        num_generations=2,
+    )
+    with pytest.raises(TrainingError, match=r"step 2 was served rows \[0, 1\].*\[2, 3\]"):
+        trl.Grpo._generate_and_score_completions(trainer, [{"row": row} for row in (0, 0, 1, 1)])
+
+
+def test_the_overridden_methods_of_trl_are_what_they_were():
+    from trl import GRPOTrainer, SFTTrainer
+
+    def arguments(method: object) -> list[str]:
+        return list(inspect.signature(method).parameters)
+
+    assert arguments(GRPOTrainer._tokenize_prompts) == ["self", "prompts"]
+    assert arguments(GRPOTrainer._generate_and_score_completions) == ["self", "inputs"]
+    assert "self._total_train_tokens = 0" in inspect.getsource(SFTTrainer.__init__)
+    assert "encode" in inspect.getsource(trl.Grpo._tokenize_prompts)
+    assert arguments(GRPOTrainer._get_tool_suffix_ids) == ["self", "tool_messages"]
+    assert arguments(SFTTrainer.log) == ["self", "logs", "start_time"]
+    for method in (GRPOTrainer._generate, GRPOTrainer._tool_call_loop):
+        assert "self._tokenizer, ids, prefix=" in inspect.getsource(method)  # whom a turn is read by
