@@ -131,7 +131,7 @@ def deployments(params: "Params") -> list[Any]:
 
 def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
     """Start both servers, to be ended with the stack, and say where they are once they answer."""
-    for option, number in (("--prefect-number", prefect_port), ("--mlflow-number", mlflow_port)):
+    for option, number in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
         if not servers.is_free(number):
             raise Refused(f"port {number} is taken; choose another with {option}, or stop what listens there")
     kept = credentials.kept()

@@ -228,7 +228,7 @@ class Answerer:
 
         A row's own `mode` goes before the one of `params`. Rows are answered in batches, those of a mode together. A
         row that cannot be asked has no level, and a parse status that begins with `REFUSED` and says why, without
-        what the row says; the others are answered. `novelty` is about the text alone (`analysis.novelty`): `novel` means
+        what the row says; the others are answered. `novelty` is about the text (`analysis.novelty`): `novel` means
         that the exam does not speak for it. The level stays, since that is a rule of thumb.
 
         Raises MLflow's exception, with one sentence, if a column is missing or `params` names no mode of the model.
