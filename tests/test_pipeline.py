@@ -66,7 +66,7 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
 
 
 def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> None:
-    exams = {f"data/cases/{name}" for name, spec in params.data_sets.items() if spec.use == "exam"}
+    exams = {f"data/cases/{name}" for name, spec in params.all_data.items() if spec.use == "exam"}
     for name, mining in params.mining.items():
         deps = {dep.def_path for dep in stages[f"mine@{name}"].deps}
         assert {f"data/adapters/{name}", f"data/cases/{mining.data}"} <= deps

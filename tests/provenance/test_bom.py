@@ -96,7 +96,7 @@ def test_every_base_is_in_it_with_the_digest_of_its_weights(bill: dict[str, Any]
 def test_every_data_set_is_in_it_with_its_seed_and_the_digest_in_the_lock(bill: dict[str, Any]) -> None:
     sets = parts(bill, "data")
     params = load_params(ROOT / "params.yaml")
-    assert {*sets} == {*params.data_sets}
+    assert {*sets} == {*params.all_data}
     text = (ROOT / "dvc.lock").read_text(encoding="utf-8")
     for name, spec in params.datasets.items():
         assert facts(sets[name])["seed"] == str(spec.seed)

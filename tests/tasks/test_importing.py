@@ -251,12 +251,12 @@ def test_a_page_of_mined_imports_shows_no_text(project, monkeypatch):
 
 
 def test_imports_and_data_sets_are_looked_up_alike(project):
-    assert project.data_set("d1").use == "train"
-    assert project.data_set("mietic-36").use == "exam"
+    assert project.data_spec("d1").use == "train"
+    assert project.data_spec("mietic-36").use == "exam"
     assert project.data_stages("d1") == ("dataset@d1", "validate@d1")
     assert project.data_stages("mietic-36") == ("import@mietic-36", "validate-import@mietic-36")
     with pytest.raises(ParamsError, match="did you mean mietic-36"):
-        project.data_set("mietic-37")
+        project.data_spec("mietic-37")
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def _check_name(params: "Params", command: str, name: str) -> None:
     argument = STAGES[command].argument if command in STAGES else ARGUMENTS[command]
     names = {
         "TASK": [*params.bases],
-        "DATASET": [*params.data_sets],
+        "DATASET": [*params.all_data],
         "VERSION": [*params.versions],
         "MERGE": merges,
         "COMPARISON": [*params.comparisons],

@@ -55,7 +55,7 @@ class Params(Section):
     modes: dict[Name, Mode]
     """Name to mode."""
     datasets: dict[Name, DatasetSpec]
-    """Name to data set that is drawn here."""
+    """Name to data set that is drawn here; `all_data` has the imported ones too."""
     profiles: dict[Name, Annotated[SftProfile | GrpoProfile, Field(discriminator="method")]]
     """Name to recipe."""
     versions: dict[Name, VersionSpec]
@@ -244,8 +244,8 @@ class Params(Section):
 
     def _check_use(self, at: str, dataset: str, use: str, task: str) -> None:
         """Refuse a data set of another task or another pool: an exam is never training data."""
-        fitting = [name for name, spec in self.data_sets.items() if (spec.use, spec.task) == (use, task)]
-        spec = self.data_sets.get(dataset)
+        fitting = [name for name, spec in self.all_data.items() if (spec.use, spec.task) == (use, task)]
+        spec = self.all_data.get(dataset)
         instead = f" but {spec.use} data of {spec.task}" if spec else ""
         known(at, dataset, fitting, f"{use} data of {task}{instead}")
 
@@ -316,18 +316,18 @@ class Params(Section):
                 )
 
     @property
-    def data_sets(self) -> dict[str, DatasetSpec | ImportSpec]:
+    def all_data(self) -> dict[str, DatasetSpec | ImportSpec]:
         """Every data set by name, drawn or imported."""
         return {**self.datasets, **self.imports}
 
-    def data_set(self, name: str) -> DatasetSpec | ImportSpec:
-        """A data set, drawn or imported. Raises ParamsError for an unknown name."""
-        known("params.yaml", name, self.data_sets, "a data set")
-        return self.data_sets[name]
+    def data_spec(self, name: str) -> DatasetSpec | ImportSpec:
+        """The block of a data set, drawn or imported. Raises ParamsError for an unknown name."""
+        known("params.yaml", name, self.all_data, "a data set")
+        return self.all_data[name]
 
     def data_stages(self, name: str) -> tuple[str, str]:
         """The DVC addresses that make and validate a data set, in this order. Raises ParamsError for another name."""
-        self.data_set(name)
+        self.data_spec(name)
         return (
             (f"import@{name}", f"validate-import@{name}")
             if name in self.imports

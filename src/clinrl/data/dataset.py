@@ -43,7 +43,7 @@ def stage(params: "Params", name: str) -> None:
     the data set is for another version of its task than the code at hand, DataError if the pool cannot yield so many
     distinct cases or the source cannot be read, Busy if another command writes it.
     """
-    spec = params.data_set(name)
+    spec = params.data_spec(name)
     task = get_task(spec.task)
     if spec.task_version != task.version:
         group = "imports" if isinstance(spec, ImportSpec) else "datasets"

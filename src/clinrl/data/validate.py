@@ -93,7 +93,7 @@ def pages(params: "Params", name: str) -> None:
 
 def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], Manifest]:
     """What `examine` is asked about."""
-    spec = params.data_set(name)
+    spec = params.data_spec(name)
     task = get_task(spec.task)
     rewards = [
         params.reward(version)

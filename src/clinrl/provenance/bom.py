@@ -64,7 +64,7 @@ def release(params: "Params") -> dict[str, Any]:
     models = [model for task in params.bases for model in _embedded(params, task)]
     models += [model for task in params.bases for model in _hub(params, task)]
     models = list({model["bom-ref"]: model for model in models}.values())
-    sets = [_data(params, name, witness) for name in params.data_sets]
+    sets = [_data(params, name, witness) for name in params.all_data]
     mine = {"type": "application", "bom-ref": PROJECT, "name": PROJECT, "version": __version__, **_licences(LICENCE)}
     graph = _graph(libraries)
     graph[PROJECT] |= {model["bom-ref"] for model in [*models, *sets]}
@@ -264,7 +264,7 @@ def _pinned(path: Path) -> dict[str, str]:
 
 def _data(params: "Params", name: str, witness: lock.Lock) -> Component:
     """A data set: drawn here from rules, or read from records that are no part of the release."""
-    spec = params.data_sets[name]
+    spec = params.all_data[name]
     is_drawn = name in params.datasets
     settings = {key: value for key, value in spec.model_dump(mode="json").items() if isinstance(value, str | int)}
     settings.pop("source", None)
