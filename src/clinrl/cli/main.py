@@ -76,6 +76,11 @@ def _run(arguments: argparse.Namespace) -> int:
     params = load_params(arguments.params)
     if arguments.command == "check":
         return 0
+    if arguments.command == "params":
+        import_module("clinrl.config.resolved").stage(
+            params, arguments.name, resolved=arguments.resolved, as_json=arguments.json
+        )
+        return 0
     if arguments.command == "plan":
         import_module("clinrl.pipeline.plan").stage(params, arguments.version, as_json=arguments.json)
         return 0

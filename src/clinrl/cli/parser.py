@@ -198,6 +198,19 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("version", metavar="VERSION", nargs="?", help="only this version and its ancestors")
     plan.add_argument("--json", action="store_true", help="one JSON list of objects")
 
+    params = command(
+        "params",
+        "print what a version really uses, from all its blocks",
+        _wrapped(
+            "Prints the blocks of NAME as params.yaml has them: recipe, data, parent, exam, base and modes; without "
+            "NAME, all of params.yaml. --resolved fills in every default and, of NAME, keeps the active scale alone."
+        ),
+        "clinrl params esi-v49 --resolved\nclinrl params esi-v49 --resolved --json\nclinrl params --resolved",
+    )
+    params.add_argument("name", metavar="NAME", nargs="?", help="a version, a merge, or TASK-base; default: everything")
+    params.add_argument("--resolved", action="store_true", help="with defaults filled in, at the active scale")
+    params.add_argument("--json", action="store_true", help="JSON instead of YAML")
+
     replicate = command(
         "replicate",
         "train and examine a version's lineage again with other seeds",

@@ -1,0 +1,83 @@
+"""`clinrl params`: what a name of params.yaml really uses, gathered from all its blocks."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from clinrl.config.base import known
+from clinrl.config.schema import Blend, Fold, SftProfile, VersionSpec
+from clinrl.signing.keys import Key
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+
+def stage(params: "Params", name: str | None = None, *, resolved: bool = False, as_json: bool = False) -> None:
+    """Print the parameters of a version, a merge or `<task>-base`, or all of them, as YAML or JSON.
+
+    `resolved` fills in every default and, of a name, keeps the active scale alone. Raises ParamsError for an
+    unknown name.
+    """
+    shown = plain(params, defaults=resolved) if name is None else uses(params, name, resolved=resolved)
+    if as_json:
+        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        return
+    from ruamel.yaml import YAML
+
+    writer = YAML(typ="safe", pure=True)
+    writer.default_flow_style, writer.sort_base_mapping_type_on_output, writer.width = False, False, 100
+    writer.dump(shown, sys.stdout)
+
+
+def uses(params: "Params", name: str, *, resolved: bool) -> dict[str, Any]:
+    """What a version, a merge or a base is made of and examined with, each block under the name of its use."""
+    roots = {f"{task}-base": task for task in params.bases}
+    folds, blends = params.merges.folds, params.merges.blends
+    known("params.yaml", name, [*params.versions, *folds, *blends, *roots], "a version, a merge or a base")
+    everything: dict[str, VersionSpec | Fold | Blend] = {**params.versions, **folds, **blends}
+    made = everything.get(name)
+    task = made.task if made else roots[name]
+    exam = made.exam if made else params.bases[task].exam
+    found: dict[str, Any] = {"name": name, "task": task, "scale": params.scale}
+    if name in params.versions:
+        version = params.versions[name]
+        profile = params.profiles[version.profile]
+        recipe = plain(profile, defaults=resolved)
+        if resolved:
+            recipe["trainer"] = plain(profile.trainer[params.scale], defaults=True)
+            if not isinstance(profile, SftProfile):
+                recipe["reward"] = plain(params.reward(name), defaults=True)
+        found |= {"parent": version.parent, "lineage": list(params.lineage(name)), "seed": version.seed}
+        found["data"] = {version.data: plain(params.data_spec(version.data), defaults=resolved)}
+        found["recipe"] = {version.profile: recipe}
+        found["why"] = version.why
+    elif made:
+        merge = plain(made, defaults=resolved)
+        found["merge"] = {key: value for key, value in merge.items() if key not in ("task", "exam")}
+    modes = {mode: plain(block, defaults=resolved) for mode, block in params.modes.items()}
+    if resolved:
+        modes = {mode: {**block, "max_new_tokens": params.budget(mode, task)} for mode, block in modes.items()}
+    base = params.base(task) if resolved else params.bases[task]
+    return {
+        **found,
+        "exam": {exam: plain(params.data_spec(exam), defaults=resolved)},
+        "base": plain(base, defaults=resolved),
+        "modes": modes,
+    }
+
+
+def plain(value: Any, *, defaults: bool) -> Any:
+    """A block as JSON and YAML know it: with every default, or with nothing but what the files say."""
+    if isinstance(value, Key):
+        return value.line
+    if isinstance(value, BaseModel):
+        fields = ((key, held) for key, held in value if defaults or key in value.model_fields_set)
+        return {key: plain(held, defaults=defaults) for key, held in fields}
+    if isinstance(value, Mapping):
+        return {key: plain(held, defaults=defaults) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(held, defaults=defaults) for held in value]
+    return value
