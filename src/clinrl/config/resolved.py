@@ -28,7 +28,8 @@ def stage(params: "Params", name: str | None = None, *, resolved: bool = False, 
     from ruamel.yaml import YAML
 
     writer = YAML(typ="safe", pure=True)
-    writer.default_flow_style, writer.sort_base_mapping_type_on_output, writer.width = False, False, 100
+    writer.default_flow_style, writer.width = False, 100
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel.yaml declares it as None
     writer.dump(shown, sys.stdout)
 
 
