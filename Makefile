@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help demo serve test slow check bench faults lock bom
+.PHONY: help demo serve test slow check docs bench faults lock bom
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -31,6 +31,11 @@ check: $(READY) ## formatting, lint, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+docs: $(READY) ## write what the documentation takes from the code and the reports, and build its pages into site/
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html"
 
 bench: $(READY) ## measure time and memory; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py

@@ -1,0 +1,184 @@
+"""The documentation tells the truth: its links, its commands, its quotations, and what is generated."""
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Collection, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from flows.__main__ import parser as flows_parser
+
+from clinrl.cli.parser import parser
+from clinrl.config.params import load_params
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+import generate  # noqa: E402
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+WRITTEN = [page for page in PAGES if page.name not in ("CHANGELOG.md", "DECISIONS.md", *generate.WRITTEN)]
+"""Pages that a person wrote and keeps up to date."""
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", generate.WRITTEN)
+def test_what_is_generated_is_up_to_date(path: str) -> None:
+    assert (ROOT / "docs" / path).read_bytes() == generate.WRITTEN[path](), "run `make docs`"
+
+
+def test_every_key_of_the_configuration_has_a_meaning() -> None:
+    schema = generate.configuration().split("## Rewards")[0]
+    rows = [line.split(" | ") for line in schema.splitlines() if line.startswith("| `")]
+    assert len(rows) > 150
+    silent = [row[0] for row in rows if row[-1].strip(" |") == ""]
+    assert not silent, "write a docstring below the field"
+
+
+def links(text: str) -> Iterator[str]:
+    """The relative links of a page, images included."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in links(page.read_text(encoding="utf-8")):
+        path = unquote(target.split("#")[0])
+        assert not path or (page.parent / path).exists(), target
+
+
+def quoted(text: str) -> Iterator[str]:
+    """The shell's lines of a page, without comments, and whatever else stands between backticks."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    prose = re.sub(r"```\w*\n", "", re.sub(r"```(?:sh|python)\n.*?```", "", text, flags=re.DOTALL))
+    for line in [*"\n".join(blocks).splitlines(), *re.findall(r"`([^`\n]+)`", prose)]:
+        yield line.split("  #")[0].split(" # ")[0].strip()
+
+
+def subcommands(program: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    (group,) = (action for action in program._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(group.choices)
+
+
+PROGRAMS = {"clinrl": subcommands(parser()), "python -m flows": subcommands(flows_parser())}
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_command_that_is_quoted_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    known = {
+        r"make ([a-z]+)": targets,
+        **{f"{program} ([a-z]+)": set(commands) for program, commands in PROGRAMS.items()},
+    }
+    for line in quoted(page.read_text(encoding="utf-8")):
+        for pattern, allowed in known.items():
+            for name in re.findall(rf"(?<![\w./-]){pattern}(?![\w.@/])", line):
+                assert name in allowed, line
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_option_that_is_quoted_exists(page: Path) -> None:
+    for line in quoted(page.read_text(encoding="utf-8")):
+        for program, commands in PROGRAMS.items():
+            for name, rest in re.findall(rf"(?<![\w./-]){program} ([a-z]+)((?: [^|;&$`]*)?)", line):
+                if name in commands:
+                    allowed = commands[name]._option_string_actions
+                    assert set(re.findall(r"(?<= )--[a-z-]+", rest)) <= set(allowed), line
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_version_that_a_command_names_exists(page: Path) -> None:
+    """In commands of one line; the errors are about names that do not exist."""
+    params = load_params(ROOT / "params.yaml")
+    names = {*params.versions, *params.merges.folds, *params.merges.blends, *(f"{task}-base" for task in params.bases)}
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        assert set(re.findall(r"\b(?:esi|audit)-(?:v\d\w*|base)\b(?!-)", block)) <= names
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_path_that_is_quoted_exists(page: Path) -> None:
+    """Paths in git: what is built, and what only some machine has, may be away."""
+    away = (
+        *("data/cases", "data/adapters", "data/graded", "data/merged", "data/mined", "data/docs", "data/attestations"),
+        *("data/sources/mi", "data/reports/external", "data/reports/decisions", "data/reports/probe/esi-v51"),
+    )
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for path in re.findall(r"`((?:src|tests|docs|flows|data|params)/[\w./@-]+)`", prose):
+        assert path.startswith(away) or (ROOT / path).exists(), path
+
+
+Template = tuple[str | None, ...]
+"""The fixed parts of a text of the code, in order; None: what is put in."""
+
+
+def templates() -> Iterator[Template]:
+    """Every text of the code that is long enough for a sentence."""
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "flows").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            fixed = [getattr(part, "value", None) if isinstance(part, ast.Constant) else None for part in parts]
+            if len("".join(part for part in fixed if isinstance(part, str))) >= 12:
+                yield tuple(part if isinstance(part, str) else None for part in fixed)
+
+
+def is_said(sentence: str, known: Collection[Template]) -> bool:
+    """Whether a text of the code is this sentence, with a name or a few in its gaps. A key may stand in front."""
+    for template in known:
+        fixed = [part for part in template if part]
+        if all(part in sentence for part in fixed):
+            pattern = "(?:[^ ]+ )?" + "".join("(.+)" if part is None else re.escape(part) for part in template)
+            found = re.fullmatch(pattern, sentence)
+            if found and all(len(gap) <= 5 * len("".join(fixed)) for gap in found.groups()):
+                return True
+    return False
+
+
+def test_every_error_that_is_quoted_is_one_of_the_code() -> None:
+    known = set(templates())
+    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    quotations = re.findall(r"```text\n(.*?)\n```", page, flags=re.DOTALL)
+    assert len(quotations) >= 20
+    assert not [said for said in quotations if not (is_said(said, known) or is_said(f"clinrl: {said}", known))]
+    assert not is_said("esi-v51 would learn something wrong, and nobody knows what it is", known)
+    assert not is_said("training of esi-v46 was halted; the same command continues from step 12 of 16", known)
+
+
+class Loaded(HTMLParser):
+    """What a browser fetches when it opens a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Links that a reader may click are not fetched."""
+        if tag != "a":
+            self.found += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data", "poster")]
+
+
+def test_the_pages_build_and_load_nothing_from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strictly: a dead link, a page outside of the navigation or an anchor that does not exist ends the build."""
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    monkeypatch.chdir(ROOT)
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path)))
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) >= len(list((ROOT / "docs").rglob("*.md")))
+    for page in pages:
+        loaded = Loaded()
+        loaded.feed(page.read_text(encoding="utf-8"))
+        assert loaded.found
+        assert not [target for target in loaded.found if re.match(r"(https?:)?//", target)], page
+    for style in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
