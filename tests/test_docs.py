@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import json
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -19,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
 import generate  # noqa: E402
 
+SPINE = 3_300
+"""Lines that a reader of the whole story reads, by the list in docs/design.md."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 WRITTEN = [page for page in PAGES if page.name not in ("CHANGELOG.md", "DECISIONS.md", *generate.WRITTEN)]
 """Pages that a person wrote and keeps up to date."""
@@ -182,3 +185,46 @@ def test_the_pages_build_and_load_nothing_from_elsewhere(tmp_path: Path, monkeyp
         assert not [target for target in loaded.found if re.match(r"(https?:)?//", target)], page
     for style in tmp_path.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
+
+
+def test_the_design_names_every_package_and_the_spine_is_short() -> None:
+    page = (ROOT / "docs/design.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in (ROOT / "src/clinrl").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `src/clinrl/(\w+)/`", page, re.MULTILINE)) == packages
+    spine = re.findall(r"^\| \d+ \| `([^`]+)`", page, re.MULTILINE)
+    assert len(spine) >= 10
+    assert sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in spine) <= SPINE
+
+
+LEVELS = ("easy", "medium", "hard")
+
+
+def levels_of(sat: dict, level: str) -> str:
+    found = sat["levels"][level]["quality"]
+    return f"{found['value']:.2f} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def audit_rows() -> list[str]:
+    """The page's rows of the audit, from the committed reports on the protocol."""
+    reports = {
+        name: json.loads((ROOT / f"data/reports/protocol/{name}.json").read_text(encoding="utf-8"))
+        for name in ("audit-base", "audit-v1", "audit-v2")
+    }
+    found = []
+    for decoding, shown in (("as examined", "greedy"), ("sampled", "sampled")):
+        for name, report in reports.items():
+            (sat,) = (
+                row for row in report["sat"] if (row["who"], row["mode"], row["decoding"]) == (name, "think", decoding)
+            )
+            found.append((name, shown, sat))
+    idle = [row for row in reports["audit-base"]["sat"] if not row["mode"]]
+    found += [
+        (row["who"], "", row) for row in idle if row["who"] in ("text_coin", "flag_all_diligent", "coin_diligent")
+    ]
+    return [f"| {who} | {how} | {' | '.join(levels_of(sat, level) for level in LEVELS)} |" for who, how, sat in found]
+
+
+def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
+    page = (ROOT / "docs/tasks/audit.md").read_text(encoding="utf-8")
+    block = page.split("| who | decoding | easy | medium | hard |\n| --- | --- | --- | --- | --- |\n")[1]
+    assert block.split("\n\n")[0].splitlines() == audit_rows()
