@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from clinrl.cli.parser import port
+from clinrl.cli.arguments import port
 from clinrl.config.params import load_params
 from clinrl.errors import Refused, ended
 from clinrl.runtime import child, determinism, dvc_state

@@ -1,9 +1,13 @@
 """The command line: usage, refusals, exit codes, and what help does not import."""
 
 import errno
+import inspect
 import os
 import subprocess
 import sys
+from argparse import ArgumentParser
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,8 +15,8 @@ from ruamel.yaml import YAML
 
 import clinrl
 from clinrl import paths
+from clinrl.cli import commands
 from clinrl.cli import main as cli
-from clinrl.cli import parser as commands
 from clinrl.data import dataset
 from clinrl.errors import Busy, DataError, TrainingError
 from clinrl.pipeline import plan
@@ -68,13 +72,14 @@ def test_help_names_every_subcommand(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     text = capsys.readouterr().out
-    for name in ("base", "dataset", "validate", "probe", "train", "evaluate", "plan", "replicate", "verify"):
-        assert f"\n    {name} " in text
+    for group, members in commands.GROUPS.items():
+        assert f"\n  {group}:\n" in text
+        for name, command in members.items():
+            assert f"\n    {name:<10} {command.help}\n" in text
+    assert max(map(len, text.splitlines())) < 80
 
 
-@pytest.mark.parametrize(
-    "name", [*commands.STAGES, "plan", "replicate", "show", "verify", "openenv", "keys", "approve"]
-)
+@pytest.mark.parametrize("name", commands.COMMANDS)
 def test_help_of_a_subcommand_has_examples(name, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([name, "--help"])
@@ -130,6 +135,41 @@ def test_an_unknown_name_is_refused_with_the_allowed_ones(command, name, fragmen
     assert error.count("\n") == 1
     for fragment in (repr(name), *fragments):
         assert fragment in error
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["trian", "esi-v46"], "'trian' is not one; did you mean train?"),
+        (["eval", "esi-v46"], "did you mean evaluate?"),
+        (["mlflow"], "did you mean register or versions?"),
+        (["comparison", "x"], "did you mean compare?"),
+        (["keys", "ini"], "did you mean init? allowed: init, show, trust, vouch"),
+        (["plan", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
+        (["zzzz"], "'zzzz' is not one; `clinrl --help` lists what there is"),
+    ],
+)
+def test_a_near_miss_is_suggested(words, meant, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(words)
+    assert meant in capsys.readouterr().err
+
+
+def test_a_name_of_one_task_is_refused_without_those_of_others(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["train", "esi-v94"]) == 2
+    error = capsys.readouterr().err
+    assert "did you mean esi-v49?" in error
+    listed = error.split("allowed: ")[1].strip().split(", ")
+    assert "esi-v46" in listed
+    assert all(name.startswith("esi-") for name in listed)
+
+
+@pytest.mark.parametrize("name", ["esi@champion", "models:/esi@champion"])
+@pytest.mark.parametrize("command", ["lookup", "train", "evaluate", "compare"])
+def test_an_alias_that_is_spelt_as_elsewhere_is_said_as_here(command, name, project, capsys):
+    assert cli.main([command, name]) == 2
+    assert capsys.readouterr().err.endswith("to say what an alias stands for: `clinrl lookup esi champion`\n")
 
 
 def test_a_wrong_params_file_exits_with_2(project, capsys):
@@ -217,8 +257,15 @@ def test_commands_are_pinned_before_anything_else(project, monkeypatch):
     assert os.environ["DO_NOT_TRACK"] == "true"
 
 
-def test_each_stage_has_a_module_with_its_function():
-    import importlib
-
-    for stage in commands.STAGES.values():
-        assert callable(importlib.import_module(f"clinrl.{stage.module}").stage)
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_each_command_has_a_function_that_takes_its_arguments(name):
+    command = commands.COMMANDS[name]
+    if command.stage:
+        assert callable(import_module(f"clinrl.{command.stage}").stage)
+    if command.runs:
+        module, _, function = command.runs.partition(":")
+        takes = inspect.signature(getattr(import_module(f"clinrl.{module}"), function)).parameters
+        parser = ArgumentParser(conflict_handler="resolve")
+        actions = [arguments for _, arguments in command.actions.values()]
+        for argument in (*command.arguments, *command.one_of, *chain(*actions)):
+            assert parser.add_argument(*argument.flags, **argument.settings).dest in takes

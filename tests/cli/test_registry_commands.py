@@ -202,4 +202,7 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
     _, same, _ = run("compare", "v1", "v1")
     assert {row["p"] for row in same} == {"1"}
     code, _, err = run("compare", "v1", "../v3")
-    assert (code, "'../v3' is neither a version" in err) == (2, True)
+    assert (code, "'../v3' is no name that `clinrl compare` knows; allowed: " in err) == (2, True)
+    assert run("compare", "recipes", "--json")[0] == 2
+    code, _, err = run("lookup", "esi")
+    assert (code, err) == (2, "clinrl: WHICH is missing: champion, candidate, previous, a version of esi or a number\n")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
         ("import@mietic-36", ("dataset", "mietic-36")),
         ("baseline@esi", ("evaluate", "esi-base")),
         ("examine-fold@esi-v49-full", ("evaluate", "esi-v49-full")),
-        ("compare-imaging-arms", ("comparison", "imaging-arms")),
+        ("compare-imaging-arms", ("compare", "imaging-arms")),
         ("../dvc.yaml:train@esi-v46", ("train", "esi-v46")),
     ],
 )

@@ -10,7 +10,7 @@ import auditors
 from auditors import TASK, oracle
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest
-from clinrl.cli import parser as commands
+from clinrl.cli import commands
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, ParamsError
@@ -230,4 +230,4 @@ def test_a_protocol_needs_a_task_that_has_one(valid):
 def test_a_name_without_a_protocol_is_refused(here):
     with pytest.raises(ParamsError, match=r"params\.yaml has no protocol of 'v3'; .*allowed: audit-base, v1, v2"):
         benchmark.stage(auditors.params(), "v3")
-    assert "protocol" in commands.STAGES
+    assert commands.COMMANDS["protocol"].stage

@@ -238,8 +238,8 @@ def test_a_base_that_answered_other_cases_under_a_view_is_refused(project):
 
 
 def test_an_unknown_comparison_and_an_unknown_part_are_refused(project, capsys):
-    assert cli.main(["comparison", "recipe"]) == 2
-    assert "'recipe' is no comparison that `clinrl comparison` knows; did you mean recipes?" in capsys.readouterr().err
+    assert cli.main(["compare", "recipe"]) == 2
+    assert "'recipe' is no comparison that `clinrl compare` knows; did you mean recipes?" in capsys.readouterr().err
     with pytest.raises(ParamsError, match=r"params.yaml has no comparison 'recipe'; did you mean recipes\?"):
         compare.stage(project, "recipe")
     spec = project.comparisons["recipes"].model_copy(update={"published_parts": {"heldout": {}}})

@@ -1,7 +1,7 @@
 """What the command line says of keys and approvals: one function a command, which prints and gives the exit code."""
 
 import sys
-from argparse import Namespace
+from pathlib import Path
 
 from clinrl.config.params import load_params
 from clinrl.reports.tables import show
@@ -13,23 +13,23 @@ HERE, APPROVALS, REBUILDS = "this checkout", "approvals", "rebuilds"
 """What a key counts for: all that is signed for this checkout; that and approvals; statements that somebody rebuilt."""
 
 
-def keys(arguments: Namespace) -> int:
+def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: str = "", as_json: bool = False) -> int:
     """Make this checkout's key, list which keys count for what, let one more count, or vouch for the audit file."""
-    if arguments.action == "vouch":
-        return _vouch(arguments)
-    if arguments.action == "init":
+    if action == "vouch":
+        return _vouch(source, reason)
+    if action == "init":
         rows = [_row(ring.OURS, ring.init(), HERE)]
-    elif arguments.action == "trust":
-        key = ring.parsed(arguments.line)
-        ring.trust(arguments.name, key)
-        rows = [_row(arguments.name, key, HERE)]
+    elif action == "trust":
+        key = ring.parsed(line)
+        ring.trust(name, key)
+        rows = [_row(name, key, HERE)]
     else:
         rows = [_row(name, key, HERE) for name, key in ring.keyring().items()]
-        if arguments.params.exists():
-            params = load_params(arguments.params)
+        if source.exists():
+            params = load_params(source)
             rows += [_row(name, key, APPROVALS) for name, key in params.approvers.items()]
             rows += [_row(name, key, REBUILDS) for name, key in params.rebuilders.items()]
-    show(KEYS, rows, as_json=arguments.json)
+    show(KEYS, rows, as_json=as_json)
     if not rows:
         print("clinrl: there is no key yet; `clinrl keys init` makes one", file=sys.stderr)
     return 0
@@ -39,11 +39,11 @@ def _row(name: str, key: ring.Key, counts_for: str) -> dict[str, str]:
     return {"name": name, "counts_for": counts_for, "fingerprint": key.fingerprint, "line": key.line}
 
 
-def _vouch(arguments: Namespace) -> int:
+def _vouch(source: Path, reason: str) -> int:
     """Sign the audit file after a key was revoked, and name the keys whose lines stand by that. 1: there were none."""
     from clinrl.release.promotion import vouch
 
-    revoked = vouch(load_params(arguments.params), arguments.reason)
+    revoked = vouch(load_params(source), reason)
     if not revoked:
         print("clinrl: the audit file has no line whose key does not count; nothing was added", file=sys.stderr)
         return 1
@@ -51,12 +51,12 @@ def _vouch(arguments: Namespace) -> int:
     return 0
 
 
-def approve(arguments: Namespace) -> int:
+def approve(decision: str, approver: str) -> int:
     """Print the token by which a person approves a decision. Only their key is needed, no project and no server."""
     signer = ring.signer("full")
-    print(approval.token(arguments.decision, arguments.approver, signer))
+    print(approval.token(decision, approver, signer))
     print(
-        f"clinrl: this approves the decision {arguments.decision} as {arguments.approver}, by the key "
+        f"clinrl: this approves the decision {decision} as {approver}, by the key "
         f"{signer.key.fingerprint}; it is good for that decision alone",
         file=sys.stderr,
     )

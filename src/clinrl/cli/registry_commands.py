@@ -2,12 +2,15 @@
 
 import json
 import sys
-from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.analysis import alerts, exam
-from clinrl.evaluation.evaluate import HISTORY, examinee, load_sitting, unanswered
+from clinrl.cli.names import check_name
+from clinrl.cli.stage_commands import make
+from clinrl.errors import ParamsError
+from clinrl.evaluation.evaluate import HISTORY, load_sitting, unanswered
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
 from clinrl.registry.log_run import MERGED
@@ -27,20 +30,20 @@ DRAFT = ("version", "parent", "lever", "rule", "cases", "worth", "mean cost")
 LINKS = ("version", "link", "state", "digest", "says")
 
 
-def register(params: "Params", arguments: Namespace) -> int:
+def register(params: "Params", name: str) -> int:
     """Register a version or a merge and print its row."""
-    show(COLUMNS, [_row(registry.register(params, arguments.name))], as_json=False)
+    show(COLUMNS, [_row(registry.register(params, name))], as_json=False)
     return 0
 
 
-def decide(params: "Params", arguments: Namespace) -> int:
+def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
     """Decide on a version; print every finding, and who answered how: what a person sees who is asked to approve it.
 
     The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
     """
-    decision = promotion.decide(params, arguments.name)
+    decision = promotion.decide(params, name)
     body = decision.model_dump(mode="json")
-    if arguments.json:
+    if as_json:
         print(json.dumps(body | {"digest": decision.digest}, indent=2, ensure_ascii=False))
     else:
         rows = [
@@ -63,30 +66,30 @@ def decide(params: "Params", arguments: Namespace) -> int:
     return 0 if decision.promote else 1
 
 
-def promote(params: "Params", arguments: Namespace) -> int:
+def promote(params: "Params", name: str, *, approver: str, token: str | None = None) -> int:
     """Decide on a version, promote it if it may be, and print its row."""
-    approver = promotion.named(arguments.approver)
-    if (entry := promotion.settle(params, arguments.name)) is not None:  # the same command, given again after a kill
+    approver = promotion.named(approver)
+    if (entry := promotion.settle(params, name)) is not None:  # the same command, given again after a kill
         show(COLUMNS, [_row(entry)], as_json=False)
         return 0
-    decision = promotion.decide(params, arguments.name)
-    if arguments.token is None:
+    decision = promotion.decide(params, name)
+    if token is None:
         approval = given(params, decision.digest, approver)
     else:
-        approval = checked(params, decision.digest, arguments.token, approver)[1]
-    entry = promotion.promote(params, arguments.name, decision=decision, approval=approval)
+        approval = checked(params, decision.digest, token, approver)[1]
+    entry = promotion.promote(params, name, decision=decision, approval=approval)
     show(COLUMNS, [_row(entry)], as_json=False)
     return 0
 
 
-def rollback(params: "Params", arguments: Namespace) -> int:
+def rollback(params: "Params", name: str, *, approver: str) -> int:
     """Bring the previous champion of a registered model back and print its row.
 
     Says so on stderr if the full model of the version that lost its place is still a champion.
     """
-    show(COLUMNS, [_row(promotion.rollback(params, arguments.name, approver=arguments.approver))], as_json=False)
-    gone = registry.holder(arguments.name, promotion.PREVIOUS)
-    full = registry.holder(arguments.name + MERGED, registry.CHAMPION)
+    show(COLUMNS, [_row(promotion.rollback(params, name, approver=approver))], as_json=False)
+    gone = registry.holder(name, promotion.PREVIOUS)
+    full = registry.holder(name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:
         print(
             f"clinrl: {full.name}, the full model of {gone.name}, is still the champion of {full.model}; "
@@ -96,66 +99,80 @@ def rollback(params: "Params", arguments: Namespace) -> int:
     return 0
 
 
-def versions(params: "Params", arguments: Namespace) -> int:
+def versions(params: "Params", name: str, *, as_json: bool = False) -> int:
     """Print every version of a registered model, oldest first."""
-    show(COLUMNS, [_row(entry) for entry in registry.entries(arguments.name)], as_json=arguments.json)
+    show(COLUMNS, [_row(entry) for entry in registry.entries(name)], as_json=as_json)
     return 0
 
 
-def lookup(params: "Params", arguments: Namespace) -> int:
+def lookup(params: "Params", name: str, which: str | None, *, as_json: bool = False) -> int:
     """Print the version that an alias, a name or a number stands for."""
-    entry = registry.find(arguments.name, arguments.which)
-    if arguments.json:
+    if which is None:
+        raise ParamsError(f"WHICH is missing: champion, candidate, previous, a version of {name} or a number")
+    entry = registry.find(name, which)
+    if as_json:
         print(json.dumps(_row(entry) | {"tags": entry.tags, "uri": f"models:/{entry.model}/{entry.number}"}, indent=2))
     else:
         show(COLUMNS, [_row(entry)], as_json=False)
     return 0
 
 
-def alarms(params: "Params", arguments: Namespace) -> int:
+def alarms(params: "Params", name: str, *, as_json: bool = False) -> int:
     """Print the alarms of a version's training, from its history. 1 if one of them is a stop."""
-    found = alerts.alarms(alerts.read(paths.adapter(arguments.name) / HISTORY))
-    show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=arguments.json)
+    found = alerts.alarms(alerts.read(paths.adapter(name) / HISTORY))
+    show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=as_json)
     for alarm in found:
         print(f"clinrl: {alarm.name} {alarm.about}: what usually helps: {alarm.helps}", file=sys.stderr)
     return 1 if any(alarm.level == "stop" for alarm in found) else 0
 
 
-def compare(params: "Params", arguments: Namespace) -> int:
-    """Print the paired tests between two that sat one exam, mode by mode."""
-    who, cases, blank = unanswered(params, arguments.name)
-    examinee(params, arguments.other)  # refuses a name that params.yaml does not have
+def compare(params: "Params", source: Path, name: str, other: str | None = None, *, as_json: bool = False) -> int:
+    """Write a comparison of params.yaml, or print the paired tests between two models, mode by mode."""
+    if other is None:
+        check_name(params, name, "compare", kind="COMPARISON")
+        if as_json:
+            raise ParamsError("--json is for two models; the comparison of one name is written as JSON in any case")
+        make(params, source, "compare", name)
+        return 0
+    check_name(params, other, "compare", task=check_name(params, name, "compare"))
+    who, cases, blank = unanswered(params, name)
     rows = []
     for mode, like in blank.items():
-        mine, theirs = (load_sitting(name, like, cases) for name in (arguments.name, arguments.other))
+        mine, theirs = (load_sitting(one, like, cases) for one in (name, other))
         for test in exam.compare(mine, theirs, who.task.metrics):
             change = test.difference
             rows.append(
                 {
                     "mode": mode,
                     "metric": test.metric,
-                    arguments.name: test.b,
-                    arguments.other: test.c,
+                    name: test.b,
+                    other: test.c,
                     "n": change.n,
                     "difference": f"{change.value:+.4f} [{change.low:+.4f}, {change.high:+.4f}]",
                     "p": f"{test.p:.4g}",
                 }
             )
-    show(tuple(rows[0]), rows, as_json=arguments.json)
+    show(tuple(rows[0]), rows, as_json=as_json)
     return 0
 
 
-def draft(params: "Params", arguments: Namespace) -> int:
+def draft(
+    params: "Params",
+    name: str,
+    *,
+    parent: str | None = None,
+    called: str | None = None,
+    lever: str | None = None,
+    as_json: bool = False,
+) -> int:
     """Draft the next version of a task into params.yaml and print what it is; what to do next goes to stderr.
 
     One that waits to be trained is printed again, unless a name or a lever asks for another.
     """
-    again = not (arguments.called or arguments.lever)
-    made = drafts.untrained(params, arguments.name, arguments.parent) if again else None
-    made = made or drafts.stage(
-        params, arguments.name, parent=arguments.parent, name=arguments.called, lever=arguments.lever
-    )
-    if arguments.json:
+    again = not (called or lever)
+    made = drafts.untrained(params, name, parent) if again else None
+    made = made or drafts.stage(params, name, parent=parent, name=called, lever=lever)
+    if as_json:
         print(json.dumps(made.model_dump(mode="json"), indent=2, ensure_ascii=False))
     else:
         rows: list[dict[str, Any]] = [
@@ -179,13 +196,13 @@ def draft(params: "Params", arguments: Namespace) -> int:
     return 0
 
 
-def lineage(params: "Params", arguments: Namespace) -> int:
+def lineage(params: "Params", name: str, *, as_json: bool = False) -> int:
     """Print every link of a version's lineage, and the broken ones again on stderr. 1 if one is broken."""
-    links = lineages.walk(params, arguments.name)
+    links = lineages.walk(params, name)
     rows: list[dict[str, Any]] = [link.model_dump() for link in links]
-    if not arguments.json:
+    if not as_json:
         rows = [row | {"digest": row["digest"][:16]} for row in rows]
-    show(LINKS, rows, as_json=arguments.json)
+    show(LINKS, rows, as_json=as_json)
     broken = [link for link in links if link.state == "broken"]
     for link in broken:
         print(f"clinrl: {link.version}, {link.link}: {link.says}", file=sys.stderr)

@@ -33,7 +33,7 @@ COMMANDS = {
     "blend": ("merge", "{}"),
     "examine-fold": ("evaluate", "{}"),
     "examine-blend": ("evaluate", "{}"),
-    "compare": ("comparison", "{}"),
+    "compare": ("compare", "{}"),
 }
 """Group of dvc.yaml to the subcommand of `clinrl`, and to what that calls the group's name."""
 
@@ -60,7 +60,7 @@ def addresses(command: str, name: str) -> list[str]:
     """The addresses of dvc.yaml that may stand for a subcommand and a name."""
     groups = [(group, called) for group, (known, called) in COMMANDS.items() if known == command]
     found = [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
-    return [f"compare-{name}"] if command == "comparison" else found
+    return [f"compare-{name}"] if command == "compare" else found
 
 
 def prove(params: Path) -> None:

@@ -1,0 +1,75 @@
+"""What a subcommand consists of, and the arguments that several of them take."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+LONGEST = 18
+"""Digits of a number that is read; int() refuses thousands."""
+
+
+class Argument(NamedTuple):
+    """An argument of a command as argparse takes it. Its destination is the parameter of the function."""
+
+    flags: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+def arg(*flags: str, **settings: Any) -> Argument:
+    """An argument, written as for `add_argument`."""
+    return Argument(flags, settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A subcommand. Its function gets the arguments by keyword, and returns an exit code or None for 0."""
+
+    help: str
+    """One line for `clinrl --help`."""
+    description: str
+    examples: str
+    runs: str = ""
+    """`module:function` below clinrl, imported when the command runs; empty for a command that is a stage alone."""
+    stage: str = ""
+    """The module of a stage of dvc.yaml. Its inputs are held against dvc.lock, and what it made is signed."""
+    arguments: tuple[Argument, ...] = ()
+    one_of: tuple[Argument, ...] = ()
+    """Arguments of which exactly one is given."""
+    actions: Mapping[str, tuple[str, tuple[Argument, ...]]] = field(default_factory=dict)
+    """Subcommands of the command: what each does, and its arguments."""
+    takes: tuple[str, ...] = ("params",)
+    """What the function gets besides: `params`, checked; `source`, the path that they are read from."""
+    also: str = ""
+    """Other words that people use for it, for the sentence after a typing error."""
+
+
+def stage(module: str, name: Argument, *, help: str, description: str, examples: str, also: str = "") -> Command:
+    """A command that runs a stage of dvc.yaml: the function `stage` of a module takes the parameters and a name."""
+    return Command(help=help, description=description, examples=examples, stage=module, arguments=(name,), also=also)
+
+
+def natural(least: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `least` up. It raises ArgumentTypeError for anything else."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > LONGEST or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number from {least} up")
+        return int(text)
+
+    return parse
+
+
+def port(least: int) -> Callable[[str], int]:
+    """A parser of the numbers of ports from `least` up: 0 is any free one, where that has a meaning.
+
+    It raises ArgumentTypeError for anything else.
+    """
+
+    def parse(text: str) -> int:
+        number = natural(least)(text)
+        if number > 65535:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a port: there are 65535")
+        return number
+
+    return parse

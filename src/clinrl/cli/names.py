@@ -1,0 +1,57 @@
+"""The names of params.yaml that a command takes, and the sentence for one that it does not take."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from clinrl.cli.commands import COMMANDS
+from clinrl.config.base import did_you_mean, shown
+from clinrl.errors import ParamsError
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+BESIDES = {
+    "evaluate": ("MERGE", "BASE"),
+    "show": ("BASE",),
+    "protocol": ("BASE",),
+    "compare": ("BASE",),
+    "params": ("BASE",),
+}
+"""Kinds that a command takes besides the one that its usage shows."""
+
+
+def names(params: "Params", kind: str) -> Mapping[str, str]:
+    """The names of a kind, each with its task."""
+    versions = {name: spec.task for name, spec in params.versions.items()}
+    merges = {name: fold.task for name, fold in params.merges.folds.items()}
+    merges |= {name: blend.task for name, blend in params.merges.blends.items()}
+    return {
+        "TASK": {task: task for task in params.bases},
+        "BASE": {f"{task}-base": task for task in params.bases},
+        "DATASET": {name: spec.task for name, spec in params.all_data.items()},
+        "VERSION": versions,
+        "MERGE": merges,
+        "NAME": {**versions, **merges},
+        "COMPARISON": {name: spec.task for name, spec in params.comparisons.items()},
+        "MODEL": {model: task for task in params.bases for model in (task, f"{task}-merged")},
+    }[kind]
+
+
+def check_name(params: "Params", name: str, command: str, *, kind: str = "", task: str = "") -> str:
+    """The task of a name that a command takes. `kind` is that of its usage unless another is given.
+
+    Raises ParamsError for another name: with those of `task`, or of the task that the name begins with, where that is
+    known, and for an alias such as esi@champion with the command that looks it up.
+    """
+    kind = kind or COMMANDS[command].arguments[0].settings["metavar"]
+    kinds = [kind, *(BESIDES.get(command, ()) if kind != "COMPARISON" else ())]
+    taken = {name: task for each in kinds for name, task in names(params, each).items()}
+    if name in taken:
+        return taken[name]
+    refused = f"{shown(name)} is no {kind.lower()} that `clinrl {command}` knows"
+    model, mark, alias = name.removeprefix("models:/").replace("/", "@").partition("@")
+    if mark and alias and model in names(params, "MODEL"):
+        raise ParamsError(f"{refused}; to say what an alias stands for: `clinrl lookup {model} {alias}`")
+    task = task or next((known for known in params.bases if name.startswith(f"{known}-")), "")
+    own = [known for known, of in taken.items() if task in ("", of)]
+    raise ParamsError(f"{refused}; {did_you_mean(name, own)}")

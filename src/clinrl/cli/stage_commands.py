@@ -1,0 +1,66 @@
+"""The commands that DVC runs: check params.yaml, and run a stage of dvc.yaml by its address or its name."""
+
+import os
+import sys
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clinrl.cli.commands import COMMANDS
+from clinrl.cli.names import check_name
+from clinrl.config import stages
+from clinrl.config.params import load_params
+from clinrl.errors import ArtefactError
+from clinrl.provenance import lock, statements
+from clinrl.runtime import dvc_state
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+
+def check(source: Path) -> None:
+    """Check params.yaml. Raises ParamsError with what is wrong first."""
+    _guard()
+    load_params(source)
+
+
+def stage(source: Path, address: str) -> None:
+    """Run the stage of dvc.yaml that has this address. Raises ParamsError for another."""
+    _guard()
+    if address == stages.FIRST:
+        stages.prove(source)
+        return
+    command, name = stages.command_of(address)
+    params = load_params(source)
+    check_name(params, name, command, kind="COMPARISON" if command == "compare" else "")
+    make(params, source, command, name)
+
+
+def make(params: "Params", source: Path, command: str, name: str) -> None:
+    """Run a stage, and sign what it made of what. Files that dvc.lock does not record are said on stderr first."""
+    _note_strangers(command, name)
+    import_module(f"clinrl.{COMMANDS[command].stage}").stage(params, name)
+    statements.record(command, name, params.scale, source=source)
+
+
+def _guard() -> None:
+    """Before DVC's files are believed; within a stage of DVC's, dvc.lock is kept as it was before."""
+    dvc_state.fence()
+    if "DVC_STAGE" in os.environ:
+        dvc_state.keep()
+
+
+def _note_strangers(command: str, name: str) -> None:
+    """Say that a stage run by hand works on files that dvc.lock does not record. DVC sees to its own stages."""
+    if "DVC_STAGE" in os.environ:
+        return
+    with suppress(ArtefactError):  # without a lock nothing is recorded, and nothing can be registered
+        recorded = lock.read()
+        unknown = [path for address in stages.addresses(command, name) for path in lock.strangers(recorded, address)]
+        for path in dict.fromkeys(unknown):
+            print(
+                f"clinrl: {path} is not what dvc.lock records; what comes of it cannot be registered before `dvc repro`"
+                " made both",
+                file=sys.stderr,
+            )
