@@ -10,13 +10,7 @@ from clinrl.errors import ParamsError
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-BESIDES = {
-    "evaluate": ("MERGE", "BASE"),
-    "show": ("BASE",),
-    "protocol": ("BASE",),
-    "compare": ("BASE",),
-    "params": ("BASE",),
-}
+BESIDES = {"evaluate": ("MERGE", "BASE"), **dict.fromkeys(("show", "protocol", "compare", "params"), ("BASE",))}
 """Kinds that a command takes besides the one that its usage shows."""
 
 
