@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from clinrl.cli.commands import GROUPS
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
 from clinrl.tasks.base import get_task, task_names
@@ -137,20 +138,20 @@ def commands() -> str:
         "# Command line\n",
         "What `clinrl COMMAND --help` says, written by `docs/generate.py` from `src/clinrl/cli`.\n",
     ]
-    (group,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    for name, command in group.choices.items():
-        (short,) = (choice.help or "" for choice in group._choices_actions if choice.dest == name)
-        arguments = [
-            f"| `{' '.join(filter(None, [*action.option_strings, word(action)]))}` | {sentence(action.help or '')} |"
-            for action in command._actions
-            if action.dest not in ("help", "params")
-        ]
-        examples = textwrap.dedent((command.epilog or "").removeprefix("examples:\n")).strip()
-        parts.append(f"## clinrl {name}\n\n{short[:1].upper()}{short[1:]}.\n")
-        parts.append(f"{textwrap.fill(sentence(command.description or ''), 118, break_long_words=False)}\n")
-        if arguments:
-            parts.append("\n".join(["| argument | meaning |", "| --- | --- |", *arguments]) + "\n")
-        parts.append(f"```sh\n{examples}\n```\n")
+    (parsers,) = (action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for group, members in GROUPS.items():
+        parts.append(f"## {group.capitalize()}\n")
+        for name, command in members.items():
+            arguments = [
+                f"| `{' '.join(filter(None, [*one.option_strings, word(one)]))}` | {sentence(one.help or '')} |"
+                for one in parsers[name]._actions
+                if one.dest not in ("help", "params")
+            ]
+            parts.append(f"### clinrl {name}\n\n{command.help[:1].upper()}{command.help[1:]}.\n")
+            parts.append(f"{textwrap.fill(sentence(command.description), 118, break_long_words=False)}\n")
+            if arguments:
+                parts.append("\n".join(["| argument | meaning |", "| --- | --- |", *arguments]) + "\n")
+            parts.append(f"```sh\n{command.examples}\n```\n")
     return "\n".join(parts).rstrip() + "\n"
 
 
