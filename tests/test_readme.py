@@ -39,7 +39,7 @@ def sentences(page: str) -> list[str]:
     prose = re.sub(r"```.*?```|<!--.*?-->|!\[[^]]*\]\([^)]*\)", "", page, flags=re.DOTALL)
     lines = [line for line in prose.splitlines() if not line.startswith(("|", "#"))]
     parts = re.split(r"\n\s*\n|\n(?=- |\d+\. )", "\n".join(lines))
-    found = [said for part in parts for said in re.split(r"(?<=[.!?:;])\**\s+(?=[A-Z`*\[])", " ".join(part.split()))]
+    found = [said for part in parts for said in re.split(r"(?<=[.!?])\**\s+(?=[A-Z`*\[])", " ".join(part.split()))]
     return [said for said in found if re.search(r"[a-z]", said)]
 
 
