@@ -65,7 +65,8 @@ def sections(model: type[BaseModel], at: str, seen: set[type] | None = None) -> 
 def models(kind: Any, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], type[BaseModel]]]:
     """The models in a type, with the words that stand for keys of mappings on the way."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        yield steps, kind
+        method = get_args(kind.model_fields["method"].annotation) if "method" in kind.model_fields else ()
+        yield (*steps[:-1], f"{steps[-1]} ({method[0]})") if len(method) == 1 else steps, kind
     held = get_args(kind)
     if get_origin(kind) is dict:
         yield from models(held[1], (*steps, "SCALE" if get_args(held[0]) == ("embedded", "full") else "NAME"))
