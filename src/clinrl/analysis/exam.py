@@ -30,6 +30,8 @@ IMPORTED_NOTE = "Research only, imported cases."
 """The note of an exam on somebody's records."""
 
 Estimates = dict[str, Estimate]
+Agreement = dict[str, Estimate | dict[str, dict[str, Paired]]]
+"""What `between_modes` finds: `mode_agreement`, and two modes, as `think_direct`, to a test of each compared share."""
 T = TypeVar("T")
 
 

@@ -148,6 +148,17 @@ EVALUATE = {
         examples="clinrl mine esi-v49",
         also="errors error-analysis mistakes",
     ),
+    "render": Command(
+        help="write pages and figures again from the reports' numbers",
+        description="Writes every page (.md) and figure (.png) below data/reports again from the JSON beside it, and "
+        "prints those that changed. Asks no model and needs no graded answers. A training's curves need history.csv.",
+        examples="clinrl render\nclinrl render esi-v49\nclinrl render imaging",
+        runs="pipeline.render:stage",
+        arguments=(
+            arg("names", metavar="NAME", nargs="*", help="versions, merges, bases, comparisons or tasks; default: all"),
+        ),
+        also="page pages figures plots report reports draw",
+    ),
     "external": stage(
         "evaluation.external",
         name("VERSION"),

@@ -5,7 +5,8 @@ scored here. Then the exam, whose many episodes can show what so few cannot: sam
 answers that the exam kept. Policies that do not read and the oracle play all of it too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,6 +46,7 @@ from clinrl.reports.benchmark_page import (
     page,
     published_of,
 )
+from clinrl.reports.render import load
 from clinrl.tasks.base import NOTHING_HEARD, Task
 from clinrl.types import Case, Transcript
 
@@ -95,8 +97,13 @@ def stage(params: "Params", name: str) -> None:
             {(mode, SAMPLED): said for mode, said in sampled.items()}
             | {(mode, EXAMINED): said for mode, said in kept.items()},
         )  # fmt: skip
-        write_text(target.with_suffix(".md"), page(report))
         write_json(target, report.model_dump(mode="json"))
+        write_pages(target, who.task, params.modes)
+
+
+def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
+    """Write the page of a report beside it."""
+    write_text(target.with_suffix(".md"), page(ProtocolReport.model_validate(load(target, task, modes))))
 
 
 def draw(task: Task, seeds: Sequence[int], levels: Sequence[str]) -> dict[tuple[int, str], Case]:

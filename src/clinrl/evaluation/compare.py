@@ -4,7 +4,7 @@ Everything follows from answers that are already graded and from the reports on 
 another exam, at another task version or with other decoding, is refused.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from clinrl.evaluation.evaluate import (
     unanswered,
 )
 from clinrl.reports import comparison_page, controls, figures
+from clinrl.reports.render import load
 from clinrl.tasks.base import NOTHING_HEARD, Task, seen
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case, Graded
@@ -59,16 +60,20 @@ def stage(params: "Params", name: str) -> None:
         report = compared(params, name, who, cases, blank, sat)
         with staged(paths.comparison_pages(name)) as out:
             for version, one in pages.items():
-                write_text(out / f"{version}.md", controls.page(one))
                 write_json(out / f"{version}.json", one.model_dump(mode="json"))
-        figures.arms(
-            comparison_page.dots(report),
-            comparison_page.lines(report),
-            f"{name} on {report.exam}",
-            target.with_suffix(".png"),
-        )
-        write_text(target.with_suffix(".md"), comparison_page.page(report))
         write_json(target, report.model_dump(mode="json"))
+        write_pages(target, who.task, params.modes)
+
+
+def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
+    """Write the page and the figure of a comparison beside its report, and the page of each version in its folder."""
+    report = Compared.model_validate(load(target, task, modes))
+    title = f"{report.name} on {report.exam}"
+    figures.arms(comparison_page.dots(report), comparison_page.lines(report), title, target.with_suffix(".png"))
+    write_text(target.with_suffix(".md"), comparison_page.page(report))
+    for path in sorted(target.with_suffix("").glob("*.json")):
+        one = controls.Beside.model_validate(load(path, task, modes))
+        write_text(path.with_suffix(".md"), controls.page(one))
 
 
 @dataclass(frozen=True, kw_only=True)

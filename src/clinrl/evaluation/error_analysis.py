@@ -7,8 +7,9 @@ into the next version leaves the exam's verdict on that version honest.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee
 from clinrl.intervals import DIGITS, bootstrap, wilson
 from clinrl.reports import figures
 from clinrl.reports.exam_page import percent
+from clinrl.reports.render import load
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case, Estimate, Graded, Strict, Unreadable
@@ -116,14 +118,19 @@ def stage(params: "Params", name: str) -> None:
         keep(paths.mined(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)
         report = mined(who, cases, graded, modes=modes, adapter_digest=identity(adapter), data_digest=digest)
         target = paths.mine_report(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figures.groups(
-            [(group.value, group.total, group.cost, group.n) for group in of_kind(report, "rule")[:SHOWN]],
-            f"{name} on {data}: clinical cost by deciding rule",
-            target.with_suffix(".png"),
-        )
-        write_text(target.with_suffix(".md"), page(report))
         write_json(target, report.model_dump(mode="json"))
+        write_pages(target, who.task, params.modes)
+
+
+def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
+    """Write the page and the figure of a report beside it."""
+    report = MineReport.model_validate(load(target, task, modes))
+    figures.groups(
+        [(group.value, group.total, group.cost, group.n) for group in of_kind(report, "rule")[:SHOWN]],
+        f"{report.name} on {report.data}: clinical cost by deciding rule",
+        target.with_suffix(".png"),
+    )
+    write_text(target.with_suffix(".md"), page(report))
 
 
 def checked(data: str, task: Task) -> str:
@@ -238,8 +245,13 @@ def _group(by: str, value: str, lines: Sequence[_Line], everybody: int) -> Group
         },
         cost=_cost(lines),
         total=round(100 * math.fsum(line.cost for line in lines) / everybody, DIGITS),
-        answers=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
+        answers=dict(commonest(counts)),
     )
+
+
+def commonest(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Answers with their counts, the commonest first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _wrong(lines: Sequence[_Line]) -> Estimate:
@@ -287,7 +299,7 @@ def _table(groups: Sequence[Group]) -> str:
             f"{group.total:.2f}",
             f"{group.cost.value:.3f} [{group.cost.low:.3f}, {group.cost.high:.3f}]",
             *(percent(group.wrong[mode]) if mode in group.wrong else "" for mode in modes),
-            ", ".join(f"{answer} ({count})" for answer, count in group.answers.items()),
+            ", ".join(f"{answer} ({count})" for answer, count in commonest(group.answers)),
         ]
         for group in groups
     ]

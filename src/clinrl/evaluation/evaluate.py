@@ -12,12 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from clinrl import paths
 from clinrl.analysis import alerts, baselines
 from clinrl.analysis.exam import (
+    Agreement,
     EvalReport,
     Sitting,
     between_modes,
@@ -48,6 +49,7 @@ from clinrl.models.generate import Sampler, TransformersSampler
 from clinrl.models.judges import Oracles, heard_of, scores
 from clinrl.models.rollout import run
 from clinrl.reports import exam_page, figures
+from clinrl.reports.render import load
 from clinrl.tasks import importing
 from clinrl.tasks.base import GIVEN, NOTHING_HEARD, Heard, Task, get_task, seen
 from clinrl.types import Case, Graded, Transcript, Unreadable
@@ -63,6 +65,7 @@ HISTORY = "history.jsonl"
 SUMMARY = "summary.json"
 BETWEEN_MODES = "between_modes.json"
 ALARMS = "alarms.json"
+HISTORY_TABLE = "history.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,22 +299,41 @@ def write_reports(
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))
         pairs = zip(mine.golds, mine.answers, strict=True)
         _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
-        title, drawing = f"{who.name}, mode {mode}, {who.exam}", out / f"confusion_{mode}.png"
-        figures.confusion(report.confusion, title, drawing, counted=report.counted)
         reports.append(report)
     golds = [task.label(case) for case in cases]
     agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, metrics)
     write_json(out / SUMMARY, summary(reports, agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
     log = who.folder / HISTORY
-    raised = alerts.alarms(alerts.read(log)) if log.exists() else None
-    write_text(out / "report.md", exam_page.page(reports, agreement, parent=who.parent, alarms=raised))
-    if raised is not None:
-        write_json(out / ALARMS, [alarm.model_dump(mode="json") for alarm in raised])
+    if log.exists():
+        write_json(out / ALARMS, [alarm.model_dump(mode="json") for alarm in alerts.alarms(alerts.read(log))])
         history = figures.read_history(log)
         columns = figures.history_columns(history)
-        _write_csv(out / "history.csv", columns, ([line.get(key, "") for key in columns] for line in history))
-        figures.curves(history, f"Training of {who.name}", out / "curves.png", task.labels)
+        _write_csv(out / HISTORY_TABLE, columns, ([line.get(key, "") for key in columns] for line in history))
+    write_pages(out, who, sittings)
+
+
+def write_pages(folder: Path, who: Examinee, modes: Iterable[str]) -> list[Path]:
+    """Write the page and the figures of an exam from the reports in a folder. Loads no model.
+
+    Returns the files that are not here, and whose figures were left as they are. Raises FileNotFoundError if a report
+    is missing.
+    """
+    modes = list(modes)
+    reports = [EvalReport.model_validate(load(folder / f"{mode}.json", who.task, modes)) for mode in modes]
+    agreement = TypeAdapter(Agreement).validate_python(load(folder / BETWEEN_MODES, who.task, modes))
+    alarms = alerts.stored(folder / ALARMS)
+    write_text(folder / "report.md", exam_page.page(reports, agreement, parent=who.parent, alarms=alarms))
+    for report in reports:
+        title, drawing = f"{who.name}, mode {report.mode}, {report.exam}", folder / f"confusion_{report.mode}.png"
+        figures.confusion(report.confusion, title, drawing, counted=report.counted)
+    if alarms is None:
+        return []
+    table = folder / HISTORY_TABLE
+    if not table.exists():
+        return [table]
+    figures.curves(figures.read_table(table), f"Training of {who.name}", folder / "curves.png", who.task.labels)
+    return []
 
 
 def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cases: Sequence[Case]) -> Sitting:

@@ -5,8 +5,9 @@ by eye, never by a test, since nobody's single answers are known.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -23,6 +24,7 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee, hear, sit
 from clinrl.intervals import wilson
 from clinrl.reports.exam_page import shown, table
+from clinrl.reports.render import load
 from clinrl.tasks.base import NOTHING_HEARD, Heard, Published, PublishedRow, Task, get_task
 from clinrl.types import Case, Estimate, Graded, Strict
 
@@ -93,8 +95,13 @@ def stage(params: "Params", name: str) -> None:
             heard=hear(who, cases, graded),
         )
         target = paths.external_report(name)
-        write_text(target.with_suffix(".md"), page(report))
         write_json(target, report.model_dump(mode="json"))
+        write_pages(target, who.task, params.modes)
+
+
+def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
+    """Write the page of a report beside it."""
+    write_text(target.with_suffix(".md"), page(ExternalReport.model_validate(load(target, task, modes))))
 
 
 def compared(

@@ -58,7 +58,12 @@ def stage(params: "Params", version: str, *, seeds: int, source: Path = Path("pa
         "runs": runs,
     }
     write_json(paths.seeds_report(version), result)
-    write_text(paths.seeds_report(version).with_suffix(".md"), page(result))
+    write_pages(paths.seeds_report(version))
+
+
+def write_pages(target: Path) -> None:
+    """Write the page of a report beside it."""
+    write_text(target.with_suffix(".md"), page(json.loads(target.read_bytes())))
 
 
 def prepare(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:

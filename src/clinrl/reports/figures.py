@@ -4,6 +4,7 @@ Drawn with Agg and matplotlib's own font and defaults, whatever the machine is s
 equal numbers give equal bytes.
 """
 
+import csv
 import json
 import re
 import textwrap
@@ -90,6 +91,12 @@ def read_history(path: Path) -> History:
             raise ArtefactError(f"{path} line {number} has no step; restore it with `dvc checkout`")
         history.append(kept)
     return history
+
+
+def read_table(path: Path) -> History:
+    """A training log that was written as a table: a row a step, a column a quantity, empty where it was not logged."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(stream)]
 
 
 def history_columns(history: History) -> list[str]:

@@ -1,0 +1,84 @@
+"""Every page and figure once more, from the reports that hold their numbers as JSON. No model is asked."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from clinrl import paths
+from clinrl.config.base import did_you_mean
+from clinrl.errors import ParamsError
+from clinrl.evaluation import benchmark, compare, error_analysis, evaluate, external
+from clinrl.pipeline import replicate
+from clinrl.tasks.base import get_task
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+
+class Report(NamedTuple):
+    """A report that is there, and what writes its pages."""
+
+    name: str
+    task: str
+    path: Path
+    """Its JSON, or the folder of an exam."""
+    write: Callable[[], Sequence[Path] | None]
+    """Returns the files that are not here, and whose figures were left as they are."""
+
+
+def stage(params: "Params", names: Sequence[str]) -> None:
+    """Write the pages and figures of reports again and print which of them changed.
+
+    `names` are versions, merges, bases, comparisons and tasks; none stands for all. Raises ParamsError for a name that
+    has no report.
+    """
+    found = list(reports(params))
+    allowed = {report.name for report in found} | {report.task for report in found}
+    for name in names:
+        if name not in allowed:
+            raise ParamsError(f"{name!r} has no report to write pages from; {did_you_mean(name, allowed)}")
+    count = 0
+    for report in found:
+        if names and not {report.name, report.task} & set(names):
+            continue
+        before = _pages(report.path)
+        for missing in report.write() or ():
+            print(f"clinrl: {missing} is not here, so its figure stays as it is; run `dvc pull`", file=sys.stderr)
+        after = _pages(report.path)
+        count += len(after)
+        for path in (path for path, content in after.items() if content != before.get(path)):
+            print(path)
+    print(f"clinrl: wrote {count} pages and figures; the changed ones are listed", file=sys.stderr)
+
+
+def reports(params: "Params") -> Iterator[Report]:
+    """Every report that is there, task by task in the order of params.yaml."""
+    modes = list(params.modes)
+    bases = [f"{task}-base" for task in params.bases]
+    for name in [*bases, *params.versions, *params.merges.folds, *params.merges.blends]:
+        who = evaluate.examinee(params, name)
+        task = who.task
+        if (folder := paths.report(name)).is_dir():
+            yield Report(name, task.name, folder, partial(evaluate.write_pages, folder, who, modes))
+        for path, module in (
+            (paths.mine_report(name), error_analysis),
+            (paths.external_report(name), external),
+            (paths.protocol_report(name), benchmark),
+        ):
+            if path.exists():
+                yield Report(name, task.name, path, partial(module.write_pages, path, task, modes))
+        if (path := paths.seeds_report(name)).exists():
+            yield Report(name, task.name, path, partial(replicate.write_pages, path))
+    for name, spec in params.comparisons.items():
+        if (path := paths.comparison_report(name)).exists():
+            yield Report(name, spec.task, path, partial(compare.write_pages, path, get_task(spec.task), modes))
+
+
+def _pages(report: Path) -> dict[Path, bytes]:
+    """The pages and figures of a report, by path."""
+    folder, suffixes = report.with_suffix(""), (".md", ".png")
+    beside = [report.with_suffix(suffix) for suffix in suffixes]
+    inside = [path for path in folder.glob("*") if path.suffix in suffixes]
+    return {path: path.read_bytes() for path in sorted([*beside, *inside]) if path.is_file()}

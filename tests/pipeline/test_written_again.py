@@ -1,0 +1,67 @@
+"""Pages and figures follow from the reports' JSON alone, byte for byte as they are committed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clinrl.config.params import load_params
+from clinrl.errors import ParamsError
+from clinrl.pipeline import render
+from clinrl.reports import figures
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDIES = {"alarms.md", "judges.md"}
+"""Written by `tests/bench` alone."""
+
+
+@pytest.fixture
+def params(tmp_path, monkeypatch):
+    """The parameters of this repository, in a folder that holds its reports and nothing else."""
+    params = load_params(ROOT / "params.yaml")
+    shutil.copytree(ROOT / "data/reports", tmp_path / "data/reports")
+    monkeypatch.chdir(tmp_path)
+    return params
+
+
+def emptied(suffix: str) -> dict[Path, bytes]:
+    """Empty all files of a suffix, so that only what is written again can be equal; what they held, by path."""
+    found = {path: path.read_bytes() for path in Path("data/reports").rglob(f"*{suffix}") if path.name not in STUDIES}
+    for path in found:
+        path.write_bytes(b"")
+    return found
+
+
+def test_every_committed_page_is_written_again_from_json_byte_for_byte(params, monkeypatch, capsys):
+    for drawing in ("confusion", "curves", "groups", "arms"):
+        monkeypatch.setattr(figures, drawing, lambda *arguments, **options: None)
+    held = emptied(".md")
+    assert len(held) > 70
+    render.stage(params, [])
+    assert {path for path, text in held.items() if path.read_bytes() != text} == set()
+    assert set(capsys.readouterr().out.split()) == set(map(str, held))
+    render.stage(params, [])
+    assert capsys.readouterr().out == "", "what did not change is not listed"
+
+
+@pytest.mark.parametrize("names", [["esi-v43"], pytest.param([], marks=pytest.mark.slow)])
+def test_every_committed_figure_is_drawn_again_byte_for_byte(params, names):
+    held = emptied(".png")
+    render.stage(params, names)
+    drawn = {path: text for path, text in held.items() if not names or set(names) & {path.parent.name, path.stem}}
+    assert {path for path, text in drawn.items() if path.read_bytes() != text} == set()
+    assert len(drawn) >= 4
+
+
+def test_a_figure_whose_numbers_are_not_here_stays(params, capsys):
+    folder = Path("data/reports/esi-v43")
+    before = (folder / "curves.png").read_bytes()
+    (folder / "history.csv").unlink()
+    render.stage(params, ["esi-v43"])
+    assert (folder / "curves.png").read_bytes() == before
+    assert "data/reports/esi-v43/history.csv is not here" in capsys.readouterr().err
+
+
+def test_a_name_without_a_report_is_refused(params):
+    with pytest.raises(ParamsError, match=r"'esi-v94' has no report.*did you mean esi-v4"):
+        render.stage(params, ["esi-v94"])
