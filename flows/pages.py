@@ -10,7 +10,8 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 from clinrl import paths
 from clinrl.analysis.alerts import stored
 from clinrl.evaluation.evaluate import ALARMS, load_report
-from clinrl.reports import exam_page
+from clinrl.reports import numbers
+from clinrl.reports.render import render
 
 if TYPE_CHECKING:
     from clinrl.analysis.exam import EvalReport
@@ -34,7 +35,7 @@ def show_exam(params: "Params", name: str) -> None:
     if raised is not None:
         count = f"{len(raised)} alarms" if raised else "no alarm"
         create_markdown_artifact(
-            markdown=exam_page.health(raised),
+            markdown=render("alarms", alarms=raised),
             key=f"health-{name}",
             description=f"The training of {name} raised {count}",
         )
@@ -114,9 +115,9 @@ def _answered(decision: "Decision", mode: str) -> list[str]:
     for row in rows:
         is_champion = row.role == "rival" and row.name == decision.champion
         name = {"": f"{row.name} (champion)" if is_champion else row.name}
-        shares.append(name | {metric: exam_page.percent(row.metrics[metric]) for metric in metrics})
+        shares.append(name | {metric: numbers.percent(row.metrics[metric]) for metric in metrics})
         if row.ahead:
-            leads.append(name | {metric: exam_page.points(row.ahead[metric]) for metric in metrics})
+            leads.append(name | {metric: numbers.points(row.ahead[metric]) for metric in metrics})
     return [
         f"### Mode {mode}",
         f"Measures as `clinrl.tasks.{decision.task}` defines them, with their 95% intervals in brackets.",

@@ -17,7 +17,7 @@ from clinrl import paths
 from clinrl.artifacts import read_manifest, write_json, write_text
 from clinrl.data.dataset import progress
 from clinrl.models.judges import Oracles
-from clinrl.reports.exam_page import table
+from clinrl.reports.render import table
 from clinrl.runtime import determinism
 from clinrl.tasks.base import Ask
 from clinrl.tasks.imaging import attacks, judging, quality

@@ -16,7 +16,7 @@ from clinrl.errors import ArtefactError
 from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release.gate import Decision
-from clinrl.reports import exam_page
+from clinrl.reports import numbers
 from clinrl.signing import approval, keys
 
 
@@ -117,7 +117,7 @@ def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsy
     decision = Decision.model_validate_json(json.dumps(said))
     assert digest == decision.digest
     assert decision.model_dump(mode="json") in [line.body for line in audit_log.read(paths.ledger())]
-    rows = exam_page.form(decision.rows)
+    rows = numbers.form(decision.rows)
     assert [row["who"] for row in rows if row["mode"] == "think"] == [
         "v1", *(f"always {level}" for level in range(1, 6)), "random", "prior-matched", "bag of words",
     ]  # fmt: skip

@@ -9,13 +9,13 @@ import pytest
 import auditors
 from auditors import TASK, oracle
 from clinrl import paths
+from clinrl.analysis.benchmark import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
 from clinrl.artifacts import identity, read_manifest
 from clinrl.cli import commands
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.evaluation import benchmark
-from clinrl.reports.benchmark_page import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
 
 LEVELS = ["easy", "medium", "hard"]
 POLICIES = TASK.policies()

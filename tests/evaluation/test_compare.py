@@ -17,8 +17,8 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.evaluate import load_report
-from clinrl.reports import comparison_page
-from clinrl.reports.exam_page import ALPHA
+from clinrl.reports import findings
+from clinrl.reports.words import ALPHA
 
 READERS = {
     "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.85, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
@@ -90,7 +90,7 @@ def test_the_words_say_what_the_tests_show_and_no_more(built):
     assert "Part held_out of conditions has 5 clusters: its intervals are too narrow" in text
     assert "Of one seed only, and so without the spread of seeds: blind, terse." in text
     assert "not comparable with the rest of their row" in text
-    assert "imaging" not in Path(comparison_page.__file__).read_text(encoding="utf-8")
+    assert "imaging" not in Path(findings.__file__).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_move_past_what_is_right_is_not_called_nearer(built, mine, theirs, wor
     )
     moved = whole.model_copy(update={"rows": rows, "right": whole.right | {label: 0.7}})
     test = pooled(whole, "better", COMMONEST).model_copy(update={"adjusted": 0.01})
-    assert f"{label}, is answered {words}" in comparison_page._prior(
+    assert f"{label}, is answered {words}" in findings._prior(
         moved, Pair(first="better", second="plain", says="x"), test
     )
 

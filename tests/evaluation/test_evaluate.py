@@ -19,7 +19,7 @@ from clinrl.evaluation import evaluate
 from clinrl.evaluation.evaluate import Examinee, grade, write_reports
 from clinrl.intervals import paired
 from clinrl.models import bases
-from clinrl.reports import exam_page
+from clinrl.reports import words
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript, Unreadable
 
@@ -216,13 +216,9 @@ def test_the_page_says_what_the_test_says_and_no_more(reports):
     assert "Parent: v1." in page
     assert "not adjusted" in page
     assert re.search(r"\| bag of words \| 24 \|", page)
-    assert exam_page.verdict(paired("exact", "v1", [True] * 6, [False] * 6)).startswith(
-        "more exact answers (+100.0 points"
-    )
-    assert exam_page.verdict(paired("exact", "v1", [True] * 5, [False] * 5)).startswith(
-        "no difference in exact answers is"
-    )
-    assert exam_page.verdict(paired("dangerous", "v1", [False] * 6, [True] * 6)).startswith("fewer dangerous errors")
+    assert words.verdict(paired("exact", "v1", [True] * 6, [False] * 6)).startswith("more exact answers (+100.0 points")
+    assert words.verdict(paired("exact", "v1", [True] * 5, [False] * 5)).startswith("no difference in exact answers is")
+    assert words.verdict(paired("dangerous", "v1", [False] * 6, [True] * 6)).startswith("fewer dangerous errors")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from clinrl.data import dataset, validate
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.pipeline import plan
+from clinrl.reports.render import render
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi import synthetic
@@ -243,8 +244,9 @@ def test_a_page_of_mined_imports_shows_no_text(project, monkeypatch):
     report = error_analysis.mined(who, cases, lines, modes={"direct": {}}, adapter_digest="a", data_digest="b")
     assert report.worst
     assert {(shown.narrative, shown.text) for shown in report.worst} == {("", "")}
-    assert "Narrative and answer are withheld" in error_analysis.page(report)
-    assert not any(case.facts.narrative in error_analysis.page(report) for case in cases)
+    page = render("mining", report=report, most=error_analysis.SHOWN)
+    assert "Narrative and answer are withheld" in page
+    assert not any(case.facts.narrative in page for case in cases)
 
 
 # params.yaml

@@ -55,6 +55,11 @@ class Confusion(Strict):
         """All that is counted."""
         return sum(map(sum, self.counts))
 
+    @property
+    def right(self) -> dict[str, int]:
+        """The count of each gold label."""
+        return {name: sum(row) for name, row in zip(self.rows, self.counts, strict=True)}
+
 
 class EvalReport(Strict):
     """One version, one exam, one mode. Holds no times: equal answers give equal bytes."""

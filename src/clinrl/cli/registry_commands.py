@@ -16,7 +16,7 @@ from clinrl.registry import versions as registry
 from clinrl.registry.log_run import MERGED
 from clinrl.release import lineage as lineages
 from clinrl.release import promotion
-from clinrl.reports import exam_page
+from clinrl.reports import numbers
 from clinrl.reports.tables import show
 from clinrl.signing.approval import checked, given
 
@@ -57,7 +57,7 @@ def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
         show(FINDINGS, rows, as_json=False)
         if sys.stdout.isatty():  # scripts get one table; the form is in the JSON
             print()
-            answered = exam_page.form(decision.rows)
+            answered = numbers.form(decision.rows)
             show(tuple(answered[0]), answered, as_json=False)
     for reason in decision.reasons:
         print(f"clinrl: {reason}", file=sys.stderr)

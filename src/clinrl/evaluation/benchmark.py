@@ -12,6 +12,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import paths
 from clinrl.analysis import baselines
+from clinrl.analysis.benchmark import (
+    ALL,
+    EXAMINED,
+    ORACLE,
+    POOL,
+    SAMPLED,
+    SCORES,
+    Above,
+    Cell,
+    Level,
+    Played,
+    ProtocolReport,
+    Sat,
+    published_of,
+    verdicts,
+)
 from clinrl.analysis.exam import estimates, measured
 from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.config.base import did_you_mean
@@ -31,22 +47,7 @@ from clinrl.evaluation.evaluate import (
 )
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.rollout import run
-from clinrl.reports.benchmark_page import (
-    ALL,
-    EXAMINED,
-    ORACLE,
-    POOL,
-    SAMPLED,
-    Above,
-    Cell,
-    Level,
-    Played,
-    ProtocolReport,
-    Sat,
-    page,
-    published_of,
-)
-from clinrl.reports.render import load
+from clinrl.reports.render import load, render
 from clinrl.tasks.base import NOTHING_HEARD, Task
 from clinrl.types import Case, Transcript
 
@@ -103,7 +104,9 @@ def stage(params: "Params", name: str) -> None:
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page of a report beside it."""
-    write_text(target.with_suffix(".md"), page(ProtocolReport.model_validate(load(target, task, modes))))
+    report = ProtocolReport.model_validate(load(target, task, modes))
+    text = render("benchmark", report=report, scores=SCORES, verdicts=verdicts(report))
+    write_text(target.with_suffix(".md"), text)
 
 
 def draw(task: Task, seeds: Sequence[int], levels: Sequence[str]) -> dict[tuple[int, str], Case]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis import baselines, contrasts
+from clinrl.analysis import baselines, contrasts, controls
 from clinrl.analysis.contrasts import ALL, Compared, Entry
 from clinrl.analysis.exam import VIEW, EvalReport, Sitting, clusters_of, comparable, note_of
 from clinrl.artifacts import exclusive, read_manifest, staged, write_json, write_text
@@ -27,8 +27,8 @@ from clinrl.evaluation.evaluate import (
     read_graded,
     unanswered,
 )
-from clinrl.reports import comparison_page, controls, figures
-from clinrl.reports.render import load
+from clinrl.reports import figures, findings
+from clinrl.reports.render import load, render
 from clinrl.tasks.base import NOTHING_HEARD, Task, seen
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case, Graded
@@ -69,11 +69,11 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page and the figure of a comparison beside its report, and the page of each version in its folder."""
     report = Compared.model_validate(load(target, task, modes))
     title = f"{report.name} on {report.exam}"
-    figures.arms(comparison_page.dots(report), comparison_page.lines(report), title, target.with_suffix(".png"))
-    write_text(target.with_suffix(".md"), comparison_page.page(report))
+    figures.arms(findings.dots(report), findings.lines(report), title, target.with_suffix(".png"))
+    write_text(target.with_suffix(".md"), render("comparison", report=report))
     for path in sorted(target.with_suffix("").glob("*.json")):
         one = controls.Beside.model_validate(load(path, task, modes))
-        write_text(path.with_suffix(".md"), controls.page(one))
+        write_text(path.with_suffix(".md"), render("controls", report=one, kinds=controls.WHAT))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee, keep, sit
 from clinrl.intervals import DIGITS, bootstrap, wilson
 from clinrl.reports import figures
-from clinrl.reports.exam_page import percent
-from clinrl.reports.render import load
+from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Case, Estimate, Graded, Strict, Unreadable
@@ -57,7 +56,12 @@ class Group(Strict):
     total: float
     """Clinical cost of the group's answers for every 100 answers of the pool: what its repair is worth."""
     answers: dict[str, int]
-    """Wrong answers by what was answered, the commonest first."""
+    """Wrong answers by what was answered."""
+
+    @property
+    def commonest(self) -> list[tuple[str, int]]:
+        """The same, the commonest first."""
+        return sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
 
 
 class Shown(Strict):
@@ -130,7 +134,7 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
         f"{report.name} on {report.data}: clinical cost by deciding rule",
         target.with_suffix(".png"),
     )
-    write_text(target.with_suffix(".md"), page(report))
+    write_text(target.with_suffix(".md"), render("mining", report=report, most=SHOWN))
 
 
 def checked(data: str, task: Task) -> str:
@@ -245,13 +249,8 @@ def _group(by: str, value: str, lines: Sequence[_Line], everybody: int) -> Group
         },
         cost=_cost(lines),
         total=round(100 * math.fsum(line.cost for line in lines) / everybody, DIGITS),
-        answers=dict(commonest(counts)),
+        answers=counts,
     )
-
-
-def commonest(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Answers with their counts, the commonest first."""
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 def _wrong(lines: Sequence[_Line]) -> Estimate:
@@ -267,51 +266,3 @@ def _cost(lines: Sequence[_Line]) -> Estimate:
     found = bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(costs), costs)
     assert found is not None
     return found
-
-
-def page(report: MineReport) -> str:
-    """The report as Markdown: what to repair first, and the worst answers in full."""
-    rates = "; ".join(f"{mode} {percent(estimate)}" for mode, estimate in report.wrong.items())
-    parts = [
-        f"# Errors of {report.name} on {report.data}",
-        f"{report.note} Not for clinical use. {report.n} cases of the {report.pool} pool, which is neither training "
-        f"nor exam, each answered once in every mode. Wrong answers: {rates}. Brackets hold 95% intervals.",
-        "The cost of an answer is the task's own (0 for the right one; see its `cost`). `worth` is the cost of a "
-        "group's answers for every 100 answers: what its repair would save. Groups overlap between the tables.",
-        f"![Clinical cost by deciding rule]({report.name}.png)",
-    ]
-    for by in dict.fromkeys(group.by for group in report.groups):
-        shown = [group for group in of_kind(report, by) if group.total > 0][:SHOWN]
-        if shown:
-            parts += [f"## By {by}", _table(shown)]
-    parts += ["## The costliest answers", *(_answer(shown) for shown in report.worst)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _table(groups: Sequence[Group]) -> str:
-    by = groups[0].by
-    modes = [] if by == "error" else list(dict.fromkeys(mode for group in groups for mode in group.wrong))
-    head = [by, "cases", "worth", "mean cost", *(f"wrong, {mode}" for mode in modes), "answered instead"]
-    body = [
-        [
-            group.value.replace("|", "\\|"),
-            str(group.n),
-            f"{group.total:.2f}",
-            f"{group.cost.value:.3f} [{group.cost.low:.3f}, {group.cost.high:.3f}]",
-            *(percent(group.wrong[mode]) if mode in group.wrong else "" for mode in modes),
-            ", ".join(f"{answer} ({count})" for answer, count in commonest(group.answers)),
-        ]
-        for group in groups
-    ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])
-
-
-def _answer(shown: Shown) -> str:
-    said = (
-        f"**{shown.case_id}**, mode {shown.mode}: gold {shown.gold} by rule `{shown.rule}`, answered {shown.answered}, "
-        f"cost {shown.cost:g}."
-    )
-    if not shown.narrative:
-        return f"{said} Narrative and answer are withheld: the case is imported."
-    quoted = "\n".join(f"> {line}" if line else ">" for line in shown.narrative.splitlines())
-    return f"{said}\n\n{quoted}\n\n```text\n{shown.text}\n```"

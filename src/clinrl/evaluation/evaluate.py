@@ -48,8 +48,8 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.models.generate import Sampler, TransformersSampler
 from clinrl.models.judges import Oracles, heard_of, scores
 from clinrl.models.rollout import run
-from clinrl.reports import exam_page, figures
-from clinrl.reports.render import load
+from clinrl.reports import figures
+from clinrl.reports.render import load, render
 from clinrl.tasks import importing
 from clinrl.tasks.base import GIVEN, NOTHING_HEARD, Heard, Task, get_task, seen
 from clinrl.types import Case, Graded, Transcript, Unreadable
@@ -322,12 +322,13 @@ def write_pages(folder: Path, who: Examinee, modes: Iterable[str]) -> list[Path]
     modes = list(modes)
     reports = [EvalReport.model_validate(load(folder / f"{mode}.json", who.task, modes)) for mode in modes]
     agreement = TypeAdapter(Agreement).validate_python(load(folder / BETWEEN_MODES, who.task, modes))
-    alarms = alerts.stored(folder / ALARMS)
-    write_text(folder / "report.md", exam_page.page(reports, agreement, parent=who.parent, alarms=alarms))
+    raised = alerts.stored(folder / ALARMS)
+    text = render("exam", reports=reports, agreement=agreement, parent=who.parent, alarms=raised)
+    write_text(folder / "report.md", text)
     for report in reports:
         title, drawing = f"{who.name}, mode {report.mode}, {report.exam}", folder / f"confusion_{report.mode}.png"
         figures.confusion(report.confusion, title, drawing, counted=report.counted)
-    if alarms is None:
+    if raised is None:
         return []
     table = folder / HISTORY_TABLE
     if not table.exists():

@@ -23,9 +23,8 @@ from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee, hear, sit
 from clinrl.intervals import wilson
-from clinrl.reports.exam_page import shown, table
-from clinrl.reports.render import load
-from clinrl.tasks.base import NOTHING_HEARD, Heard, Published, PublishedRow, Task, get_task
+from clinrl.reports.render import load, render
+from clinrl.tasks.base import NOTHING_HEARD, Heard, Published, PublishedRow, Task
 from clinrl.types import Case, Estimate, Graded, Strict
 
 if TYPE_CHECKING:
@@ -101,7 +100,8 @@ def stage(params: "Params", name: str) -> None:
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page of a report beside it."""
-    write_text(target.with_suffix(".md"), page(ExternalReport.model_validate(load(target, task, modes))))
+    report = ExternalReport.model_validate(load(target, task, modes))
+    write_text(target.with_suffix(".md"), render("external", report=report, columns=SHOWN))
 
 
 def compared(
@@ -182,33 +182,3 @@ def _verdict(task: Task, counts: Mapping[Any, int], *, same: bool) -> str:
         f"The published rows are not comparable with the others: they are about {total} cases with gold labels "
         f"{theirs}, and here are {sum(counts.values())} with {mine}."
     )
-
-
-def page(report: ExternalReport) -> str:
-    """The report as Markdown."""
-    first = next(iter(report.reports.values()))
-    task = get_task(first.task)
-    shares = [name for name in SHOWN if any(name in line.metrics or name in line.printed for line in report.lines)]
-    body = [(line.name, line.n, *(_cell(task, line, name) for name in shares)) for line in report.lines]
-    sources = dict.fromkeys(line.source for line in report.lines if line.source)
-    said = [
-        f"- {'; '.join(line.name for line in report.lines if line.source == source)}: {source}." for source in sources
-    ]
-    parts = [
-        f"# {report.name} on {report.data}",
-        f"{report.note} Not for clinical use. {first.n} cases from elsewhere, each answered once in every mode. "
-        "Brackets hold 95% intervals: Wilson for shares, a bootstrap over cases for kappa (quadratic weights). Figures "
-        "without brackets stand as they were published.",
-        report.says,
-        table(("who", "n", *shares), body),
-        *(["## Where the published rows come from", "\n".join(said)] if said else []),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _cell(task: Task, line: Line, name: str) -> str:
-    if name in line.printed:
-        return f"{line.printed[name]:.3f}"
-    if name not in line.metrics:
-        return ""
-    return shown(task, name, line.metrics[name])

@@ -8,7 +8,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from clinrl.config.params import load_params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
 from clinrl.evaluation.evaluate import BETWEEN_MODES, examinee, load_report, load_sitting, sitting_of
+from clinrl.reports.render import render
 from clinrl.runtime import child
 from clinrl.tasks.base import get_task
 from clinrl.training.launch import HANDLING
@@ -184,46 +185,14 @@ def _agreement(name: str) -> Any:
 
 def page(result: dict[str, Any]) -> str:
     """The replication as Markdown: a row for each seed and version, then a row for each paired test."""
-    return "\n".join([*_numbers(result), "", *_tests(result)]) + "\n"
-
-
-def _numbers(result: dict[str, Any]) -> Iterator[str]:
-    lineage, modes, runs = result["lineage"], result["modes"], result["runs"]
-    n = runs[0]["metrics"][lineage[0]][modes[0]]["exact"]["n"]
-    yield f"# {result['version']} with {len(runs)} seeds"
-    yield ""
-    yield f"{result['note']} Exam {result['exam']}, n = {n}; brackets hold 95% Wilson intervals."
-    yield "Base, data and exam are the same in every row; the seeds of training are not."
-    yield ""
-    columns = ["seed", "version", *(f"{mode} {what}" for mode in modes for what in COMPARED), "modes agree"]
-    yield _row(columns)
-    yield _row(["---"] * len(columns))
-    for run in runs:
-        for name in lineage:
-            shares = [run["metrics"][name][mode][what] for mode in modes for what in COMPARED]
-            shown = [_shown(share) for share in (*shares, run["mode_agreement"][name])]
-            yield _row([run["seeds"][name], name, *shown])
-
-
-def _tests(result: dict[str, Any]) -> Iterator[str]:
-    yield "Exact McNemar tests on the same cases, not adjusted for their number; gained and lost are discordant cases."
-    yield ""
-    columns = ["seed", "comparison", "mode", "metric", "gained", "lost", "difference", "p"]
-    yield _row(columns)
-    yield _row(["---"] * len(columns))
-    for run in result["runs"]:
-        for test in run["tests"]:
-            who = f"{test['version']} against {test['other']}"
-            numbers = [test["b"], test["c"], _shown(test["difference"]), f"{test['p']:.2g}"]
-            yield _row([run["seeds"][test["version"]], who, test["mode"], test["metric"], *numbers])
-
-
-def _row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def _shown(estimate: dict[str, float] | None) -> str:
-    """Value and interval; a dash where there is none, as for the agreement of a single mode with itself."""
-    if estimate is None:
-        return "-"
-    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+    lineage, modes = result["lineage"], result["modes"]
+    rows = [
+        (
+            run["seeds"][name],
+            name,
+            [run["metrics"][name][mode][what] for mode in modes for what in COMPARED] + [run["mode_agreement"][name]],
+        )
+        for run in result["runs"]
+        for name in lineage
+    ]
+    return render("replication", **result, rows=rows, n=rows[0][2][0]["n"])

@@ -16,6 +16,8 @@ from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ended
 from clinrl.evaluation.evaluate import BETWEEN_MODES, load_report
+from clinrl.reports import render
+from clinrl.reports.numbers import percent
 from clinrl.types import Estimate
 
 if TYPE_CHECKING:
@@ -32,24 +34,18 @@ def table(params: "Params", task: str) -> str:
     Raises ArtefactError if a report is missing.
     """
     modes = list(params.modes)
-    header = [
-        "version",
-        "parent",
-        "recipe",
-        *(f"{metric}, {mode}" for mode in modes for metric in METRICS),
-        "modes agree",
-    ]
-    lines = [header, ["---"] * len(header)]
+    columns = [f"{metric}, {mode}" for mode in modes for metric in METRICS]
+    rows: list[list[object]] = []
     names = [name for version in params.versions for name in params.lineage(version)]
     mine = [name for name in dict.fromkeys(names) if params.versions[name].task == task]
-    lines.append([f"{task}-base", "", "embedded base" if params.scale == "embedded" else "hub checkpoint"])
-    lines[-1] += _results(f"{task}-base", modes)
+    base = "embedded base" if params.scale == "embedded" else "hub checkpoint"
+    rows.append([f"{task}-base", "", base, _results(f"{task}-base", modes)])
     for name in mine:
         version = params.versions[name]
-        lines.append([name, version.parent, version.profile, *_results(name, modes)])
+        rows.append([name, version.parent, version.profile, _results(name, modes)])
     if mine:
-        lines.append([BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", *_rival(mine[0], modes)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        rows.append([BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", _rival(mine[0], modes)])
+    return render.table(["version", "parent", "recipe", columns, "modes agree"], rows)
 
 
 def spliced(page: str, block: str) -> str:
@@ -84,19 +80,15 @@ def _results(name: str, modes: Sequence[str]) -> list[str]:
     found: dict[str, Any] = json.loads((paths.report(name) / BETWEEN_MODES).read_bytes())
     agreement = found.get("mode_agreement")
     return [
-        *(_shown(report.metrics[metric]) for report in reports for metric in METRICS),
-        _shown(Estimate.model_validate(agreement)) if agreement else "",
+        *(percent(report.metrics[metric]) for report in reports for metric in METRICS),
+        percent(Estimate.model_validate(agreement)) if agreement else "",
     ]
 
 
 def _rival(name: str, modes: Sequence[str]) -> list[str]:
     """The row to beat, from the report of `name`. It has no modes, so each mode repeats it."""
-    found = [next(row.metrics for row in load_report(name, mode).rows if row.name == BAG_OF_WORDS) for mode in modes]
-    return [*(_shown(metrics[metric]) for metrics in found for metric in METRICS), ""]
-
-
-def _shown(estimate: Estimate) -> str:
-    return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+    found = [next(line.metrics for line in load_report(name, mode).rows if line.name == BAG_OF_WORDS) for mode in modes]
+    return [*(percent(metrics[metric]) for metrics in found for metric in METRICS), ""]
 
 
 if __name__ == "__main__":

@@ -1,13 +1,77 @@
-"""Pages from what reports hold as JSON."""
+"""Pages: one template each, filled with records. The only place that writes Markdown."""
 
 import json
-from collections.abc import Iterable
-from itertools import combinations
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from clinrl.analysis.exam import COMPARED, UNREADABLE
-from clinrl.tasks.base import GIVEN, Task
+from clinrl.reports import findings, numbers, words
+from clinrl.tasks.base import GIVEN, Task, get_task
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+T = TypeVar("T")
+KEPT: Final = "\x00"
+"""Stands for a line break of free text while a page is made."""
+
+
+def render(template: str, **records: Any) -> str:
+    """The page of `templates/<template>.md.j2`. Raises jinja2.UndefinedError for a name that no record has."""
+    text = _environment().get_template(f"{template}.md.j2").render(records)
+    # Templates may leave more than one empty line where a part is missing; what `fenced` keeps is no part of that.
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n").replace(KEPT, "\n") + "\n"
+
+
+def row(cells: Iterable[object]) -> str:
+    """A line of a Markdown table. Text from elsewhere cannot end a cell or the line."""
+    texts = [" ".join(str(cell).splitlines()).replace("|", "\\|") for cell in _flat(cells)]
+    return f"| {' | '.join(texts)} |"
+
+
+def head(columns: Iterable[object]) -> str:
+    """The first two lines of a Markdown table."""
+    names = list(_flat(columns))
+    return f"{row(names)}\n{row(['---'] * len(names))}"
+
+
+def table(columns: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A whole Markdown table."""
+    return "\n".join([head(columns), *map(row, rows)])
+
+
+def _flat(cells: Iterable[object]) -> Iterator[object]:
+    for cell in cells:
+        if isinstance(cell, Iterable) and not isinstance(cell, str):
+            yield from _flat(cell)
+        else:
+            yield cell
+
+
+def each(values: Iterable[object], pattern: str) -> list[str]:
+    """Each value, or each tuple of values, in a format string."""
+    return [pattern.format(*value) if isinstance(value, tuple) else pattern.format(value) for value in values]
+
+
+def cells(found: Mapping[str, T], names: Iterable[str], shown: Callable[[T], str]) -> list[str]:
+    """A cell for each name; empty for those that the mapping has not."""
+    return [shown(found[name]) if name in found else "" for name in names]
+
+
+def quoted(text: str) -> str:
+    """Free text as a quotation."""
+    return "\n".join(f"> {line}" if line else ">" for line in text.splitlines())
+
+
+def fenced(text: str) -> str:
+    """Free text as a block of code, letter by letter. Nothing in it ends the block."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}".replace("\n", KEPT)
 
 
 def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
@@ -34,3 +98,26 @@ def _arranged(value: Any, places: dict[str, int]) -> Any:
     if not isinstance(value, dict):
         return value
     return {key: _arranged(value[key], places) for key in sorted(value, key=lambda key: places.get(key, len(places)))}
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # Markdown is no HTML: nothing is escaped but what `row` escapes.
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined, autoescape=False,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "row": row, "head": head, "each": each, "cells": cells, "quoted": quoted, "fenced": fenced,
+        "percent": numbers.percent, "decimal": numbers.decimal, "points": numbers.points, "p_value": numbers.p_value,
+        "ranged": numbers.ranged, "metric": numbers.metric, "change": numbers.change,
+    }  # fmt: skip
+    environment.globals |= {
+        "get_task": get_task, "COMPARED": COMPARED, "words": words, "findings": findings, "zip": zip,
+        "product": product, "percent": numbers.percent, "decimal": numbers.decimal, "plain": numbers.plain,
+        "metrics": numbers.metrics, "figures": numbers.figures, "spans": numbers.spans, "with_n": numbers.with_n,
+        "present": numbers.present,
+    }  # fmt: skip
+    return environment

@@ -1,4 +1,4 @@
-"""The page that a person reads about a comparison of recipes: tables, and sentences that the tests choose.
+"""Sentences on a comparison of recipes that the tests choose, and what its figure shows.
 
 A difference is named only where its p, adjusted within its family, is below 0.05; otherwise it is said that none is
 shown. What the rows are about comes from params.yaml: a pair says what its first row has and its second has not.
@@ -10,44 +10,18 @@ from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
 from clinrl.analysis.exam import COMPARED
 from clinrl.config.schema import Pair
-from clinrl.reports.exam_page import ALPHA, shown, table
-from clinrl.tasks.base import Statistic, Task, get_task
-from clinrl.types import Estimate
+from clinrl.reports.numbers import change, p_relation
+from clinrl.reports.words import ALPHA
+from clinrl.tasks.base import Task, get_task
 
 FEW = 20
 """Clusters below which a bootstrap over them gives intervals that are too narrow."""
-NO_PARSE = "no_parse"
 
 Dots = list[tuple[str, list[tuple[str, str, Figure]]]]
 """Panels of the figure: a measure, and name, kind and number of the rows that have it."""
 
 
-def page(report: Compared) -> str:
-    """The comparison as Markdown: for each mode what the tests show, then all cases and each part in tables."""
-    first = report.sections[0]
-    parts = [
-        f"# {report.name} on {report.exam}",
-        f"{report.note} Not for clinical use. Task {report.task}, version {report.task_version}; {first.n} exam cases, "
-        "each answered once by every version in every mode. A row is a recipe, its number the mean over its seeds, a "
-        "version each. Brackets hold 95% intervals: bootstrap draws of "
-        f"{'cases' if first.clusters is None else f'clusters ({first.clusters} of them)'}, the same for all rows, and "
-        f"of seeds. The metrics are defined in `clinrl.tasks.{report.task}`.",
-    ]
-    if any(report.published.values()):
-        parts.append(
-            "Published figures stand as they were printed. They are about other data and other models, so they are "
-            "not comparable with the rest of their row."
-        )
-    parts.append(f"![Rows]({report.name}.png)")
-    for mode in report.modes:
-        sections = [section for section in report.sections if section.mode == mode]
-        parts += [f"## Mode {mode}", *words(report, sections)]
-        for section in sections:
-            parts += _section(report, section)
-    return "\n\n".join(parts) + "\n"
-
-
-def words(report: Compared, sections: Sequence[Section]) -> Iterator[str]:
+def paragraphs(report: Compared, sections: Sequence[Section]) -> Iterator[str]:
     """What the tests of one mode show, pair by pair, and what they rest on."""
     task, whole = get_task(report.task), sections[0]
     for pair in report.tests:
@@ -63,7 +37,7 @@ def words(report: Compared, sections: Sequence[Section]) -> Iterator[str]:
             "test over clusters, believe the latter."
         )
     limits += [
-        f"{_place(report, section)} has {section.clusters} clusters: its intervals are too narrow and its p values too "
+        f"{place(report, section)} has {section.clusters} clusters: its intervals are too narrow and its p values too "
         "small, so that even what is shown there needs a second look."
         for section in sections
         if section.clusters is not None and section.clusters < FEW
@@ -99,7 +73,7 @@ def _about(report: Compared, task: Task, pair: Pair, sections: Sequence[Section]
 
 def _verdict(task: Task, test: Contrast) -> str:
     """What one test over all seeds says, and no more."""
-    figures = f"{_change(task, test.measure, test.difference)}, adjusted p {_p(test.adjusted)}"
+    figures = f"{change(test.difference, task, test.measure)}, adjusted p {p_relation(test.adjusted)}"
     if test.adjusted >= ALPHA:
         return f"no difference in {test.measure} is shown ({figures})"
     higher = test.difference.value > 0
@@ -134,81 +108,7 @@ def _prior(section: Section, pair: Pair, test: Contrast) -> str:
     # Where the two lie on either side of what is right, the test says nothing of which is nearer to it.
     if (mine - right) * (theirs - right) >= 0:
         said += f", {'nearer to' if abs(mine - right) < abs(theirs - right) else 'farther from'} how often it is right"
-    return f"{said} ({figures}; adjusted p {_p(test.adjusted)})."
-
-
-def _section(report: Compared, section: Section) -> Iterator[str]:
-    task = get_task(report.task)
-    of = "" if section.clusters is None else f", {section.clusters} clusters"
-    yield f"### {_place(report, section)}, mode {section.mode}"
-    yield f"{section.n} cases{of}. " + ", ".join(
-        f"{100 * share:.1f}% {label}" for label, share in section.right.items()
-    )
-    published = report.published.get(section.part, {})
-    chosen = [*report.columns, NO_PARSE]
-    head = ["who", "seeds", *chosen, *(["published (other data)"] if published else [])]
-    yield table(
-        head,
-        [
-            [
-                row.name,
-                len(row.versions) or "",
-                *(_cell(task, name, row.metrics.get(name)) for name in chosen),
-                *([_printed(published.get(row.name, {}))] if published else []),
-            ]
-            for row in section.rows
-        ],
-    )
-    several = [row for row in section.rows if len(row.versions) > 1]
-    if several:
-        yield "Lowest and highest seed of each row:"
-        yield table(
-            ["who", *chosen], [[row.name, *(_range(task, n, row.metrics.get(n)) for n in chosen)] for row in several]
-        )
-    qualities = [name for name in task.qualities if any(name in row.qualities for row in section.rows)]
-    if qualities:
-        yield "The reasoning; a range without brackets is that of seeds, where no single cases are known:"
-        body = [
-            [row.name, *(_cell(task, name, row.qualities.get(name)) for name in qualities)]
-            for row in section.rows
-            if row.qualities
-        ]
-        yield table(["who", *qualities], body)
-    yield from _views(task, section, report)
-    yield from _tests(task, section)
-
-
-def _views(task: Task, section: Section, report: Compared) -> Iterator[str]:
-    """Other ways to show the cases, from the versions' own reports."""
-    measured = {name for row in section.views for name in row.metrics}
-    names = dict.fromkeys([*report.columns, *COMPARED, *([report.quality] if report.quality else [])])
-    chosen = [name for name in names if name in measured]
-    if not section.views or not chosen:
-        return
-    yield "Other views of the cases that have them; ranges are those of seeds:"
-    body = [
-        [row.name, row.view, *(_cell(task, name, row.metrics.get(name)) for name in chosen)] for row in section.views
-    ]
-    yield table(["who", "view", *chosen], body)
-
-
-def _tests(task: Task, section: Section) -> Iterator[str]:
-    pooled = [test for test in section.contrasts if test.versions is None]
-    if pooled:
-        yield "Tests over all seeds, on the same draws; differences are the first less the second:"
-        over_all = [[test.first, test.second, test.measure, *_numbers(task, test)] for test in pooled]
-        yield table(["first", "second", "measure", "difference", "p", "adjusted"], over_all)
-    seeds = [test for test in section.contrasts if test.versions is not None]
-    if seeds:
-        yield "Exact McNemar tests, seed by seed:"
-        body = [[*(t.versions or ()), t.measure, t.b, t.c, *_numbers(task, t)] for t in seeds]
-        yield table(
-            ["first", "second", "metric", "only first (b)", "only second (c)", "difference", "p", "adjusted"], body
-        )
-
-
-def _numbers(task: Task, test: Contrast) -> list[str]:
-    return [_change(task, test.measure, test.difference), f"{test.p:.4g}", f"{test.adjusted:.4g}"]
+    return f"{said} ({figures}; adjusted p {p_relation(test.adjusted)})."
 
 
 def dots(report: Compared) -> Dots:
@@ -238,39 +138,6 @@ def _is_of(test: Contrast, pair: Pair) -> bool:
     return (test.first, test.second) == (pair.first, pair.second)
 
 
-def _place(report: Compared, section: Section) -> str:
+def place(report: Compared, section: Section) -> str:
+    """Which cases a section is about."""
     return "All cases" if section.part == ALL else f"Part {section.part} of {report.parts}"
-
-
-def _cell(task: Task, name: str, figure: Figure | None) -> str:
-    if figure is None:
-        return ""
-    if figure.low is None or figure.high is None:
-        return _range(task, name, figure, figure.value)
-    return shown(task, name, Estimate(value=figure.value, low=figure.low, high=figure.high, n=figure.n))
-
-
-def _range(task: Task, name: str, figure: Figure | None, value: float | None = None) -> str:
-    if figure is None:
-        return ""
-    low, high = (_number(task, name, edge) for edge in (min(figure.seeds), max(figure.seeds)))
-    return f"{low} to {high}" if value is None else f"{_number(task, name, value)}, {low} to {high}"
-
-
-def _number(task: Task, name: str, value: float) -> str:
-    return f"{value:.3f}" if isinstance(task.metrics.get(name), Statistic) else f"{100 * value:.1f}%"
-
-
-def _change(task: Task, name: str, difference: Estimate) -> str:
-    edges = (difference.value, difference.low, difference.high)
-    if isinstance(task.metrics.get(name), Statistic):
-        return "{:+.3f} [{:+.3f}, {:+.3f}]".format(*edges)
-    return "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * edge for edge in edges))
-
-
-def _printed(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
-
-
-def _p(p: float) -> str:
-    return f"= {p:.3f}" if p >= 0.001 else "< 0.001"

@@ -5,16 +5,15 @@ controls, and theirs for themselves. Here all have been examined. The numbers ar
 against trained controls are new. Pure functions of records: no files, no models, no clock.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from clinrl.analysis.exam import Estimates, EvalReport, Row, Sitting, compare
 from clinrl.errors import ArtefactError
 from clinrl.intervals import Paired
-from clinrl.reports.exam_page import ALPHA, shown, table, tests, verdict
-from clinrl.tasks.base import Task, get_task
-from clinrl.types import Estimate, Strict
+from clinrl.tasks.base import Task
+from clinrl.types import Strict
 
 Kind = Literal["version", "seed", "control", "parent", "base", "trivial"]
 WHAT: dict[Kind, str] = {
@@ -54,6 +53,11 @@ class Line(Strict):
     """What every line has, as it stands in the rows of reports."""
     others: Estimates
     """What only its own report knows; empty for who has none."""
+
+    @property
+    def label(self) -> str:
+        """A version with its recipe; anybody else by name."""
+        return f"{self.recipe} ({self.name})" if self.recipe else self.name
 
 
 class Mode(Strict):
@@ -175,87 +179,3 @@ def _rest(member: Member) -> dict[str, Row]:
 def _of(who: str | None, row: str) -> bool:
     """A row is about somebody's answers, to the cases as given or under another view."""
     return who is not None and (row == who or row.startswith(f"{who}, "))
-
-
-def page(report: Beside) -> str:
-    """The Markdown page on one version beside the controls."""
-    task = get_task(report.task)
-    of = "" if report.clusters is None else f" of {report.clusters} clusters"
-    parts = [
-        f"# {report.name} beside the controls, on {report.exam}",
-        f"{report.note} Not for clinical use. Task {report.task}, version {report.task_version}; {report.n} exam "
-        f"cases{of}, each answered once by everybody in every mode. Recipe: {report.recipe}. Brackets hold 95% "
-        f"intervals. The metrics are defined in `clinrl.tasks.{report.task}`.",
-        "All rows stand as in the versions' own reports; that of this one is "
-        f"[here](../../{report.name}/report.md). All recipes over their seeds, and the tests between them: "
-        f"[{report.comparison}](../{report.comparison}.md).",
-    ]
-    for mode in report.modes:
-        parts += [f"## Mode {mode.mode}", *_tables(task, report, mode), *_words(task, report, mode)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _tables(task: Task, report: Beside, mode: Mode) -> Iterator[str]:
-    chosen = [name for name in task.row_metrics if any(name in line.metrics for line in mode.lines)]
-    body = [
-        (label(line), WHAT[line.kind], *(_cell(task, name, line.metrics.get(name), report.n) for name in chosen))
-        for line in mode.lines
-    ]
-    yield table(("who", "what", *chosen), body)
-    examined = [line for line in mode.lines if line.others]
-    known = dict.fromkeys(name for line in examined for name in line.others)
-    names = [name for name in (*task.qualities, *task.metrics) if name in known]
-    names += [name for name in known if name not in names]
-    yield "What only their own reports measure; n where it is not all cases:"
-    yield table(
-        ("metric", *map(label, examined)),
-        [(name, *(_cell(task, name, line.others.get(name), report.n) for line in examined)) for name in names],
-    )
-
-
-def _words(task: Task, report: Beside, mode: Mode) -> Iterator[str]:
-    """What the tests against the trained controls say, and what they rest on."""
-    controls = [line for line in mode.lines if line.kind == "control"]
-    if not controls:
-        yield "No trained control stands beside it, so nothing is tested here."
-        return
-    said = [_against(task, label(line), [test for test in mode.paired if test.other == line.name]) for line in controls]
-    said.append(
-        f"The {len(mode.paired)} p-values of this mode are not adjusted for each other, and a difference that is not "
-        f"shown may still exist. Each test is of one training against another, so none knows of the spread of seeds."
-    )
-    if report.clusters is not None:
-        said.append(
-            "McNemar's test takes cases for independent, which those of one cluster are not, so its p-values may be "
-            "too small; the tests of the comparison are over clusters and seeds."
-        )
-    yield " ".join([*said, f"All figures hold for {report.exam} only."])
-    yield "Paired tests against the trained controls, exact McNemar, two-sided:"
-    yield tests(mode.paired)
-
-
-def _against(task: Task, who: str, paired: Sequence[Paired]) -> str:
-    """One sentence: better, worse, or no difference shown, and by how much."""
-    judged = {
-        "better" if (test.b > test.c) == (task.metrics[test.metric].worse == "lower") else "worse"
-        for test in paired
-        if test.p < ALPHA
-    }
-    if not judged:
-        opening = f"No difference from {who} is shown"
-    elif len(judged) == 1:
-        opening = f"{judged.pop().capitalize()} than {who}"
-    else:
-        opening = f"Better than {who} in one way and worse in another"
-    return f"{opening}: {'; '.join(map(verdict, paired))}."
-
-
-def label(line: Line) -> str:
-    """A version with its recipe; anybody else by name."""
-    return f"{line.recipe} ({line.name})" if line.recipe else line.name
-
-
-def _cell(task: Task, name: str, estimate: Estimate | None, n: int) -> str:
-    if estimate is None:
-        return ""
-    return shown(task, name, estimate) + ("" if estimate.n == n else f", n {estimate.n}")

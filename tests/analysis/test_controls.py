@@ -8,6 +8,8 @@ import pytest
 
 import contest
 from clinrl import intervals, paths
+from clinrl.analysis import controls
+from clinrl.analysis.controls import Beside, Mode
 from clinrl.analysis.exam import COMPARED, compare
 from clinrl.artifacts import write_json
 from clinrl.config.params import Params
@@ -15,8 +17,8 @@ from clinrl.errors import ArtefactError
 from clinrl.evaluation import compare as comparison
 from clinrl.evaluation.evaluate import load_report, load_sitting, unanswered
 from clinrl.intervals import Paired
-from clinrl.reports import controls
-from clinrl.reports.controls import Beside, Mode
+from clinrl.reports import words
+from clinrl.reports.render import render
 from clinrl.types import Estimate
 
 READERS = {
@@ -138,7 +140,7 @@ def test_worse_and_mixed_are_called_so():
         return Paired(metric=metric, other="blind-1", b=b, c=c, difference=difference, p=p)
 
     def said(*paired: Paired) -> str:
-        return controls._against(contest.TASK, "blind", paired).split(":")[0]
+        return words.against(contest.TASK, "blind", paired).split(":")[0]
 
     assert said(test("exact", 2, 20, 0.01), test("dangerous", 20, 2, 0.01)) == "Worse than blind"
     assert said(test("exact", 20, 2, 0.01), test("dangerous", 20, 2, 0.2)) == "Better than blind"
@@ -156,7 +158,7 @@ def test_a_control_has_a_page_without_itself_among_the_controls(built):
     alone = report("blind-1", built)
     mode = alone.modes[0]
     without = mode.model_copy(update={"lines": tuple(x for x in mode.lines if x.kind != "control"), "paired": ()})
-    page = controls.page(alone.model_copy(update={"modes": (without,)}))
+    page = render("controls", kinds=controls.WHAT, report=alone.model_copy(update={"modes": (without,)}))
     assert "No trained control stands beside it, so nothing is tested here." in page
     assert "McNemar" not in page
 

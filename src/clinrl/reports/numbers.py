@@ -1,0 +1,137 @@
+"""Numbers as pages show them: an estimate with its interval in brackets."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from clinrl.analysis.contrasts import Figure
+from clinrl.tasks.base import Statistic, Task
+from clinrl.types import Estimate
+
+if TYPE_CHECKING:
+    from clinrl.release.gate import FormRow
+
+
+def percent(estimate: Estimate) -> str:
+    """A share in per cent with its interval."""
+    return f"{100 * estimate.value:.1f}% [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+
+
+def decimal(estimate: Estimate | None, digits: int = 3) -> str:
+    """A number with its interval; empty where there is none."""
+    if not estimate:
+        return ""
+    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+
+
+def points(difference: Estimate) -> str:
+    """A difference of two shares in percentage points with its interval."""
+    return f"{100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+
+
+def p_value(p: float) -> str:
+    """A p value to three digits."""
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def p_relation(p: float) -> str:
+    """The same as the right side of a relation."""
+    return f"= {p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def plain(value: float) -> str:
+    """A number without an interval, as others print theirs."""
+    return f"{value:.3f}"
+
+
+def ranged(estimate: Mapping[str, float] | None) -> str:
+    """Value and interval; a dash where there is none, as for the agreement of a single mode with itself."""
+    if estimate is None:
+        return "-"
+    return f"{estimate['value']:.3f} ({estimate['low']:.3f} to {estimate['high']:.3f})"
+
+
+def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = None) -> str:
+    """A metric of the task: a statistic or a count as a number, anything else in per cent; empty where undefined.
+
+    Its own n is added where it is not the given one.
+    """
+    if not estimate:
+        return ""
+    quality = task.qualities.get(name)
+    if isinstance(task.metrics.get(name), Statistic):
+        text = decimal(estimate)
+    elif quality is not None and quality.counts:
+        text = decimal(estimate, 2)
+    else:
+        text = percent(estimate)
+    return text if n in (None, estimate.n) else f"{text}, n {estimate.n}"
+
+
+def metrics(
+    task: Task, names: Iterable[str], found: Mapping[str, Estimate], printed: Mapping[str, float] | None = None
+) -> list[str]:
+    """A cell for each metric. What was printed elsewhere comes without an interval, and before what is found."""
+    others = printed or {}
+    return [plain(others[name]) if name in others else metric(found.get(name), task, name) for name in names]
+
+
+def figures(task: Task, names: Iterable[str], found: Mapping[str, Figure]) -> list[str]:
+    """A cell for each number of a row over seeds; where no single cases are known, the range of seeds."""
+    return [figure(found.get(name), task, name) for name in names]
+
+
+def figure(found: Figure | None, task: Task, name: str) -> str:
+    """A number of a row over seeds."""
+    if found is None:
+        return ""
+    if found.low is None or found.high is None:
+        return f"{_number(task, name, found.value)}, {span(found, task, name)}"
+    return metric(Estimate(value=found.value, low=found.low, high=found.high, n=found.n), task, name)
+
+
+def spans(task: Task, names: Iterable[str], found: Mapping[str, Figure]) -> list[str]:
+    """A cell for each number of a row: its lowest and its highest seed."""
+    return [span(found.get(name), task, name) for name in names]
+
+
+def span(found: Figure | None, task: Task, name: str) -> str:
+    """The lowest and the highest seed of a number."""
+    if found is None:
+        return ""
+    return " to ".join(_number(task, name, edge) for edge in (min(found.seeds), max(found.seeds)))
+
+
+def _number(task: Task, name: str, value: float) -> str:
+    return plain(value) if isinstance(task.metrics.get(name), Statistic) else f"{100 * value:.1f}%"
+
+
+def change(difference: Estimate, task: Task, name: str) -> str:
+    """A difference in a metric of the task."""
+    if isinstance(task.metrics.get(name), Statistic):
+        return f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return points(difference)
+
+
+def with_n(names: Iterable[str], found: Mapping[str, Estimate]) -> list[str]:
+    """The heads of columns, with the count that is behind each."""
+    return [f"{name}, n {found[name].n}" if name in found else name for name in names]
+
+
+def present(names: Iterable[str], found: Iterable[Mapping[str, object]]) -> list[str]:
+    """The names that any of the mappings has."""
+    rows = list(found)
+    return [name for name in names if any(name in row for row in rows)]
+
+
+def form(rows: Sequence["FormRow"]) -> list[dict[str, str]]:
+    """What the person sees who is asked to approve, a line for each who answered: shares, and the candidate's lead.
+
+    A lead is the candidate minus that one on the same cases; it is empty for the candidate itself.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    return [
+        {"mode": row.mode, "who": row.name, "role": row.role}
+        | {name: percent(row.metrics[name]) if name in row.metrics else "" for name in names}
+        | {f"ahead in {name}": points(row.ahead[name]) if name in row.ahead else "" for name in names}
+        for row in rows
+    ]

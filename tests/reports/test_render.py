@@ -1,0 +1,77 @@
+"""Templates: text from elsewhere stays in its cell or block, a missing name is an error, and cards keep their bytes."""
+
+import hashlib
+import tomllib
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+
+from clinrl.reports import model_card
+from clinrl.reports.render import each, fenced, head, quoted, render, row, table
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = "a | b\n\n## A heading\r\n| x |"
+
+
+def test_no_text_ends_a_cell_or_a_row():
+    assert row(["n", HOSTILE]) == "| n | a \\| b  ## A heading \\| x \\| |"
+    text = table(["name"], [[HOSTILE], ["{{ name }}"]])
+    assert len(text.splitlines()) == 4
+    assert text.endswith("| {{ name }} |")
+
+
+def test_a_row_takes_lists_of_cells():
+    assert row(["a", ["b", (1, 2)], (cell for cell in "cd"), {"e": 0}]) == "| a | b | 1 | 2 | c | d | e |"
+    assert head(["a", ["b", "c"]]) == "| a | b | c |\n| --- | --- | --- |"
+    assert each([("a", 1), "b"], "{}!") == ["a!", "b!"]
+
+
+@pytest.mark.parametrize("text", ["```\n# Free\n```", "````", "plain", "a\n\n\n\nb"])
+def test_no_text_ends_its_block(text):
+    fence = fenced(text).split("text")[0]
+    assert fence not in text
+    assert fenced(text).endswith(fence)
+
+
+def test_a_quotation_stays_one():
+    assert quoted("a\n\n# b") == "> a\n>\n> # b"
+
+
+def alarm(**changes):
+    return {"step": 1, "level": "warn", "name": "x", "says": "y", "helps": "z"} | changes
+
+
+def test_free_text_is_no_template_and_no_html():
+    text = render("alarms", alarms=[alarm(says="{{ 7 * 7 }} <b>&</b> | {% raw %}")])
+    assert "| {{ 7 * 7 }} <b>&</b> \\| {% raw %} |" in text
+
+
+def test_a_name_that_no_record_has_is_an_error():
+    with pytest.raises(UndefinedError):
+        render("alarms")
+    with pytest.raises(UndefinedError, match="helps"):
+        render("alarms", alarms=[{key: value for key, value in alarm().items() if key != "helps"}])
+
+
+@pytest.mark.parametrize(
+    ("method", "digest"),
+    [
+        ("grpo", "5c171de01bef0b19a96cc68e5fe68f5a5ac0900867b81452c7bd0fa193121dc0"),
+        ("sft", "c8f369f6197ebf56d0f587398f2d6c77900761956a1366c7eb739019f32aa8db"),
+    ],
+)
+def test_the_card_of_an_adapter_keeps_its_bytes(method, digest):
+    """It lies in the adapter's folder and so in its digest: an altered template would make other adapters."""
+    spec = {"method": method, "lora": {"rank": 8}, "trainer": {"steps": 3}, "stream": {}, "modes": ["think"],
+            "reward": {"unreadable": -2.0}, "omit": ["a | b"], "scale": "embedded", "parent": "v1", "data": "d1",
+            "profile": "p1", "seed": 3}  # fmt: skip
+    fields = {"name": "v2", "task": "esi", "task_version": 1, "inputs": {"base": "b" * 64, "Parent": "p" * 64}}
+    card = model_card.write(fields | {"spec": spec}, lineage=["v1", "v2"])
+    assert hashlib.sha256(card.encode()).hexdigest() == digest
+
+
+def test_templates_are_part_of_the_package():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["clinrl"]
+    assert "**/*.j2" in declared
+    assert all(path.name.endswith(".md.j2") for path in (ROOT / "src/clinrl/reports/templates").iterdir())
