@@ -197,6 +197,46 @@ def test_the_design_names_every_package_and_the_spine_is_short() -> None:
     assert sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in spine) <= SPINE
 
 
+RETIRED = re.compile(r"\b(?:sat|sits?|sitting|examinees?|ledger|mined errors)\b", re.IGNORECASE)
+"""Words that docs/glossary.md retired."""
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_no_page_uses_a_retired_word(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").split("## Retired words")[0]
+    assert not RETIRED.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL))
+
+
+def test_no_command_uses_a_retired_word() -> None:
+    for program, commands in PROGRAMS.items():
+        assert not {f"{program} {name}": RETIRED.findall(one.format_help()) for name, one in commands.items()
+                    if RETIRED.search(one.format_help())}  # fmt: skip
+
+
+def test_the_results_of_imaging_are_those_of_the_committed_comparison() -> None:
+    report = json.loads((ROOT / "data/reports/comparisons/imaging-arms.json").read_text(encoding="utf-8"))
+    (section,) = (one for one in report["sections"] if (one["mode"], one["part"]) == ("think", "all"))
+    found = {(one["first"], one["second"]): one for one in section["contrasts"] if one["measure"] == "macro_f1"}
+    page = (ROOT / "docs/tasks/imaging.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\(([\w ]+) against ([\w ,]+)\) \| (.+) \| (yes|no) \|", page)
+    assert len(rows) == 5
+    for first, second, figures, shown in rows:
+        contrast = found[first, second]
+        value, low, high = (contrast["difference"][key] for key in ("value", "low", "high"))
+        assert figures == f"{value:+.3f} [{low:+.3f}, {high:+.3f}], p = {contrast['adjusted']:.1g}"
+        assert shown == ("yes" if contrast["adjusted"] < 0.05 else "no")
+
+
+def test_what_is_said_of_v50_is_what_was_measured() -> None:
+    page = (ROOT / "docs/tasks/esi.md").read_text(encoding="utf-8")
+    for mode in ("think", "direct"):
+        report = json.loads((ROOT / f"data/reports/esi-v50/{mode}.json").read_text(encoding="utf-8"))
+        tests = {one["metric"]: one for one in report["paired"] if one["other"] == "esi-v49"}
+        value, low, high = (100 * tests["exact"]["difference"][key] for key in ("value", "low", "high"))
+        assert f"{mode} {value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {tests['exact']['p']:.1g}" in page
+        assert tests["dangerous"]["p"] == 1
+
+
 LEVELS = ("easy", "medium", "hard")
 
 
