@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+import laid
 from clinrl import paths
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
@@ -45,9 +46,15 @@ def test_no_command_of_the_pipeline_holds_a_name(stages: dict[str, Any]) -> None
 def test_every_stage_follows_from_a_params_file_that_was_checked(stages: dict[str, Any]) -> None:
     proof = str(paths.params_proof())
     assert [out.def_path for out in stages[FIRST].outs] == [proof]
-    assert [dep.def_path for dep in stages[FIRST].deps] == ["params.yaml"]
+    assert {dep.def_path for dep in stages[FIRST].deps} == {"params.yaml", "params"}
     for address in stages.keys() - {FIRST}:
         assert proof in {dep.def_path for dep in stages[address].deps}, address
+
+
+def test_dvc_reads_every_file_of_parameters() -> None:
+    listed = YAML(typ="safe").load(ROOT / "dvc.yaml")["vars"]
+    assert sorted(listed) == sorted(f"params/{path.name}" for path in (ROOT / "params").iterdir())
+    assert listed == [f"params/{name}.yaml" for name in laid.FILES]
 
 
 def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, Any]) -> None:
@@ -80,7 +87,7 @@ def test_a_comparison_follows_from_everybody_in_it(params: Params, stages: dict[
         stage = stages.get(f"compare-{name}")
         text = f"  compare-{name}:\n    deps:\n" + "".join(f"      - {path}\n" for path in wanted)
         assert stage is not None, text
-        assert sorted(dep.def_path for dep in stage.deps if dep.def_path != "params.yaml") == sorted(wanted), text
+        assert sorted(dep.def_path for dep in stage.deps if not hasattr(dep, "params")) == sorted(wanted), text
         report = paths.comparison_report(name)
         written = [paths.comparison_pages(name), *map(report.with_suffix, (".json", ".md", ".png"))]
         assert {out.def_path for out in stage.outs} == set(map(str, written))
@@ -116,7 +123,7 @@ def test_every_mode_has_its_outputs_and_its_prompt_is_tracked(params: Params) ->
 
 def test_no_source_file_is_a_dependency(stages: dict[str, Any]) -> None:
     files = [dep.def_path for stage in stages.values() for dep in stage.deps if dep.def_path]
-    assert [path for path in files if not (path.startswith("data/") or path == "params.yaml")] == []
+    assert [path for path in files if not path.startswith(("data/", "params.yaml", "params"))] == []
 
 
 def test_what_git_keeps_and_what_it_ignores() -> None:
@@ -147,7 +154,7 @@ def copy(tmp_path: Path) -> Path:
     """The committed pipeline without its artefacts: what a fresh clone has, as far as DVC is concerned."""
     for name in ("dvc.yaml", "dvc.lock", "params.yaml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    for folder in ("data/reports", "data/bases", "data/adapters/esi-base"):
+    for folder in ("params", "data/reports", "data/bases", "data/adapters/esi-base"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     dvc(tmp_path, "init", "--no-scm", "--quiet")
     return tmp_path
@@ -187,7 +194,8 @@ def test_the_lock_holds_what_params_ask_for_and_what_git_keeps_and_a_new_reason_
         for version in content["versions"].values():
             version["why"] = "another reason"
 
-    edit(copy / "params.yaml", change)
+    for file in (copy / "params").iterdir():
+        edit(file, change)
     assert changed(copy) == {FIRST}  # which writes a constant
 
 
@@ -200,7 +208,7 @@ def test_a_new_seed_rebuilds_its_version_and_no_ancestor_and_a_child_adds_its_ow
         content["versions"]["esi-v999"] = {**content["versions"][last], "parent": last, "seed": 999}
         content["versions"][last]["seed"] += 1
 
-    edit(copy / "params.yaml", change)
+    edit(copy / "params" / f"{params.versions[last].file}.yaml", change)
     assert changed(copy) == {
         FIRST, f"probe@{last}", f"train@{last}", "probe@esi-v999", "train@esi-v999", "evaluate@esi-v999",
     }  # fmt: skip
@@ -214,7 +222,7 @@ def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], copy: Pat
         names = ("x; touch attacked #", "../../mlruns", "../../../outside")
         content["datasets"] = dict.fromkeys(names, content["datasets"]["esi-d1"]) | content["datasets"]
 
-    edit(copy / "params.yaml", change)
+    edit(copy / "params/esi.yaml", change)
     kept = [copy / "mlruns/kept", copy.parent / "outside/kept"]
     for path in kept:
         path.parent.mkdir(exist_ok=True)
@@ -236,10 +244,12 @@ def test_make_checks_params_before_anything_else(target: str) -> None:
 def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: Path) -> None:
     source = ROOT / "data/sources/synthetic/MIETIC-validate-samples.csv"
 
+    imports = {"mietic-36": {"task": "esi", "task_version": 1, "use": "exam", "source": str(source)}}
+
     def change(content: Any) -> None:
-        content["imports"] = {"mietic-36": {"task": "esi", "task_version": 1, "use": "exam", "source": str(source)}}
         content["external"] = {"esi-v49": {"task": "esi", "data": "mietic-36"}}
 
+    edit(copy / "params/esi.yaml", lambda content: content.update(imports=imports))
     edit(copy / "params.yaml", change)
     assert changed(copy) == {FIRST, "import@mietic-36", "external@esi-v49"}
     dvc(copy, "repro", "validate-import@mietic-36")

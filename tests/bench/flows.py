@@ -13,11 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
+import laid
 from clinrl import paths
+from clinrl.config.files import merge, read_files
 from clinrl.config.params import load_params
-from clinrl.config.plain_yaml import read_yaml
 from clinrl.runtime import determinism
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +31,7 @@ def project(folder: Path, lineage: tuple[str, ...]) -> Path:
     folder.mkdir()
     for name in ("dvc.yaml", "dvc.lock"):
         shutil.copyfile(ROOT / name, folder / name)
-    tree = read_yaml(ROOT / "params.yaml")
+    tree, _ = merge(read_files(ROOT / "params.yaml"))
     tree["versions"] = {name: tree["versions"][name] for name in lineage}
     tree |= {
         "protocols": {"bases": {}, "versions": {}},
@@ -42,8 +41,10 @@ def project(folder: Path, lineage: tuple[str, ...]) -> Path:
         "comparisons": {},
         "schedules": {},
     }
-    with (folder / "params.yaml").open("w") as stream:
-        YAML(typ="safe").dump(tree, stream)
+    task = tree["versions"][lineage[0]]["task"]
+    tree["bases"] = {task: tree["bases"][task]}
+    tree["gates"] = {task: tree["gates"][task]}
+    laid.lay(folder, tree)
     for task in load_params().bases:
         for part in (paths.base(task), paths.adapter(f"{task}-base")):
             shutil.copytree(ROOT / part, folder / part)

@@ -14,7 +14,7 @@ from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError
 from valid_params import VALID
 
-REAL = (Path(__file__).parents[2] / "params.yaml").read_text(encoding="utf-8")
+REAL = (Path(__file__).parents[2] / "params/imaging.yaml").read_text(encoding="utf-8")
 NINE = 9
 
 

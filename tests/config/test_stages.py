@@ -1,6 +1,7 @@
 """The stages by their addresses, and the first of them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,16 +50,19 @@ def test_the_first_stage_writes_a_constant_only_for_a_sound_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sound = (ROOT / "params.yaml").read_text(encoding="utf-8")
-    Path("params.yaml").write_text(sound.replace("  esi-d2:", "  ../../d2:"), encoding="utf-8")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    file = tmp_path / "params/esi.yaml"
+    sound = file.read_text(encoding="utf-8")
+    file.write_text(sound.replace("  esi-d2:", "  ../../d2:"), encoding="utf-8")
     for command in (["check"], ["stage", "params"]):
         assert cli.main(command) == 2
         assert capsys.readouterr() == ("", (
-            "clinrl: params.yaml: datasets.../../d2 is not a name; a name becomes a folder and must match "
+            "clinrl: params/esi.yaml: datasets.../../d2 is not a name; a name becomes a folder and must match "
             "[a-z][a-z0-9-]{1,40}\n"
         ))  # fmt: skip
     assert not paths.params_proof().exists()
-    Path("params.yaml").write_text(sound, encoding="utf-8")
+    file.write_text(sound, encoding="utf-8")
     assert cli.main(["check"]) == 0
     assert not paths.params_proof().exists()
     assert cli.main(["stage", "params"]) == 0

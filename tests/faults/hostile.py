@@ -73,8 +73,8 @@ def _raw_cases(text: str) -> Callable[[], Any]:
 
     def lay() -> None:
         projects.write_params(Path())
-        held = Path("params.yaml").read_text()
-        Path("params.yaml").write_text(held.replace("cases: 30\n", f"cases: {text}\n", 1))
+        file = Path("params/esi.yaml")
+        file.write_text(file.read_text().replace("cases: 30\n", f"cases: {text}\n", 1))
 
     return lay
 

@@ -332,6 +332,7 @@ def _files(project: Path) -> dict[str, str]:
     .clinrl, and decisions in the audit file, whose lines are counted by themselves since they hold times.
     """
     kept = [project / name for name in ("dvc.lock", "params.yaml")]
+    kept += (project / "params").glob("*.yaml")
     kept += [path for path in (project / "data").rglob("*") if path.is_file()]
     ledger = project / paths.ledger()
     found = {

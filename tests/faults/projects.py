@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from attempts import WENT_ON, forked
-from ruamel.yaml import YAML
 
 import dolls
 import exhibits
+import laid
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json, write_text
 from clinrl.cli import main as cli
@@ -57,10 +57,9 @@ SECTIONS: dict[str, Any] = {
 
 
 def write_params(folder: Path, **sections: Any) -> None:
-    """Write params.yaml and the real dvc.yaml into a project."""
+    """Write the parameters and the real dvc.yaml into a project."""
     shutil.copyfile(ROOT / "dvc.yaml", folder / "dvc.yaml")
-    with (folder / "params.yaml").open("w", encoding="utf-8") as stream:
-        YAML().dump(dolls.PARAMS | SECTIONS | sections, stream)
+    laid.lay(folder, dolls.PARAMS | SECTIONS | sections)
 
 
 def dvc(*words: str) -> int:

@@ -114,6 +114,7 @@ def prepared(project: Path) -> Path:
     """A project with params.yaml and base as they are committed, and the series' data sets and proofs built anew."""
     project.mkdir()
     shutil.copyfile(ROOT / "params.yaml", project / "params.yaml")
+    shutil.copytree(ROOT / "params", project / "params")
     for folder in (paths.base("esi"), paths.adapter("esi-base")):
         shutil.copytree(ROOT / folder, project / folder)
     clinrl(project, "dataset", "esi-d1")

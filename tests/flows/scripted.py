@@ -14,6 +14,7 @@ import numpy as np
 from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
+import laid
 from clinrl import paths
 from clinrl.analysis import baselines
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
@@ -66,12 +67,10 @@ MISSED = "severe_pain"
 
 
 def write_project(folder: Path, sections: dict[str, Any]) -> None:
-    """Write params.yaml, and the project's dvc.yaml with this program in the place of `python -m clinrl stage`."""
-    yaml = YAML()
+    """Write the parameters, and the project's dvc.yaml with this program in the place of `python -m clinrl stage`."""
     graph = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
     (folder / "dvc.yaml").write_text(graph.replace("python -m clinrl stage", f"python {__file__}"))
-    with (folder / "params.yaml").open("w", encoding="utf-8") as stream:
-        yaml.dump(sections, stream)
+    laid.lay(folder, sections)
 
 
 def groups(folder: Path) -> list[str]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 import examined
+import laid
 from clinrl import artifacts as artefacts
 from clinrl import paths
 from clinrl.config.params import Params, load_params
@@ -46,12 +46,8 @@ def ended(flow: Any, of: str, approver: str | None = None) -> Any:
 
 
 def edit(change: Callable[[Any], None]) -> None:
-    """Change params.yaml of the working directory."""
-    yaml = YAML()
-    path = Path("params.yaml")
-    content = yaml.load(path)
-    change(content)
-    yaml.dump(content, path)
+    """Change the parameters of the working directory."""
+    laid.edit(Path(), change)
 
 
 def worked() -> list[str]:
@@ -157,7 +153,7 @@ def test_a_retraining_with_nothing_to_do_drafts_builds_and_releases_the_next_ver
     promoted("v2")
     ended(retrain, "esi", approver="Ada Lovelace")
     edit(with_drafts)
-    before = Path("params.yaml").read_text()
+    before = Path("params.yaml").read_bytes(), Path("params/esi.yaml").read_bytes()
     state = ended(retrain, "esi", approver="Ada Lovelace")
     assert state.message == "esi-v3 is the champion of esi"
     made = load_params().versions["esi-v3"]
@@ -167,7 +163,7 @@ def test_a_retraining_with_nothing_to_do_drafts_builds_and_releases_the_next_ver
     assert champion() == "esi-v3"
     record = json.loads(paths.draft("esi-v3").read_text())
     assert (record["outcome"], record["lever"], record["drafts_on_exam"]) == ("promoted", "modifiers", 1)
-    assert [line for line in before.splitlines() if line not in Path("params.yaml").read_text().splitlines()] == []
+    assert (Path("params.yaml").read_bytes(), Path("params/esi.yaml").read_bytes()) == before
     assert {"draft-esi-v3", "comparison-esi-v3", "decision-esi-v3"} <= artifacts().keys()
 
 
@@ -179,12 +175,12 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
     ended(retrain, "esi", approver="Ada Lovelace")
     edit(with_drafts)
     Path("no-better").touch()
-    before, levers = Path("params.yaml").read_bytes(), []
+    before, levers = load_params(), []
     for number in (3, 4, 5, 6):
         state = ended(retrain, "esi", approver="Ada Lovelace")
         assert (state.name, champion()) == ("Dropped", "v2")
         assert f"esi-v{number} is dropped: no sure gain over v2" in state.message
-        assert Path("params.yaml").read_bytes() == before
+        assert load_params() == before
         record = json.loads(paths.draft(f"esi-v{number}").read_text())
         assert record["outcome"] == "dropped"
         assert record["drafts_on_exam"] == number - 2
@@ -204,7 +200,7 @@ def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(pro
     ended(retrain, "esi", approver="Ada Lovelace")
     edit(with_drafts)
     Path("fail").write_text("train")
-    before = Path("params.yaml").read_bytes()
+    before = load_params()
     state = ended(retrain, "esi", approver="Ada Lovelace")
     assert state.is_failed()
     assert "esi-v3" in load_params().versions
@@ -212,7 +208,7 @@ def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(pro
     state = ended(retrain, "esi", approver="Ada Lovelace")
     assert (state.name, champion()) == ("Dropped", "v2")
     assert "esi-v3 is dropped: it cannot be trained: train@esi-v3 failed: train of esi-v3 fails today" in state.message
-    assert Path("params.yaml").read_bytes() == before
+    assert load_params() == before
 
 
 @pytest.mark.slow

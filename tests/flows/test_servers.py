@@ -14,6 +14,7 @@ import pytest
 from flows.__main__ import main
 from ruamel.yaml import YAML
 
+import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
@@ -62,10 +63,10 @@ def members(group: int) -> list[str]:
 
 @pytest.fixture
 def served(project: Path) -> Iterator[Served]:
-    with (project / "params.yaml").open() as stream:
-        content = YAML().load(stream)
-    content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
-    YAML().dump(content, project / "params.yaml")
+    def add(content: Any) -> None:
+        content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
+
+    laid.edit(project, add)
     ports = [servers.free_port() for _ in range(2)]
     process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
     assert process.stderr is not None

@@ -6,12 +6,13 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 import dolls
+import laid
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli.main import main
+from clinrl.config.files import merge, read_files
 from clinrl.config.params import load_params
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
@@ -23,6 +24,7 @@ from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript
 
 TASK = get_task("esi")
+DRAFTS = Path("params/drafts.yaml")
 MINE = {"task": "esi", "task_version": 1, "use": "mine", "mix": "reporting", "cases": 120, "seed": 5,
         "emphasis": {"danger_vitals": 3.0}}  # fmt: skip
 COMMENT = "# This line is by a person.\n"
@@ -42,10 +44,8 @@ def built(tmp_path_factory):
     """The doll with a version v2, whose adapter is the base's own, and validated mine data; params.yaml on the disk."""
     root = tmp_path_factory.mktemp("drafted")
     shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
-    with chdir(root), Path("params.yaml").open("w") as stream:
-        stream.write(COMMENT)
-        YAML().dump(sections(), stream)
-        stream.flush()
+    with chdir(root):
+        laid.lay(root, sections(), COMMENT)
         params = load_params()
         dataset.stage(params, "m1")
         named = {"data": {"name": "m1", "identity": identity(read_manifest(paths.cases("m1")))}}
@@ -92,13 +92,12 @@ def test_the_missed_rules_are_found_without_being_told(project):
     assert "severe_pain" in version.why
 
 
-def test_what_was_written_before_stays_line_by_line(project):
-    before = Path("params.yaml").read_text()
+def test_no_file_of_a_person_is_touched(project):
+    before = laid.held(Path())
     propose.stage(project, "esi", parent="v2")
-    after = Path("params.yaml").read_text()
-    lines = iter(after.splitlines())
-    assert all(line in lines for line in before.splitlines())  # all of them, in their order
-    assert after.startswith(COMMENT)
+    after = laid.held(Path())
+    assert {file for file in after if after[file] != before[file]} == {DRAFTS}
+    assert after[Path("params.yaml")].startswith(COMMENT.encode())
 
 
 def test_a_refinement_takes_no_larger_steps_than_its_parent(project):
@@ -116,17 +115,17 @@ def test_no_lever_is_pulled_twice(project):
     assert levers == [lever.name for lever in LEVERS]
     profiles = [load_params().profiles[f"esi-v{n}"].model_dump_json() for n in (3, 4, 5, 6)]
     assert len(set(profiles)) == len(LEVERS)
-    before = Path("params.yaml").read_bytes()
+    before = laid.held(Path())
     with pytest.raises(NothingToDraft, match="every lever was pulled from v2 already"):
         propose.stage(load_params(), "esi", parent="v2")
-    assert Path("params.yaml").read_bytes() == before
+    assert laid.held(Path()) == before
 
 
 def test_dropping_a_draft_leaves_its_record_and_nothing_else(project):
-    before = Path("params.yaml").read_bytes()
+    before = laid.held(Path())
     made = propose.stage(project, "esi", parent="v2")
     propose.drop(made, "it brought nothing")
-    assert Path("params.yaml").read_bytes() == before
+    assert laid.held(Path()) == before
     record = json.loads(paths.draft("esi-v3").read_text())
     assert (record["outcome"], record["says"]) == ("dropped", "it brought nothing")
     again = propose.stage(load_params(), "esi", parent="v2")
@@ -134,17 +133,17 @@ def test_dropping_a_draft_leaves_its_record_and_nothing_else(project):
 
 
 def test_a_draft_that_was_cut_short_while_it_was_made_is_made_again(project):
-    before = Path("params.yaml").read_bytes()
+    before = laid.held(Path())
     propose.stage(project, "esi", parent="v2")
-    Path("params.yaml").write_bytes(before)
+    DRAFTS.write_bytes(before[DRAFTS])
     assert (propose.stage(load_params(), "esi", parent="v2").name, len(propose.records())) == ("esi-v3", 1)
 
 
 def test_a_draft_that_was_cut_short_while_it_was_dropped_is_dropped(project):
-    before = Path("params.yaml").read_bytes()
+    before = laid.held(Path())
     propose.stage(project, "esi", parent="v2")
     write_json(paths.report("esi-v3") / "think.json", {})
-    Path("params.yaml").write_bytes(before)
+    DRAFTS.write_bytes(before[DRAFTS])
     assert (again := propose.stage(load_params(), "esi", parent="v2")).name == "esi-v4"
     assert again.lever == "data"
     assert [made.outcome for made in propose.records()] == ["dropped", "open"]
@@ -152,13 +151,23 @@ def test_a_draft_that_was_cut_short_while_it_was_dropped_is_dropped(project):
 
 def test_a_draft_that_something_builds_on_is_not_dropped(project):
     made = propose.stage(project, "esi", parent="v2")
-    text = Path("params.yaml").read_text()
-    child = "  v9: {task: esi, parent: esi-v3, data: d1, exam: x1, profile: reward, seed: 9}\n"
-    Path("params.yaml").write_text(text.replace("mining:", f"  {child.strip()}\nmining:", 1))
-    before = Path("params.yaml").read_bytes()
+    child = {"task": "esi", "parent": "esi-v3", "data": "d1", "exam": "x1", "profile": "reward", "seed": 9}
+    laid.edit(Path(), lambda content: content["versions"].update(v9=child))
+    before = laid.held(Path())
     with pytest.raises(ParamsError, match=r"versions\.v9\.parent"):
         propose.drop(made, "it brought nothing")
-    assert Path("params.yaml").read_bytes() == before
+    assert laid.held(Path()) == before
+
+
+def test_a_draft_that_a_person_moved_to_their_own_file_is_taken_out_by_hand(project):
+    made = propose.stage(project, "esi", parent="v2")
+    moved, _ = merge(read_files(Path("params.yaml")))
+    laid.lay(Path(), moved, COMMENT)
+    DRAFTS.write_text("{}\n")
+    before = laid.held(Path())
+    with pytest.raises(ParamsError, match=r"versions\.esi-v3 is not in params/drafts\.yaml"):
+        propose.drop(made, "it brought nothing")
+    assert laid.held(Path()) == before
 
 
 def test_a_lever_that_changes_nothing_is_left_out(project, monkeypatch):
@@ -174,8 +183,7 @@ def test_a_reader_without_a_gap_gives_no_draft(project, monkeypatch):
 
 def test_an_imitation_is_followed_by_the_first_recipe_with_a_reward(project, monkeypatch):
     shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
-    text = Path("params.yaml").read_text().replace("  v2:\n    task: esi\n    data: m1", "  v1: {task: esi, data: m1}")
-    Path("params.yaml").write_text(text)
+    laid.edit(Path(), lambda content: content.update(mining={"v1": {"task": "esi", "data": "m1"}}))
     mined(monkeypatch, "severe_pain", name="v1")
     propose.stage(load_params(), "esi", parent="v1")
     assert load_params().profiles["esi-v3"].method == "grpo"
@@ -201,16 +209,16 @@ def edited(change):
     ],
 )
 def test_what_a_draft_follows_from_must_be_what_it_says(project, break_it, sentence):
-    before = Path("params.yaml").read_bytes()
+    before = laid.held(Path())
     break_it()
     with pytest.raises(ArtefactError) as refused:
         propose.stage(project, "esi", parent="v2")
     assert sentence in str(refused.value)
-    assert Path("params.yaml").read_bytes() == before
+    assert laid.held(Path()) == before
 
 
 def test_a_params_yaml_that_changed_since_it_was_read_is_not_touched(project):
-    path = Path("params.yaml")
+    path = Path("params/esi.yaml")
     path.write_text(path.read_text().replace("seed: 5", "seed: 6"))
     before = path.read_bytes()
     with pytest.raises(ParamsError, match="was edited while the draft was made"):
@@ -230,11 +238,11 @@ def test_a_params_yaml_that_changed_since_it_was_read_is_not_touched(project):
     ],
 )
 def test_names_that_do_not_fit_are_refused(project, options, sentence):
-    before = Path("params.yaml").read_bytes()
+    before = laid.held(Path())
     with pytest.raises((ParamsError, NothingToDraft)) as refused:
         propose.stage(project, "esi", **options)
     assert sentence in str(refused.value)
-    assert Path("params.yaml").read_bytes() == before
+    assert laid.held(Path()) == before
     assert not paths.draft("esi-v3").exists()
 
 
@@ -250,10 +258,10 @@ def test_the_command_prints_what_it_drafted(project, capsys):
 
 def test_the_same_command_prints_a_draft_that_waits_and_makes_no_other(project, capsys):
     assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
-    first, before = json.loads(capsys.readouterr().out), Path("params.yaml").read_bytes()
+    first, before = json.loads(capsys.readouterr().out), laid.held(Path())
     assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == first
-    assert (Path("params.yaml").read_bytes(), len(propose.records())) == (before, 1)
+    assert (laid.held(Path()), len(propose.records())) == (before, 1)
     paths.adapter("esi-v3").mkdir(parents=True)
     assert main(["draft", "esi", "--from", "v2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "esi-v4"
@@ -286,9 +294,9 @@ def recorded(change):
 def test_a_record_that_names_another_file_touches_none(project, tmp_path_factory, name, examined):
     outside = tmp_path_factory.mktemp("home") / "config"
     name = name.format(outside=outside)
-    before = Path("params.yaml").read_bytes()
+    before = laid.held(Path())
     recorded(lambda made: made.update(name=name))
-    Path("params.yaml").write_bytes(before)
+    DRAFTS.write_bytes(before[DRAFTS])
     files = [outside.with_suffix(".json"), paths.mine_report("v2"), Path("params.json")]
     for file in (files[0], files[2]):
         file.write_text("precious")
@@ -303,9 +311,9 @@ def test_a_record_that_names_another_file_touches_none(project, tmp_path_factory
 @pytest.mark.parametrize("key", ["task", "parent", "data", "exam", "profile"])
 def test_a_record_whose_version_has_no_names_is_refused(project, key):
     for change in (lambda made: made["version"].update({key: "../x"}), lambda made: made["version"].pop(key)):
-        before = Path("params.yaml").read_bytes()
+        before = laid.held(Path())
         recorded(change)
         with pytest.raises(ArtefactError, match=r"esi-v3\.json is no record of a draft"):
             propose.records()
-        Path("params.yaml").write_bytes(before)
+        DRAFTS.write_bytes(before[DRAFTS])
         paths.draft("esi-v3").unlink()

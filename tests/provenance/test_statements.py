@@ -16,8 +16,10 @@ from ruamel.yaml import YAML
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
+import laid
 from clinrl.cli import main as cli
 from clinrl.config import stages
+from clinrl.config.files import merge, read_files
 from clinrl.errors import Refused, SignatureError
 from clinrl.provenance import lock, statements
 from clinrl.signing import dsse, keys
@@ -41,8 +43,7 @@ def project(valid: dict[str, Any], checkout: Path) -> Path:
     for spec in valid["datasets"].values():
         spec["cases"] = 5
     valid["imports"], valid["external"], valid["protocols"] = {}, {}, {"bases": {}, "versions": {}}
-    with Path("params.yaml").open("w", encoding="utf-8") as stream:
-        YAML(typ="safe", pure=True).dump(valid, stream)
+    laid.lay(checkout, valid)
     shutil.copy(ROOT / "dvc.yaml", checkout)
     for file in (
         "reports/params.json", "bases/esi/manifest.json", "bases/esi/model", "adapters/v1/manifest.json",
@@ -60,16 +61,17 @@ def test_every_stage_is_what_dvc_recorded(monkeypatch: pytest.MonkeyPatch) -> No
     """Commands, inputs, parameters and outputs of all stages in the project's own dvc.lock."""
     monkeypatch.chdir(ROOT)
     recorded = {name: entry for name, entry in lock.read().items() if name != stages.FIRST}
-    yaml = {path: YAML(typ="safe").load(path) for path in (Path("params.yaml"), Path("dvc.yaml"))}
+    params, _ = merge(read_files(Path("params.yaml")))
+    pipeline = YAML(typ="safe").load(Path("dvc.yaml"))["stages"]
     assert len(recorded) > 100
     for address, entry in recorded.items():
         command, name = stages.command_of(address)
-        stage = statements._found(command, name, yaml[Path("params.yaml")], yaml[Path("dvc.yaml")]["stages"])
+        stage = statements._found(command, name, params, pipeline)
         assert stage is not None
         assert (stage.address, stage.command) == (address, entry["cmd"])
         assert sorted(stage.deps) == sorted(dep["path"] for dep in entry.get("deps", ()))
         assert sorted(stage.outs) == sorted(out["path"] for out in entry["outs"])
-        assert stage.params == entry.get("params", {}).get("params.yaml", {})
+        assert stage.params == {key: value for file in entry.get("params", {}).values() for key, value in file.items()}
 
 
 def test_outputs_have_the_digests_of_dvc_lock(monkeypatch: pytest.MonkeyPatch) -> None:

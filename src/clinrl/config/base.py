@@ -20,6 +20,11 @@ Scale = Literal["embedded", "full"]
 
 NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
 """Names become folders and DVC addresses, hence so strict."""
+RESERVED = (
+    "candidate", "champion", "comparisons", "data", "drafts", "external", "mine", "previous", "probe", "protocol",
+    "seeds",
+)  # fmt: skip
+"""Folders of data/reports that are not about one version."""
 
 _PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
 """No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""

@@ -11,9 +11,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from clinrl.config.base import Name, People, Scale, Section, known, sentence
+from clinrl.config.base import RESERVED, Name, People, Scale, Section, known, sentence
+from clinrl.config.files import Contents, check_places, merge, place_of, read_files
 from clinrl.config.models import BaseSpec, EmbeddedBase, HubBase
-from clinrl.config.plain_yaml import read_yaml
 from clinrl.config.schema import (
     BASE,
     Blend,
@@ -38,15 +38,9 @@ from clinrl.config.schema import (
 from clinrl.errors import ParamsError
 from clinrl.tasks.base import GIVEN, get_task, task_names
 
-RESERVED = (
-    "candidate", "champion", "comparisons", "data", "drafts", "external", "mine", "previous", "probe", "protocol",
-    "seeds",
-)  # fmt: skip
-"""Folders of data/reports that are not about one version."""
-
 
 class Params(Section):
-    """The whole of params.yaml."""
+    """The whole of params.yaml and of the files beside it."""
 
     scale: Scale
     """embedded or full: which block of bases, budgets and trainers is active."""
@@ -385,11 +379,19 @@ class Params(Section):
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read, parse and check params.yaml. Raises ParamsError with one sentence about the first thing that is wrong."""
-    parsed = read_yaml(path)
+    """Read params.yaml and the files of params/ beside it as one mapping, and check it.
+
+    Raises ParamsError with one sentence about the first thing that is wrong, and the file in which it stands.
+    """
+    return parse(read_files(path))
+
+
+def parse(contents: Contents) -> Params:
+    """The same for files that were read already, the first of which is params.yaml. Raises ParamsError as above."""
+    whole, places = merge(contents)
     try:
-        return Params.model_validate(parsed)
-    except ValidationError as error:
-        raise ParamsError(f"{path}: {sentence(error, Params)}") from None
-    except ParamsError as error:
-        raise ParamsError(f"{path}: {error}") from None
+        check_places(params := Params.model_validate(whole), places)
+    except (ValidationError, ParamsError) as error:
+        text = sentence(error, Params) if isinstance(error, ValidationError) else str(error)
+        raise ParamsError(f"{place_of(text, places, next(iter(contents)))}: {text}") from None
+    return params

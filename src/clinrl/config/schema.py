@@ -47,6 +47,8 @@ class DatasetSpec(Section):
 
     task: str
     """A folder of clinrl/tasks."""
+    file: Annotated[str, Field(exclude=True)] = ""
+    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
     task_version: Count
     """The task's version that the data set was designed for; the dataset stage requires equality."""
     use: Literal["train", "mine", "exam"]
@@ -239,6 +241,8 @@ class VersionSpec(Section):
 
     task: str
     """A folder of clinrl/tasks."""
+    file: Annotated[str, Field(exclude=True)] = ""
+    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
     parent: str
     """The version it starts from, or <task>-base."""
     data: str

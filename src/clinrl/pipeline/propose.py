@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
-from clinrl.artifacts import digest, exclusive, identity, read_manifest, verified, write_json, write_text
-from clinrl.config import params_text
+from clinrl.artifacts import digest, exclusive, identity, read_manifest, verified, write_json
 from clinrl.config.base import NAME, Name, is_name, known, shown
-from clinrl.config.params import Params, load_params
+from clinrl.config.files import read_files, write_whole
+from clinrl.config.params import Params, parse
 from clinrl.config.schema import GrpoProfile
 from clinrl.errors import ArtefactError, ParamsError, Refused
 from clinrl.evaluation.error_analysis import LEAST, POOL, MineReport, of_kind
@@ -27,6 +27,8 @@ from clinrl.tasks.base import get_task
 from clinrl.types import Estimate, Strict
 
 PARAMS = Path("params.yaml")
+DRAFTS = Path("params/drafts.yaml")
+"""The file that is written here; a person's own files never are."""
 MOST = 3
 """Rules that one draft is about: the costliest ones."""
 NUMBERED = re.compile(r"(?:^|-)v(\d+)")
@@ -120,27 +122,28 @@ class Draft(Strict):
 def stage(
     params: Params, task: str, *, parent: str | None = None, name: str | None = None, lever: str | None = None
 ) -> Draft:
-    """Write the next version of a task into params.yaml, and the record of its draft into `paths.draft`.
+    """Write the next version of a task into params/drafts.yaml, and the record of its draft into `paths.draft`.
 
     `parent` is the champion unless another version is named; `lever` the first that was not pulled from it yet.
-    Raises ParamsError for a name that does not fit or a params.yaml that was edited meanwhile, ArtefactError if the
+    Raises ParamsError for a name that does not fit or parameters that were edited meanwhile, ArtefactError if the
     parent is gone, was never mined, or its mining report is about another adapter or other cases, and NothingToDraft
-    if it misses no rule surely or every lever was pulled. params.yaml is then what it was.
+    if it misses no rule surely or every lever was pulled. No file is changed then.
     """
     with exclusive(PARAMS):
-        text = PARAMS.read_text(encoding="utf-8")
-        if load_params(PARAMS) != params:
+        files = read_files(PARAMS)
+        if parse(files) != params:
             raise ParamsError(f"{PARAMS} was edited while the draft was made; give the command again")
         start = parent or champion(task)
         known("params.yaml", start, [v for v, spec in params.versions.items() if spec.task == task], "a version")
         report = mined(params, start)
         _complete(params)
         drafted = propose(params, report, records(), name=name, lever=lever)
+        written = dict(files.get(DRAFTS, {}))
         for section, entry in entries(drafted, params).items():
-            text = params_text.insert(text, section, entry)
-        checked(text)
+            written[section] = {**written.get(section, {}), **entry}
+        parse({**files, DRAFTS: written})
         write_json(paths.draft(drafted.name), drafted.model_dump(mode="json"))
-        write_text(PARAMS, text)
+        write_whole(DRAFTS, written)
     return drafted
 
 
@@ -265,32 +268,36 @@ def mined(params: Params, version: str) -> MineReport:
     return report
 
 
-def entries(draft: Draft, params: Params) -> dict[str, str]:
-    """The text of a draft's entries, by section of params.yaml; its own errors are mined like its parent's."""
-    mining = params.mining[draft.parent].model_dump(mode="json")
-    data = {"datasets": params_text.entry(draft.version["data"], draft.dataset)} if draft.dataset else {}
+def entries(draft: Draft, params: Params) -> dict[str, dict[str, Any]]:
+    """A draft's blocks by section of params.yaml; its own errors are mined like its parent's."""
+    file = {"file": DRAFTS.stem}
     return {
-        **data,
-        "profiles": params_text.entry(draft.name, draft.profile),
-        "versions": params_text.entry(draft.name, draft.version),
-        "mining": params_text.entry(draft.name, mining),
+        **({"datasets": {draft.version["data"]: file | draft.dataset}} if draft.dataset else {}),
+        "profiles": {draft.name: draft.profile},
+        "versions": {draft.name: file | draft.version},
+        "mining": {draft.name: params.mining[draft.parent].model_dump(mode="json")},
     }
 
 
 def drop(draft: Draft, says: str) -> Draft:
-    """Take a draft out of params.yaml again and keep its record, with the reason. Its reports stay where they are.
+    """Take a draft out of params/drafts.yaml again and keep its record, with the reason. Its reports stay.
 
-    Raises ParamsError if something else needs the version by now; nothing is changed then.
+    Raises ParamsError if something else needs the version by now, or if a person moved its blocks to a file of theirs;
+    nothing is changed then.
     """
     with exclusive(PARAMS):
-        text = PARAMS.read_text(encoding="utf-8")
-        for section in ("mining", "versions", "profiles"):
-            text = params_text.remove(text, section, draft.name)
-        if draft.dataset:
-            text = params_text.remove(text, "datasets", draft.version["data"])
-        checked(text)
-        write_text(PARAMS, text)
+        files = read_files(PARAMS)
+        names = {draft.name} | ({draft.version["data"]} if draft.dataset else set())
+        kept = {section: _without(names, held) for section, held in files.get(DRAFTS, {}).items()}
+        left = {section: held for section, held in kept.items() if held}
+        if draft.name in parse({**files, DRAFTS: left}).versions:
+            raise ParamsError(f"versions.{draft.name} is not in {DRAFTS}, so no command takes it out; do so by hand")
+        write_whole(DRAFTS, left)
     return conclude(draft, "dropped", says)
+
+
+def _without(names: Collection[str], section: dict[str, Any]) -> dict[str, Any]:
+    return {name: block for name, block in section.items() if name not in names}
 
 
 def conclude(draft: Draft, outcome: Outcome, says: str) -> Draft:
@@ -338,16 +345,6 @@ def _complete(params: Params) -> None:
 def find(name: str) -> Draft | None:
     """The record of a version that was drafted and not concluded; None for any other."""
     return next((draft for draft in records() if draft.name == name and draft.outcome == "open"), None)
-
-
-def checked(text: str) -> None:
-    """Refuse a text that would be no sound params.yaml, before it takes its place. Raises ParamsError."""
-    trial = PARAMS.with_name(f".{PARAMS.name}.draft")
-    try:
-        write_text(trial, text)
-        load_params(trial)
-    finally:
-        trial.unlink(missing_ok=True)
 
 
 def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | None, version: str) -> Lever:

@@ -4,7 +4,6 @@ One seed shows that a recipe worked once. Each replicate is a project folder of 
 the seeds of the lineage moved and everything else linked, so the same stages run there and a killed run continues.
 """
 
-import io
 import itertools
 import json
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.analysis.exam import COMPARED, NOTE, compare
 from clinrl.artifacts import digest, read_manifest, write_json, write_text
+from clinrl.config.files import dumped, merge, read_files
 from clinrl.config.params import load_params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
@@ -104,18 +104,10 @@ def _recipe(params: "Params", profile: str) -> list[dict[str, Any]]:
 
 
 def moved(source: Path, lineage: Sequence[str], by: int) -> str:
-    """The text of params.yaml with `by` added to the seeds of the lineage; no other value changes."""
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 1 << 16  # long lines stay whole
-    tree = yaml.load(source)
-    for name in lineage:
-        tree["versions"][name]["seed"] += by
-    text = io.StringIO()
-    yaml.dump(tree, text)
-    return text.getvalue()
+    """All parameters as one params.yaml with `by` added to the seeds of the lineage; no other value changes."""
+    whole, _ = merge(read_files(source))
+    seeds = {name: {**whole["versions"][name], "seed": whole["versions"][name]["seed"] + by} for name in lineage}
+    return dumped({**whole, "versions": {**whole["versions"], **seeds}})
 
 
 def _replicate(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:

@@ -9,10 +9,12 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clinrl.artifacts import MANIFEST, sha256_file, write_json
+from clinrl.config.files import merge, read_files
 from clinrl.config.stages import FIRST, command_of
 from clinrl.errors import ArtefactError, Refused, SignatureError
 from clinrl.provenance import lock
@@ -120,7 +122,7 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
     if not PIPELINE.exists():
         return None
     try:
-        params, pipeline = (YAML(typ="safe").load(path) for path in (source, PIPELINE))  # as DVC reads them
+        params, pipeline = merge(read_files(source))[0], YAML(typ="safe").load(PIPELINE)  # as DVC reads them
         return _found(command, name, params, pipeline["stages"])
     except (YAMLError, LookupError, TypeError, AttributeError, ValueError):
         raise ArtefactError(f"{PIPELINE} is no pipeline that DVC would run; `dvc status` says why") from None
@@ -130,7 +132,7 @@ def _found(command: str, name: str, params: dict[str, Any], stages: dict[str, An
     for group, block in stages.items():
         for address, template, scope in _stages(group, block, params):
             if address != FIRST and command_of(address) == (command, name):
-                keys = _filled(template.get("params", []), scope)
+                keys = _keys(_filled(template.get("params", []), scope))
                 outs = [template.get(kind, []) for kind in ("outs", "metrics", "plots")]
                 return Stage(
                     address=address,
@@ -158,7 +160,7 @@ def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_filled(entry, scope) for entry in value]
     if isinstance(value, dict):
-        return {_filled(key, scope): entry for key, entry in value.items()}
+        return {_filled(key, scope): _filled(entry, scope) for key, entry in value.items()}
     return value
 
 
@@ -175,6 +177,11 @@ def _value(key: str, scope: Any) -> Any:
 def _paths(entries: list[Any]) -> list[str]:
     """The paths of a list of outputs or inputs, which may carry options."""
     return [path for entry in entries for path in ([entry] if isinstance(entry, str) else entry)]
+
+
+def _keys(entries: list[Any]) -> list[str]:
+    """The keys of a list of parameters, whichever file each stands in."""
+    return [key for entry in entries for key in ([entry] if isinstance(entry, str) else chain(*entry.values()))]
 
 
 def _made(path: Path) -> Iterator[dict[str, Any]]:

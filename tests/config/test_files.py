@@ -1,0 +1,113 @@
+"""params.yaml and the files beside it are one mapping; what is wrong is said with the file in which it stands."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import laid
+from clinrl.cli import main as cli
+from clinrl.config.files import dumped, merge, place_of, read_files, write_whole
+from clinrl.config.params import Params, load_params
+from clinrl.errors import ParamsError
+from valid_params import VALID
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Path:
+    """The valid parameters in files, the first of which is given back."""
+    laid.lay(tmp_path, VALID)
+    return tmp_path / "params.yaml"
+
+
+def change(path: Path, edit: Any) -> None:
+    content = YAML(typ="safe").load(path)
+    edit(content)
+    path.write_text(dumped(content), encoding="utf-8")
+
+
+def test_split_and_whole_are_the_same_parameters(split: Path) -> None:
+    assert load_params(split).model_dump() == Params.model_validate(VALID).model_dump()
+
+
+def test_sections_merge_and_drafts_come_last(split: Path) -> None:
+    drafted = {**VALID["versions"]["v3"], "file": "drafts", "profile": "again"}
+    write_whole(
+        split.parent / "params/drafts.yaml",
+        {"versions": {"a1": drafted}, "profiles": {"again": VALID["profiles"]["grpo"]}},
+    )
+    assert list(load_params(split).versions) == [*VALID["versions"], "a1"]
+
+
+@pytest.mark.parametrize(
+    ("section", "file", "other", "name"),
+    [
+        ({"scale": "full"}, "params/esi.yaml", "params.yaml", "scale"),
+        ({"modes": {"think": {}}}, "params/esi.yaml", "params.yaml", "modes.think"),
+        ({"versions": {"v1": {"seed": 9}}}, "params/imaging.yaml", "params/esi.yaml", "versions.v1"),
+        ({"merges": {"folds": {"v3-full": {}}}}, "params/imaging.yaml", "params/esi.yaml", "merges.folds.v3-full"),
+        ({"versions": None}, "params/imaging.yaml", "params/esi.yaml", "versions"),
+    ],
+)
+def test_a_key_in_two_files_is_refused_with_both(
+    split: Path, section: dict[str, Any], file: str, other: str, name: str
+) -> None:
+    root = split.parent
+    change(root / file, lambda content: content.update({**section, **{k: v for k, v in content.items() if k != name}}))
+    with pytest.raises(ParamsError) as refused:
+        load_params(split)
+    assert str(refused.value) == f"{root / file}: {name} stands in {root / other} too; keep it in one of the two files"
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "sentence"),
+    [
+        ("params/esi.yaml", lambda c: c["versions"]["v1"].update(sed=1), "versions.v1.sed is not a key here; did you"),
+        ("params/esi.yaml", lambda c: c["versions"]["v2"].update(parent="v9"), "versions.v2.parent: 'v9' is not"),
+        ("params/esi.yaml", lambda c: c["versions"]["v2"].update(file="imaging"), "versions.v2.file is 'imaging'; it"),
+        ("params/esi.yaml", lambda c: c["versions"]["v2"].pop("file"), "versions.v2.file is ''; it must be 'esi'"),
+        ("params/imaging.yaml", lambda c: c.update(version={}), "version is not a key here; did you mean versions?"),
+        ("params.yaml", lambda c: c["gates"]["esi"].update(least_cases=0), "gates.esi.least_cases is 0; it must be"),
+    ],
+)
+def test_a_refusal_names_the_file(
+    split: Path, file: str, edit: Any, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(split.parent / file, edit)
+    assert cli.main(["check", "--params", str(split)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"clinrl: {split.parent / file}: {sentence}")
+    assert error.count("\n") == 1
+
+
+def test_a_block_stands_where_dvc_looks_for_it(split: Path) -> None:
+    held = YAML(typ="safe").load(split.parent / "params/esi.yaml")["profiles"]["grpo"]
+    change(split.parent / "params/esi.yaml", lambda content: content["profiles"].pop("grpo"))
+    write_whole(split.parent / "params/imaging.yaml", {"profiles": {"grpo": held}})
+    with pytest.raises(ParamsError, match=r"profiles.grpo stands in imaging.yaml, but DVC looks for it in esi.yaml"):
+        load_params(split)
+
+
+@pytest.mark.parametrize("text", ["", "- 1\n", "1\n"])
+def test_a_file_that_is_no_mapping_is_refused(split: Path, text: str) -> None:
+    file = split.parent / "params/imaging.yaml"
+    file.write_text(text)
+    with pytest.raises(ParamsError) as refused:
+        load_params(split)
+    assert str(refused.value).startswith(f"{file}: the file is ")
+
+
+def test_the_place_of_a_key_is_not_that_of_a_longer_name() -> None:
+    places = {"versions": Path("a"), "versions.v1": Path("b"), "versions.v10": Path("c")}
+    assert place_of("versions.v10.seed is wrong", places, Path("d")) == Path("c")
+    assert place_of("versions.v1.seed is wrong", places, Path("d")) == Path("b")
+    assert place_of("versions.v1-b is wrong", places, Path("d")) == Path("a")
+    assert place_of("something is wrong", places, Path("d")) == Path("d")
+
+
+@pytest.mark.parametrize("text", ["it: is, {so}", "#", "- a", "", " ", "null", "1e5", "é'\"", "yes", "&a", "*a", "!x"])
+def test_what_commands_write_is_read_back(tmp_path: Path, text: str) -> None:
+    content = {"versions": {"v1": {"why": text, "lr": 5e-05, "seed": 1, "x": [1, text], "y": {1: None, text: True}}}}
+    write_whole(tmp_path / "params.yaml", content)
+    assert merge(read_files(tmp_path / "params.yaml"))[0] == content
