@@ -34,8 +34,9 @@ def configuration() -> str:
     """The page about every key of params.yaml, from the schema and the docstrings below its fields."""
     parts = [
         "# Configuration\n",
-        "Every key of `params.yaml`, written by `docs/generate.py` from `src/clinrl/config`. `clinrl check` reads",
-        "the whole file, and refuses an unknown key with the nearest one. Words in capitals stand for your names.\n",
+        "Every key of `params.yaml` and of the files of `params/` beside it, which are read as one mapping. Written by",
+        "`docs/generate.py` from `src/clinrl/config`. `clinrl check` reads",
+        "all of it, and refuses an unknown key with the nearest one. Words in capitals stand for your names.\n",
     ]
     for path, model in sections(Params, ""):
         parts.append(f"## {path or 'The top level'}\n")
