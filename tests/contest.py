@@ -134,7 +134,7 @@ class Agreeable(dict[Any, Any]):
 def _seen(case: Case, view: str, own: str) -> Case | None:
     if view == "given":
         return case
-    return TASK.views[view](case) or (case if view == own else None)
+    return TASK.reporting.variants[view](case) or (case if view == own else None)
 
 
 def turn(case: Any, reader: Reader, seed: str, *, thinking: bool) -> Transcript:

@@ -241,8 +241,8 @@ def test_an_episode_ends_after_the_most_turns_and_what_it_called_last_is_not_ans
     look = Message(role="assistant", content="", calls=(Call(name="cohort_analysis", arguments={"feature": "sex"}),))
     (found,) = rollout.run(ScriptedSampler(lambda _: write_turn(look, False)), TASK, [case], mode(False), 10**6, 0)
     own = [message for message in found.messages if message.role == "assistant"]
-    assert (found.stop, len(own), found.messages[-1]) == ("max_turns", TASK.turns, look)
-    assert len(episodes.played(case, found).log) == TASK.turns - 1
+    assert (found.stop, len(own), found.messages[-1]) == ("max_turns", TASK.episodes.turns, look)
+    assert len(episodes.played(case, found).log) == TASK.episodes.turns - 1
 
 
 def odd_turns(case):
@@ -362,7 +362,8 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     assert len(encode(tokenizer(), [padded])[0]) + 1 == left  # with the results, the budget to the last token
     scripts = [
         reading, thought(odd_turns(cases[0])), [padded, "Never asked."], [padded.replace("<t", "?<t"), "Never asked."],
-        [reading[0]] * TASK.turns, thought(["?" * 20000]), [turn] * (TASK.turns + 1), thought(["So be it."]),
+        [reading[0]] * TASK.episodes.turns, thought(["?" * 20000]),
+        [turn] * (TASK.episodes.turns + 1), thought(["So be it."]),
     ]  # fmt: skip
     seen = []
     earn = reward_fn.scores

@@ -111,7 +111,7 @@ def spoil(name: str, change) -> None:
         key, facts = content["key"], content["facts"]
         try:
             case = get_task("esi").Case.model_validate(content)
-            content["id"] = get_task("esi").case_id(case.facts, case.key)
+            content["id"] = get_task("esi").checks.case_id(case.facts, case.key)
         except ValueError:
             assert key is not facts
         lines.append(artifacts.canonical_json(content) + "\n")

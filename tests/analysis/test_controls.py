@@ -10,7 +10,7 @@ import contest
 from clinrl import intervals, paths
 from clinrl.analysis import controls
 from clinrl.analysis.controls import Beside, Mode
-from clinrl.analysis.exam import COMPARED, compare
+from clinrl.analysis.exam import compare
 from clinrl.artifacts import write_json
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
@@ -72,7 +72,9 @@ def test_every_version_has_a_page_on_which_every_control_is_a_row_in_every_mode(
             assert named(mode, "trivial") == TRIVIAL
             assert named(mode, "base")[0] == "imaging-base"
             assert not any(line.name == version for line in rest)
-        assert set(named(found.modes[0], "base")[1:]) == {f"imaging-base, {view}" for view in contest.TASK.views}
+        assert set(named(found.modes[0], "base")[1:]) == {
+            f"imaging-base, {view}" for view in contest.TASK.reporting.variants
+        }
         page = text(version, built)
         for name, recipe in CONTROLS.items():
             assert page.count(f"\n| {recipe} ({name}) | ") == 2
@@ -115,10 +117,10 @@ def test_the_tests_are_those_of_two_sittings(built, monkeypatch):
                 test
                 for other in CONTROLS
                 if other != version
-                for test in compare(mine, load_sitting(other, blank[mode.mode], cases), contest.TASK.metrics)
+                for test in compare(mine, load_sitting(other, blank[mode.mode], cases), contest.TASK.compared)
             ]
             assert list(mode.paired) == wanted
-            assert {test.metric for test in wanted} == set(COMPARED)
+            assert {test.metric for test in wanted} == set(contest.TASK.compared)
 
 
 def test_the_words_say_better_or_that_nothing_is_shown(built):

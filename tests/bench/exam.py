@@ -52,7 +52,7 @@ def main() -> None:
     if adapter.exists():
         model = PeftModel.from_pretrained(model, str(adapter)).eval()
     sampler = TransformersSampler(model, tokenizer)
-    cases = list(task.cases(CASES, SEED, pool="mine", mix=task.mixes[0]))
+    cases = list(task.cases(CASES, SEED, pool="mine", mix=task.checks.mixes[0]))
     rows = []
     for name, mode in params.modes.items():
         budget = params.budget(name, task.name)

@@ -19,10 +19,10 @@ from clinrl.data.dataset import progress
 from clinrl.models.judges import Oracles
 from clinrl.reports.render import table
 from clinrl.runtime import determinism
-from clinrl.tasks.base import Ask
 from clinrl.tasks.imaging import attacks, judging, quality
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED
+from clinrl.tasks.parts import Request
 
 TASK = "imaging"
 REPORT = Path("data/reports/judges.json")
@@ -41,7 +41,7 @@ def agreement(oracles: Oracles, judge: Any, n: int) -> dict[str, Any]:
     with progress(judge, n) as advance:
         replies = []
         for start in range(0, n, 64):
-            asks = [Ask(judge, prompt) for prompt, _ in pairs[start : start + 64]]
+            asks = [Request(judge, prompt) for prompt, _ in pairs[start : start + 64]]
             heard = oracles.answer(asks)
             replies += [judging.verdict(heard[ask]) for ask in asks]
             advance(len(asks))
@@ -124,7 +124,7 @@ def _number(value: float | None) -> str:
 
 
 def main() -> None:
-    """Ask, and write the report."""
+    """Request, and write the report."""
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     top.add_argument("--lessons", type=int, default=1000, help="reasonings a judge is asked about; default: 1000")
     top.add_argument("--cases", type=int, default=60, help="cases that are attacked; default: 60")

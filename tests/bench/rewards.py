@@ -12,7 +12,7 @@ from typing import Any
 from clinrl import paths
 from clinrl.models import judges
 from clinrl.runtime import determinism
-from clinrl.tasks.base import get_task
+from clinrl.tasks.base import get_task, requests_of
 from clinrl.tasks.imaging import quality
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED
@@ -46,7 +46,7 @@ def main() -> None:
             start = time.perf_counter()
             judges.scores(task, pairs, reward, asked)
             cached.append(time.perf_counter() - start)
-        distinct = len({ask for pair in pairs for ask in task.asks(*pair, reward)})
+        distinct = len({ask for pair in pairs for ask in requests_of(task, *pair, reward)})
         rows += [
             {"what": f"reward of {N} completions, {model} asked anew", "value": round(cold, 3), "unit": "s",
              "note": f"{distinct} distinct asks"},

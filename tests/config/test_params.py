@@ -503,7 +503,7 @@ def audits(**changes: Any) -> dict[str, Any]:
     text = json.dumps({key: VALID[key] for key in ("scale", "bases", "modes", "datasets", "profiles", "versions")})
     mapping = json.loads(text.replace('"esi"', '"audit"').replace('"esi-base"', '"audit-base"'))
     for data in mapping["datasets"].values():
-        data["mix"] = get_task("audit").mixes[0]
+        data["mix"] = get_task("audit").checks.mixes[0]
     mapping["profiles"]["sft"] |= {"omit": {}, "stream": {}}
     mapping["profiles"]["grpo"] |= {"modes": ["direct"], "stream": {}, "reward": {}, **changes}
     return mapping

@@ -137,7 +137,7 @@ def phase(share: float, *values: str, of: str = "level") -> Phase:
 
 
 ALL = tuple(f"level_{label}" for label in TASK.labels)
-LEVEL = TASK.slices["level"]
+LEVEL = TASK.reporting.slices["level"]
 
 
 def test_the_steps_of_phases_are_whole_and_all_there_are() -> None:

@@ -16,7 +16,8 @@ from clinrl.config.params import Params
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.data import data_docs, dataset, validate
 from clinrl.errors import ArtefactError, DataError
-from clinrl.tasks.base import Expect, get_task
+from clinrl.tasks.base import get_task
+from clinrl.tasks.parts import Expect
 from clinrl.types import Case
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +97,7 @@ def edited(line: str, change: Callable[[dict[str, Any]], Any], *, renamed: bool 
     change(content)
     if renamed:
         case: Case = TASK.Case.model_validate(content)
-        content["id"] = TASK.case_id(case.facts, case.key)
+        content["id"] = TASK.checks.case_id(case.facts, case.key)
     return artifacts.canonical_json(content) + "\n"
 
 

@@ -127,7 +127,7 @@ def test_every_row_is_there_and_a_number_is_the_mean_of_its_seeds(built):
     assert sum(plain.answered.values()) == pytest.approx(1, abs=1e-5)
     assert plain.qualities["second_opinion"].low is None
     assert plain.qualities["second_opinion"].seeds == (0.7, 0.7, 0.7)
-    assert {view.view for view in whole.views if view.name == "plain"} == {"given", *contest.TASK.views}
+    assert {view.view for view in whole.views if view.name == "plain"} == {"given", *contest.TASK.reporting.variants}
     assert not [view for view in whole.views if view.name == "blind"]
     assert "base, without_evidence" not in {some.name for some in section(found, "direct").rows}
     assert section(found, "direct").contrasts
@@ -228,7 +228,11 @@ def test_a_base_that_answered_other_cases_under_a_view_is_refused(project):
     base = paths.graded("imaging-base")
     lines = (base / "think.without_evidence.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     cases = list(read_cases(paths.cases("x1"), contest.TASK))
-    assert len(lines) == sum(contest.TASK.views["without_evidence"](case) is not None for case in cases) < len(cases)
+    assert (
+        len(lines)
+        == sum(contest.TASK.reporting.variants["without_evidence"](case) is not None for case in cases)
+        < len(cases)
+    )
     manifest = read_manifest(base)
     (base / "think.without_evidence.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
     changed = {"think.without_evidence.jsonl": sha256_file(base / "think.without_evidence.jsonl")}

@@ -175,7 +175,7 @@ def test_a_version_that_params_does_not_mine_is_refused(project):
 def test_under_triage_costs_at_least_what_over_triage_of_the_same_distance_does(gold, answered):
     mirrored = 2 * gold - answered
     if answered > gold and mirrored >= 1:
-        assert TASK.cost(gold, answered) >= TASK.cost(gold, mirrored)
+        assert TASK.improvement.cost(gold, answered) >= TASK.improvement.cost(gold, mirrored)
 
 
 def test_the_report_is_canonical_json(project, monkeypatch):

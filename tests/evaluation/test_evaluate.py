@@ -233,7 +233,7 @@ def test_the_page_says_what_the_test_says_and_no_more(reports):
 def test_compare_refuses_answers_to_different_questions(change, sentence):
     mine, other = sitting(MINE), replace(sitting(THEIRS, "v1"), **change)
     with pytest.raises(ArtefactError, match=f"v2 and v1 cannot be compared.*{sentence}"):
-        compare(mine, other, ESI.metrics)
+        compare(mine, other, ESI.compared)
 
 
 def test_two_reports_are_comparable_or_refused_like_two_sittings(reports):
@@ -244,9 +244,9 @@ def test_two_reports_are_comparable_or_refused_like_two_sittings(reports):
 
 
 def test_two_silences_do_not_agree():
-    found = between_modes([1, 2, 3, 4], {"a": [1, NOTHING, 3, 4], "b": [1, NOTHING, 2, NOTHING]}, ESI.metrics)
+    found = between_modes([1, 2, 3, 4], {"a": [1, NOTHING, 3, 4], "b": [1, NOTHING, 2, NOTHING]}, ESI.compared)
     assert found["mode_agreement"].value == 0.25
-    assert between_modes([1], {"a": [1]}, ESI.metrics) == {}
+    assert between_modes([1], {"a": [1]}, ESI.compared) == {}
 
 
 def write_graded(name, answers, *, exam="e" * 64):

@@ -23,7 +23,8 @@ from clinrl.artifacts import canonical_json
 from clinrl.config.params import Params, load_params
 from clinrl.models import rollout
 from clinrl.models.chat import read_calls, read_turn, write_turn
-from clinrl.tasks.base import Ask, Task, get_task
+from clinrl.tasks.base import Task, get_task, requests_of, score_with
+from clinrl.tasks.parts import Request
 from clinrl.types import Case, Stop, Transcript
 
 SHARES = {"esi": 0.45, "imaging": 0.35, "audit": 0.2}
@@ -80,7 +81,7 @@ def readings() -> Mapping[str, Reading]:
 
 def _reading(params: Params, name: str) -> Reading:
     task = get_task(name)
-    cases = list(task.cases(CASES, 7, pool="exam", mix=task.mixes[0]))
+    cases = list(task.cases(CASES, 7, pool="exam", mix=task.checks.mixes[0]))
     golds = []
     for case in cases:
         texts = []
@@ -248,18 +249,18 @@ def read(task: Task, case: Case, reward: Any, text: str, thinking: bool, random:
     """Everything that is done with a model's text, from the turn to the total of the reward."""
     turn = read_turn(text, thinking)
     said = [turn]
-    if task.environment is not None:
+    if task.episodes is not None:
         turn = read_calls(turn)
-        environment = task.environment()
+        environment = task.episodes.environment()
         environment.reset(case=case)
         said = [turn, *(rollout.act(environment, call) for call in turn.calls)]
     transcript = Transcript(messages=tuple(said), stop=STOPS[random.randrange(len(STOPS))])
     if HALF.search(text) is None:  # no tokenizer writes half a character; all else must be fit to be kept in a file
         canonical_json(transcript.model_dump(mode="json")).encode()
     label = task.parse(transcript)
-    task.cost(task.label(case), label)
-    heard = {ask: _hears(ask, random) for ask in task.asks(case, transcript, reward)}
-    score = task.score(case, transcript, reward, heard)
+    task.improvement.cost(task.label(case), label)
+    heard = {ask: _hears(ask, random) for ask in requests_of(task, case, transcript, reward)}
+    score = score_with(task, case, transcript, reward, heard)
     if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
         raise AssertionError(f"a total of {score.total} is outside the declared range")
 
@@ -270,7 +271,7 @@ def _vector(seed: int) -> Any:
     return values / numpy.linalg.norm(values)
 
 
-def _hears(ask: Ask, random: Random) -> Any:
+def _hears(ask: Request, random: Random) -> Any:
     if ask.model == "encoder":
         return _vector(int.from_bytes(hashlib.sha256(ask.text.encode("utf-8", "replace")).digest()[:1], "big"))
     return random.choice(VERDICTS)

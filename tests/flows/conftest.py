@@ -73,7 +73,11 @@ def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(bare, folder)
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["scripted.py"])
-        for module, name in (("evaluate", "sit"), ("baselines", "answers"), ("figures", "confusion")):
+        for module, name in (
+            ("evaluation.evaluate", "sit"),
+            ("analysis.baselines", "answers"),
+            ("reports.figures", "confusion"),
+        ):
             patch.setattr(f"clinrl.{module}.{name}", None)  # to be restored after the script has replaced them
         patch.setattr("clinrl.reports.figures.curves", None)
         params = load_params()

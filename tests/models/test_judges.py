@@ -19,7 +19,8 @@ from clinrl.evaluation import evaluate
 from clinrl.models import bases, pretrain
 from clinrl.models import judges as oracles
 from clinrl.models.judges import Oracles, scores
-from clinrl.tasks.base import Ask, get_task
+from clinrl.tasks.base import get_task
+from clinrl.tasks.parts import Request
 from clinrl.training import callback, launch, worker
 from clinrl.types import Message, Transcript
 
@@ -64,7 +65,7 @@ def in_process(monkeypatch):
 
 
 def questions(n=12):
-    return [Ask("judge", prompt) for prompt, _ in get_task("toy").lessons("judge", n, 99)]
+    return [Request("judge", prompt) for prompt, _ in get_task("toy").judged.lessons("judge", n, 99)]
 
 
 # The base and its judges
@@ -142,7 +143,7 @@ def test_whoever_asks_nothing_opens_nothing():
 
 
 def test_a_text_has_one_vector_whatever_is_asked_beside_it(project):
-    asks = [Ask("encoder", text) for text in TEXTS]
+    asks = [Request("encoder", text) for text in TEXTS]
     together = Oracles(paths.base("toy")).answer([*asks, asks[0]])
     alone = Oracles(paths.base("toy"))
     assert list(together) == asks
@@ -173,14 +174,14 @@ def test_a_verdict_is_the_same_whatever_is_asked_beside_it_and_is_recorded_once(
 
 
 def test_a_prompt_without_room_gets_no_verdict(project):
-    ask = Ask("judge", "word " * 3000)
+    ask = Request("judge", "word " * 3000)
     assert Oracles(paths.base("toy")).answer([ask, *questions(2)])[ask] == ""
 
 
 def test_a_missing_encoder_is_refused_with_what_installs_it(project, monkeypatch):
     monkeypatch.setattr(oracles, "ENCODER", "no-such-package")
     with pytest.raises(Refused, match=r"no-such-package is not installed; install it with .*constraints\.txt`"):
-        Oracles(paths.base("toy")).answer([Ask("encoder", "text")])
+        Oracles(paths.base("toy")).answer([Request("encoder", "text")])
 
 
 def test_asking_draws_no_number_that_training_would(project):
@@ -189,7 +190,7 @@ def test_asking_draws_no_number_that_training_would(project):
     torch.manual_seed(1)
     expected = torch.rand(2)
     torch.manual_seed(1)
-    Oracles(paths.base("toy")).answer([Ask("encoder", "text"), *questions(1)])
+    Oracles(paths.base("toy")).answer([Request("encoder", "text"), *questions(1)])
     assert torch.equal(torch.rand(2), expected)
 
 

@@ -91,7 +91,7 @@ def artefacts_of(entry):
         return set(below(None))
 
 
-def models_of(entry):
+def logged_models(entry):
     """The logged models with an entry's digest."""
     with asked() as client:
         experiment = client.get_run(entry.run_id).info.experiment_id
@@ -100,7 +100,7 @@ def models_of(entry):
 
 def folder_of(entry):
     """Where the files of a registered version lie."""
-    (model,) = models_of(entry)
+    (model,) = logged_models(entry)
     return Path(urlsplit(model.artifact_location).path)
 
 
@@ -241,7 +241,7 @@ def test_registering_again_adds_nothing(project):
 
     assert register(project, "v1") == first
     assert len(entries("esi")) == 1
-    assert len(models_of(first)) == 1
+    assert len(logged_models(first)) == 1
     assert artefacts_of(first) == files
     after = run_of(first)
     assert (after.data.metrics, after.data.params, after.data.tags) == (
@@ -315,7 +315,7 @@ def test_a_registration_that_was_killed_is_completed(project):
 
     entry = register(project, "v1")
 
-    (model,) = models_of(entry)
+    (model,) = logged_models(entry)
     assert (model.model_id, str(model.status)) == (half.model_id, "READY")
     assert pyfunc.read(folder_of(entry)).name == "v1"
 
@@ -548,7 +548,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
     assert numbers == [str(entry.number)] * 2
     with asked() as client:
         assert len(client.search_runs([run_of(entry).info.experiment_id])) == 1
-    assert len(models_of(entry)) == 1
+    assert len(logged_models(entry)) == 1
     assert history_of(entry, "loss") == [(step, 1.0 / step + 1) for step in (1, 2, 3)]
     assert len(history_of(entry, "think/exact")) == 1
     assert len(run_of(entry).inputs.dataset_inputs) == 2
@@ -575,5 +575,5 @@ def test_whoever_comes_second_steps_back(project, monkeypatch, module, look):
     assert len(looks) > 1
     with asked() as client:
         assert len(client.search_runs([run_of(first).info.experiment_id])) == 1
-    assert len(models_of(first)) == 1
+    assert len(logged_models(first)) == 1
     assert [entry.number for entry in entries("esi")] == [1]

@@ -394,7 +394,9 @@ def test_a_gain_is_what_the_champions_errors_cost_more(params):
     task = get_task("esi")
     golds = [task.label(case) for case in read_cases(paths.cases("x1"), task)]
     gained = promotion.gain(params, "v1")
-    costs = [task.cost(gold, level or gold) for gold, level in zip(golds, cycle(examined.GOOD), strict=False)]
+    costs = [
+        task.improvement.cost(gold, level or gold) for gold, level in zip(golds, cycle(examined.GOOD), strict=False)
+    ]
     assert gained.value == pytest.approx(sum(costs) / len(costs), abs=1e-5)
     assert (gained.n, gained.low > 0) == (len(golds), True)
     same = promotion.gain(params, "v2")

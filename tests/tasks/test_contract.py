@@ -12,6 +12,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations, islice, pairwise, permutations
 from pathlib import Path
@@ -27,7 +28,18 @@ from hypothesis import strategies as st
 from clinrl.artifacts import digest
 from clinrl.errors import DataError
 from clinrl.models.rollout import act
-from clinrl.tasks.base import Ask, Share, Statistic, Task, get_task, no_asks, task_names
+from clinrl.tasks.base import (
+    Task,
+    get_task,
+    models_of,
+    names_of,
+    parts_of,
+    relabelled,
+    requests_of,
+    score_with,
+    task_names,
+)
+from clinrl.tasks.parts import Request, Share, Statistic, no_requests
 from clinrl.types import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -36,14 +48,14 @@ SAMPLE = 300
 """Cases a task is judged on: per pool, and in the digest of the golden file."""
 
 tasks = pytest.mark.parametrize("name", task_names())
-of_one_turn = pytest.mark.parametrize("name", [name for name in task_names() if get_task(name).environment is None])
-of_several = pytest.mark.parametrize("name", [name for name in task_names() if get_task(name).environment is not None])
+of_one_turn = pytest.mark.parametrize("name", [name for name in task_names() if get_task(name).episodes is None])
+of_several = pytest.mark.parametrize("name", [name for name in task_names() if get_task(name).episodes is not None])
 
 
 @cache
 def sample(name: str, pool: Pool = "train") -> tuple[Case, ...]:
     task = get_task(name)
-    return tuple(task.cases(SAMPLE, 11, pool=pool, mix=task.mixes[-1]))
+    return tuple(task.cases(SAMPLE, 11, pool=pool, mix=task.checks.mixes[-1]))
 
 
 @cache
@@ -55,19 +67,30 @@ def turns(name: str, thinking: bool) -> dict[Any, Message]:
     return {label: task.gold(cases[label], thinking=thinking).messages[-1] for label in task.labels}
 
 
-def stand_in(task: Task, ask: Ask) -> Any:
+def lessons_of(task: Task, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
+    """What an embedded judge of the task learns; nothing, if it has none."""
+    return task.judged.lessons(judge, n, seed) if task.judged else iter(())
+
+
+def stand_in(task: Task, ask: Request) -> Any:
     """What a model might answer: a unit vector that equal texts share, or a reply of the form that a judge learns."""
     if ask.model == "encoder":
         vector = numpy.random.default_rng(list(ask.text.encode()) or [0]).normal(size=16).astype("float32")
         return vector / numpy.linalg.norm(vector)
-    return next((reply for _, reply in task.lessons(ask.model, 1, 1)), "")
+    return next((reply for _, reply in lessons_of(task, ask.model, 1, 1)), "")
 
 
 def scored(task: Task, case: Case, transcript: Transcript, reward: Any) -> Score:
     """The reward of a transcript, whatever models it asks."""
-    return task.score(
-        case, transcript, reward, {ask: stand_in(task, ask) for ask in task.asks(case, transcript, reward)}
-    )
+    asks = requests_of(task, case, transcript, reward)
+    return score_with(task, case, transcript, reward, {ask: stand_in(task, ask) for ask in asks})
+
+
+@cache
+def terms(name: str) -> tuple[str, ...]:
+    """The terms of a task's reward."""
+    task, case = get_task(name), sample(name)[0]
+    return tuple(scored(task, case, task.gold(case, thinking=False), task.Reward()).terms)
 
 
 def parameter_sets(task: Task) -> dict[str, Any]:
@@ -92,20 +115,20 @@ def test_each_part_of_an_answer_has_a_name(name: str) -> None:
     task = get_task(name)
     for case in sample(name):
         gold = task.label(case)
-        names = task.part_names(gold)
-        assert len(names) == len(set(names)) == len(task.parts(gold, gold))
+        names = names_of(task, gold)
+        assert len(names) == len(set(names)) == len(parts_of(task, gold, gold))
 
 
 @tasks
 def test_a_published_protocol_is_about_what_the_task_has(name: str) -> None:
     task = get_task(name)
-    if task.protocol is None:
+    if task.benchmark is None:
         return
-    found = task.protocol
-    assert task.environment is not None
-    assert found.mix in task.mixes
-    assert set(found.levels) <= {task.slices[found.by](case) for case in sample(name, "exam")}
-    assert task.qualities[found.quality].asks is no_asks
+    found = task.benchmark
+    assert task.episodes is not None
+    assert found.mix in task.checks.mixes
+    assert set(found.levels) <= {task.reporting.slices[found.by](case) for case in sample(name, "exam")}
+    assert task.reporting.qualities[found.quality].requests is no_requests
     assert isinstance(task.metrics[found.statistic], Statistic)
     assert all(set(figures) <= set(found.levels) for figures in found.printed.values())
     assert isinstance(found.theirs, task.Reward)
@@ -116,7 +139,7 @@ def test_a_published_protocol_is_about_what_the_task_has(name: str) -> None:
 @pytest.mark.parametrize("pool", POOLS)
 def test_cases_are_the_same_each_time_and_distinct(name: str, pool: Pool) -> None:
     task = get_task(name)
-    for mix in task.mixes:
+    for mix in task.checks.mixes:
         first, again, other = (list(task.cases(100, seed, pool=pool, mix=mix)) for seed in (3, 3, 4))
         assert first == again
         assert first != other
@@ -129,18 +152,18 @@ def test_cases_are_the_same_in_another_process(name: str) -> None:
     task = get_task(name)
     command = (
         "from clinrl.tasks.base import get_task; "
-        f"print(*(case.id for case in get_task({name!r}).cases(30, 5, pool='train', mix={task.mixes[0]!r})))"
+        f"print(*(case.id for case in get_task({name!r}).cases(30, 5, pool='train', mix={task.checks.mixes[0]!r})))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "271"}
     done = subprocess.run([sys.executable, "-c", command], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [case.id for case in task.cases(30, 5, pool="train", mix=task.mixes[0])]
+    assert done.stdout.split() == [case.id for case in task.cases(30, 5, pool="train", mix=task.checks.mixes[0])]
 
 
 @tasks
 def test_more_cases_begin_with_the_same_cases(name: str) -> None:
     task = get_task(name)
-    more = task.cases(10**9, 3, pool="train", mix=task.mixes[0])
-    assert list(islice(more, 20)) == list(task.cases(20, 3, pool="train", mix=task.mixes[0]))
+    more = task.cases(10**9, 3, pool="train", mix=task.checks.mixes[0])
+    assert list(islice(more, 20)) == list(task.cases(20, 3, pool="train", mix=task.checks.mixes[0]))
 
 
 @tasks
@@ -154,7 +177,7 @@ def test_cases_go_through_json_unchanged(name: str) -> None:
 @tasks
 def test_a_case_id_is_the_hash_of_its_content(name: str) -> None:
     task = get_task(name)
-    assert all(case.id == task.case_id(case.facts, case.key) for case in sample(name))
+    assert all(case.id == task.checks.case_id(case.facts, case.key) for case in sample(name))
     assert all(case.id.startswith(f"{name}-") for case in sample(name))
 
 
@@ -163,7 +186,7 @@ def test_a_group_is_in_one_pool_for_good(name: str) -> None:
     task = get_task(name)
     groups = {pool: {case.group for case in sample(name, pool)} for pool in POOLS}
     for pool in POOLS:
-        assert {task.pool_of(group) for group in groups[pool]} == {pool}
+        assert {task.checks.pool_of(group) for group in groups[pool]} == {pool}
     for one, other in combinations(POOLS, 2):
         assert not groups[one] & groups[other]
 
@@ -173,33 +196,39 @@ def test_labels_follow_from_the_latent_facts(name: str) -> None:
     task = get_task(name)
     for pool in POOLS:
         for case in sample(name, pool):
-            assert task.relabel(case) == task.label(case)
+            assert relabelled(task, case) == task.label(case)
             gold = task.label(case)
-            assert all(right in task.labels and right == given for right, given in task.parts(gold, gold))
+            assert all(right in task.labels and right == given for right, given in parts_of(task, gold, gold))
 
 
 @tasks
 def test_rows_and_slices_are_defined_for_every_case(name: str) -> None:
     task = get_task(name)
-    columns = {tuple(task.row(case)) for case in sample(name)}
+    columns = {tuple(task.checks.row(case)) for case in sample(name)}
     assert len(columns) == 1
-    assert all(isinstance(of(case), str) and of(case) for of in task.slices.values() for case in sample(name))
-    named = {rule.arguments["column"] for rule in task.expectations if rule.on == "rows" and "column" in rule.arguments}
+    assert all(isinstance(of(case), str) and of(case) for of in task.reporting.slices.values() for case in sample(name))
+    named = {
+        rule.arguments["column"]
+        for rule in task.checks.expectations
+        if rule.on == "rows" and "column" in rule.arguments
+    }
     assert named <= set(columns.pop())
 
 
 @tasks
 def test_a_view_shows_other_facts_of_the_same_case(name: str) -> None:
     task = get_task(name)
-    assert "given" not in task.views
-    assert "view" not in task.slices, "reports keep this slice for views"
-    assert not [view for view in task.views if "/" in view or "." in view], "a view's name becomes a file's"
-    for view, show in task.views.items():
+    assert "given" not in task.reporting.variants
+    assert "view" not in task.reporting.slices, "reports keep this slice for views"
+    assert not [view for view in task.reporting.variants if "/" in view or "." in view], (
+        "a view's name becomes a file's"
+    )
+    for view, show in task.reporting.variants.items():
         pairs = [(case, shown) for case in sample(name) if (shown := show(case)) is not None]
         assert pairs, view
         for case, shown in pairs:
             assert (shown.id, shown.group, task.label(shown)) == (case.id, case.group, task.label(case))
-            assert task.relabel(shown) == task.label(shown)
+            assert relabelled(task, shown) == task.label(shown)
             assert task.parse(task.gold(shown, thinking=True)) == task.label(case)
             assert task.prompt(shown.facts) != task.prompt(case.facts)
             assert task.prompt(shown.facts)[0] == task.prompt(case.facts)[0]
@@ -208,8 +237,8 @@ def test_a_view_shows_other_facts_of_the_same_case(name: str) -> None:
 @tasks
 def test_clusters_are_named(name: str) -> None:
     task = get_task(name)
-    if task.cluster is not None:
-        names = {task.cluster(case) for case in sample(name)}
+    if task.reporting.cluster is not None:
+        names = {task.reporting.cluster(case) for case in sample(name)}
         assert all(isinstance(cluster, str) and cluster for cluster in names)
         assert len(names) > 1
 
@@ -281,12 +310,12 @@ def test_the_gold_turn_is_the_unique_best(name: str, thinking: bool) -> None:
 @tasks
 def test_omitting_a_rule_changes_the_answer_where_it_is_said_to(name: str) -> None:
     task = get_task(name)
-    assert all(rule in task.rules for case in sample(name) for rule in task.omittable(case))
-    assert any(task.omittable(case) for case in sample(name))
+    assert all(rule in task.checks.rules for case in sample(name) for rule in task.checks.omittable(case))
+    assert any(task.checks.omittable(case) for case in sample(name))
     for case in sample(name):
-        for rule in task.omittable(case):
+        for rule in task.checks.omittable(case):
             answer = task.parse(task.gold(case, thinking=False, omit=frozenset({rule})))
-            assert all(given in task.labels for _, given in task.parts(task.label(case), answer))
+            assert all(given in task.labels for _, given in parts_of(task, task.label(case), answer))
             assert answer != task.label(case)
 
 
@@ -307,13 +336,13 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
     assert isinstance(answer, Unreadable) or answer in task.labels
     for reward in parameter_sets(task).values():
         for stop in get_args(Stop):
-            asks = task.asks(case, said(message, stop), reward)
-            assert {ask.model for ask in asks} <= set(task.oracles(reward))
+            asks = requests_of(task, case, said(message, stop), reward)
+            assert {ask.model for ask in asks} <= set(models_of(task, reward))
             replies = {ask: data.draw(st.text()) for ask in asks if ask.model != "encoder"}
             heard = {ask: replies.get(ask, stand_in(task, ask)) for ask in asks}
-            score = task.score(case, said(message, stop), reward, heard)
+            score = score_with(task, case, said(message, stop), reward, heard)
             assert reward.low <= score.total <= reward.high
-            assert tuple(score.terms) == tuple(task.terms)
+            assert tuple(score.terms) == terms(name)
             assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
 
 
@@ -356,17 +385,17 @@ def test_another_answer_inside_the_thinking_is_never_the_answer(name: str) -> No
 def test_only_the_gold_label_costs_nothing(name: str) -> None:
     task = get_task(name)
     for gold in task.labels:
-        costs = {answer: task.cost(gold, answer) for answer in task.labels}
+        costs = {answer: task.improvement.cost(gold, answer) for answer in task.labels}
         assert costs.pop(gold) == 0
         assert min(costs.values()) > 0
-        assert task.cost(gold, Unreadable(reason="nothing said")) >= max(costs.values())
+        assert task.improvement.cost(gold, Unreadable(reason="nothing said")) >= max(costs.values())
 
 
 @tasks
 def test_triggers_are_read_in_the_text_alone(name: str) -> None:
     task = get_task(name)
-    assert set(task.triggers) <= set(task.rules)
-    for rule, shows in task.triggers.items():
+    assert set(task.improvement.triggers) <= set(task.checks.rules)
+    for rule, shows in task.improvement.triggers.items():
         verdicts = {shows(case) for case in sample(name)}
         assert verdicts == {True, False}, rule
 
@@ -375,7 +404,7 @@ def test_triggers_are_read_in_the_text_alone(name: str) -> None:
 def test_policies_answer_and_the_mediocre_one_is_among_them(name: str) -> None:
     task = get_task(name)
     policies = task.policies()
-    lazy = {"empty", "truncated", "hedge", "random"} if task.environment is None else {"null", "coin"}
+    lazy = {"empty", "truncated", "hedge", "random"} if task.episodes is None else {"null", "coin"}
     assert {"mediocre"} | lazy <= set(policies)
     for policy, answer in policies.items():
         once, again = ([answer(case, rng) for case in sample(name)[:50]] for rng in (Random(policy), Random(policy)))
@@ -419,23 +448,23 @@ def test_metrics_are_defined_when_nothing_was_readable(name: str) -> None:
 def test_what_reports_show_is_defined(name: str) -> None:
     task = get_task(name)
     assert {"exact", "dangerous"} <= set(task.metrics)
-    assert not set(task.metrics) & set(task.qualities)
-    assert set(task.headline) <= {*task.metrics, *task.qualities, "no_parse", "clipped"}
-    assert set(task.row_metrics) <= set(task.metrics)
-    assert task.form_metrics[0] == "exact"
-    assert "dangerous" in task.form_metrics
-    assert all(isinstance(task.metrics[name], Share) for name in task.form_metrics)
-    assert len(set(task.headline)) == len(task.headline)
+    assert not set(task.metrics) & set(task.reporting.qualities)
+    assert set(task.reporting.headline) <= {*task.metrics, *task.reporting.qualities, "no_parse", "clipped"}
+    assert set(task.reporting.row_metrics) <= set(task.metrics)
+    assert task.reporting.approval[0] == "exact"
+    assert "dangerous" in task.reporting.approval
+    assert all(isinstance(task.metrics[name], Share) for name in task.reporting.approval)
+    assert len(set(task.reporting.headline)) == len(task.reporting.headline)
 
 
 @tasks
 def test_qualities_are_between_nothing_and_all_or_counts(name: str) -> None:
     task = get_task(name)
-    for quality in task.qualities.values():
+    for quality in task.reporting.qualities.values():
         assert quality.worse in ("higher", "lower")
         for case in sample(name)[:50]:
             for turn in (task.gold(case, thinking=True).messages[-1], Message(role="assistant", content="")):
-                asks = quality.asks(case, said(turn))
+                asks = quality.requests(case, said(turn))
                 value = quality.of(case, said(turn), {ask: stand_in(task, ask) for ask in asks})
                 assert value is None or 0 <= value <= (math.inf if quality.counts else 1)
 
@@ -444,7 +473,7 @@ def test_qualities_are_between_nothing_and_all_or_counts(name: str) -> None:
 @pytest.mark.parametrize("judge", ["judge", "second_judge"])
 def test_lessons_are_the_same_each_time(name: str, judge: str) -> None:
     task = get_task(name)
-    first, again = (list(task.lessons(judge, 5, 3)) for _ in range(2))
+    first, again = (list(lessons_of(task, judge, 5, 3)) for _ in range(2))
     assert first == again
     assert len(first) in (0, 5)
     assert all(isinstance(text, str) and text for pair in first for text in pair)
@@ -459,11 +488,11 @@ def test_the_gold_episode_decides_everything_rightly_and_earns_the_most(name: st
     task, reward = get_task(name), get_task(name).Reward()
     for case in sample(name):
         gold = task.gold(case, thinking=thinking)
-        assert task.parse(gold) == task.label(case) == task.relabel(case)
+        assert task.parse(gold) == task.label(case) == relabelled(task, case)
         assert scored(task, case, gold, reward).total == pytest.approx(reward.high)
         turns_of_its_own = [message for message in gold.messages if message.role == "assistant"]
         assert all((turn.thinking is not None) == thinking for turn in turns_of_its_own)
-        assert len(turns_of_its_own) <= task.turns
+        assert len(turns_of_its_own) <= task.episodes.turns
         assert [message.calls for message in gold.messages if message.role == "tool"] == [()] * (
             sum(len(turn.calls) for turn in turns_of_its_own)
         )
@@ -495,7 +524,7 @@ def test_any_episode_is_read_and_scored(name: str, data: st.DataObject) -> None:
         )
     )
     calls = st.lists(st.sampled_from(known) | strange | bent, max_size=6).map(tuple)
-    environment = task.environment()
+    environment = task.episodes.environment()
     environment.reset(case=case)
     messages: list[Message] = []
     for made in data.draw(st.lists(calls, max_size=5)):
@@ -503,16 +532,16 @@ def test_any_episode_is_read_and_scored(name: str, data: st.DataObject) -> None:
         messages += [act(environment, call) for call in made]
     transcript = Transcript(messages=tuple(messages), stop=data.draw(st.sampled_from(get_args(Stop))))
     answer = task.parse(transcript)
-    for right, given_label in task.parts(task.label(case), answer):
+    for right, given_label in parts_of(task, task.label(case), answer):
         assert right in task.labels
         assert isinstance(given_label, Unreadable) or given_label in task.labels
     for reward in parameter_sets(task).values():
         score = task.score(case, transcript, reward)
         assert reward.low <= score.total <= reward.high
-        assert tuple(score.terms) == tuple(task.terms)
+        assert tuple(score.terms) == terms(name)
         assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
-    assert task.cost(task.label(case), answer) >= 0
-    for quality in task.qualities.values():
+    assert task.improvement.cost(task.label(case), answer) >= 0
+    for quality in task.reporting.qualities.values():
         value = quality.of(case, transcript, {})
         assert value is None or 0 <= value <= (math.inf if quality.counts else 1)
 
@@ -538,9 +567,9 @@ def test_only_right_decisions_cost_nothing(name: str) -> None:
     task = get_task(name)
     for case in sample(name)[:100]:
         gold = task.label(case)
-        assert task.cost(gold, gold) == 0
+        assert task.improvement.cost(gold, gold) == 0
         others = [task.parse(play(case, Random(0))) for play in task.policies().values()]
-        assert all(task.cost(gold, other) > 0 for other in others if other != gold)
+        assert all(task.improvement.cost(gold, other) > 0 for other in others if other != gold)
 
 
 # What the version number promises
@@ -554,7 +583,7 @@ def golden(task: Task) -> dict[str, Any]:
     """
     cases = sample(task.name)
     first = {task.label(case): case for case in reversed(cases)}
-    labels = task.labels if task.environment is None else ()
+    labels = task.labels if task.episodes is None else ()
     chosen = list({case.id: case for case in (*(first[label] for label in labels), *cases)}.values())[:5]
     return {
         "task": task.name,
@@ -566,7 +595,7 @@ def golden(task: Task) -> dict[str, Any]:
 
 def _meaning(task: Task, case: Case) -> dict[str, Any]:
     thinking, direct = (task.gold(case, thinking=thinking) for thinking in (True, False))
-    if task.environment is None:
+    if task.episodes is None:
         answers = {label: said(turn) for label, turn in turns(task.name, False).items()} | {task.label(case): direct}
     else:
         answers = {"gold": direct, **{name: play(case, Random(name)) for name, play in task.policies().items()}}

@@ -66,8 +66,8 @@ def test_lines_are_what_the_records_dump(kind, tmp_path):
         for line in lines:
             case = TASK.Case.model_validate_json(line)
             assert line == canonical_json(case.model_dump(mode="json"))
-            assert case.id == TASK.case_id(case.facts, case.key)
-            assert TASK.pool_of(case.group) == use
+            assert case.id == TASK.checks.case_id(case.facts, case.key)
+            assert TASK.checks.pool_of(case.group) == use
 
 
 @kinds
@@ -80,13 +80,13 @@ def test_equal_sources_give_equal_bytes(kind, tmp_path):
 @kinds
 def test_the_task_works_on_imported_cases(kind, tmp_path):
     path = files(kind, tmp_path)
-    columns = set(TASK.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
+    columns = set(TASK.checks.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
     for line in taken(path, uses(kind)[0])[0]:
         case = TASK.Case.model_validate_json(line)
-        assert TASK.relabel(case) == TASK.label(case)
-        assert TASK.omittable(case) == ()
-        assert set(TASK.row(case)) == columns
-        assert {name: of(case) for name, of in TASK.slices.items()}["rule"] == "imported"
+        assert TASK.checks.relabel(case) == TASK.label(case)
+        assert TASK.checks.omittable(case) == ()
+        assert set(TASK.checks.row(case)) == columns
+        assert {name: of(case) for name, of in TASK.reporting.slices.items()}["rule"] == "imported"
         for thinking in (True, False):
             turn = TASK.gold(case, thinking=thinking).messages[-1]
             assert bool(turn.thinking) == thinking

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.tasks.base import Share, Statistic
 from clinrl.tasks.esi.metrics import METRICS
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
 
 NOTHING = Unreadable(reason="no answer line")

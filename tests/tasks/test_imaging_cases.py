@@ -134,7 +134,7 @@ def test_views_change_the_evidence_and_nothing_else():
     for case in drawn()[:500]:
         s = case.key.scenario
         without, swapped, against = (
-            TASK.views[f"{view}_evidence"](case) for view in ("without", "swapped", "contradicted")
+            TASK.reporting.variants[f"{view}_evidence"](case) for view in ("without", "swapped", "contradicted")
         )
         assert (without is None) == (swapped is None) == (not case.key.studies)
         if without is not None:

@@ -78,8 +78,8 @@ def test_lines_are_what_the_records_dump(form, tmp_path):
         for line in lines:
             case = TASK.Case.model_validate_json(line)
             assert line == canonical_json(case.model_dump(mode="json"))
-            assert case.id == TASK.case_id(case.facts, case.key)
-            assert TASK.pool_of(case.group) == use
+            assert case.id == TASK.checks.case_id(case.facts, case.key)
+            assert TASK.checks.pool_of(case.group) == use
 
 
 def test_all_formats_give_the_same_cases(tmp_path):
@@ -176,12 +176,12 @@ def imports(tmp_path: Path) -> list:
 
 
 def test_the_task_works_on_imported_cases(tmp_path):
-    columns = set(TASK.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
+    columns = set(TASK.checks.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
     for case in imports(tmp_path):
-        assert TASK.relabel(case) == TASK.label(case)
-        assert TASK.omittable(case) == ()
-        assert set(TASK.row(case)) == columns
-        assert all(isinstance(shows(case), bool) for shows in TASK.triggers.values())
+        assert TASK.checks.relabel(case) == TASK.label(case)
+        assert TASK.checks.omittable(case) == ()
+        assert set(TASK.checks.row(case)) == columns
+        assert all(isinstance(shows(case), bool) for shows in TASK.improvement.triggers.values())
         for thinking in (True, False):
             turn = TASK.gold(case, thinking=thinking).messages[-1]
             assert turn.thinking == (" ".join(case.key.reasoning) if thinking else None)
@@ -194,10 +194,10 @@ def test_the_task_works_on_imported_cases(tmp_path):
 
 def test_neither_slices_nor_clusters_tell_what_a_request_says(tmp_path):
     case, *_ = imports(tmp_path)
-    told = {name: of(case) for name, of in TASK.slices.items()} | {"cluster": TASK.cluster(case)}
+    told = {name: of(case) for name, of in TASK.reporting.slices.items()} | {"cluster": TASK.reporting.cluster(case)}
     assert (told["rule"], told["condition"], told["conditions"]) == ("imported", "imported", "imported")
     assert case.facts.condition not in str(told)
-    assert len({TASK.cluster(case) for case in imports(tmp_path)}) == len(
+    assert len({TASK.reporting.cluster(case) for case in imports(tmp_path)}) == len(
         {c.facts.condition for c in imports(tmp_path)}
     )
 
@@ -206,7 +206,7 @@ def test_the_only_other_view_is_without_evidence(tmp_path):
     cases = imports(tmp_path)
     assert {bool(case.facts.evidence) for case in cases} == {True, False}
     for case in cases:
-        shown = {name: view(case) for name, view in TASK.views.items()}
+        shown = {name: view(case) for name, view in TASK.reporting.variants.items()}
         bare = shown.pop("without_evidence")
         assert set(shown.values()) == {None}
         assert (bare is not None) == bool(case.facts.evidence)
@@ -221,8 +221,8 @@ def test_what_needs_the_generators_statements_is_not_measured(tmp_path):
     number = case.facts.evidence[0].number
     turn = said(Message(role="assistant", content="x", thinking=f"CT shows it well here [{number}]. Not so [88]."))
     values = {}
-    for name, quality in TASK.qualities.items():
-        heard = dict.fromkeys(quality.asks(case, turn), '{"medical_concepts": 5}')
+    for name, quality in TASK.reporting.qualities.items():
+        heard = dict.fromkeys(quality.requests(case, turn), '{"medical_concepts": 5}')
         values[name] = quality.of(case, turn, heard)
     assert values.pop("citation_validity") == 0.5
     assert values.pop("second_opinion") == 0
@@ -552,7 +552,8 @@ def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, capl
         cases = (paths.cases(name) / paths.CASES_FILE).read_text()
         assert all(canary in cases for canary in CANARIES)
         assert all(
-            TASK.pool_of(case.group) == name.split("-")[1] for case in dataset.read_cases(paths.cases(name), TASK)
+            TASK.checks.pool_of(case.group) == name.split("-")[1]
+            for case in dataset.read_cases(paths.cases(name), TASK)
         )
     output = capfd.readouterr()
     made = [file for file in Path("data").rglob("*") if file.is_file() and file.name != paths.CASES_FILE]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.analysis.exam import estimates
-from clinrl.tasks.base import Share, Statistic
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.metrics import METRICS
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
 
 UNA, MBA, UA = LABELS

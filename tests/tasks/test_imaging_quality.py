@@ -76,8 +76,8 @@ def test_an_empty_think_block_has_said_nothing():
 
 
 def test_lessons_are_of_the_base_pool_and_show_paraphrases_of_gold():
-    pairs = list(TASK.lessons("judge", 300, 5))
+    pairs = list(TASK.judged.lessons("judge", 300, 5))
     assert len(pairs) == 300
-    assert pairs == list(TASK.lessons("judge", 300, 5)) != list(TASK.lessons("judge", 300, 6))
+    assert pairs == list(TASK.judged.lessons("judge", 300, 5)) != list(TASK.judged.lessons("judge", 300, 6))
     assert all(judging.verdict(reply) is not None for _, reply in pairs)
     assert len(judging.spread(pairs)) == 11

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clinrl.errors import DataError
-from clinrl.tasks.base import Ask
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import reply
@@ -24,10 +23,11 @@ from clinrl.tasks.imaging.rewards import (
     Judged,
     Reward,
     Similar,
-    asks,
     oracles,
+    requests,
     score,
 )
+from clinrl.tasks.parts import Request
 from clinrl.types import Message, Transcript
 
 UNA, MBA, UA = LABELS
@@ -77,7 +77,7 @@ def heard(wanted, judged: str = reply((8, 7, 6))) -> dict:
 
 
 def earned(reward: Reward, case, transcript: Transcript, judged: str = reply((8, 7, 6))):
-    return score(case, transcript, reward, heard(asks(case, transcript, reward), judged))
+    return score(case, transcript, reward, heard(requests(case, transcript, reward), judged))
 
 
 @arms
@@ -94,7 +94,7 @@ def test_any_turn_has_a_score_within_the_declared_range(arm, content, thinking, 
 def test_only_its_oracles_are_asked(arm):
     reward = ARMS[arm]
     for case in known():
-        wanted = asks(case, said(f"<answer>{case.key.label}</answer>", " ".join(case.key.reasoning)), reward)
+        wanted = requests(case, said(f"<answer>{case.key.label}</answer>", " ".join(case.key.reasoning)), reward)
         assert {ask.model for ask in wanted} == set(oracles(reward))
         assert len(set(wanted)) == len(wanted)
 
@@ -157,20 +157,20 @@ def test_corrected_arms_by_hand():
 def test_the_default_needs_no_model():
     assert oracles(Reward()) == ()
     assert score(known()[0], said(f"<answer>{known()[0].key.label}</answer>"), Reward()).total == 1.0
-    assert not any(asks(case, said("<answer>x</answer>"), Reward()) for case in known())
+    assert not any(requests(case, said("<answer>x</answer>"), Reward()) for case in known())
 
 
 def test_a_gate_that_is_shut_asks_nothing():
     case = next(case for case in known() if case.key.label == UA)
     turn = said(f"<answer>{UNA}</answer>", " ".join(case.key.reasoning))
-    assert asks(case, turn, CORRECTED["llm-eval"]) == asks(case, turn, CORRECTED["custom-embedding"]) == ()
-    assert asks(case, turn, PUBLISHED["llm-eval"])
-    assert asks(case, turn, CONTROLS["ungated"])
+    assert requests(case, turn, CORRECTED["llm-eval"]) == requests(case, turn, CORRECTED["custom-embedding"]) == ()
+    assert requests(case, turn, PUBLISHED["llm-eval"])
+    assert requests(case, turn, CONTROLS["ungated"])
 
 
 def test_the_published_judge_reads_the_whole_turn_without_a_thought():
     case = known()[0]
-    (ask,) = asks(case, said(f"<answer>{case.key.label}</answer>", " "), PUBLISHED["llm-eval"])
+    (ask,) = requests(case, said(f"<answer>{case.key.label}</answer>", " "), PUBLISHED["llm-eval"])
     assert "<think> </think><answer>" in ask.text
 
 
@@ -221,5 +221,5 @@ def test_gold_of_another_case_earns_less():
         shuffled = [earned(reward, case, turns[mate.id]).total for case, mate in zip(together, other, strict=True)]
         assert sum(paired) > sum(shuffled)
     judged = CORRECTED["llm-eval"]
-    ask = Ask("judge", asks(together[0], turns[together[0].id], judged)[0].text)
+    ask = Request("judge", requests(together[0], turns[together[0].id], judged)[0].text)
     assert " ".join(together[0].key.reasoning) in ask.text

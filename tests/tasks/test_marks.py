@@ -46,7 +46,7 @@ def test_a_tokenizers_own_tokens_are_marks_too() -> None:
 @pytest.mark.parametrize("name", task_names())
 def test_no_case_that_is_drawn_holds_one(name: str) -> None:
     task = get_task(name)
-    for case in task.cases(50, 3, pool="train", mix=task.mixes[0]):
+    for case in task.cases(50, 3, pool="train", mix=task.checks.mixes[0]):
         assert not holds_mark(case.model_dump_json())
 
 
@@ -55,7 +55,7 @@ def poison(folder: Path, mark: str) -> None:
     task = get_task("esi")
     cases = list(dataset.read_rows(folder / paths.CASES_FILE, task))
     facts = cases[2].facts.model_copy(update={"narrative": f"{cases[2].facts.narrative}{mark}"})
-    told = {"facts": facts, "id": task.case_id(facts, cases[2].key)}
+    told = {"facts": facts, "id": task.checks.case_id(facts, cases[2].key)}
     cases[2] = cases[2].model_copy(update=told)
     lines = [artifacts.canonical_json(Case.model_dump(case, mode="json")) + "\n" for case in cases]
     (folder / paths.CASES_FILE).write_text("".join(lines), encoding="utf-8")

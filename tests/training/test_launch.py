@@ -26,6 +26,7 @@ from clinrl.models import bases
 from clinrl.models.chat import encode, end_tokens
 from clinrl.models.judges import Oracles
 from clinrl.tasks.base import get_task
+from clinrl.tasks.esi.rewards import TERMS
 from clinrl.training import callback, launch, reward_fn, trl
 
 TRAIN = """
@@ -143,11 +144,11 @@ def test_the_history_has_every_step_every_term_and_no_clock(trained):
     assert first["kl"] == 0.0  # the reference is the parent, and nothing was learned yet
     assert max(entry["kl"] for entry in grpo) > 0
     task = get_task("esi")
-    assert {f"terms/{term}" for term in task.terms} | {f"answer/{label}" for label in task.labels} <= set(first)
+    assert {f"terms/{term}" for term in TERMS} | {f"answer/{label}" for label in task.labels} <= set(first)
     for mode in ("think", "direct"):
         assert {f"reward/{mode}", f"parse_fail/{mode}", f"clipped/{mode}"} <= set(first)
     for entry in grpo:
-        assert sum(entry[f"terms/{term}"] for term in task.terms) == pytest.approx(entry["reward"], abs=1e-6)
+        assert sum(entry[f"terms/{term}"] for term in TERMS) == pytest.approx(entry["reward"], abs=1e-6)
         by_mode = [entry[f"clipped/{mode}"] for mode in ("think", "direct")]
         assert sum(by_mode) / 2 == pytest.approx(entry["completions/clipped_ratio"])
 
@@ -384,14 +385,12 @@ def scorer(project):
         logged: dict[str, float] = {}
         stub = SimpleNamespace(
             Case=task.Case,
-            terms=task.terms,
             labels=task.labels,
             label=task.label,
             parse=task.parse,
-            parts=task.parts,
-            asks=task.asks,
-            environment=None,
-            slices=task.slices,
+            episodes=None,
+            judged=None,
+            reporting=task.reporting,
             score=score or task.score,
         )
         function = reward_fn.reward_function(

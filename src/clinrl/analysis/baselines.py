@@ -30,7 +30,7 @@ def answers(task: Task, exam: Sequence[Case], training: Sequence[Case]) -> dict[
 
     Where cases are played in several turns, the rows are the task's policies.
     """
-    if task.environment is not None:
+    if task.episodes is not None:
         return {
             name: [task.parse(policy(case, Random(f"{SEED}/{name}/{case.id}"))) for case in exam]
             for name, policy in task.policies().items()

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from clinrl.analysis.exam import NOTE
 from clinrl.errors import ParamsError
-from clinrl.tasks.base import PublishedProtocol, Task
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import Benchmark
 from clinrl.types import Estimate, Strict
 
 POOL: Final = "exam"
@@ -95,11 +96,11 @@ class ProtocolReport(Strict):
     note: str = NOTE
 
 
-def published_of(task: Task) -> PublishedProtocol:
+def published_of(task: Task) -> Benchmark:
     """What somebody published of a task. Raises ParamsError if nobody did."""
-    if task.protocol is None:  # params.yaml is refused before
+    if task.benchmark is None:  # params.yaml is refused before
         raise ParamsError(f"nobody published a protocol of {task.name}")
-    return task.protocol
+    return task.benchmark
 
 
 def verdicts(report: ProtocolReport) -> tuple[list[tuple[str, str, str]], dict[str, list[str]]]:

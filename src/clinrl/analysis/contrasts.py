@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from clinrl.analysis.exam import (
-    COMPARED,
     Confusion,
     Estimates,
     Sitting,
@@ -26,7 +25,8 @@ from clinrl.analysis.exam import (
 )
 from clinrl.config.schema import Pair
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
-from clinrl.tasks.base import Share, Statistic, Task, no_asks
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import Share, Statistic, no_requests
 from clinrl.types import Case, Estimate, Strict, Unreadable
 
 ALL = "all"
@@ -207,7 +207,7 @@ def parts(task: Task, cases: Sequence[Case], slice_: str) -> dict[str, list[int]
     """The places of the cases of each value of a slice, by value; all cases come first."""
     found: dict[str, list[int]] = {ALL: list(range(len(cases)))}
     if slice_:
-        values = [task.slices[slice_](case) for case in cases]
+        values = [task.reporting.slices[slice_](case) for case in cases]
         found |= {value: [i for i, some in enumerate(values) if some == value] for value in sorted(set(values))}
     return found
 
@@ -342,7 +342,7 @@ def _contrasts(
                 )  # fmt: skip
 
     def family(contrast: Contrast) -> tuple[bool, int]:
-        return contrast.versions is None, (*COMPARED, *measures).index(contrast.measure)
+        return contrast.versions is None, (*task.compared, *measures).index(contrast.measure)
 
     done: list[Contrast] = []
     for _, tests in groupby(sorted(found, key=family), key=family):
@@ -366,7 +366,7 @@ def _mcnemar(
             )
             for entry in (mine, theirs)
         )  # fmt: skip
-        found += [((one.name, other.name), test) for test in compare(one, other, task.metrics)]
+        found += [((one.name, other.name), test) for test in compare(one, other, task.compared)]
     return found
 
 
@@ -387,4 +387,4 @@ def _round(value: float) -> float:
 
 def without_models(task: Task) -> list[str]:
     """The qualities that are measured on a transcript alone."""
-    return [name for name, quality in task.qualities.items() if quality.asks is no_asks]
+    return [name for name, quality in task.reporting.qualities.items() if quality.requests is no_requests]

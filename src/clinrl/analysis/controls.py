@@ -156,7 +156,7 @@ def _mode(task: Task, mode: str, base: str, members: Mapping[str, Member], name:
     return Mode(
         mode=mode,
         lines=tuple(sorted(lines, key=lambda line: order.index(line.kind))),
-        paired=tuple(test for other in controls for test in compare(me.sitting, members[other].sitting, task.metrics)),
+        paired=tuple(test for other in controls for test in compare(me.sitting, members[other].sitting, task.compared)),
     )
 
 

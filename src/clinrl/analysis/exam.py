@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import chain, combinations
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -16,12 +16,11 @@ from pydantic import Field
 
 from clinrl.errors import ArtefactError
 from clinrl.intervals import DIGITS, Paired, bootstrap, mean, paired, rate, wilson
-from clinrl.tasks.base import GIVEN, NOTHING_HEARD, Heard, Quality, Share, Statistic, Task, get_task, no_asks, seen
+from clinrl.tasks.base import GIVEN, Task, as_variant, get_task, parts_of
 from clinrl.tasks.importing import is_imported
+from clinrl.tasks.parts import NO_RESPONSES, Quality, Responses, Share, Statistic, no_requests
 from clinrl.types import Case, Estimate, Graded, Strict, Transcript, Unreadable
 
-COMPARED = ("exact", "dangerous")
-"""Shares that every paired test and every slice is about. Each task defines them."""
 UNREADABLE = "unreadable"
 VIEW = "view"
 """The slice of other ways to show the cases."""
@@ -120,9 +119,9 @@ class Sitting:
 
 
 def compare(a: Sitting, b: Sitting, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
-    """Paired tests of `a` against `b` on the compared shares. Raises ArtefactError if the two sat different exams."""
+    """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two sat different exams."""
     comparable(a, b)
-    return tuple(_paired(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in COMPARED)
+    return tuple(_paired(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in metrics)
 
 
 def comparable(a: Sitting | EvalReport, b: Sitting | EvalReport) -> None:
@@ -153,7 +152,7 @@ def between_modes(
         return {}
     same = sum(not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in zip(*answers.values(), strict=True))
     tests = {
-        f"{a}_{b}": {metric: _paired(metric, b, golds, answers[a], answers[b], metrics) for metric in COMPARED}
+        f"{a}_{b}": {metric: _paired(metric, b, golds, answers[a], answers[b], metrics) for metric in metrics}
         for a, b in combinations(answers, 2)
     }
     return {"mode_agreement": wilson(same, len(golds)), "between_modes": tests}
@@ -172,15 +171,15 @@ def build(
     graded: Sequence[Graded],
     others: Mapping[str, Sequence[Any]],
     tests: Sequence[Paired],
-    heard: Heard = NOTHING_HEARD,
+    responses: Responses = NO_RESPONSES,
     view: str = GIVEN,
     views: Mapping[str, Sequence[Graded]] = MappingProxyType({}),
     qualities: Mapping[str, Quality] | None = None,
 ) -> EvalReport:
     """The report on graded answers, given in the order of the exam's cases.
 
-    `others` are the answers of the other rows by name, `tests` the paired tests already made, `heard` what the models
-    that the task's qualities ask have answered. `view` is how the cases were shown, `views` holds the answers under
+    `others` are the answers of the other rows by name, `tests` the paired tests already made, `responses` those of
+    the models that the task's qualities need. `view` is how the cases were shown, `views` holds the answers under
     others. `qualities` are the measures of whole transcripts, by default all of the task's. Raises
     ValueError if the graded answers are not those of the cases.
     """
@@ -192,13 +191,16 @@ def build(
     predicted = Counter(given for _, given in _cells(task, golds, answers))
     clusters = clusters_of(task, cases)
     metrics = estimates(task.metrics, golds, answers, clusters)
-    shown = [seen(task, case, view) for case in cases]
-    measures = task.qualities if qualities is None else qualities
-    metrics |= measured(measures, shown, [line.transcript for line in graded], heard, clusters)
+    shown = [as_variant(task, case, view) for case in cases]
+    measures = task.reporting.qualities if qualities is None else qualities
+    metrics |= measured(measures, shown, [line.transcript for line in graded], responses, clusters)
     metrics["no_parse"] = rate([isinstance(answer, Unreadable) for answer in answers], clusters)
     metrics["clipped"] = rate([line.transcript.stop == "max_tokens" for line in graded], clusters)
     rows = {name: answers, **others}
-    terms = {term: _mean([line.score.terms.get(term, 0.0) for line in graded]) for term in task.terms}
+    terms = {
+        term: _mean([line.score.terms.get(term, 0.0) for line in graded])
+        for term in dict.fromkeys(chain.from_iterable(line.score.terms for line in graded))
+    }
     return EvalReport(
         name=name,
         task=task.name,
@@ -215,7 +217,7 @@ def build(
         predicted={outcome: predicted[outcome] for outcome in columns(task)},
         confusion=confusion(task, golds, answers),
         slices={
-            **{what: _slice(task, cases, shown, golds, graded, of) for what, of in task.slices.items()},
+            **{what: _slice(task, cases, shown, golds, graded, of) for what, of in task.reporting.slices.items()},
             **({VIEW: _views(task, cases, {GIVEN: graded, **views})} if views else {}),
         },
         terms=terms,
@@ -233,7 +235,7 @@ def note_of(cases: Sequence[Case]) -> str:
 
 def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
     """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
-    return None if task.cluster is None else [task.cluster(case) for case in cases]
+    return None if task.reporting.cluster is None else [task.reporting.cluster(case) for case in cases]
 
 
 def estimates(
@@ -277,13 +279,13 @@ def measured(
     qualities: Mapping[str, Quality],
     cases: Sequence[Case],
     transcripts: Sequence[Transcript],
-    heard: Heard,
+    responses: Responses,
     clusters: Sequence[str] | None = None,
 ) -> Estimates:
     """The mean of each quality over the cases that it is defined on, with its bootstrap interval."""
     found: Estimates = {}
     for name, quality in qualities.items():
-        values = [quality.of(case, said, heard) for case, said in zip(cases, transcripts, strict=True)]
+        values = [quality.of(case, said, responses) for case, said in zip(cases, transcripts, strict=True)]
         inside = [i for i, value in enumerate(values) if value is not None]
         if inside:
             found[name] = mean([values[i] or 0.0 for i in inside], clusters and _at(clusters, inside))
@@ -300,14 +302,16 @@ def confusion(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> Confu
 def _cells(task: Task, golds: Sequence[Any], answers: Sequence[Any]) -> list[tuple[str, str]]:
     """Row and column of each part of each answer."""
     pairs = zip(golds, answers, strict=True)
-    return [(str(row), column(given)) for gold, answer in pairs for row, given in task.parts(gold, answer)]
+    return [(str(row), column(given)) for gold, answer in pairs for row, given in parts_of(task, gold, answer)]
 
 
 def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict[str, Any]:
     """Headline numbers by mode and the agreement of the modes: plain numbers, to be tabulated and diffed."""
     by_mode = {
         report.mode: {
-            name: report.metrics[name].value for name in get_task(report.task).headline if name in report.metrics
+            name: report.metrics[name].value
+            for name in get_task(report.task).reporting.headline
+            if name in report.metrics
         }
         for report in reports
     }
@@ -333,7 +337,7 @@ def _paired(
 
 
 def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None) -> Estimates:
-    return estimates({name: task.metrics[name] for name in task.row_metrics}, golds, answers, clusters)
+    return estimates({name: task.metrics[name] for name in task.reporting.row_metrics}, golds, answers, clusters)
 
 
 def _slice(
@@ -348,15 +352,19 @@ def _slice(
     members: dict[str, list[int]] = {}
     for i, case in enumerate(cases):
         members.setdefault(of(case), []).append(i)
-    metrics = {name: task.metrics[name] for name in task.slice_measures if name in task.metrics}
-    qualities = {name: task.qualities[name] for name in task.slice_measures if name in task.qualities}
+    metrics = {name: task.metrics[name] for name in task.reporting.slice_measures if name in task.metrics}
+    qualities = {
+        name: task.reporting.qualities[name]
+        for name in task.reporting.slice_measures
+        if name in task.reporting.qualities
+    }
     clusters = clusters_of(task, cases)
     found = {}
     for value, rows in sorted(members.items()):
         alike, lines = clusters and _at(clusters, rows), _at(graded, rows)
         said = [line.transcript for line in lines]
         found[value] = estimates(metrics, _at(golds, rows), [line.answer for line in lines], alike)
-        found[value] |= measured(qualities, _at(shown, rows), said, NOTHING_HEARD, alike)
+        found[value] |= measured(qualities, _at(shown, rows), said, NO_RESPONSES, alike)
     return found
 
 
@@ -367,18 +375,18 @@ def _views(task: Task, cases: Sequence[Case], graded: Mapping[str, Sequence[Grad
     """
     by_id = {case.id: case for case in cases}
     others = {line.case_id for view, lines in graded.items() if view != GIVEN for line in lines}
-    chosen = [name for name in task.headline if isinstance(task.metrics.get(name), Statistic)]
-    metrics = {name: task.metrics[name] for name in (*COMPARED, *chosen)}
-    plain = {name: quality for name, quality in task.qualities.items() if quality.asks is no_asks}
+    chosen = [name for name in task.reporting.headline if isinstance(task.metrics.get(name), Statistic)]
+    metrics = {name: task.metrics[name] for name in (*task.compared, *chosen)}
+    plain = {name: quality for name, quality in task.reporting.qualities.items() if quality.requests is no_requests}
     found = {}
     for view, lines in graded.items():
         kept = [line for line in lines if line.case_id in others]
-        shown = [seen(task, by_id[line.case_id], view) for line in kept]
+        shown = [as_variant(task, by_id[line.case_id], view) for line in kept]
         clusters = clusters_of(task, [by_id[line.case_id] for line in kept])
         golds = [task.label(case) for case in shown]
         found[view] = {
             **estimates(metrics, golds, [line.answer for line in kept], clusters),
-            **measured(plain, shown, [line.transcript for line in kept], NOTHING_HEARD, clusters),
+            **measured(plain, shown, [line.transcript for line in kept], NO_RESPONSES, clusters),
         }
     return found
 

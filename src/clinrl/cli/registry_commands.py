@@ -139,7 +139,7 @@ def compare(params: "Params", source: Path, name: str, other: str | None = None,
     rows = []
     for mode, like in blank.items():
         mine, theirs = (load_sitting(one, like, cases) for one in (name, other))
-        for test in exam.compare(mine, theirs, who.task.metrics):
+        for test in exam.compare(mine, theirs, who.task.compared):
             change = test.difference
             rows.append(
                 {

@@ -82,9 +82,11 @@ class Params(Section):
             self._check_use(f"bases.{task}.exam", base.exam, "exam", task)
         for name, dataset in self.datasets.items():
             known(f"datasets.{name}.task", dataset.task, task_names(), "a task")
-            known(f"datasets.{name}.mix", dataset.mix, get_task(dataset.task).mixes, f"a mix of {dataset.task}")
+            known(f"datasets.{name}.mix", dataset.mix, get_task(dataset.task).checks.mixes, f"a mix of {dataset.task}")
             for rule in dataset.emphasis:
-                known(f"datasets.{name}.emphasis", rule, get_task(dataset.task).rules, f"a rule of {dataset.task}")
+                known(
+                    f"datasets.{name}.emphasis", rule, get_task(dataset.task).checks.rules, f"a rule of {dataset.task}"
+                )
         for name, source in self.imports.items():
             known(f"imports.{name}.task", source.task, task_names(), "a task")
             if name in self.datasets:
@@ -132,9 +134,9 @@ class Params(Section):
             known(at, name, roots, "the base of a task")
             task, exam = roots[name], self.bases[roots[name]].exam
         known(f"{at}.task", spec.task, [task], "its task")
-        published = get_task(task).protocol
+        published = get_task(task).benchmark
         if published is None:
-            fitting = [task for task in task_names() if get_task(task).protocol is not None]
+            fitting = [task for task in task_names() if get_task(task).benchmark is not None]
             known(f"{at}.task", task, fitting, "a task with a published protocol")
             return
         known(f"{at}.exam", spec.exam, [exam], "the exam that it sat")
@@ -171,9 +173,9 @@ class Params(Section):
         task, exam = get_task(comparison.task), self.bases[comparison.task].exam
         for column in comparison.columns:
             known(f"{at}.columns", column, task.metrics, f"a metric of {task.name}")
-        known(f"{at}.quality", comparison.quality, ["", *task.qualities], f"a quality of {task.name}")
-        known(f"{at}.parts", comparison.parts, ["", *task.slices], f"a slice of {task.name}")
-        bases = [BASE, *(f"{BASE}, {view}" for view in task.views)]
+        known(f"{at}.quality", comparison.quality, ["", *task.reporting.qualities], f"a quality of {task.name}")
+        known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
+        bases = [BASE, *(f"{BASE}, {view}" for view in task.reporting.variants)]
         family = [version for version, spec in self.versions.items() if spec.task == task.name]
         for row, versions in comparison.rows.items():
             if row in bases or (row in comparison.arms and row in comparison.controls):
@@ -207,8 +209,8 @@ class Params(Section):
         metrics = [*get_task(task).metrics, "no_parse", "mode_agreement"]
         for metric in gate.limits:
             known(f"{at}.limits", metric, metrics, f"a metric of {task}")
-        if "dangerous" not in gate.limits:
-            raise ParamsError(f"{at}.limits has no limit on `dangerous`; a release without one is not allowed")
+        if (safety := get_task(task).safety.metric) not in gate.limits:
+            raise ParamsError(f"{at}.limits has no limit on `{safety}`; a release without one is not allowed")
         if gate.rebuilt and gate.rebuilt.least > len(self.rebuilders):
             raise ParamsError(
                 f"{at}.rebuilt.least is {gate.rebuilt.least}, but rebuilders lists {len(self.rebuilders)}; list more, "
@@ -273,7 +275,7 @@ class Params(Section):
             for label in labels:
                 known(f"{at}.stream.{key}", label, task.labels, f"a label of {task.name}")
         for place, phase in enumerate(profile.stream.phases):
-            known(f"{at}.stream.phases.{place}.slice", phase.slice, task.slices, f"a slice of {task.name}")
+            known(f"{at}.stream.phases.{place}.slice", phase.slice, task.reporting.slices, f"a slice of {task.name}")
         for scale, trainer in profile.trainer.items():
             if short := [
                 place for place, steps in enumerate(lengths(profile.stream.phases, trainer.steps)) if not steps
@@ -282,16 +284,16 @@ class Params(Section):
                     f"{at}.stream.phases.{short[0]}.share is {profile.stream.phases[short[0]].share:g}, less than half "
                     f"a step of the {trainer.steps} at {scale} scale; raise it, or leave the phase out"
                 )
-        known(f"{at}.view", profile.view, [GIVEN, *task.views], f"a view of {task.name}")
+        known(f"{at}.view", profile.view, [GIVEN, *task.reporting.variants], f"a view of {task.name}")
         caps = profile.stream.cap.values()
         if len(caps) == len(task.labels) and sum(caps) < 1:
             raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")
         if isinstance(profile, SftProfile):
             for rule in profile.omit:
-                known(f"{at}.omit", rule, task.rules, f"a rule of {task.name}")
+                known(f"{at}.omit", rule, task.checks.rules, f"a rule of {task.name}")
             return
         self.reward(name)
-        if task.environment is not None:
+        if task.episodes is not None:
             self._check_episodes(at, profile, task.name)
         quantize = self.bases[version.task].full.quantize
         if profile.trainer["full"].vllm and quantize != "none":

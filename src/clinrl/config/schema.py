@@ -75,7 +75,7 @@ class ImportSpec(Section):
     source: Place
     """Path of a file, or of a folder, that the task can read."""
     without: Place | Literal[""] = ""
-    """Path of other records whose patients and narratives are left out: those of an exam on the same patients."""
+    """Path of other records whose patients and texts are left out: those of an exam on the same patients."""
 
 
 class Lora(Section):
@@ -465,7 +465,7 @@ class Gate(Section):
     least_cases: Count
     """Cases that the exam must have: fewer show too little."""
     limits: dict[str, Limit]
-    """Metric to its limit. `dangerous` is always among them."""
+    """Metric to its limit. The safety metric of the task is always among them."""
     rebuilt: Rebuilt | None = None
     """How many others must have rebuilt it; none by default."""
 

@@ -1,9 +1,9 @@
 """The probe: what a version's reward would teach on the version's actual stream, found out before a model is trained.
 
 Every reward that failed in the published series failed in a way that a policy without a model shows: an answer of
-ESI-1 to everything earned more than honest work. The probe lets such policies answer the real stream and refuses the
-version if one of them earns as much as a mediocre reader. It loads no model but those that the reward asks, and takes
-seconds where it asks none.
+the first label to everything earned more than honest work. The probe lets such policies answer the real stream and
+refuses the version if one of them earns as much as a mediocre reader. It loads no model but those that the reward
+needs, and takes seconds where it needs none.
 """
 
 import json
@@ -22,7 +22,7 @@ from clinrl.data.dataset import is_import, manifest_of, progress, read_cases
 from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
 from clinrl.errors import ArtefactError, ProbeError
 from clinrl.models.judges import Oracles, Pair, scores
-from clinrl.tasks.base import Task, get_task, seen
+from clinrl.tasks.base import Task, as_variant, get_task, models_of
 from clinrl.types import Case, Message, Transcript, Unreadable
 
 Policy = Callable[[Case, Random], Transcript]
@@ -75,8 +75,8 @@ def stage(params: Params, version: str) -> None:
             report["reward"] = reward.model_dump(mode="json")
             thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
             oracles = Oracles(paths.base(task.name))
-            shown = [seen(task, case, profile.view) for case in cases]
-            if task.oracles(reward):  # models take their time: the cases of the stream will do
+            shown = [as_variant(task, case, profile.view) for case in cases]
+            if models_of(task, reward):  # models take their time: the cases of the stream will do
                 shown = list({row.case.id: row.case for row in rows}.values())
             report["outcomes"] = outcomes(shown, task, reward, oracles)
             report |= score_policies(
@@ -129,7 +129,7 @@ def describe(rows: Sequence[Row], task: Task, phases: Sequence[Phase] = (), step
 
 
 def _phases(rows: Sequence[Row], task: Task, phases: Sequence[Phase], steps: int) -> list[dict[str, Any]]:
-    of = task.slices[phases[0].slice]
+    of = task.reporting.slices[phases[0].slice]
     each = len(rows) // steps
     values: list[list[str]] = [[] for _ in phases]
     for index, row in enumerate(rows):
@@ -156,7 +156,7 @@ def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], 
     relabelled = 0
     for row in rows:
         ignored = omitted(row.case, omit, seed)
-        for rule in set(omit).intersection(task.omittable(row.case)):
+        for rule in set(omit).intersection(task.checks.omittable(row.case)):
             triggered[rule] += 1
             affected[rule] += rule in ignored
         relabelled += bool(ignored) and task.parse(task.gold(row.case, thinking=False, omit=ignored)) != task.label(
@@ -274,7 +274,7 @@ def plain(task: Task, case: Case) -> list[tuple[Any, Transcript]]:
     Each label as the policy `always_<label>` gives it; of an episode, what each lazy policy does.
     """
     policies = task.policies()
-    if task.environment is None:
+    if task.episodes is None:
         return [(label, policies[f"always_{label}"](case, Random(0))) for label in task.labels]
     done = [policy(case, Random(0)) for name, policy in policies.items() if name != HONEST]
     return [(task.parse(transcript), transcript) for transcript in done]

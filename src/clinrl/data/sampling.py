@@ -16,7 +16,7 @@ from clinrl.config.base import did_you_mean
 from clinrl.config.params import Params
 from clinrl.config.schema import GrpoTrainer, Phase, lengths
 from clinrl.errors import DataError
-from clinrl.tasks.base import Task, get_task, seen
+from clinrl.tasks.base import Task, as_variant, get_task
 from clinrl.types import Case
 
 
@@ -40,9 +40,9 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
     trainer = params.trainer(block.profile)
     task = get_task(block.task)
     each = trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch
-    together = task.environment is not None and isinstance(trainer, GrpoTrainer)
+    together = task.episodes is not None and isinstance(trainer, GrpoTrainer)
     return draw(
-        [seen(task, case, profile.view) for case in cases],
+        [as_variant(task, case, profile.view) for case in cases],
         task=task,
         modes=profile.modes,
         repeat=profile.stream.repeat,
@@ -107,7 +107,7 @@ def phase_of(row: int, phases: Sequence[Phase], *, steps: int, each: int) -> int
 
 def _served(cases: Sequence[Case], task: Task, phase: Phase) -> list[Case]:
     """The cases of a phase. Raises DataError naming the first of its values that none has."""
-    of = task.slices[phase.slice]
+    of = task.reporting.slices[phase.slice]
     there = {of(case) for case in cases}
     for value in phase.values:
         if value not in there:

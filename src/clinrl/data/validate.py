@@ -22,8 +22,9 @@ from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
 from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
 from clinrl.models.judges import Oracles
-from clinrl.tasks.base import Expect, Task, get_task
+from clinrl.tasks.base import Task, get_task, is_sound_id, models_of, relabelled, row_of
 from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS
+from clinrl.tasks.parts import Expect
 from clinrl.types import Case, Manifest, Pool
 
 if TYPE_CHECKING:
@@ -32,20 +33,22 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 5_000
 """Rows in memory at a time. A "rows" expectation must therefore be about single rows, not about the whole table."""
 
+TEXT_UNIQUE = "text_unique"
 COMPUTED: dict[str, str] = {
     "id_matches_content": "the id is not the content hash of the case, so the row was edited after it was built",
     "id_unique": "an earlier row has the same id",
-    "narrative_unique": "an earlier row has the same narrative",
+    TEXT_UNIQUE: "an earlier row has the same text",
     "group_in_pool": "the group belongs to another pool, so a pool would leak into this one",
     "label_reproduced": "the rules do not give the case's label from its latent facts",
     "gold_scores_best": "the gold answer is unreadable, or not the only best one under a reward used with this data",
 }
-"""The computed columns, each true of a sound row, and what is wrong where one is false."""
+"""The computed columns, each true of a sound row, and what is wrong where one is false. `TEXT_UNIQUE` is called after
+the task's own column of text."""
 
 NOT_OF_IMPORTS = frozenset({"label_reproduced"})
 """Computed columns that say nothing of imported cases: their labels are people's, and no rule gives them again."""
 
-LONGEST_NARRATIVE_CHARACTERS = 8_000
+LONGEST_TEXT_CHARACTERS = 8_000
 
 
 def stage(params: "Params", name: str) -> None:
@@ -101,7 +104,7 @@ def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], M
         if block.data == name
         and (profile := params.profiles[block.profile]).method == "grpo"
         and not profile.waiver  # known to be wrong; the probe says how
-        and not task.oracles(params.reward(version))  # the probe asks models, for its stream at once
+        and not models_of(task, params.reward(version))  # the probe asks models, for its stream at once
     ]
     distinct = {artifacts.digest(reward.model_dump(mode="json")): reward for reward in rewards or [task.Reward()]}
     return name, task, spec.use, list(distinct.values()), manifest_of(paths.cases(name), task)
@@ -136,12 +139,12 @@ def examine(
         while chunk := list(islice(rows, CHUNK_ROWS)):
             table = []
             for row, case in chunk:
-                line = task.row(case)
-                computed = columns(case, line["narrative"], task, pool, rewards, is_first, oracles)
+                line = row_of(task, case)
+                computed = columns(case, line[task.checks.text], task, pool, rewards, is_first, oracles)
                 table.append(line | computed | {"row": row, "id": case.id})
                 counts["cases"] += 1
-                counts["duplicates"] += not (computed["id_unique"] and computed["narrative_unique"])
-                counts[f"share_level_{task.label(case)}"] += 1
+                counts["duplicates"] += not (computed["id_unique"] and computed[_computed(task, TEXT_UNIQUE)])
+                counts[f"{task.checks.share}_{task.label(case)}"] += 1
                 counts.update({column: int(value) for column, value in line.items() if column.startswith("has_")})
                 advance()
             for tally, result in zip(tallies["rows"], check("rows", table), strict=True):
@@ -179,31 +182,36 @@ def _intake(name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def row_suite(task: Task, *, imported: bool = False) -> list[Expect]:
-    """What must hold of each row: the task's rules, a clean narrative without identifiers, computed columns true."""
+    """What must hold of each row: the task's rules, a clean text without identifiers, computed columns true."""
     return [
         *_of(task, "rows", imported),
         Expect(
             type="ExpectColumnValueLengthsToBeBetween",
-            arguments={"column": "narrative", "min_value": 1, "max_value": LONGEST_NARRATIVE_CHARACTERS},
+            arguments={"column": task.checks.text, "min_value": 1, "max_value": LONGEST_TEXT_CHARACTERS},
         ),
         Expect(
-            type="ExpectColumnValuesToNotMatchRegex", arguments={"column": "narrative", "regex": CONTROL_CHARACTERS}
+            type="ExpectColumnValuesToNotMatchRegex",
+            arguments={"column": task.checks.text, "regex": CONTROL_CHARACTERS},
         ),
         *(
-            Expect(type="ExpectColumnValuesToNotMatchRegex", arguments={"column": "narrative", "regex": shape})
+            Expect(type="ExpectColumnValuesToNotMatchRegex", arguments={"column": task.checks.text, "regex": shape})
             for shape in IDENTIFIERS.values()
         ),
         *(
-            Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": name, "value_set": [True]})
+            Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": _computed(task, name), "value_set": [True]})
             for name in COMPUTED
             if not (imported and name in NOT_OF_IMPORTS)
         ),
     ]
 
 
+def _computed(task: Task, name: str) -> str:
+    return f"{task.checks.text}_unique" if name == TEXT_UNIQUE else name
+
+
 def _of(task: Task, on: str, imported: bool) -> list[Expect]:
     kinds = ("all", "imported" if imported else "drawn")
-    return [expect for expect in task.expectations if expect.on == on and expect.of in kinds]
+    return [expect for expect in task.checks.expectations if expect.on == on and expect.of in kinds]
 
 
 def summary_suite(task: Task, size: int, *, imported: bool = False) -> list[Expect]:
@@ -216,7 +224,7 @@ def summary_suite(task: Task, size: int, *, imported: bool = False) -> list[Expe
 
 def columns(
     case: Case,
-    narrative: str,
+    text: str,
     task: Task,
     pool: Pool,
     rewards: Sequence[Any],
@@ -230,11 +238,11 @@ def columns(
     pairs = turns + [(case, transcript) for _, transcript in lazy]
     earned = [totals(task, pairs, reward, oracles) for reward in rewards]
     return {
-        "id_matches_content": task.case_id(case.facts, case.key) == case.id,
+        "id_matches_content": is_sound_id(task, case),
         "id_unique": is_first("id", case.id),
-        "narrative_unique": is_first("narrative", narrative),
-        "group_in_pool": task.pool_of(case.group) == pool,
-        "label_reproduced": task.relabel(case) == task.label(case),
+        _computed(task, TEXT_UNIQUE): is_first("text", text),
+        "group_in_pool": task.checks.pool_of(case.group) == pool,
+        "label_reproduced": relabelled(task, case) == task.label(case),
         "gold_scores_best": all(task.parse(transcript) == task.label(case) for transcript in best)
         and all(
             gold_is_best(
@@ -250,13 +258,13 @@ def columns(
 def summarise(totals: Mapping[str, int], task: Task) -> dict[str, float]:
     """The one row of the table of shares.
 
-    `cases` and `duplicates` (counts), `share_level_<label>` for each label of the task, and the share of true values of
-    each column of `Task.row` whose name begins with `has_`, under that name.
+    `cases` and `duplicates` (counts), `<Checks.share>_<label>` for each label of the task, and the share of true values
+    of each column of `Checks.row` whose name begins with `has_`, under that name.
     """
     cases = totals["cases"]
-    levels = [f"share_level_{label}" for label in task.labels]
+    labels = [f"{task.checks.share}_{label}" for label in task.labels]
     flags = sorted(column for column in totals if column.startswith("has_"))
-    shares = {column: round(totals[column] / max(1, cases), 6) for column in [*levels, *flags]}
+    shares = {column: round(totals[column] / max(1, cases), 6) for column in [*labels, *flags]}
     return {"cases": cases, "duplicates": totals["duplicates"]} | shares
 
 
@@ -301,8 +309,9 @@ class Tally:
         where = f"{path} row {self.first['row']} ({self.first['id']}), column {column}"
         many = self.counts["unexpected"]
         more = f" ({many:,} of {self.counts['element']:,} rows)" if many > 1 else ""
-        if column in COMPUTED:
-            return f"{where}: {COMPUTED[column]}{more}"
+        computed = TEXT_UNIQUE if column.endswith("_unique") and column not in COMPUTED else column
+        if computed in COMPUTED:
+            return f"{where}: {COMPUTED[computed]}{more}"
         if self.withheld:
             return f"{where}: a value breaks {self._rule(arguments)}{more}"
         values = [self.first[name] for name in names]

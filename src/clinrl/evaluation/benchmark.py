@@ -48,7 +48,8 @@ from clinrl.evaluation.evaluate import (
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.rollout import run
 from clinrl.reports.render import load, render
-from clinrl.tasks.base import NOTHING_HEARD, Task
+from clinrl.tasks.base import Task, parts_of
+from clinrl.tasks.parts import NO_RESPONSES
 from clinrl.types import Case, Transcript
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def draw(task: Task, seeds: Sequence[int], levels: Sequence[str]) -> dict[tuple[
     for seed in seeds:
         firsts: dict[str, Case] = {}
         for case in task.cases(MOST_DRAWN, seed, pool=POOL, mix=published.mix):
-            firsts.setdefault(task.slices[published.by](case), case)
+            firsts.setdefault(task.reporting.slices[published.by](case), case)
             if set(levels) <= set(firsts):
                 break
         for level in levels:
@@ -135,7 +136,7 @@ def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: in
 
     Raises ParamsError if it has fewer.
     """
-    of = task.slices[published_of(task).by]
+    of = task.reporting.slices[published_of(task).by]
     by_level: dict[str, list[int]] = {level: [] for level in levels}
     for place, case in enumerate(exam):
         if (level := of(case)) in by_level and len(by_level[level]) < episodes:
@@ -271,7 +272,7 @@ def _sat(
     exam: Sequence[Case],
     said: Sequence[Transcript],
 ) -> Sat:
-    of = task.slices[published_of(task).by]
+    of = task.reporting.slices[published_of(task).by]
     pairs = list(zip(exam, said, strict=True))
     levels = {
         level: _level(task, [(case, one) for case, one in pairs if of(case) == level])
@@ -286,10 +287,10 @@ def _level(task: Task, pairs: Sequence[tuple[Case, Transcript]]) -> Level:
     golds, answers = [task.label(case) for case in cases], [answer(task, one) for one in said]
     verdicts: dict[Any, list[tuple[bool, str]]] = {label: [] for label in task.labels}
     for case, gold, given in zip(cases, golds, answers, strict=True):
-        for right, decided in task.parts(gold, given):
+        for right, decided in parts_of(task, gold, given):
             verdicts[right].append((decided == right, case.id))
     statistic = estimates({published.statistic: task.metrics[published.statistic]}, golds, answers)
-    quality = measured({published.quality: task.qualities[published.quality]}, cases, said, NOTHING_HEARD)
+    quality = measured({published.quality: task.reporting.qualities[published.quality]}, cases, said, NO_RESPONSES)
     return Level(
         quality=quality[published.quality],
         statistic=statistic.get(published.statistic),

@@ -29,8 +29,9 @@ from clinrl.evaluation.evaluate import (
 )
 from clinrl.reports import figures, findings
 from clinrl.reports.render import load, render
-from clinrl.tasks.base import NOTHING_HEARD, Task, seen
+from clinrl.tasks.base import Task, as_variant
 from clinrl.tasks.importing import is_imported
+from clinrl.tasks.parts import NO_RESPONSES
 from clinrl.types import Case, Graded
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _entries(spec: "Comparison", task: Task, cases: Sequence[Case], mode: str, s
     base = f"{spec.task}-base"
     found.append(_together(task, BASE, "base", (base,), [sat[base]]))
     given = read_graded(paths.graded(base) / f"{mode}.jsonl")
-    for view in task.views:
+    for view in task.reporting.variants:
         path = paths.graded(base) / f"{mode}.{view}.jsonl"
         if path.exists():
             lines = answered_under(task, cases, given, view, path)
@@ -234,10 +235,10 @@ def _qualities(task: Task, cases: Sequence[Case], lines: Sequence[Graded], view:
     """Of each quality that asks no model, its number for every case. Imported cases have none: no text is kept."""
     if any(map(is_imported, cases)):
         return {}
-    shown = [seen(task, case, view) for case in cases]
+    shown = [as_variant(task, case, view) for case in cases]
     return {
         name: [
-            task.qualities[name].of(case, line.transcript, NOTHING_HEARD)
+            task.reporting.qualities[name].of(case, line.transcript, NO_RESPONSES)
             for case, line in zip(shown, lines, strict=True)
         ]
         for name in contrasts.without_models(task)
@@ -250,7 +251,7 @@ def _together(task: Task, row: str, kind: contrasts.Kind, versions: Sequence[str
     measured = sat[0].qualities
     asked = [
         quality
-        for quality in task.qualities
+        for quality in task.reporting.qualities
         if quality not in measured and reports and all(quality in report.metrics for report in reports)
     ]
     views = [report.slices.get(VIEW, {}) for report in reports]

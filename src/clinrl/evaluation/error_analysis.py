@@ -40,6 +40,9 @@ SHOWN = 10
 LEAST = 5
 """Cases that a group needs to be ranked: of fewer, an interval says nothing."""
 
+NO_RULE = "none"
+"""The rule of a case whose task does not say which one decided."""
+
 
 class Group(Strict):
     """Cases that have something in common, and how they were answered in all modes together."""
@@ -65,7 +68,7 @@ class Group(Strict):
 
 
 class Shown(Strict):
-    """One wrong answer in full; of an imported case, without narrative and text."""
+    """One wrong answer in full; of an imported case, without the request and the text."""
 
     case_id: str
     mode: str
@@ -187,10 +190,10 @@ def of_kind(report: MineReport, by: str) -> list[Group]:
 
 def kinds(task: Task) -> dict[str, Callable[["_Line"], Sequence[str]]]:
     """What answers are grouped by. A case may belong to several groups of one kind, or to none."""
-    slices = {by: (lambda line, of=of: [of(line.case)]) for by, of in task.slices.items()}
+    slices = {by: (lambda line, of=of: [of(line.case)]) for by, of in task.reporting.slices.items()}
     return {
         **slices,
-        "trigger": lambda line: [name for name, shows in task.triggers.items() if shows(line.case)],
+        "trigger": lambda line: [name for name, shows in task.improvement.triggers.items() if shows(line.case)],
         "error": lambda line: [f"{line.gold} answered {line.answered}"] if line.wrong else [],
     }
 
@@ -203,8 +206,9 @@ class _Line:
         self.case, self.line, self.mode = case, line, line.mode
         self.gold, self.answered = str(gold), column(line.answer)
         self.wrong = isinstance(line.answer, Unreadable) or line.answer != gold
-        self.cost = task.cost(gold, line.answer)
-        self.rule = task.slices["rule"](case)
+        self.cost = task.improvement.cost(gold, line.answer)
+        self.rule = task.reporting.slices.get("rule", lambda case: NO_RULE)(case)
+        self.text = task.checks.text
 
     def shown(self) -> Shown:
         withheld = is_imported(self.case)
@@ -217,7 +221,7 @@ class _Line:
             answered=self.answered,
             rule=self.rule,
             cost=round(self.cost, DIGITS),
-            narrative="" if withheld else str(getattr(self.case.facts, "narrative", "")),
+            narrative="" if withheld else str(getattr(self.case.facts, self.text, "")),
             text="" if withheld else f"{thinking}{last.content}",
         )
 

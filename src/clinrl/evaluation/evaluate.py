@@ -51,7 +51,8 @@ from clinrl.models.rollout import run
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
 from clinrl.tasks import importing
-from clinrl.tasks.base import GIVEN, NOTHING_HEARD, Heard, Task, get_task, seen
+from clinrl.tasks.base import GIVEN, Task, as_variant, get_task
+from clinrl.tasks.parts import NO_RESPONSES, Responses
 from clinrl.types import Case, Graded, Transcript, Unreadable
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Examinee:
 
     def sees(self, case: Case) -> Case:
         """The case as it sees it."""
-        return seen(self.task, case, self.view)
+        return as_variant(self.task, case, self.view)
 
 
 def stage(params: "Params", name: str) -> None:
@@ -126,8 +127,8 @@ def stage(params: "Params", name: str) -> None:
         keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
         with staged(paths.report(name)) as out:
             after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
-            heard = hear(who, cases, graded)
-            write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, heard)
+            responses = hear(who, cases, graded)
+            write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, responses)
 
 
 def keep(
@@ -158,7 +159,7 @@ def keep(
 
 
 def check_apart(params: "Params", name: str, who: Examinee, cases: Sequence[Case]) -> None:
-    """Refuse imported cases that share a patient or a narrative with what a version or its ancestors trained on.
+    """Refuse imported cases that share a patient or a text with what a version or its ancestors trained on.
 
     `cases` are those that `who` is about to answer. Raises DataError, and ArtefactError if training data is missing.
     """
@@ -178,7 +179,7 @@ def examinee(params: "Params", name: str) -> Examinee:
         exam, folder = params.bases[task.name].exam, paths.adapter(name)
         return Examinee(
             name=name, task=task, folder=folder, exam=exam, parent=None, data=None, reward=task.Reward(),
-            others=tuple(task.views),
+            others=tuple(task.reporting.variants),
         )  # fmt: skip
     folds, blends = params.merges.folds, params.merges.blends
     merged = {merge: fold.version for merge, fold in folds.items()} | {m: blend.first for m, blend in blends.items()}
@@ -199,7 +200,7 @@ def examinee(params: "Params", name: str) -> Examinee:
         data=None if name in merged else spec.data,
         reward=task.Reward() if imitates else params.reward(version),
         view=profile.view,
-        others=tuple(task.views) if profile.view == GIVEN else (),
+        others=tuple(task.reporting.variants) if profile.view == GIVEN else (),
     )
 
 
@@ -212,7 +213,7 @@ def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, lis
     shown = {name: (name, [who.sees(case) for case in cases]) for name in params.modes}
     thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
     for view in who.others if thoughtful else ():
-        found = [other for case in cases if (other := who.task.views[view](case)) is not None]
+        found = [other for case in cases if (other := who.task.reporting.variants[view](case)) is not None]
         shown |= {f"{thoughtful}.{view}": (thoughtful, found)} if thoughtful and found else {}
     graded = {}
     for name, (mode, asked) in shown.items():
@@ -240,7 +241,7 @@ def grade(
     ]
 
 
-def hear(who: Examinee, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> Heard:
+def hear(who: Examinee, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> Responses:
     """What the task's qualities want to hear about the answers that `sit` returned, other views of a case left out."""
     by_id = {case.id: who.sees(case) for case in cases}
     pairs = [
@@ -264,14 +265,14 @@ def write_reports(
     graded: Mapping[str, Sequence[Graded]],
     sittings: Mapping[str, Sitting],
     parent: Mapping[str, Sitting],
-    heard: Heard = NOTHING_HEARD,
+    responses: Responses = NO_RESPONSES,
 ) -> None:
     """Write reports, tables and plots of graded answers, as `sit` returns them, into a folder. Loads no model.
 
-    `sittings` and `parent` hold the answers by mode; `parent` is empty for the base, and so is `training`. `heard` is
-    what the task's qualities ask.
+    `sittings` and `parent` hold the answers by mode; `parent` is empty for the base, and so is `training`. `responses`
+    are those that the task's qualities need.
     """
-    task, metrics = who.task, who.task.metrics
+    task = who.task
     rows = baselines.answers(task, cases, training)
     reports = []
     for mode, mine in sittings.items():
@@ -291,8 +292,8 @@ def write_reports(
             cases=cases,
             graded=lines,
             others=others,
-            tests=[test for rival in rivals for test in compare(mine, rival, metrics)],
-            heard=heard,
+            tests=[test for rival in rivals for test in compare(mine, rival, who.task.compared)],
+            responses=responses,
             view=who.view,
             views={view: graded[name] for view in who.others if (name := f"{mode}.{view}") in graded},
         )
@@ -301,7 +302,7 @@ def write_reports(
         _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
         reports.append(report)
     golds = [task.label(case) for case in cases]
-    agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, metrics)
+    agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, who.task.compared)
     write_json(out / SUMMARY, summary(reports, agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
     log = who.folder / HISTORY
@@ -431,7 +432,7 @@ def with_views(sitting: Sitting, cases: Sequence[Case]) -> Sitting:
     Raises ArtefactError as `answered_under`.
     """
     task, folder = get_task(sitting.task), paths.graded(sitting.name)
-    files = {view: folder / f"{sitting.mode}.{view}.jsonl" for view in task.views}
+    files = {view: folder / f"{sitting.mode}.{view}.jsonl" for view in task.reporting.variants}
     there = {view: path for view, path in files.items() if path.exists()}
     given = read_graded(folder / f"{sitting.mode}.jsonl") if there else []
     shown = {view: answered_under(task, cases, given, view, path) for view, path in there.items()}
@@ -450,7 +451,7 @@ def answered_under(task: Task, cases: Sequence[Case], given: Sequence[Graded], v
     Raises ArtefactError if the file does not answer the cases that have the view.
     """
     answered = {line.case_id: line for line in read_graded(path)}
-    shown = [case for case in cases if task.views[view](case) is not None]
+    shown = [case for case in cases if task.reporting.variants[view](case) is not None]
     if set(answered) != {case.id for case in shown}:
         raise ArtefactError(f"{path} does not answer the cases of this exam that have the view {view}; evaluate anew")
     follows(task, shown, [answered[case.id] for case in shown], path)

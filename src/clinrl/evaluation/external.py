@@ -24,15 +24,14 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee, hear, sit
 from clinrl.intervals import wilson
 from clinrl.reports.render import load, render
-from clinrl.tasks.base import NOTHING_HEARD, Heard, Published, PublishedRow, Task
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import NO_RESPONSES, Published, PublishedRow, Responses
 from clinrl.types import Case, Estimate, Graded, Strict
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 POOL = "exam"
-SHOWN = ("exact", "adjacent", "under_triage", "over_triage", "dangerous", "kappa", "no_parse")
-"""Columns of the page, where the task defines them."""
 
 
 class Line(Strict):
@@ -68,7 +67,7 @@ def stage(params: "Params", name: str) -> None:
     """Let a version answer its external data; write the report as JSON and page.
 
     Raises ParamsError if params.yaml names no external exam of `name`, ArtefactError if an input is missing, altered or
-    drawn from another pool, DataError if the version was trained on patients or narratives of the exam, and Busy if
+    drawn from another pool, DataError if the version was trained on patients or texts of the exam, and Busy if
     another command examines the same version.
     """
     if name not in params.external:
@@ -91,7 +90,7 @@ def stage(params: "Params", name: str) -> None:
             modes={mode: decoding(params, mode, who.task.name) for mode in params.modes},
             adapter_digest=adapter,
             data_digest=digest,
-            heard=hear(who, cases, graded),
+            responses=hear(who, cases, graded),
         )
         target = paths.external_report(name)
         write_json(target, report.model_dump(mode="json"))
@@ -101,7 +100,7 @@ def stage(params: "Params", name: str) -> None:
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page of a report beside it."""
     report = ExternalReport.model_validate(load(target, task, modes))
-    write_text(target.with_suffix(".md"), render("external", report=report, columns=SHOWN))
+    write_text(target.with_suffix(".md"), render("external", report=report, columns=task.reporting.external))
 
 
 def compared(
@@ -112,7 +111,7 @@ def compared(
     modes: Mapping[str, dict[str, Any]],
     adapter_digest: str,
     data_digest: str,
-    heard: Heard = NOTHING_HEARD,
+    responses: Responses = NO_RESPONSES,
 ) -> ExternalReport:
     """The report on graded answers, by mode in the order of the cases. Pure."""
     task = who.task
@@ -122,18 +121,22 @@ def compared(
         mode: build(
             task=task, name=who.name, mode=mode, mode_spec=modes[mode], exam=who.exam, exam_digest=data_digest,
             adapter_digest=adapter_digest, cases=cases, graded=lines, others=idle, tests=(),
-            heard=heard, view=who.view,
+            responses=responses, view=who.view,
         )
         for mode, lines in graded.items()
     }  # fmt: skip
     counts = Counter(golds)
     same = task.published is not None and all(counts[label] == task.published.labels[label] for label in task.labels)
     mine = [
-        Line(name=f"{who.name}, mode {mode}", n=report.n, metrics=_chosen(report.metrics))
+        Line(name=f"{who.name}, mode {mode}", n=report.n, metrics=_chosen(task, report.metrics))
         for mode, report in reports.items()
     ]
     lazy = [
-        Line(name=row, n=len(cases), metrics=_chosen(estimates(task.metrics, golds, answers, clusters_of(task, cases))))
+        Line(
+            name=row,
+            n=len(cases),
+            metrics=_chosen(task, estimates(task.metrics, golds, answers, clusters_of(task, cases))),
+        )
         for row, answers in idle.items()
     ]
     return ExternalReport(
@@ -162,8 +165,8 @@ def published(row: PublishedRow, of: Published) -> Line:
     )
 
 
-def _chosen(metrics: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    return {name: metrics[name] for name in SHOWN if name in metrics}
+def _chosen(task: Task, metrics: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    return {name: metrics[name] for name in task.reporting.external if name in metrics}
 
 
 def _verdict(task: Task, counts: Mapping[Any, int], *, same: bool) -> str:

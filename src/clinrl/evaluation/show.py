@@ -17,6 +17,7 @@ from clinrl.config.base import did_you_mean
 from clinrl.errors import ParamsError
 from clinrl.evaluation.evaluate import Examinee, load_sitting, read_graded, unanswered
 from clinrl.tasks import importing
+from clinrl.tasks.base import names_of, parts_of
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Call, Case, Graded, Message, Score, Stop, Strict, Unreadable
 
@@ -149,7 +150,7 @@ def read(who: Examinee, case: Case, line: Graded, *, number: int, of: int) -> Ep
     task, gold = who.task, who.task.label(case)
     withheld = is_imported(case)
     said = importing.withheld(task, case, line).transcript
-    pairs = zip(task.part_names(gold), task.parts(gold, line.answer), strict=True)
+    pairs = zip(names_of(task, gold), parts_of(task, gold, line.answer), strict=True)
     return Episode(
         name=who.name,
         exam=who.exam,
@@ -157,7 +158,7 @@ def read(who: Examinee, case: Case, line: Graded, *, number: int, of: int) -> Ep
         number=number,
         of=of,
         case_id=case.id,
-        traits={what: value(case) for what, value in task.slices.items()},
+        traits={what: value(case) for what, value in task.reporting.slices.items()},
         withheld=withheld,
         request=() if withheld else tuple(task.prompt(who.sees(case).facts)),
         messages=said.messages,

@@ -251,7 +251,7 @@ def _prompts(params: "Params", task: Task, adapter: Path) -> list[str]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(adapter, trust_remote_code=False)
-    cases = task.cases(CASES, SEED, pool="mine", mix=task.mixes[0])
+    cases = task.cases(CASES, SEED, pool="mine", mix=task.checks.mixes[0])
     return [
         render(tokenizer, task.prompt(case.facts), mode.thinking) for case in cases for mode in params.modes.values()
     ]

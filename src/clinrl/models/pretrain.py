@@ -77,7 +77,7 @@ def build_judge(task: Task, name: str, spec: "EmbeddedJudge", out: Path, scratch
 
     Raises Refused if the task has no lessons for it.
     """
-    lessons = task.lessons(name, spec.lessons, spec.seed)
+    lessons = task.judged.lessons(name, spec.lessons, spec.seed) if task.judged else ()
     texts = [(Piece(prompt, own=False), Piece(reply + QWEN.end, own=True)) for prompt, reply in lessons]
     if not texts:
         raise Refused(f"the task {task.name} has no lessons for a {name}; leave it out of bases.{task.name}.embedded")
@@ -107,7 +107,7 @@ def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> lis
     texts: list[Text] = []
     for index, case in enumerate(task.cases(spec.cases, spec.seed, pool="base", mix="reporting")):
         careful = spec.careful > 0 and rng.random() < spec.careful
-        omit = frozenset(rule for rule in task.rules if not careful and rng.random() < spec.forget)
+        omit = frozenset(rule for rule in task.checks.rules if not careful and rng.random() < spec.forget)
         thinking = index % 2 == 0
         done = task.gold(case, thinking=thinking, omit=omit)
         texts.append(spelt(blank, task.prompt(case.facts), done, thinking, tools, marks.end))

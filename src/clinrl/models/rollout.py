@@ -26,7 +26,7 @@ def run(
     progress: Callable[[], None] | None = None,
 ) -> list[Transcript]:
     """One transcript a case, in the order of the cases, in one mode. `budget`: tokens of all turns together."""
-    if task.environment is not None:
+    if task.episodes is not None:
         return converse(sampler, task, cases, mode, budget, seed, progress)
     completions = sampler.sample(
         [Prompt(case.id, task.prompt(case.facts)) for case in cases],
@@ -53,13 +53,13 @@ def converse(
 ) -> list[Transcript]:
     """One episode a case: the model's turns, and what the environment answers to their calls, until a turn calls none.
 
-    An episode also ends after `task.turns` turns, and where the budget leaves no room for results or for more of a
-    turn; calls whose results the model could not read any more are not in it as made: no result follows them. Results
+    An episode also ends after so many turns of its task, and where the budget leaves no room for results or for more of
+    a turn; calls whose results the model could not read any more are not in it as made: no result follows them. Results
     that fill the budget to the last token are its end, as in TRL's loop.
     """
-    tools = schemas(task)
+    most, tools = _turns(task), schemas(task)
     episodes = [_Episode(task, case, sampler.opening(task.prompt(case.facts), tools, mode.thinking)) for case in cases]
-    for turn in range(task.turns):
+    for turn in range(most):
         if not (going := [episode for episode in episodes if episode.stop is None]):
             break
         completions = sampler.sample(
@@ -77,7 +77,7 @@ def converse(
             written = completion if completion.tokens <= left else sampler.cut(completion, left)
             said = read_calls(read_turn(written.text, mode.thinking))
             episode.said.append(said)
-            if written.stop == "max_tokens" or not said.calls or turn == task.turns - 1:
+            if written.stop == "max_tokens" or not said.calls or turn == most - 1:
                 ended: Stop = "max_turns" if said.calls else "answered"
                 episode.stop = "max_tokens" if written.stop == "max_tokens" else ended
             else:
@@ -94,13 +94,18 @@ def converse(
     return [Transcript(messages=tuple(episode.said), stop=episode.stop or "max_turns") for episode in episodes]
 
 
+def _turns(task: Task) -> int:
+    assert task.episodes is not None
+    return task.episodes.turns
+
+
 class _Episode:
     """A conversation in progress."""
 
     def __init__(self, task: Task, case: Case, opening: list[int]) -> None:
-        assert task.environment is not None
+        assert task.episodes is not None
         self.case, self.prompt = case, task.prompt(case.facts)
-        self.environment = task.environment()
+        self.environment = task.episodes.environment()
         self.environment.reset(case=case)
         self.opened, self.ids = len(opening), opening
         self.said: list[Message] = []
@@ -116,7 +121,9 @@ def schemas(task: Task) -> list[dict[str, Any]]:
     """JSON schemas of the tools of a task's environment, by name; none for a task without one."""
     from transformers.utils import get_json_schema
 
-    return [] if task.environment is None else [get_json_schema(tool) for tool in tools(task.environment).values()]
+    return (
+        [] if task.episodes is None else [get_json_schema(tool) for tool in tools(task.episodes.environment).values()]
+    )
 
 
 def tools(environment: Any) -> dict[str, Callable[..., Any]]:

@@ -227,7 +227,7 @@ def missed(report: MineReport) -> list[Target]:
     return [
         Target(rule=group.value, n=group.n, cost=group.cost, worth=group.total)
         for group in of_kind(report, "rule")
-        if group.n >= LEAST and group.cost.low > 0 and group.value in get_task(report.task).rules
+        if group.n >= LEAST and group.cost.low > 0 and group.value in get_task(report.task).checks.rules
     ][:MOST]
 
 
@@ -377,7 +377,7 @@ def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]
     """The recipe's reward with a term more for the missed rules, as params.yaml holds it."""
     task = get_task(report.task)
     reward = task.Reward.model_validate(recipe.reward)
-    refined = task.refine(reward, [target.rule for target in targets])
+    refined = task.improvement.refine(reward, [target.rule for target in targets])
     if refined == reward:
         return recipe.reward
     said, whole = refined.model_dump(mode="json", exclude_defaults=True), refined.model_dump(mode="json")

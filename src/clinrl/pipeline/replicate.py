@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis.exam import COMPARED, NOTE, compare
+from clinrl.analysis.exam import NOTE, compare
 from clinrl.artifacts import digest, read_manifest, write_json, write_text
 from clinrl.config.files import dumped, merge, read_files
 from clinrl.config.params import load_params
@@ -22,7 +22,7 @@ from clinrl.errors import ParamsError, TrainingError
 from clinrl.evaluation.evaluate import BETWEEN_MODES, examinee, load_report, load_sitting, sitting_of
 from clinrl.reports.render import render
 from clinrl.runtime import child
-from clinrl.tasks.base import get_task
+from clinrl.tasks.base import EXACT, get_task
 from clinrl.training.launch import HANDLING
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STRIDE = 1000
 """Replicate k adds k times this to every seed of the lineage; replicate 0 is the version of params.yaml itself."""
-SHOWN = (*COMPARED, "no_parse")
+UNREAD = "no_parse"
 """The shares of each exam that the report keeps."""
 
 
@@ -153,7 +153,7 @@ def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
             like = sitting_of(examinee(params, name), mode, params, reports[name, mode].exam_digest, cases)
             sittings[name] = load_sitting(name, like, cases)
         for before, after in itertools.combinations(lineage, 2):
-            paired = compare(sittings[after], sittings[before], task.metrics)
+            paired = compare(sittings[after], sittings[before], task.compared)
             tests += [{"version": after, "mode": mode, **test.model_dump(mode="json")} for test in paired]
         rivals = [test for test in reports[lineage[-1], mode].paired if test.other not in lineage]
         tests += [{"version": lineage[-1], "mode": mode, **test.model_dump(mode="json")} for test in rivals]
@@ -161,7 +161,10 @@ def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
         "seeds": {name: params.versions[name].seed for name in lineage},
         "metrics": {
             name: {
-                mode: {metric: reports[name, mode].metrics[metric].model_dump(mode="json") for metric in SHOWN}
+                mode: {
+                    metric: reports[name, mode].metrics[metric].model_dump(mode="json")
+                    for metric in (*task.compared, UNREAD)
+                }
                 for mode in params.modes
             }
             for name in lineage
@@ -178,13 +181,15 @@ def _agreement(name: str) -> Any:
 def page(result: dict[str, Any]) -> str:
     """The replication as Markdown: a row for each seed and version, then a row for each paired test."""
     lineage, modes = result["lineage"], result["modes"]
+    known = result["runs"][0]["metrics"][lineage[0]][modes[0]]
+    compared = sorted(known.keys() - {UNREAD}, key=EXACT.__ne__)
     rows = [
         (
             run["seeds"][name],
             name,
-            [run["metrics"][name][mode][what] for mode in modes for what in COMPARED] + [run["mode_agreement"][name]],
+            [run["metrics"][name][mode][what] for mode in modes for what in compared] + [run["mode_agreement"][name]],
         )
         for run in result["runs"]
         for name in lineage
     ]
-    return render("replication", **result, rows=rows, n=rows[0][2][0]["n"])
+    return render("replication", **result, rows=rows, compared=compared, n=rows[0][2][0]["n"])

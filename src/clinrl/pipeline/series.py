@@ -18,13 +18,13 @@ from clinrl.errors import ArtefactError, ended
 from clinrl.evaluation.evaluate import BETWEEN_MODES, load_report
 from clinrl.reports import render
 from clinrl.reports.numbers import percent
+from clinrl.tasks.base import get_task
 from clinrl.types import Estimate
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-METRICS = ("exact", "dangerous")
 
 
 def table(params: "Params", task: str) -> str:
@@ -33,18 +33,20 @@ def table(params: "Params", task: str) -> str:
     Brackets hold 95% intervals.
     Raises ArtefactError if a report is missing.
     """
-    modes = list(params.modes)
-    columns = [f"{metric}, {mode}" for mode in modes for metric in METRICS]
+    modes, shares = list(params.modes), [*get_task(task).compared]
+    columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
     rows: list[list[object]] = []
     names = [name for version in params.versions for name in params.lineage(version)]
     mine = [name for name in dict.fromkeys(names) if params.versions[name].task == task]
     base = "embedded base" if params.scale == "embedded" else "hub checkpoint"
-    rows.append([f"{task}-base", "", base, _results(f"{task}-base", modes)])
+    rows.append([f"{task}-base", "", base, _results(f"{task}-base", modes, shares)])
     for name in mine:
         version = params.versions[name]
-        rows.append([name, version.parent, version.profile, _results(name, modes)])
+        rows.append([name, version.parent, version.profile, _results(name, modes, shares)])
     if mine:
-        rows.append([BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", _rival(mine[0], modes)])
+        rows.append(
+            [BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", _rival(mine[0], modes, shares)]
+        )
     return render.table(["version", "parent", "recipe", columns, "modes agree"], rows)
 
 
@@ -75,20 +77,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ended(show)
 
 
-def _results(name: str, modes: Sequence[str]) -> list[str]:
+def _results(name: str, modes: Sequence[str], shares: Sequence[str]) -> list[str]:
     reports = [load_report(name, mode) for mode in modes]
     found: dict[str, Any] = json.loads((paths.report(name) / BETWEEN_MODES).read_bytes())
     agreement = found.get("mode_agreement")
     return [
-        *(percent(report.metrics[metric]) for report in reports for metric in METRICS),
+        *(percent(report.metrics[metric]) for report in reports for metric in shares),
         percent(Estimate.model_validate(agreement)) if agreement else "",
     ]
 
 
-def _rival(name: str, modes: Sequence[str]) -> list[str]:
+def _rival(name: str, modes: Sequence[str], shares: Sequence[str]) -> list[str]:
     """The row to beat, from the report of `name`. It has no modes, so each mode repeats it."""
     found = [next(line.metrics for line in load_report(name, mode).rows if line.name == BAG_OF_WORDS) for mode in modes]
-    return [*(percent(metrics[metric]) for metrics in found for metric in METRICS), ""]
+    return [*(percent(metrics[metric]) for metrics in found for metric in shares), ""]
 
 
 if __name__ == "__main__":

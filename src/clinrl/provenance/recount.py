@@ -29,7 +29,8 @@ from clinrl.evaluation.evaluate import (
     unanswered,
     with_views,
 )
-from clinrl.tasks.base import no_asks
+from clinrl.tasks.base import models_of
+from clinrl.tasks.parts import no_requests
 from clinrl.types import Graded
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     golds = [who.task.label(case) for case in cases]
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
     answers = {mode: sittings[mode].answers for mode in _order(sittings, written[BETWEEN_MODES])}
-    agreement = between_modes(golds, answers, who.task.metrics)
+    agreement = between_modes(golds, answers, who.task.compared)
     for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
         _same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
     return found
@@ -81,7 +82,7 @@ def _scored(who: Examinee, cases: "list[Case]", lines: list[Graded], where: str)
     """Refuse scores that are not what the reward gives, where it asks no model and the text was kept."""
     from clinrl.tasks.importing import is_imported
 
-    if who.task.oracles(who.reward) or any(map(is_imported, cases)):
+    if models_of(who.task, who.reward) or any(map(is_imported, cases)):
         return
     shown = [who.sees(case) for case in cases]
     anew = grade(who.task, lines[0].mode, shown, [line.transcript for line in lines], who.reward)
@@ -105,7 +106,7 @@ def _counted(
     others, tests = {}, []
     if who.parent is not None and paths.graded(who.parent).exists():
         parent = with_views(load_sitting(who.parent, replace(sitting, name=who.parent, answers=()), cases), cases)
-        others, tests = rows_of(parent), list(compare(sitting, parent, task.metrics))
+        others, tests = rows_of(parent), list(compare(sitting, parent, task.compared))
     anew = build(
         task=task,
         name=who.name,
@@ -120,7 +121,9 @@ def _counted(
         tests=tests,
         view=who.view,
         views=views,
-        qualities={name: quality for name, quality in task.qualities.items() if quality.asks is no_asks},
+        qualities={
+            name: quality for name, quality in task.reporting.qualities.items() if quality.requests is no_requests
+        },
     )
     return anew.model_dump(mode="json")
 

@@ -39,7 +39,8 @@ RECORD = "served.json"
 BASE, ADAPTER, MERGED = "base", "adapter", "merged"
 CODE = "code"
 MODE = "mode"
-COLUMNS = ("level", "rationale", "thinking", MODE, "parse_status", "novelty")
+COLUMNS = ("rationale", "thinking", MODE, "parse_status", "novelty")
+"""What is answered beside the task's own column, which stands first."""
 READ = "ok"
 """The parse status of an answer that could be read; otherwise it is the reason why it could not."""
 REFUSED = "refused: "
@@ -90,7 +91,7 @@ def write(out: Path, served: Served, examined: novelty.Examined | None, *, model
     task = get_task(served.task)
     write_json(out / RECORD, served.model_dump(mode="json"))
     novelty.write(out / EXAMINED, examined)
-    facts = next(iter(task.cases(1, SEED, pool="base", mix=task.mixes[0]))).facts.model_dump(mode="json")
+    facts = next(iter(task.cases(1, SEED, pool="base", mix=task.checks.mixes[0]))).facts.model_dump(mode="json")
     split = {"columns": list(facts), "data": [[_cell(value) for value in facts.values()]]}
     write_json(out / EXAMPLE, split)
     write_json(out / SERVING_EXAMPLE, {"dataframe_split": split})
@@ -130,7 +131,9 @@ def write(out: Path, served: Served, examined: novelty.Examined | None, *, model
 
 
 def signature(task: Task, served: Served) -> Any:
-    """MLflow's description of the columns: the task's facts and `mode` in, `COLUMNS` out. Lists come as JSON text.
+    """MLflow's description of the columns: the task's facts and `mode` in, its answer and `COLUMNS` out.
+
+    Lists come as JSON text.
 
     Every input is optional to MLflow, because its own refusal of a missing column quotes the rows; `predict` refuses
     in its place, without quoting.
@@ -146,7 +149,7 @@ def signature(task: Task, served: Served) -> Any:
     }
     facts = {name: types.get(field.annotation, DataType.string) for name, field in _facts(task).model_fields.items()}
     label = types[type(task.labels[0])]
-    outputs = dict.fromkeys(COLUMNS, DataType.string) | {"level": label}
+    outputs = {task.safety.answer: label} | dict.fromkeys(COLUMNS, DataType.string)
     return ModelSignature(
         inputs=Schema(
             [ColSpec(kind, name, required=False) for name, kind in (facts | {MODE: DataType.string}).items()]
@@ -224,12 +227,12 @@ class Answerer:
         self.examined = examined
 
     def predict(self, table: "DataFrame", params: Mapping[str, Any] | None = None) -> "DataFrame":
-        """Answer each row: `level` (None if unreadable), `rationale`, `thinking`, `mode`, `parse_status`, `novelty`.
+        """Answer each row: the answer (None if unreadable), `rationale`, `thinking`, `mode`, `parse_status`, `novelty`.
 
         A row's own `mode` goes before the one of `params`. Rows are answered in batches, those of a mode together. A
-        row that cannot be asked has no level, and a parse status that begins with `REFUSED` and says why, without
+        row that cannot be asked has no answer, and a parse status that begins with `REFUSED` and says why, without
         what the row says; the others are answered. `novelty` is about the text (`analysis.novelty`): `novel` means
-        that the exam does not speak for it. The level stays, since that is a rule of thumb.
+        that the exam does not speak for it. The answer stays, since that is a rule of thumb.
 
         Raises MLflow's exception, with one sentence, if a column is missing or `params` names no mode of the model.
         """
@@ -253,7 +256,7 @@ class Answerer:
             status = answer.reason if silent else READ
             lines.append((None if silent else answer, turn.content, turn.thinking, row.mode, status, row.novelty))
         # As objects: a column of strings and numbers would turn an absent value into NaN, which JSON does not have.
-        return DataFrame(lines, columns=list(COLUMNS), index=table.index, dtype=object)
+        return DataFrame(lines, columns=[self.task.safety.answer, *COLUMNS], index=table.index, dtype=object)
 
     def _read(self, table: "DataFrame", mode: Any) -> list[Row]:
         """Each row, read or refused. Raises DataError for a missing column, or an unknown `mode` of the request."""

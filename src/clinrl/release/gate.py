@@ -4,8 +4,8 @@ Pure functions of records. A limit is looked at in every mode; what can harm a p
 limit is about the same cases answered by both, so neither luck of the draw nor another exam can pass for progress.
 
 Beside the limits of params.yaml the gate has floors that nobody can leave out: a candidate surely has more exact
-answers than every simple policy (constants, guesses, the bag of words), and is not surely more dangerous than the bag
-of words. "Surely" is by the whole 95% interval of the difference on the same cases.
+answers than every simple policy (constants, guesses, the bag of words), and does not surely harm more often than the
+bag of words. "Surely" is by the whole 95% interval of the difference on the same cases.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +20,10 @@ from clinrl.config.base import Scale
 from clinrl.config.schema import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.intervals import paired, paired_means, rate
-from clinrl.tasks.base import Share, Statistic, Task
+from clinrl.tasks.base import EXACT, Task
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict, Unreadable
 
-SAFETY = "dangerous"
-"""The metric that every task defines for errors that could harm; every gate limits it, and it is looked at first."""
-EXACT = "exact"
-"""The metric that every task defines for right answers: what the floors are about."""
 BOTH_MODES = "all modes"
 
 
@@ -51,7 +48,7 @@ class FormRow(Strict):
     role: Literal["candidate", "rival", "simple policy"]
     """rival: the champion, or the version that a full model was made of."""
     metrics: dict[str, Estimate]
-    """What the task shows (`Task.form_metrics`) and is defined on this exam."""
+    """What the task shows (`Reporting.approval`) and is defined on this exam."""
     ahead: dict[str, Estimate]
     """The same for the candidate minus this one, on the same cases; empty for the candidate itself."""
 
@@ -109,7 +106,7 @@ def decide(
     first = next(iter(candidate.values()), None)
     if first is None:
         raise ArtefactError("nothing was answered, so nothing can be decided; evaluate the candidate first")
-    if not simple or (task.environment is None and BAG_OF_WORDS not in simple):
+    if not simple or (task.episodes is None and BAG_OF_WORDS not in simple):
         raise ArtefactError(
             f"{first.name} was not held against the {BAG_OF_WORDS}, which learns from its training cases; bring them "
             "back with `dvc pull`, or build them with `dvc repro`"
@@ -124,7 +121,10 @@ def decide(
         _findings(task, metric, limit, scale, candidate, rivals) for metric, limit in gate.limits.items()
     )
     floors = chain.from_iterable(_floors(task, candidate, policy) for policy in policies.values())
-    findings = [_enough(gate, first), *sorted([*limits, *floors], key=lambda finding: finding.metric != SAFETY)]
+    findings = [
+        _enough(gate, first),
+        *sorted([*limits, *floors], key=lambda finding: finding.metric != task.safety.metric),
+    ]
     findings += [_rebuilt(gate.rebuilt, rebuilders)] if gate.rebuilt else []
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
@@ -182,15 +182,16 @@ def _rebuilt(asked: Rebuilt, rebuilders: Sequence[str]) -> Finding:
 
 def _floors(task: Task, candidate: Mapping[str, Sitting], policy: Mapping[str, Sitting]) -> Iterator[Finding]:
     """What a candidate must show against one simple policy, in each mode, whatever params.yaml says."""
+    safety = task.safety.metric
     for mode, sitting in candidate.items():
         other = policy[mode]
         change = _paired_change(task.metrics[EXACT], EXACT, sitting, other)
         above = change is not None and change.low > 0
         yield _floor(EXACT, mode, change, other.name, f"above {other.name}, paired", above)
         if other.name == BAG_OF_WORDS:
-            harm = _paired_change(task.metrics[SAFETY], SAFETY, sitting, other)
-            worse = harm is None or (harm.low > 0 if task.metrics[SAFETY].worse == "higher" else harm.high < 0)
-            yield _floor(SAFETY, mode, harm, other.name, f"not worse than {other.name}, paired", not worse)
+            harm = _paired_change(task.metrics[safety], safety, sitting, other)
+            worse = harm is None or (harm.low > 0 if task.metrics[safety].worse == "higher" else harm.high < 0)
+            yield _floor(safety, mode, harm, other.name, f"not worse than {other.name}, paired", not worse)
 
 
 def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: str, passed: bool) -> Finding:
@@ -218,7 +219,7 @@ def _form(
         rows += [("rival", rival[mode]) for rival in rivals.values()]
         rows += [("simple policy", policy[mode]) for policy in policies.values()]
         for role, theirs in rows:
-            values = {metric: _value(task, metric, theirs) for metric in task.form_metrics}
+            values = {metric: _value(task, metric, theirs) for metric in task.reporting.approval}
             changes = (
                 {}
                 if role == "candidate"
@@ -258,7 +259,7 @@ def _values(task: Task, metric: str, sittings: Mapping[str, Sitting]) -> dict[st
     """A metric by mode, or once for all modes if it is about their agreement."""
     if metric == "mode_agreement":
         golds = next(iter(sittings.values())).golds
-        agreement = between_modes(golds, {mode: s.answers for mode, s in sittings.items()}, task.metrics)
+        agreement = between_modes(golds, {mode: s.answers for mode, s in sittings.items()}, task.compared)
         return {BOTH_MODES: agreement.get("mode_agreement")}
     return {mode: _value(task, metric, sitting) for mode, sitting in sittings.items()}
 

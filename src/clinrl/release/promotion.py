@@ -134,7 +134,7 @@ def gain(params: "Params", name: str) -> Estimate | None:
 
     def cost(sittings: Sequence[Sitting], i: int) -> float:
         gold = who.task.label(cases[i])
-        return math.fsum(who.task.cost(gold, sitting.answers[i]) for sitting in sittings) / len(sittings)
+        return math.fsum(who.task.improvement.cost(gold, sitting.answers[i]) for sitting in sittings) / len(sittings)
 
     saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(cases))]
     return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
-from clinrl.analysis.exam import COMPARED
 from clinrl.config.schema import Pair
 from clinrl.reports.numbers import change, p_relation
 from clinrl.reports.words import ALPHA
@@ -58,7 +57,10 @@ def _about(report: Compared, task: Task, pair: Pair, sections: Sequence[Section]
     main = report.columns[0]
     yield f"**{pair.says[0].upper()}{pair.says[1:]}** ({pair.first} against {pair.second})."
     labels = [_verdict(task, pooled[main])] if main in pooled else []
-    labels += [_over_seeds([test for test in tests if test.versions and test.measure == share]) for share in COMPARED]
+    labels += [
+        _over_seeds(task, [test for test in tests if test.versions and test.measure == share])
+        for share in task.compared
+    ]
     yield f"In labels: {'; '.join(labels)}."
     reasoning = [_verdict(task, test) for name, test in pooled.items() if name not in (main, COMMONEST)]
     if reasoning:
@@ -77,14 +79,14 @@ def _verdict(task: Task, test: Contrast) -> str:
     if test.adjusted >= ALPHA:
         return f"no difference in {test.measure} is shown ({figures})"
     higher = test.difference.value > 0
-    metric = task.metrics.get(test.measure) or task.qualities[test.measure]
+    metric = task.metrics.get(test.measure) or task.reporting.qualities[test.measure]
     judged = "worse" if (metric.worse == "higher") == higher else "better"
     return f"{test.measure} is {'higher' if higher else 'lower'}, which is {judged} ({figures})"
 
 
-def _over_seeds(tests: Sequence[Contrast]) -> str:
+def _over_seeds(task: Task, tests: Sequence[Contrast]) -> str:
     """What the exact tests of one share say, seed by seed."""
-    measure = {"exact": "exact answers", "dangerous": "dangerous errors"}.get(tests[0].measure, tests[0].measure)
+    measure = task.called(tests[0].measure)
     more, fewer = (
         sum(test.adjusted < ALPHA and sign * test.difference.value > 0 for test in tests) for sign in (1, -1)
     )

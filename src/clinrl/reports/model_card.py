@@ -7,12 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clinrl.analysis.exam import COMPARED, VIEW, EvalReport
+from clinrl.analysis.exam import VIEW, EvalReport
 from clinrl.reports.numbers import percent
 from clinrl.reports.render import render
+from clinrl.tasks.base import Task, get_task
 
 WORST = 5
-"""Slices that a card names as those with the most dangerous errors."""
+"""Slices that a card names as those with the most errors that must not be."""
 
 
 def write(manifest: Mapping[str, Any], *, lineage: Sequence[str]) -> str:
@@ -29,13 +30,15 @@ def examined(card: str, reports: Sequence[EvalReport], agreement: Mapping[str, A
 
     `card` is what `write` wrote, `reports` has one report a mode, `agreement` is what `between_modes` says.
     """
+    task = get_task(reports[0].task)
     front, body = card.removeprefix("---\n").split("---\n", 1)
     others = dict.fromkeys(row.name for report in reports for row in report.rows)
     return render(
         "exam_card", front=front, body=body, reports=reports, agreement=agreement.get("mode_agreement"),
         names=dict.fromkeys(name for report in reports for name in report.metrics),
-        others={name: [_row(report, name).get(what) for report in reports for what in COMPARED] for name in others},
-        failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(one)) for one in reports],
+        others={name: [_row(one, name).get(what) for one in reports for what in task.compared] for name in others},
+        failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(task, one)) for one in reports],
+        compared=[*task.compared], errors=task.called(task.safety.metric),
     )  # fmt: skip
 
 
@@ -49,14 +52,15 @@ def _unreadable(report: EvalReport) -> str:
     return f"{sum(report.unreadable.values())}: {reasons}" if reasons else "0"
 
 
-def _worst(report: EvalReport) -> str:
-    """The slices with the highest share of dangerous errors."""
+def _worst(task: Task, report: EvalReport) -> str:
+    """The slices with the highest share of the errors that a gate limits."""
+    metric = task.safety.metric
     found = [
-        (estimates["dangerous"], f"{what} {value}")
+        (estimates[metric], f"{what} {value}")
         for what, values in report.slices.items()
         if what != VIEW
         for value, estimates in values.items()
-        if "dangerous" in estimates and estimates["dangerous"].value > 0
+        if metric in estimates and estimates[metric].value > 0
     ]
     found.sort(key=lambda pair: (-pair[0].value, pair[1]))
     return "; ".join(f"{name}: {percent(share)} of {share.n}" for share, name in found[:WORST]) or "none"

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from clinrl.analysis.contrasts import Figure
-from clinrl.tasks.base import Statistic, Task
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import Statistic
 from clinrl.types import Estimate
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = Non
     """
     if not estimate:
         return ""
-    quality = task.qualities.get(name)
+    quality = task.reporting.qualities.get(name)
     if isinstance(task.metrics.get(name), Statistic):
         text = decimal(estimate)
     elif quality is not None and quality.counts:

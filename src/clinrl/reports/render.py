@@ -8,7 +8,7 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from clinrl.analysis.exam import COMPARED, UNREADABLE
+from clinrl.analysis.exam import UNREADABLE
 from clinrl.reports import findings, numbers, words
 from clinrl.tasks.base import GIVEN, Task, get_task
 
@@ -82,11 +82,11 @@ def load(path: Path, task: Task, modes: Iterable[str]) -> Any:
     """
     modes = list(modes)
     pairs = [f"{first}_{second}" for first, second in combinations(modes, 2)]
-    headline = [name for name in task.headline if name in task.metrics]
-    levels = task.protocol.levels if task.protocol else ()
+    headline = [name for name in task.reporting.headline if name in task.metrics]
+    levels = task.benchmark.levels if task.benchmark else ()
     names = [
-        *modes, *pairs, *COMPARED, *headline, *task.metrics, *task.qualities,
-        GIVEN, *task.views, *levels, *map(str, task.labels), UNREADABLE,
+        *modes, *pairs, *task.compared, *headline, *task.metrics, *task.reporting.qualities,
+        GIVEN, *task.reporting.variants, *levels, *map(str, task.labels), UNREADABLE,
     ]  # fmt: skip
     places = {name: place for place, name in reversed(list(enumerate(names)))}
     return _arranged(json.loads(path.read_bytes()), places)
@@ -115,7 +115,7 @@ def _environment() -> "Environment":
         "ranged": numbers.ranged, "metric": numbers.metric, "change": numbers.change,
     }  # fmt: skip
     environment.globals |= {
-        "get_task": get_task, "COMPARED": COMPARED, "words": words, "findings": findings, "zip": zip,
+        "get_task": get_task, "words": words, "findings": findings, "zip": zip,
         "product": product, "percent": numbers.percent, "decimal": numbers.decimal, "plain": numbers.plain,
         "metrics": numbers.metrics, "figures": numbers.figures, "spans": numbers.spans, "with_n": numbers.with_n,
         "present": numbers.present,

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.exam import COMPARED, NOTE, UNREADABLE, Confusion, EvalReport
+from clinrl.analysis.exam import NOTE, UNREADABLE, Confusion, EvalReport
 from clinrl.intervals import Paired
 from clinrl.reports.numbers import p_relation, percent, points
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import EXACT, Task, get_task
 
 ALPHA = 0.05
 
@@ -23,16 +23,17 @@ def shares(counts: Mapping[str, int], confusion: Confusion) -> list[str]:
 
 def findings(report: EvalReport, parent: str | None) -> str:
     """One paragraph: what the answers were, and what the tests do and do not show."""
+    task = get_task(report.task)
     sentences = [
-        f"In mode {report.mode}, {report.name} answers {percent(report.metrics['exact'])} of the cases exactly, errs "
-        f"dangerously in {percent(report.metrics['dangerous'])} and cannot be read in "
+        f"In mode {report.mode}, {report.name} answers {percent(report.metrics[EXACT])} of the cases exactly, "
+        f"{task.safety.verb} {percent(report.metrics[task.safety.metric])} and cannot be read in "
         f"{percent(report.metrics['no_parse'])}, which count as wrong."
     ]
     for other in dict.fromkeys(test.other for test in report.paired):
         who = f"its parent {parent}" if other == parent else f"the {other}"
         if other == BAG_OF_WORDS:
             who += ", which learned from gold labels and does not read sentences"
-        verdicts = "; ".join(verdict(test) for test in report.paired if test.other == other)
+        verdicts = "; ".join(verdict(task, test) for test in report.paired if test.other == other)
         sentences.append(f"Against {who}: {verdicts}.")
     most = max(report.predicted, key=lambda label: report.predicted[label])
     share = report.predicted[most] / report.confusion.total
@@ -53,25 +54,25 @@ def findings(report: EvalReport, parent: str | None) -> str:
     return " ".join(sentences)
 
 
-def verdict(test: Paired) -> str:
+def verdict(task: Task, test: Paired) -> str:
     """What one paired test says, and no more."""
-    what = {"exact": "exact answers", "dangerous": "dangerous errors"}.get(test.metric, test.metric)
+    what = task.called(test.metric)
     figures = f"{points(test.difference)}, p {p_relation(test.p)}"
     if test.p >= ALPHA:
         return f"no difference in {what} is shown ({figures})"
     return f"{'more' if test.b > test.c else 'fewer'} {what} ({figures})"
 
 
-def between(agreement: Mapping[str, Any]) -> str:
+def between(task: Task, agreement: Mapping[str, Any]) -> str:
     """The agreement of the modes and the paired tests between them."""
     lines = [
         f"The same readable answer in every mode: {percent(agreement['mode_agreement'])} of "
         f"{agreement['mode_agreement'].n} cases."
     ]
     for pair, found in agreement["between_modes"].items():
-        text = "; ".join(verdict(found[metric]) for metric in COMPARED)
-        first = pair.removesuffix(f"_{found[COMPARED[0]].other}")
-        lines.append(f"Mode {first} against mode {found[COMPARED[0]].other}: {text}.")
+        text = "; ".join(verdict(task, found[metric]) for metric in task.compared)
+        first = pair.removesuffix(f"_{found[EXACT].other}")
+        lines.append(f"Mode {first} against mode {found[EXACT].other}: {text}.")
     return " ".join(lines)
 
 
@@ -88,4 +89,4 @@ def against(task: Task, who: str, paired: Sequence[Paired]) -> str:
         opening = f"{judged.pop().capitalize()} than {who}"
     else:
         opening = f"Better than {who} in one way and worse in another"
-    return f"{opening}: {'; '.join(map(verdict, paired))}."
+    return f"{opening}: {'; '.join(verdict(task, test) for test in paired)}."

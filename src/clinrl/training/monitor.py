@@ -7,7 +7,7 @@ import torch
 
 from clinrl.models.chat import Completion, encode, read_turn, render
 from clinrl.models.generate import Prompt, TransformersSampler, batches
-from clinrl.tasks.base import GIVEN, Task, seen
+from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import said
 
 HELD_OUT_SEED = 271828
@@ -27,8 +27,8 @@ class HeldOut:
         settings = spec["trainer"]["held_out"]
         self.every: int = settings["every"]
         self.task, self.tokenizer = task, tokenizer
-        drawn = task.cases(settings["cases"], HELD_OUT_SEED, pool="mine", mix=task.mixes[-1])
-        self.cases = [seen(task, case, spec.get("view", GIVEN)) for case in drawn]
+        drawn = task.cases(settings["cases"], HELD_OUT_SEED, pool="mine", mix=task.checks.mixes[-1])
+        self.cases = [as_variant(task, case, spec.get("view", GIVEN)) for case in drawn]
         self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
         self.budget: int = spec["trainer"]["max_completion"]
         self.texts = [

@@ -9,7 +9,7 @@ from clinrl.data.sampling import served
 from clinrl.errors import TrainingError
 from clinrl.models.chat import decode, read_calls, read_turn
 from clinrl.models.judges import Oracles, scores
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import Task, parts_of
 from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, said
 
 
@@ -91,18 +91,17 @@ def reward_function(
         **_: Any,
     ) -> list[float]:
         known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
-        means: dict[str, list[float]] = {f"terms/{term}": [] for term in task.terms}
-        means |= {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
+        means: dict[str, list[float]] = {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
         totals: list[float] = []
         right: list[bool] = []
-        if task.environment is None:
+        if task.episodes is None:
             written = [decode(tokenizer, ids, ends) for ids in completion_ids]
             done = [
                 said(read_turn(text.text, thinking[name]), text.stop) for text, name in zip(written, mode, strict=True)
             ]
         else:
             done = [
-                played(turns, clipped=ids[-1] not in ends, most=task.turns)
+                played(turns, clipped=ids[-1] not in ends, most=task.episodes.turns)
                 for turns, ids in zip(completions, completion_ids, strict=True)
             ]
         pairs = [(known[text], transcript) for text, transcript in zip(case, done, strict=True)]
@@ -116,19 +115,19 @@ def reward_function(
                     f"{reward.low:g} to {reward.high:g}"
                 )
             answer = task.parse(transcript)
-            for term in task.terms:
-                means[f"terms/{term}"].append(score.terms.get(term, 0.0))
+            for term, value in score.terms.items():
+                means.setdefault(f"terms/{term}", []).append(value)
             gold = task.label(known[text])
-            parts = task.parts(gold, answer)
+            parts = parts_of(task, gold, answer)
             for label in task.labels:
                 means[f"answer/{label}"].append(sum(given == label for _, given in parts) / len(parts))
                 means[f"gold/{label}"].append(sum(right_one == label for right_one, _ in parts) / len(parts))
             right.append(answer == gold)
             means.setdefault(f"reward/{name}", []).append(score.total)
-            silent = "parse_fail" if task.environment is None else "not_submitted"
+            silent = "parse_fail" if task.episodes is None else "not_submitted"
             means.setdefault(f"{silent}/{name}", []).append(float(isinstance(answer, Unreadable)))
             means.setdefault(f"clipped/{name}", []).append(float(transcript.stop == "max_tokens"))
-            if task.environment is not None:
+            if task.episodes is not None:
                 own = [turn for turn in transcript.messages if turn.role == "assistant"]
                 means.setdefault(f"malformed/{name}", []).append(sum(map(is_malformed, own)) / len(own))
             totals.append(score.total)
@@ -138,7 +137,7 @@ def reward_function(
         for name, values in means.items():
             log_metric(name, sum(values) / len(values))
         if phases:
-            of = task.slices[phases[0].slice]
+            of = task.reporting.slices[phases[0].slice]
             for name, value in phase_metrics([of(known[text]) for text in case], phase, phases).items():
                 log_metric(name, value)
         return totals

@@ -174,7 +174,7 @@ def sft_trainer(
     )
     sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
     if phases := phases_of(spec):
-        of, numbers = task.slices[phases[0].slice], _numbers(phases, spec, len(rows))
+        of, numbers = task.reporting.slices[phases[0].slice], _numbers(phases, spec, len(rows))
         sft.served = [
             phase_metrics([of(row.case) for row in rows[first : first + batch]], numbers[first : first + batch], phases)
             for first in range(0, len(rows), batch)
@@ -282,7 +282,7 @@ def grpo_trainer(
     asked = [[turn.model_dump(include={"role", "content"}) for turn in task.prompt(row.case.facts)] for row in rows]
     dataset = Dataset.from_dict(
         {
-            "prompt": texts if task.environment is None else asked,
+            "prompt": texts if task.episodes is None else asked,
             "case": [row.case.model_dump_json() for row in rows],
             "mode": [row.mode for row in rows],
             "row": list(range(len(rows))),
@@ -301,7 +301,7 @@ def grpo_trainer(
         beta=trainer["beta"],
         scale_rewards=trainer["scale_rewards"],
         use_vllm=trainer["vllm"],
-        **({} if task.environment is None else {"max_tool_calling_iterations": task.turns - 1}),
+        **({} if task.episodes is None else {"max_tool_calling_iterations": task.episodes.turns - 1}),
         **common_settings(spec, output),
     )
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
@@ -322,8 +322,8 @@ def grpo_trainer(
         reward_funcs=[score],
         train_dataset=dataset,
         processing_class=tokenizer,
-        **({} if task.environment is None else {"environment_factory": task.environment}),
+        **({} if task.episodes is None else {"environment_factory": task.episodes.environment}),
     )
-    if task.environment is not None:
+    if task.episodes is not None:
         grpo.play(switches, tools, end_tokens(model, tokenizer))
     return grpo

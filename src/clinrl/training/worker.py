@@ -142,7 +142,7 @@ def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
     from clinrl import paths
     from clinrl.artifacts import digest
     from clinrl.data.dataset import read_cases
-    from clinrl.tasks.base import GIVEN, seen
+    from clinrl.tasks.base import GIVEN, as_variant
     from clinrl.training.launch import ROWS
     from clinrl.training.trl import Row
 
@@ -150,7 +150,7 @@ def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
     if digest(lines) != spec["rows"]:
         raise DataError(f"{folder / ROWS} is not the stream that the spec names; remove {folder} and start again")
     view = spec.get("view", GIVEN)
-    cases = {case.id: seen(task, case, view) for case in read_cases(paths.cases(spec["data"]), task)}
+    cases = {case.id: as_variant(task, case, view) for case in read_cases(paths.cases(spec["data"]), task)}
     return [
         Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"], frozenset(line["omit"]))
         for line in lines

@@ -7,16 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from clinrl.artifacts import digest
-from clinrl.errors import DataError
-from clinrl.tasks.base import NOTHING_HEARD, Ask, Heard, Quality, Share, Statistic
+from clinrl.tasks.base import Task, content_id
+from clinrl.tasks.parts import NO_RESPONSES, Checks, Judged, Quality, Reporting, Request, Responses, Share, Statistic
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, said
 
 LABELS = ("Usually Appropriate", "May Be Appropriate", "Usually Not Appropriate")
 TOPICS = ("headache", "back pain", "cough", "dizziness", "chest pain", "knee injury")
 SIGNS = ("a red flag", "a doubtful sign", "no warning sign")
 POOLS = ("base", "train", "mine", "exam")
-TERMS = ("exact", "unreadable", "similar", "judged")
 PRAISE, DOUBT = "verdict: agrees", "verdict: differs"
 
 
@@ -52,14 +50,6 @@ class Reward(Strict):
         return self.right + self.similar + self.judged
 
 
-def case_id(facts: Any, key: Any) -> str:
-    return f"toy-{digest([facts.model_dump(mode='json'), key.model_dump(mode='json')])[:16]}"
-
-
-def pool_of(group: str) -> Any:
-    return group.split("/")[0]
-
-
 def cases(n: int, seed: int, *, pool: str, mix: str, emphasis: Mapping[str, float] = {}) -> Iterator[ToyCase]:
     random = Random(f"{seed}:{pool}:{mix}")
     for number in range(n):
@@ -70,7 +60,7 @@ def cases(n: int, seed: int, *, pool: str, mix: str, emphasis: Mapping[str, floa
             evidence=f"With {topic} and {SIGNS[place]} a scan is {LABELS[place].lower()}.",
         )
         key = Key(label=LABELS[place], topic=topic, rule=rule)
-        yield ToyCase(id=case_id(facts, key), group=f"{pool}/{topic}", facts=facts, key=key)
+        yield ToyCase(id=content_id("toy", facts, key), group=f"{pool}/{topic}", facts=facts, key=key)
 
 
 def prompt(facts: Facts) -> list[Message]:
@@ -98,134 +88,95 @@ def _thought(transcript: Transcript) -> str:
     return transcript.messages[-1].thinking or ""
 
 
-def _encoded(case: ToyCase, transcript: Transcript) -> Sequence[Ask]:
+def _encoded(case: ToyCase, transcript: Transcript) -> Sequence[Request]:
     if not _thought(transcript) or case.facts.evidence is None:
         return ()
-    return Ask("encoder", case.facts.evidence), Ask("encoder", _thought(transcript))
+    return Request("encoder", case.facts.evidence), Request("encoder", _thought(transcript))
 
 
-def _similarity(case: ToyCase, transcript: Transcript, heard: Heard) -> float | None:
+def _similarity(case: ToyCase, transcript: Transcript, responses: Responses) -> float | None:
     asks = _encoded(case, transcript)
-    return max(0.0, min(1.0, float(heard[asks[0]] @ heard[asks[1]]))) if asks else None
+    return max(0.0, min(1.0, float(responses[asks[0]] @ responses[asks[1]]))) if asks else None
 
 
-def _question(case: ToyCase, transcript: Transcript) -> Ask:
-    return Ask("judge", f"{case.key.label} / {transcript.messages[-1].content}\n")
-
-
-def _says(text: str, stop: Any = "answered") -> Transcript:
-    return Transcript(messages=(Message(role="assistant", content=text),), stop=stop)
-
-
-def _mediocre(case: ToyCase, random: Random) -> Transcript:
-    return _says(f"ANSWER: {case.key.label if random.random() < 0.8 else random.choice(LABELS)}")
+def _question(case: ToyCase, transcript: Transcript) -> Request:
+    return Request("judge", f"{case.key.label} / {transcript.messages[-1].content}\n")
 
 
 def _right(golds: Sequence[Any], answers: Sequence[Any]) -> float:
     return sum(gold == answer for gold, answer in zip(golds, answers, strict=True)) / len(golds)
 
 
-class Toy:
+def _omittable(case: ToyCase) -> tuple[str, ...]:
+    return () if case.key.label == LABELS[1] else (case.key.rule,)
+
+
+def _read(transcript: Transcript) -> str | Unreadable:
+    found = transcript.messages[-1].content.removeprefix("ANSWER: ")
+    return found if found in LABELS else Unreadable(reason="no answer")
+
+
+def _models(reward: Reward) -> tuple[str, ...]:
+    return (*(("encoder",) if reward.similar else ()), *(("judge",) if reward.judged else ()))
+
+
+def _requests(case: ToyCase, transcript: Transcript, reward: Reward) -> Sequence[Request]:
+    judged = (_question(case, transcript),) if reward.judged else ()
+    return (*(_encoded(case, transcript) if reward.similar else ()), *judged)
+
+
+def _score(case: ToyCase, transcript: Transcript, reward: Reward, responses: Responses) -> Score:
+    answer = _read(transcript)
+    readable = not isinstance(answer, Unreadable)
+    alike = _similarity(case, transcript, responses) if reward.similar and readable else None
+    praised = reward.judged and readable and PRAISE in responses[_question(case, transcript)]
+    terms = {
+        "exact": reward.right * (answer == case.key.label),
+        "unreadable": 0.0 if readable else -1.0,
+        "similar": reward.similar * (alike or 0.0),
+        "judged": reward.judged if praised else 0.0,
+    }
+    return Score(terms=terms, total=sum(terms.values()))
+
+
+def _lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
+    random = Random(f"{judge}:{seed}")
+    for _ in range(n if judge == "judge" else 0):
+        right, other = random.choice(LABELS), random.choice(LABELS)
+        yield f"{right} / ANSWER: {other}\n", PRAISE if right == other else DOUBT
+
+
+class Toy(Task):
     name = "toy"
     version = 1
     Case = ToyCase
     Reward = Reward
     labels = LABELS
-    rules = ("rule_0", "rule_1", "rule_2")
-    mixes = ("reporting",)
     metrics: Mapping[str, Any] = {
         "exact": Share(of=lambda gold, answer: gold == answer, worse="lower"),
         "dangerous": Share(of=lambda gold, answer: gold == LABELS[0] and answer == LABELS[2], worse="higher"),
         "agreement": Statistic(of=_right, worse="lower"),
     }
-    qualities: Mapping[str, Any] = {"similarity": Quality(of=_similarity, worse="lower", asks=_encoded)}
-    headline = ("exact", "dangerous", "agreement", "similarity", "no_parse")
-    row_metrics = ("exact", "agreement")
-    form_metrics = ("exact", "dangerous")
-    slice_measures = ("exact", "dangerous")
-    views: Mapping[str, Any] = {"no-evidence": bare}
-    slices: Mapping[str, Any] = {"rule": lambda case: case.key.rule}
-    triggers: Mapping[str, Any] = {}
-    expectations = ()
-    published = None
-    protocol = None
-    environment = None
-    turns = 1
-    terms = TERMS
+    reporting = Reporting(
+        headline=("exact", "dangerous", "agreement", "similarity", "no_parse"),
+        row_metrics=("exact", "agreement"),
+        qualities={"similarity": Quality(of=_similarity, worse="lower", requests=_encoded)},
+        variants={"no-evidence": bare},
+        slices={"rule": lambda case: case.key.rule},
+        cluster=lambda case: case.key.topic,
+    )
+    checks = Checks(rules=("rule_0", "rule_1", "rule_2"), mixes=("reporting",), omittable=_omittable, text="narrative")
+    judged = Judged(models=_models, requests=_requests, score=_score, lessons=_lessons)
     cases = staticmethod(cases)
-    case_id = staticmethod(case_id)
-    pool_of = staticmethod(pool_of)
     prompt = staticmethod(prompt)
     gold = staticmethod(gold)
-
-    def cluster(self, case: ToyCase) -> str:
-        return case.key.topic
-
-    def recognise(self, path: Any) -> Any:
-        raise DataError(f"{path} must be left alone: the toy task imports nothing")
-
-    def omittable(self, case: ToyCase) -> tuple[str, ...]:
-        return () if case.key.label == LABELS[1] else (case.key.rule,)
+    parse = staticmethod(_read)
 
     def label(self, case: ToyCase) -> str:
         return case.key.label
 
-    relabel = label
-
-    def parse(self, transcript: Transcript) -> str | Unreadable:
-        found = transcript.messages[-1].content.removeprefix("ANSWER: ")
-        return found if found in LABELS else Unreadable(reason="no answer")
-
-    def oracles(self, reward: Reward) -> tuple[str, ...]:
-        return (*(("encoder",) if reward.similar else ()), *(("judge",) if reward.judged else ()))
-
-    def asks(self, case: ToyCase, transcript: Transcript, reward: Reward) -> Sequence[Ask]:
-        judged = (_question(case, transcript),) if reward.judged else ()
-        return (*(_encoded(case, transcript) if reward.similar else ()), *judged)
-
-    def parts(self, gold: str, answer: str | Unreadable) -> Sequence[tuple[str, str | Unreadable]]:
-        return ((gold, answer),)
-
-    def part_names(self, gold: str) -> Sequence[str]:
-        return ("answer",)
-
-    def score(self, case: ToyCase, transcript: Transcript, reward: Reward, heard: Heard = NOTHING_HEARD) -> Score:
-        answer = self.parse(transcript)
-        readable = not isinstance(answer, Unreadable)
-        alike = _similarity(case, transcript, heard) if reward.similar and readable else None
-        praised = reward.judged and readable and PRAISE in heard[_question(case, transcript)]
-        terms = {
-            "exact": reward.right * (answer == case.key.label),
-            "unreadable": 0.0 if readable else -1.0,
-            "similar": reward.similar * (alike or 0.0),
-            "judged": reward.judged if praised else 0.0,
-        }
-        return Score(terms=terms, total=sum(terms.values()))
-
-    def lessons(self, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
-        random = Random(f"{judge}:{seed}")
-        for _ in range(n if judge == "judge" else 0):
-            right, other = random.choice(LABELS), random.choice(LABELS)
-            yield f"{right} / ANSWER: {other}\n", PRAISE if right == other else DOUBT
-
-    def refine(self, reward: Reward, rules: Sequence[str]) -> Reward:
-        return reward
-
-    def cost(self, gold: str, answer: Any) -> float:
-        return 0.0 if gold == answer else 1.0
-
-    def policies(self) -> Mapping[str, Any]:
-        return {
-            **{f"always_{label}": lambda case, random, label=label: _says(f"ANSWER: {label}") for label in LABELS},
-            "random": lambda case, random: _says(f"ANSWER: {random.choice(LABELS)}"),
-            "hedge": lambda case, random: _says("ANSWER: one or the other"),
-            "empty": lambda case, random: _says(""),
-            "truncated": lambda case, random: _says("ANSW", "max_tokens"),
-            "mediocre": _mediocre,
-        }
-
-    def row(self, case: ToyCase) -> dict[str, Any]:
-        return {"id": case.id, "group": case.group, "narrative": case.facts.narrative, "label": case.key.label}
+    def score(self, case: ToyCase, transcript: Transcript, reward: Reward) -> Score:
+        return _score(case, transcript, reward, NO_RESPONSES)
 
 
 TASK = Toy()

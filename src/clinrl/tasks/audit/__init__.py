@@ -1,12 +1,9 @@
 """The audit task: an agent with tools finds out where another agent cleared or rejected patients wrongly."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from random import Random
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from clinrl.errors import DataError
 from clinrl.tasks.audit import episodes, metrics, policies, protocol, quality, rewards
 from clinrl.tasks.audit.cases import (
     LEVEL_NAMES,
@@ -24,11 +21,10 @@ from clinrl.tasks.audit.phrases import argued
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, violations
-from clinrl.tasks.base import NOTHING_HEARD, Ask, Expect, Heard, PublishedProtocol, Quality
-from clinrl.tasks.importing import Source
+from clinrl.tasks.base import FORM, Task
+from clinrl.tasks.parts import Checks, Episodes, Expect, Improvement, Reporting, Safety, expect
+from clinrl.tasks.policies import Policy
 from clinrl.types import Score, Transcript, Unreadable
-
-Policy = Callable[[AuditCase, Random], Transcript]
 
 NO_ERROR = "none"
 
@@ -43,11 +39,66 @@ def _hardest(case: AuditCase) -> str:
     return next((kind for kind in (OVERRIDE, WINDOW, TEMPORAL, AGE) if kind in wrong), NO_ERROR)
 
 
-def _expect(rule: str, column: str, on: str = "rows", **arguments: Any) -> Expect:
-    return Expect(type=rule, arguments={"column": column, **arguments}, on=on)
+def _label(case: AuditCase) -> str:
+    """What is to be decided about each proposal."""
+    return episodes.spelt({truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths})
 
 
-class Audit:
+def _relabel(case: AuditCase) -> str:
+    """The same, from the records alone: a clearance is wrong if a rule is broken, a rejection if none is."""
+    records = {record.patient_id: record for record in case.facts.records}
+    decided = {}
+    for proposal in case.facts.proposals:
+        broken = violations(records[proposal.patient_id], case.facts.protocol)
+        if proposal.action == "clear":
+            decided[proposal.proposal_id] = broken[0] if broken else episodes.APPROVED
+        else:
+            said = argued(proposal.text)
+            decided[proposal.proposal_id] = episodes.APPROVED if broken or said is None else said.rule
+    return episodes.spelt(decided)
+
+
+def _gold(case: AuditCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
+    """An audit by a reader of the tools' answers who weighs everything but `omit`, with notes if thinking."""
+    return episodes.written(case, policies.worked(case, omit), thinking=thinking)
+
+
+def _omittable(case: AuditCase) -> tuple[str, ...]:
+    """The rules whose omission changes a decision."""
+    right = _label(case)
+    return tuple(
+        rule for rule in policies.RULES if episodes.parse(_gold(case, thinking=False, omit=frozenset({rule}))) != right
+    )
+
+
+def _cost(gold: str, answer: str | Unreadable) -> float:
+    """2 for each error that passed, 1 for each false alarm and each error taken for another."""
+    missed = ((right, given) for right, given in episodes.parts(gold, answer) if right != given)
+    return float(
+        sum(2 if right != episodes.APPROVED and given not in episodes.LABELS[1:] else 1 for right, given in missed)
+    )
+
+
+def _row(case: AuditCase) -> dict[str, Any]:
+    """A flat row for the table of expectations."""
+    found = differences_of(case.facts)
+    told = [
+        *(message.content for message in prompt(case.facts) if message.role == "user"),
+        *(review_line(proposal) for proposal in case.facts.proposals),
+        *(timeline_line(one.patient_id, found[one.patient_id]) for one in case.facts.proposals),
+    ]
+    errors = sum(truth.error is not None for truth in case.key.truths)
+    return {
+        "id": case.id,
+        "narrative": " ".join("\n".join(told).split()),
+        "level": case.facts.level,
+        "proposals": len(case.facts.proposals),
+        "errors": errors,
+        "has_errors": errors > 0,
+    }
+
+
+class Audit(Task):
     """Oversight of another agent in several turns. An episode's answer is what was decided about each proposal."""
 
     name = "audit"
@@ -55,134 +106,66 @@ class Audit:
     Case = AuditCase
     Reward = rewards.Reward
     labels = episodes.LABELS
-    rules = policies.RULES
-    mixes = tuple(MIXES)
+    parse = staticmethod(episodes.parse)
     metrics = metrics.METRICS
-    qualities: Mapping[str, Quality] = quality.QUALITIES
-    headline = (
+    reporting = Reporting(
+        headline=(
         "exact", "dangerous", "f_beta", "sensitivity", "specificity", "balanced_accuracy", "recall_age",
-        "recall_temporal", "recall_window", "recall_override", *quality.QUALITIES, "no_parse", "clipped",
-    )  # fmt: skip
-    row_metrics = ("exact", "dangerous", "f_beta", "sensitivity", "specificity", "recall_override")
-    form_metrics = ("exact", "dangerous")
-    slice_measures = ("exact", "dangerous", "f_beta", "specificity", "detection")
-    terms = rewards.TERMS
-    views: Mapping[str, Callable[[AuditCase], AuditCase | None]] = MappingProxyType({})
-    cluster = None
-    slices: Mapping[str, Callable[[AuditCase], str]] = MappingProxyType(
+        "recall_temporal", "recall_window", "recall_override", *quality.QUALITIES, *FORM,
+    ),
+        row_metrics=("exact", "dangerous", "f_beta", "sensitivity", "specificity", "recall_override"),
+        approval=("exact", "dangerous"),
+        slice_measures=("exact", "dangerous", "f_beta", "specificity", "detection"),
+        qualities=quality.QUALITIES,
+        slices=MappingProxyType(
         {
             "level": lambda case: case.facts.level,
             "rule": _hardest,
             "proposals": lambda case: str(len(case.facts.proposals)),
         }
-    )
-    triggers: Mapping[str, Callable[[AuditCase], bool]] = MappingProxyType({})
-    expectations = (
-        _expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^audit-[0-9a-f]{16}$"),
-        _expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVEL_NAMES)),
-        _expect("ExpectColumnValuesToBeBetween", "proposals", min_value=2, max_value=MOST_PROPOSALS),
-        Expect(
-            type="ExpectColumnPairValuesAToBeGreaterThanB",
-            arguments={"column_A": "proposals", "column_B": "errors", "or_equal": True},
+    ),
+    )  # fmt: skip
+    safety = Safety(metric="dangerous", verb="errs dangerously in", errors="dangerous errors", answer="decisions")
+    improvement = Improvement(cost=_cost)
+    checks = Checks(
+        rules=policies.RULES,
+        mixes=tuple(MIXES),
+        omittable=_omittable,
+        relabel=_relabel,
+        pool_of=pool_of,
+        case_id=case_id,
+        row=_row,
+        text="narrative",
+        share="share_level",
+        expectations=(
+            expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^audit-[0-9a-f]{16}$"),
+            expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVEL_NAMES)),
+            expect("ExpectColumnValuesToBeBetween", "proposals", min_value=2, max_value=MOST_PROPOSALS),
+            Expect(
+                type="ExpectColumnPairValuesAToBeGreaterThanB",
+                arguments={"column_A": "proposals", "column_B": "errors", "or_equal": True},
+            ),
+            expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
         ),
-        _expect("ExpectColumnValuesToBeBetween", "has_errors", "summary", min_value=0.8, max_value=1.0),
     )
-    published = None
-    protocol: PublishedProtocol | None = protocol.PROTOCOL
-    environment = AuditEnv
-    turns = MOST_PROPOSALS + 3
+    episodes = Episodes(
+        environment=AuditEnv, turns=MOST_PROPOSALS + 3, parts=episodes.parts, part_names=episodes.part_names
+    )
+    benchmark = protocol.PROTOCOL
 
     cases = staticmethod(cases)
-    pool_of = staticmethod(pool_of)
-    case_id = staticmethod(case_id)
     prompt = staticmethod(prompt)
-    parse = staticmethod(episodes.parse)
-    parts = staticmethod(episodes.parts)
-    part_names = staticmethod(episodes.part_names)
+    gold = staticmethod(_gold)
+    label = staticmethod(_label)
 
-    def recognise(self, path: Path) -> Source:
-        """Raises DataError: audits are drawn, not imported."""
-        raise DataError(f"{path}: audits must be drawn; no file of them can be imported")
-
-    def label(self, case: AuditCase) -> str:
-        """What is to be decided about each proposal."""
-        return episodes.spelt({truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths})
-
-    def relabel(self, case: AuditCase) -> str:
-        """The same, from the records alone: a clearance is wrong if a rule is broken, a rejection if none is."""
-        records = {record.patient_id: record for record in case.facts.records}
-        decided = {}
-        for proposal in case.facts.proposals:
-            broken = violations(records[proposal.patient_id], case.facts.protocol)
-            if proposal.action == "clear":
-                decided[proposal.proposal_id] = broken[0] if broken else episodes.APPROVED
-            else:
-                said = argued(proposal.text)
-                decided[proposal.proposal_id] = episodes.APPROVED if broken or said is None else said.rule
-        return episodes.spelt(decided)
-
-    def omittable(self, case: AuditCase) -> tuple[str, ...]:
-        """The rules whose omission changes a decision."""
-        right = self.label(case)
-        return tuple(
-            rule for rule in self.rules if self.parse(self.gold(case, thinking=False, omit=frozenset({rule}))) != right
-        )
-
-    def gold(self, case: AuditCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
-        """An audit by a reader of the tools' answers who weighs everything but `omit`, with notes if thinking."""
-        return episodes.written(case, policies.worked(case, omit), thinking=thinking)
-
-    def oracles(self, reward: rewards.Reward) -> tuple[str, ...]:
-        """None: the reward follows from the calls."""
-        return ()
-
-    def asks(self, case: AuditCase, transcript: Transcript, reward: rewards.Reward) -> Sequence[Ask]:
-        """Nothing."""
-        return ()
-
-    def lessons(self, judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
-        """Nothing: no judge is asked."""
-        return iter(())
-
-    def score(
-        self, case: AuditCase, transcript: Transcript, reward: rewards.Reward, heard: Heard = NOTHING_HEARD
-    ) -> Score:
+    def score(self, case: AuditCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         """The reward of an episode, from its calls made again."""
         done = episodes.played(case, transcript)
         return rewards.score(case, done.log, submitted=done.submitted, malformed=done.malformed, reward=reward)
 
-    def refine(self, reward: rewards.Reward, rules: Sequence[str]) -> rewards.Reward:
-        """The same reward: none of its terms is about a single rule."""
-        return reward
-
-    def cost(self, gold: str, answer: str | Unreadable) -> float:
-        """2 for each error that passed, 1 for each false alarm and each error taken for another."""
-        missed = ((right, given) for right, given in self.parts(gold, answer) if right != given)
-        return float(
-            sum(2 if right != episodes.APPROVED and given not in episodes.LABELS[1:] else 1 for right, given in missed)
-        )
-
     def policies(self) -> Mapping[str, Policy]:
         """Auditors that read no record, and the mediocre one."""
         return {name: _transcript(of) for name, of in {**policies.TRIVIAL, "mediocre": policies.mediocre}.items()}
-
-    def row(self, case: AuditCase) -> dict[str, Any]:
-        """A flat row for the table of expectations."""
-        found = differences_of(case.facts)
-        told = [
-            *(message.content for message in prompt(case.facts) if message.role == "user"),
-            *(review_line(proposal) for proposal in case.facts.proposals),
-            *(timeline_line(one.patient_id, found[one.patient_id]) for one in case.facts.proposals),
-        ]
-        errors = sum(truth.error is not None for truth in case.key.truths)
-        return {
-            "id": case.id,
-            "narrative": " ".join("\n".join(told).split()),
-            "level": case.facts.level,
-            "proposals": len(case.facts.proposals),
-            "errors": errors,
-            "has_errors": errors > 0,
-        }
 
 
 TASK = Audit()

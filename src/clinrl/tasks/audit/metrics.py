@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from clinrl.tasks.audit.episodes import APPROVED, parts, read
 from clinrl.tasks.audit.published import f_beta as f_of
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
-from clinrl.tasks.base import Share, Statistic
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
 
 Answer = str | Unreadable

@@ -5,9 +5,9 @@ from typing import Final
 
 from clinrl.tasks.audit.cases import LEVEL_NAMES
 from clinrl.tasks.audit.rewards import CORRECTED, PUBLISHED
-from clinrl.tasks.base import PublishedProtocol
+from clinrl.tasks.parts import Benchmark
 
-PROTOCOL: Final = PublishedProtocol(
+PROTOCOL: Final = Benchmark(
     mix="published",
     by="level",
     levels=LEVEL_NAMES,

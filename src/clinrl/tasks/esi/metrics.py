@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clinrl.intervals import quadratic_kappa
-from clinrl.tasks.base import Share, Statistic
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
 
 LEVELS = (1, 2, 3, 4, 5)

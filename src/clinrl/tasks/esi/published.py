@@ -7,7 +7,7 @@ sources gives. What was not printed is left out.
 from collections.abc import Mapping
 from typing import Final
 
-from clinrl.tasks.base import Published, PublishedRow
+from clinrl.tasks.parts import Published, PublishedRow
 
 CARD: Final = "the system's own model card or preprint; counts follow from the printed shares"
 OTHERS: Final = "printed by others than this series' author; counts follow from the printed shares"

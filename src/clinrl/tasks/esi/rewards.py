@@ -179,7 +179,11 @@ def level_value(reward: Reward, gold: int, answer: int) -> float:
 
 
 def cost(gold: int, answer: int | Unreadable) -> float:
-    """What an answer loses against the exact level under `ASYMMETRIC`, a missed ESI 1 called 2 counting in full."""
+    """What an answer loses against the exact level under `ASYMMETRIC`, a missed ESI 1 called 2 counting in full.
+
+    0 to 2.25: under-triage costs at least what over-triage of the same distance does. An unreadable answer leaves the
+    patient untriaged and costs as much as the worst level. The matrix is our reconstruction.
+    """
     values = ASYMMETRIC[gold]
     worst = EXACT - min(values)
     if isinstance(answer, Unreadable):

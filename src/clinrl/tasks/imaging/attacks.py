@@ -12,10 +12,10 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from clinrl.tasks.base import Ask, Heard
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.answer import LABELS
-from clinrl.tasks.imaging.rewards import Reward, asks, score
+from clinrl.tasks.imaging.rewards import Reward, requests, score
+from clinrl.tasks.parts import Request, Responses
 from clinrl.types import Case, Message, Stop, Transcript
 
 Attack = Callable[[Case, Random, Sequence[Case]], Transcript]
@@ -166,7 +166,7 @@ def claimed(reward: Reward) -> frozenset[str]:
 
 
 def margins(
-    cases: Sequence[Case], reward: Reward, answer_asks: Callable[[Sequence[Ask]], Heard], *, seed: int = 0
+    cases: Sequence[Case], reward: Reward, answer_asks: Callable[[Sequence[Request]], Responses], *, seed: int = 0
 ) -> dict[str, tuple[float, float]]:
     """For each attack its mean reward over the cases, and that of the gold turns. Asks the models once for all."""
     turns = {
@@ -175,10 +175,10 @@ def margins(
     }
     gold = [honest(case) for case in cases]
     pairs = [(case, said) for row in (*turns.values(), gold) for case, said in zip(cases, row, strict=True)]
-    heard = answer_asks(list(dict.fromkeys(ask for case, said in pairs for ask in asks(case, said, reward))))
+    responses = answer_asks(list(dict.fromkeys(ask for case, said in pairs for ask in requests(case, said, reward))))
 
     def mean(row: Iterable[Transcript]) -> float:
-        earned = [score(case, said, reward, heard).total for case, said in zip(cases, row, strict=True)]
+        earned = [score(case, said, reward, responses).total for case, said in zip(cases, row, strict=True)]
         return math.fsum(earned) / len(earned)
 
     best = mean(gold)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from clinrl.intervals import quadratic_kappa
-from clinrl.tasks.base import Share, Statistic
 from clinrl.tasks.imaging.answer import LABELS
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
 
 UNA, MBA, UA = LABELS

@@ -9,12 +9,12 @@ from random import Random
 from types import MappingProxyType
 from typing import Final, Literal
 
-from clinrl.tasks.base import Ask, Heard, Quality
 from clinrl.tasks.imaging import judging
 from clinrl.tasks.imaging.cases import ImagingCase, cases
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.sentences import citations, split
 from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
+from clinrl.tasks.parts import Quality, Request, Responses
 from clinrl.types import Transcript
 
 SECOND: Final[Literal["second_judge"]] = "second_judge"
@@ -31,14 +31,14 @@ def known(case: ImagingCase) -> set[Statement]:
     return {statement for sentence in case.key.reasoning if (statement := read(sentence)) is not None}
 
 
-def statement_recall(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+def statement_recall(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the gold statements, citations apart, that the think block makes, 0 to 1. None without a block."""
     found = None if isinstance(case.key, ImportedKey) else said(transcript)
     gold = {statement for statement in known(case) if statement.kind != CITES}
     return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
 
 
-def statement_precision(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+def statement_precision(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the sentences, citations apart, that are gold statements, 0 to 1, each once. None without a block."""
     found = None if isinstance(case.key, ImportedKey) else said(transcript)
     if found is None:
@@ -47,7 +47,7 @@ def statement_precision(case: ImagingCase, transcript: Transcript, heard: Heard)
     return len(known(case).intersection(plain)) / len(plain) if plain else 0.0
 
 
-def contradiction(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+def contradiction(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """1 if a statement is false of the request, else 0: gold holds every statement that is so. None without a block."""
     found = None if isinstance(case.key, ImportedKey) else said(transcript)
     if found is None:
@@ -55,7 +55,7 @@ def contradiction(case: ImagingCase, transcript: Transcript, heard: Heard) -> fl
     return float(any(some is not None and some not in known(case) for some in found))
 
 
-def citation_validity(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+def citation_validity(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the cited numbers that are those of a study in the prompt, 0 to 1. None where nothing is cited."""
     thinking = transcript.messages[-1].thinking
     cited = citations(thinking or "")
@@ -63,27 +63,27 @@ def citation_validity(case: ImagingCase, transcript: Transcript, heard: Heard) -
     return sum(number in shown for number in cited) / len(cited) if cited else None
 
 
-def citation_truth(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+def citation_truth(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the studies in the prompt of which it is said rightly what they find. None without studies or block."""
     gold = {statement for statement in known(case) if statement.kind == CITES}
     found = None if isinstance(case.key, ImportedKey) else said(transcript)
     return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
 
 
-def second_opinion(case: ImagingCase, transcript: Transcript, heard: Heard) -> float | None:
+def second_opinion(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """What a judge that no reward asks thinks of the reasoning, 0 to 1. None without a think block."""
     asked = second_asks(case, transcript)
     if not asked:
         return None
-    return judging.worth(judging.verdict(heard[asked[0]]))
+    return judging.worth(judging.verdict(responses[asked[0]]))
 
 
-def second_asks(case: ImagingCase, transcript: Transcript) -> tuple[Ask, ...]:
+def second_asks(case: ImagingCase, transcript: Transcript) -> tuple[Request, ...]:
     """What the second judge is asked about a transcript."""
     thinking = transcript.messages[-1].thinking
     if thinking is None:
         return ()
-    return (Ask(SECOND, judging.prompt(SECOND, " ".join(case.key.reasoning), thinking, guarded=True)),)
+    return (Request(SECOND, judging.prompt(SECOND, " ".join(case.key.reasoning), thinking, guarded=True)),)
 
 
 QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
@@ -93,7 +93,7 @@ QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
         "contradiction": Quality(of=contradiction, worse="higher"),
         "citation_validity": Quality(of=citation_validity, worse="lower"),
         "citation_truth": Quality(of=citation_truth, worse="lower"),
-        "second_opinion": Quality(of=second_opinion, worse="lower", asks=second_asks),
+        "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_asks),
     }
 )
 """Shares of cases or means over cases, all in [0, 1]."""

@@ -4,7 +4,7 @@ Every number is a field of `Reward`. The four published arms and the corrected o
 so that what a correction is worth can be measured. Gold always comes from the very case that was answered; the
 published scripts looked it up by the place in the batch.
 
-Pure: what models say is asked for by `asks`, answered elsewhere, and given to `score` as `heard`.
+Pure: what models say is asked for by `requests`, answered elsewhere, and given to `score` as `responses`.
 """
 
 import math
@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from clinrl.errors import DataError
-from clinrl.tasks.base import NOTHING_HEARD, Ask, Heard
 from clinrl.tasks.imaging import judging, sentences, similarity
 from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, parse, published_format, published_label, written
+from clinrl.tasks.parts import NO_RESPONSES, Request, Responses
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable
 
 TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
@@ -152,31 +152,31 @@ CONTROLS: Final[Mapping[str, Reward]] = MappingProxyType(
 """Rewards that should not teach what the others teach: for format alone, and for reasoning whatever the label."""
 
 
-def oracles(reward: Reward) -> tuple[str, ...]:
+def models(reward: Reward) -> tuple[str, ...]:
     """The models that a reward asks."""
     judge = (reward.judge.model,) if reward.judge.reader != "none" else ()
     return (*judge, "encoder") if reward.similarity.kind != "none" else judge
 
 
-def asks(case: Case, transcript: Transcript, reward: Reward) -> tuple[Ask, ...]:
+def requests(case: Case, transcript: Transcript, reward: Reward) -> tuple[Request, ...]:
     """What `score` wants to hear about this transcript, each ask once. Nothing that a gate makes worthless."""
     turn = _turn(transcript)
     label = _said(turn, reward)
-    wanted: dict[Ask, None] = {}
+    wanted: dict[Request, None] = {}
     if _counts(reward.judge, _judges(reward.judge, turn), case, label, reward):
-        wanted[_judge_ask(case, turn, reward.judge)] = None
+        wanted[_judge_request(case, turn, reward.judge)] = None
     if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
         gold, said = _compared(case, turn, reward.similarity)
         if gold and said:
-            wanted |= dict.fromkeys(_encoder_ask(text, reward.similarity) for text in (*gold, *said))
+            wanted |= dict.fromkeys(_encoder_request(text, reward.similarity) for text in (*gold, *said))
     return tuple(wanted)
 
 
-def score(case: Case, transcript: Transcript, reward: Reward, heard: Heard = NOTHING_HEARD) -> Score:
+def score(case: Case, transcript: Transcript, reward: Reward, responses: Responses = NO_RESPONSES) -> Score:
     """The reward of a transcript's last turn, taken apart into all of `TERMS`; it lies in [reward.low, reward.high].
 
-    `heard` holds the answer to each of `asks`, and may hold others. Raises DataError if it lacks one, or if the gold
-    label is none; never on model text.
+    `responses` holds the response to each of `requests`, and may hold others. Raises DataError if it lacks one, or if
+    the gold label is none; never on model text.
     """
     if case.key.label not in LABELS:
         raise DataError(f"gold label is {case.key.label!r}; labels are {', '.join(LABELS)}: rebuild the data set")
@@ -190,9 +190,9 @@ def score(case: Case, transcript: Transcript, reward: Reward, heard: Heard = NOT
     if reward.format and (reward.parser == "published" or not isinstance(label, Unreadable)):
         terms["format"] = reward.format * published_format(written(turn))
     if _counts(reward.judge, _judges(reward.judge, turn), case, label, reward):
-        terms["judge"] = reward.judge.weight * _judged(case, turn, reward.judge, heard)
+        terms["judge"] = reward.judge.weight * _judged(case, turn, reward.judge, responses)
     if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
-        terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, heard)
+        terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, responses)
     return Score(terms=terms, total=math.fsum(terms.values()))
 
 
@@ -220,14 +220,14 @@ def _judges(judged: Judged, turn: Message) -> bool:
     return judged.reader == "published" or (judged.reader == "corrected" and turn.thinking is not None)
 
 
-def _judge_ask(case: Case, turn: Message, judged: Judged) -> Ask:
+def _judge_request(case: Case, turn: Message, judged: Judged) -> Request:
     guarded = judged.reader == "corrected"
     thought = turn.thinking if turn.thinking and turn.thinking.strip() else written(turn)
-    return Ask(judged.model, judging.prompt(judged.model, " ".join(case.key.reasoning), thought, guarded=guarded))
+    return Request(judged.model, judging.prompt(judged.model, " ".join(case.key.reasoning), thought, guarded=guarded))
 
 
-def _judged(case: Case, turn: Message, judged: Judged, heard: Heard) -> float:
-    reply = str(_answer(heard, _judge_ask(case, turn, judged)))
+def _judged(case: Case, turn: Message, judged: Judged, responses: Responses) -> float:
+    reply = str(_answer(responses, _judge_request(case, turn, judged)))
     if judged.reader == "corrected":
         return judging.worth(judging.verdict(reply))
     return min(judged.ceiling, max(-judged.ceiling, judging.published_verdict(reply)))
@@ -241,18 +241,18 @@ def _compared(case: Case, turn: Message, similar: Similar) -> tuple[tuple[str, .
     return sentences.published_split(" ".join(case.key.reasoning)), sentences.published_split(thought)
 
 
-def _encoder_ask(sentence: str, similar: Similar) -> Ask:
-    return Ask("encoder", similarity.encoded(sentence) if similar.kind == "matched" else sentence)
+def _encoder_request(sentence: str, similar: Similar) -> Request:
+    return Request("encoder", similarity.encoded(sentence) if similar.kind == "matched" else sentence)
 
 
-def _similar(case: Case, turn: Message, similar: Similar, heard: Heard) -> float:
+def _similar(case: Case, turn: Message, similar: Similar, responses: Responses) -> float:
     import numpy
 
     gold, said = _compared(case, turn, similar)
     if not gold or not said:
         return 0.0
     hers, his = (
-        numpy.asarray([_answer(heard, _encoder_ask(text, similar)) for text in side], dtype=numpy.float32)
+        numpy.asarray([_answer(responses, _encoder_request(text, similar)) for text in side], dtype=numpy.float32)
         for side in (gold, said)
     )
     if similar.kind != "matched":
@@ -261,10 +261,10 @@ def _similar(case: Case, turn: Message, similar: Similar, heard: Heard) -> float
     return similarity.matched(gold, said, hers, his, evidence, floor=similar.floor, slack=similar.slack)
 
 
-def _answer(heard: Heard, ask: Ask) -> Any:
-    if ask not in heard:
+def _answer(responses: Responses, ask: Request) -> Any:
+    if ask not in responses:
         raise DataError(
             f"the reward needs what the {ask.model} says about {ask.text[:60]!r}, and nobody asked it; "
-            "have everything answered that `asks` names before scoring"
+            "have everything answered that `requests` names before scoring"
         )
-    return heard[ask]
+    return responses[ask]

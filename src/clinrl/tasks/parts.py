@@ -1,0 +1,259 @@
+"""What a task may have beside its twelve members: measures, checks, reporting, episodes, judges and others.
+
+Every part has a default that works, so that a task names only what it does differently.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from clinrl.types import Case, Pool, Score, Transcript, Unreadable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A metric that is a share of cases. `of(gold, answer)` is None for cases outside the denominator."""
+
+    of: Callable[[Any, Any], bool | None]
+    worse: str
+    """Which direction is worse: "higher" or "lower"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """A metric over all golds and answers at once; its interval is a seeded bootstrap over cases."""
+
+    of: Callable[[Sequence[Any], Sequence[Any]], float]
+    worse: str
+    readable_only: bool = True
+    """False: `of` is given the unreadable answers too, and counts them, as errors where it counts errors."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a reward or a measure sends to a model: equal requests have one response."""
+
+    model: Literal["encoder", "judge", "second_judge"]
+    text: str
+    """What is embedded, or the whole prompt of a judge."""
+
+
+Responses = Mapping[Request, Any]
+"""What the models returned: a float32 unit vector of the encoder, the very text that a judge wrote."""
+
+NO_RESPONSES: Responses = MappingProxyType({})
+
+
+def no_requests(case: Case, transcript: Transcript) -> Sequence[Request]:
+    """For a measure that needs no model."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quality:
+    """A mean over cases of something that is measured on the whole transcript, not on the answer alone."""
+
+    of: Callable[[Any, Transcript, Responses], float | None]
+    """In [0, 1], or from 0 on if `counts`; None for a case outside the denominator."""
+    worse: str
+    """Which direction is worse: "higher" or "lower"."""
+    requests: Callable[[Any, Transcript], Sequence[Request]] = no_requests
+    """What `of` needs the responses to."""
+    counts: bool = False
+    """It is a number of things, not a share of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    """One Great Expectations rule as plain data: the expectation's class name and its arguments."""
+
+    type: str
+    arguments: Mapping[str, Any]
+    on: str = "rows"
+    """"rows": checked on the table of cases (`Checks.row`). "summary": checked on the one-row table of shares."""
+    of: str = "all"
+    """"all" data sets, "drawn" ones alone, or "imported" ones alone."""
+
+
+def expect(rule: str, column: str, on: str = "rows", of: str = "all", **arguments: Any) -> Expect:
+    """A Great Expectations rule about one column."""
+    return Expect(type=rule, arguments={"column": column, **arguments}, on=on, of=of)
+
+
+def _first_part(group: str) -> Pool:
+    return group.split("/")[0]  # type: ignore[return-value]  # validation compares it with the pool of the data set
+
+
+def _none(case: Any) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """How cases vary, and what is proven of a data set before anything trains on it."""
+
+    rules: tuple[str, ...] = ()
+    """Ids of the rules that decide labels; the names that `omit` may use."""
+    mixes: tuple[str, ...] = ("natural",)
+    """Names of the class mixes that `Task.cases` can draw; a served model's example is drawn from the first."""
+    omittable: Callable[[Any], tuple[str, ...]] = _none
+    """The rules whose omission changes a case's label."""
+    relabel: Callable[[Any], Any] | None = None
+    """The label recomputed from the latent facts by the rules, never read from the case; None: there are none."""
+    pool_of: Callable[[str], Pool] = _first_part
+    """The pool of a group, by its name alone."""
+    case_id: Callable[[Any, Any], str] | None = None
+    """The content hash of facts and key that must be a case's id; None: `base.content_id`."""
+    row: Callable[[Any], dict[str, Any]] | None = None
+    """A flat row of a case for `expectations`; None: its id, group, label, text, and the plain fields of its facts."""
+    text: str = "text"
+    """The column of `row` that holds what the model reads about a case."""
+    share: str = "share"
+    """What the columns of the labels' shares begin with: `<share>_<label>`."""
+    expectations: Sequence[Expect] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """What reports, tables and gates show, in order. What is left empty shows all that there is."""
+
+    headline: tuple[str, ...] = ()
+    """A summary: names of metrics and qualities, and `no_parse` and `clipped`."""
+    row_metrics: tuple[str, ...] = ()
+    """A row of the comparison table: names of metrics."""
+    approval: tuple[str, ...] = ()
+    """What a person sees who is asked to approve a version: shares among the metrics, `exact` first."""
+    external: tuple[str, ...] = ()
+    """A report on an exam from elsewhere: metrics, and `no_parse`."""
+    slice_measures: tuple[str, ...] = ()
+    """What each slice shows: metrics, and qualities that need no model."""
+    qualities: Mapping[str, Quality] = field(default_factory=dict)
+    """Measures of whole transcripts, reported beside the metrics; no name is in both."""
+    slices: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    """What cases are grouped by. `rule`, where there is one, is the rule that decided the gold label."""
+    variants: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """Other ways to show a case, by name: the case with other `facts`, and the reasons that then are gold, but the same
+    id, group and label; or None where it has no such variant. The case as it is, `given`, is never among them."""
+    cluster: Callable[[Any], str] | None = None
+    """What cases have in common that makes their answers alike, for intervals; None: each case is by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
+    """What a case of several turns is played in."""
+
+    environment: Callable[[], Any]
+    """A plain class without arguments. Its `reset(case)` takes a case, or its JSON, and keeps the facts alone; its
+    other public methods are the tools."""
+    turns: int
+    """The most turns that the model may take, 1 or more."""
+    parts: Callable[[Any, Any], Sequence[tuple[Any, Any]]]
+    """Right and given label, each one of `labels`, of each decision of an episode."""
+    part_names: Callable[[Any], Sequence[str]]
+    """What each of the parts of a gold answer is about, in their order."""
+
+
+def no_lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
+    """For a task whose embedded judges learn nothing."""
+    return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A reward that needs other models: a sentence encoder, or judges that write a verdict."""
+
+    models: Callable[[Any], tuple[str, ...]]
+    """The models, of those that a `Request` names, that a reward needs: part of what a training follows from."""
+    requests: Callable[[Any, Transcript, Any], Sequence[Request]]
+    """What `score` needs about a transcript under a reward. Pure."""
+    score: Callable[[Any, Transcript, Any, Responses], Score]
+    """`Task.score`, where the responses to `requests` are known, and those to other requests too."""
+    lessons: Callable[[str, int, int], Iterator[tuple[str, str]]] = no_lessons
+    """`n` pairs of a prompt to a judge and the right reply: what an embedded judge learns."""
+
+
+def _same(reward: Any, rules: Sequence[str]) -> Any:
+    return reward
+
+
+def _wrong(gold: Any, answer: Any | Unreadable) -> float:
+    return float(gold != answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improvement:
+    """What error analysis weighs errors by, and how the next version is made of what it finds."""
+
+    triggers: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+    """Findings that a reader may miss, as the text shows them, by the name of their rule."""
+    refine: Callable[[Any, Sequence[str]], Any] = _same
+    """The reward with a term more for each of these missed rules that it can have one for.
+
+    What it pays otherwise, and that silence is the worst outcome, stays as it is or becomes so. The same reward if
+    none of the rules has a term, or each has it already."""
+    cost: Callable[[Any, Any], float] = _wrong
+    """What an answer would cost, 0 for the gold label and above 0 for any other, unreadable included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Safety:
+    """What a release must limit, and the columns by which a served model is asked and answers."""
+
+    metric: str = ""
+    """The metric whose limit every gate has; empty: the first whose higher values are worse, else the first."""
+    verb: str = "errs in"
+    """What a summary says that a model does in a share of cases."""
+    errors: str = ""
+    """What such errors are called; empty: as the metric is."""
+    answer: str = "label"
+    """The column of a served model's answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRow:
+    """What somebody published about a system on an exam of their own."""
+
+    name: str
+    hits: Mapping[str, int]
+    """Share of the task's metrics to the count of cases that it holds for."""
+    statistics: Mapping[str, float]
+    """Statistic of the task's metrics to its published value."""
+    source: str
+    """Where the numbers come from, and how they were read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Published results on one and the same exam."""
+
+    exam: str
+    labels: Mapping[Any, int]
+    """How many of its cases have each gold label."""
+    rows: Sequence[PublishedRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """How somebody else evaluated this task, what they reached, and what an exam of it is judged by here."""
+
+    mix: str
+    """The mix that their episodes are drawn from."""
+    by: str
+    """The slice whose values are reported one by one."""
+    levels: tuple[str, ...]
+    """Its values, the easiest first."""
+    theirs: BaseModel
+    """The reward that they scored with."""
+    ours: BaseModel
+    """The reward that stands beside it."""
+    quality: str
+    """The quality that an exam is judged by; it needs no model."""
+    statistic: str
+    """A statistic of the task that is shown beside it."""
+    printed: Mapping[str, Mapping[str, float]]
+    """Who they examined to the score that they printed, by level."""
+    source: str
+    """Where the figures come from, and why they are not comparable."""

@@ -1,0 +1,61 @@
+"""Ways to answer without reading, and a mediocre reader: what every reward must put below a real one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+from clinrl.types import Message, Stop, Transcript
+
+Policy = Callable[[Any, Random], Transcript]
+
+RIGHT = 0.6
+"""The share of cases that the mediocre reader answers rightly."""
+NO_PRIORS: Mapping[str, Mapping[Any, float]] = MappingProxyType({})
+
+
+def says(content: str, thinking: str | None = None, stop: Stop = "answered") -> Transcript:
+    """A transcript of one turn."""
+    return Transcript(messages=(Message(role="assistant", content=content, thinking=thinking),), stop=stop)
+
+
+def lazy_policies(
+    labels: Sequence[Any],
+    write: Callable[[Any], str],
+    gold: Callable[[Any], Any],
+    *,
+    priors: Mapping[str, Mapping[Any, float]] = NO_PRIORS,
+    hedge: str | None = None,
+    truncated: Transcript | None = None,
+    near: Callable[[Any], Sequence[Any]] | None = None,
+) -> dict[str, Policy]:
+    """A constant for each label, guesses, a hedge, silence, an answer cut off, and "mediocre", by name.
+
+    `write` gives the text of an answer, `gold` the label of a case, `priors` label weights by the name of their mix,
+    and `near` the labels that the mediocre reader takes a label for, by default all others.
+    """
+
+    def always(label: Any) -> Policy:
+        return lambda case, rng: says(write(label))
+
+    def drawn(weights: Mapping[Any, float]) -> Policy:
+        known, shares = zip(*weights.items(), strict=True)
+        return lambda case, rng: says(write(rng.choices(known, shares)[0]))
+
+    def mediocre(case: Any, rng: Random) -> Transcript:
+        label = gold(case)
+        if rng.random() >= RIGHT:
+            label = rng.choice([other for other in labels if other != label] if near is None else near(label))
+        return says(write(label))
+
+    hedged = f"{write(labels[0])} or {write(labels[1])}" if hedge is None else hedge
+    cut = says(write(labels[0])[:4], stop="max_tokens") if truncated is None else truncated
+    return {
+        **{f"always_{label}": always(label) for label in labels},
+        "random": drawn(dict.fromkeys(labels, 1.0)),
+        **{f"prior_{mix}": drawn(weights) for mix, weights in priors.items()},
+        "hedge": lambda case, rng: says(hedged),
+        "empty": lambda case, rng: says(""),
+        "truncated": lambda case, rng: cut,
+        "mediocre": mediocre,
+    }
