@@ -70,7 +70,7 @@ def test_make_alone_lists_the_targets() -> None:
 def test_the_table_is_that_of_the_committed_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert series.spliced(README, series.table(load_params(), "esi")) == README, (
-        "run `python -m clinrl.pipeline.series --write`"
+        "run `python -m clinrl.pipeline.series esi --write`"
     )
 
 
