@@ -4,7 +4,6 @@ Exit codes are those of `clinrl`: 0 done, or nothing to do; 1 refused or not app
 wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another command is at work here; 130 interrupted.
 """
 
-import argparse
 import atexit
 import sys
 import textwrap
@@ -14,6 +13,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clinrl.cli.parser import WIDTH, Parser
 from clinrl.config.base import known
 from clinrl.config.params import load_params
 from clinrl.errors import ended
@@ -53,25 +53,25 @@ FLOWS = {
     ),
 }
 """What each flow takes, what it does in a line and in sentences, and examples."""
+ALSO = {"reproduce": ("repro", "build"), "release": ("promote", "deploy"), "retrain": ("train", "schedule")}
+"""Other words that people use for a flow."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of the command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="python -m flows",
         description="Runs a flow, or serves them all by the schedules of params.yaml.",
         epilog="`python -m flows FLOW --help` has examples.",
-        allow_abbrev=False,
+        also=ALSO,
     )
     commands = top.add_subparsers(dest="flow", metavar="FLOW", required=True)
     for name, (argument, line, description, examples) in FLOWS.items():
         words = commands.add_parser(
             name,
             help=line,
-            description=textwrap.fill(description, 100),
+            description=textwrap.fill(description, WIDTH, break_on_hyphens=False),
             epilog=EPILOG.format(examples=f"  {examples}"),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
         what = "a task" if argument == "TASK" else "a version or a merge"
         words.add_argument(argument.lower(), metavar=argument, help=f"{what} of params.yaml")

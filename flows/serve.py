@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from clinrl.cli.arguments import port
+from clinrl.cli.parser import Parser
 from clinrl.config.params import load_params
 from clinrl.errors import Refused, ended
 from clinrl.runtime import child, determinism, dvc_state
@@ -34,15 +35,13 @@ MLflow   {mlflow}  (log in with MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PAS
 scripts  export PREFECT_API_URL={prefect}/api MLFLOW_TRACKING_URI={mlflow}; set -a; . {file}; set +a"""
 
 
-def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_to(commands: "argparse._SubParsersAction[Parser]") -> None:
     """Add `serve` to the command line of the flows."""
     words = commands.add_parser(
         "serve",
         help="serve the deployments by the schedules of params.yaml",
         description="Serves the deployments of params.yaml: retraining by its schedules, and each flow by hand.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     words.add_argument("--servers", action="store_true", help="start Prefect and MLflow on 127.0.0.1 too")
     words.add_argument("--prefect-port", type=port(1), default=4200, metavar="PORT", help="default: 4200")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
+from clinrl.config.base import did_you_mean
 from clinrl.config.params import HubBase, Params, SftTrainer, load_params
 from clinrl.config.schema import GrpoProfile, GrpoTrainer
 from clinrl.errors import ParamsError
@@ -560,3 +561,20 @@ def test_an_unknown_key_anywhere_is_refused_and_named(place, key, value, tmp_pat
     sentence = refusal(mapping, tmp_path)
     assert ".".join([*place, str(key)]) + " is not a key here; " in sentence
     assert "allowed: " in sentence
+
+
+def test_a_refusal_lists_the_names_of_the_task_alone():
+    names = ["esi-v46", "esi-v49", "imaging-v1", "audit-v1"]
+    assert did_you_mean("esi-v94", names) == "did you mean esi-v49? allowed: esi-v46, esi-v49"
+    assert did_you_mean("v94", names).endswith("allowed: audit-v1, esi-v46, esi-v49, imaging-v1")
+    assert did_you_mean("ekg-v1", names).endswith("allowed: audit-v1, esi-v46, esi-v49, imaging-v1")
+
+
+def test_a_version_is_not_offered_the_recipes_of_other_tasks(tmp_path):
+    mapping = YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    mapping["versions"]["esi-v49"]["profile"] = "rule-aware"
+    said = refusal(mapping, tmp_path)
+    assert "versions.esi-v49.profile: 'rule-aware' is not a profile" in said
+    assert "esi-" in said
+    assert "imaging" not in said
+    assert "audit" not in said

@@ -13,6 +13,7 @@ import pytest
 
 from clinrl.registry import versions
 from clinrl.runtime import child
+from flows import __main__ as command
 from flows import servers
 from processes import eventually
 
@@ -41,6 +42,16 @@ def test_a_flow_is_short_and_holds_nothing_but_order(path: Path) -> None:
     assert not any(name.startswith("clinrl.tasks") for name in named)
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 200
     assert ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("retrian esi", "retrain"), ("promote x", "release"), ("retrain esi --aprover x", "--approver")],
+)
+def test_a_near_miss_is_suggested(words: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command.main(words.split())
+    assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", FLOWS)

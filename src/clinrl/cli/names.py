@@ -42,10 +42,10 @@ def check_name(params: "Params", name: str, command: str, *, kind: str = "", tas
     taken = {name: task for each in kinds for name, task in names(params, each).items()}
     if name in taken:
         return taken[name]
-    refused = f"{shown(name)} is no {kind.lower()} that `clinrl {command}` knows"
     model, mark, alias = name.removeprefix("models:/").replace("/", "@").partition("@")
     if mark and alias and model in names(params, "MODEL"):
-        raise ParamsError(f"{refused}; to say what an alias stands for: `clinrl lookup {model} {alias}`")
-    task = task or next((known for known in params.bases if name.startswith(f"{known}-")), "")
-    own = [known for known, of in taken.items() if task in ("", of)]
-    raise ParamsError(f"{refused}; {did_you_mean(name, own)}")
+        hint = f"to say what an alias stands for: `clinrl lookup {model} {alias}`"
+    else:
+        task = task or next((known for known in params.bases if name.startswith(f"{known}-")), "")
+        hint = did_you_mean(name, [known for known, of in taken.items() if task in ("", of)])
+    raise ParamsError(f"{shown(name)} is no {kind.lower()} that `clinrl {command}` knows; {hint}")

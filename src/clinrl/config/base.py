@@ -39,11 +39,16 @@ T = TypeVar("T")
 
 
 def did_you_mean(value: object, allowed: Collection[object]) -> str:
-    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many."""
-    names = sorted(map(str, allowed))
-    near = difflib.get_close_matches(str(value)[:LONGEST], names, n=1)
-    listed = ", ".join(names[:MOST_NAMES]) or "none"
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many.
+
+    Names of a task begin with it. Of a value such as esi-v99, only those that begin as it does are listed, if any do.
+    """
+    text, names = str(value)[:LONGEST], sorted(map(str, allowed))
+    task, mark, _ = text.partition("-")
+    own = [name for name in names if mark and name.startswith(f"{task}-")] or names
+    near = difflib.get_close_matches(text, own, n=1) or difflib.get_close_matches(text, names, n=1)
+    listed = ", ".join(own[:MOST_NAMES]) or "none"
+    more = f" and {len(own) - MOST_NAMES:,} more" if len(own) > MOST_NAMES else ""
     return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"
 
 

@@ -236,7 +236,8 @@ class Params(Section):
         known(f"{at}.task", version.task, self.bases, "a task with a base")
         self._check_use(f"{at}.data", version.data, "train", version.task)
         self._check_use(f"{at}.exam", version.exam, "exam", version.task)
-        known(f"{at}.profile", version.profile, self.profiles, "a profile")
+        others = {spec.profile for spec in self.versions.values() if spec.task != version.task} - {version.profile}
+        known(f"{at}.profile", version.profile, self.profiles.keys() - others, "a profile")
 
     def _check_use(self, at: str, dataset: str, use: str, task: str) -> None:
         """Refuse a data set of another task or another pool: an exam is never training data."""
