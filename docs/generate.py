@@ -105,7 +105,7 @@ def takes(kind: Any) -> str:
     if kind in SCALARS:
         return SCALARS[kind]
     if origin is Literal:
-        return " or ".join(f"`{value}`" for value in held)
+        return " or ".join(f"`{value}`" if value else "nothing" for value in held)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(takes(part) for part in held))
     if origin in (tuple, list):

@@ -15,6 +15,7 @@ from flows.__main__ import parser as flows_parser
 
 from clinrl.cli.parser import parser
 from clinrl.config.params import load_params
+from clinrl.tasks.base import Task
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -235,6 +236,19 @@ def test_what_is_said_of_v50_is_what_was_measured() -> None:
         value, low, high = (100 * tests["exact"]["difference"][key] for key in ("value", "low", "high"))
         assert f"{mode} {value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {tests['exact']['p']:.1g}" in page
         assert tests["dangerous"]["p"] == 1
+
+
+def test_the_concepts_name_the_members_of_a_task() -> None:
+    page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8").split("## Task")[1].split("\n## ")[0]
+    first, second = (part.split("\n\n")[0] for part in page.split("| --- | --- |")[1:])
+    required, parts = (
+        {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+        for table in (first, second)
+    )
+    members = {name for name in Task.__annotations__ if not hasattr(Task, name)} | set(Task.__abstractmethods__)
+    assert required == members
+    assert len(members) <= 12
+    assert parts == {name for name in Task.__annotations__ if hasattr(Task, name)}
 
 
 LEVELS = ("easy", "medium", "hard")
