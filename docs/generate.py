@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from clinrl import paths
 from clinrl.cli.commands import GROUPS
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
@@ -197,7 +198,7 @@ def lineage(task: str = "esi") -> bytes:
                 back, top = 0.06 + 0.11 * (depth - 1), places[spec.parent]
                 names.plot([back, back, back + 0.07], [top + 0.32, place, place], color=NEUTRAL, lw=1)
             for mode, shift in zip(modes, (-0.14, 0.14), strict=True):
-                report = json.loads((ROOT / f"data/reports/{name}/{mode}.json").read_text(encoding="utf-8"))
+                report = json.loads((ROOT / paths.report(name) / f"{mode}.json").read_text(encoding="utf-8"))
                 draw(exact, report["metrics"]["exact"], place + shift, EXACT, mode == modes[0])
                 draw(dangerous, report["metrics"]["dangerous"], place + shift, DANGEROUS, mode == modes[0])
         (found,) = (row for row in report_rows(task, modes[0], rows[1][0]) if row["name"] == rival)
@@ -236,7 +237,7 @@ def tree(root: str, parents: dict[str, str], depth: int = 0) -> Iterator[tuple[s
 
 def report_rows(task: str, mode: str, name: str) -> list[dict[str, Any]]:
     """The rows of a version's report, baselines included."""
-    found = json.loads((ROOT / f"data/reports/{name}/{mode}.json").read_text(encoding="utf-8"))
+    found = json.loads((ROOT / paths.report(name) / f"{mode}.json").read_text(encoding="utf-8"))
     rows: list[dict[str, Any]] = found["rows"]
     return rows
 
