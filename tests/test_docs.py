@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import yaml
 from flows.__main__ import parser as flows_parser
 
 from clinrl.cli.parser import parser
@@ -87,6 +88,14 @@ def test_every_command_that_is_quoted_exists(page: Path) -> None:
         for pattern, allowed in known.items():
             for name in re.findall(rf"(?<![\w./-]){pattern}(?![\w.@/])", line):
                 assert name in allowed, line
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_stage_that_is_quoted_exists(page: Path) -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"]
+    for line in quoted(page.read_text(encoding="utf-8")):
+        for name in re.findall(r"\bdvc repro ([a-z][a-z-]*)", line):
+            assert name in stages, line
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
