@@ -23,6 +23,7 @@ from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.evaluation import evaluate
+from clinrl.evaluation.record import write_record
 from clinrl.models.chat import encode, render, write_turn
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
@@ -230,3 +231,4 @@ def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
     before = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
     with staged(paths.report(name)) as out:
         evaluate.write_reports(out, who, model, cases, [], graded, after, before)
+    write_record(who.task, name, who.exam, who.data)

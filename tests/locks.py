@@ -7,7 +7,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from clinrl.config.params import Params
-from clinrl.provenance import lock
+from clinrl.runtime.dvc_digest import md5
 
 GRAPH = Path(__file__).parents[1] / "dvc.yaml"
 
@@ -36,7 +36,7 @@ def _entry(block: dict[str, Any], key: str, item: dict[str, Any]) -> dict[str, A
         return [re.sub(r"\$\{(key|item\.(\w+))\}", lambda m: str(item[m[2]]) if m[2] else key, path) for path in named]
 
     def digests(found: list[str]) -> list[dict[str, str]]:
-        return [{"path": p, "hash": "md5", "md5": lock.md5(Path(p))} for p in sorted(found) if Path(p).exists()]
+        return [{"path": p, "hash": "md5", "md5": md5(Path(p))} for p in sorted(found) if Path(p).exists()]
 
     outs = digests([*paths("outs"), *paths("metrics"), *paths("plots")])
     return {"cmd": block["cmd"], "deps": digests(paths("deps")), "outs": outs}

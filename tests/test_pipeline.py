@@ -16,7 +16,7 @@ from clinrl import paths
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
 from clinrl.config.stages import FIRST, command_of
-from clinrl.evaluation import compare
+from clinrl.provenance import lock
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,7 +68,7 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"external@{name}" for name in params.external}
     expected |= {f"protocol-base@{name}" for name in params.protocols.bases}
     expected |= {f"protocol@{name}" for name in params.protocols.versions}
-    expected |= {f"compare-{name}" for name in params.comparisons} | {FIRST}
+    expected |= {f"compare@{name}" for name in params.comparisons} | {FIRST}
     assert expected == set(stages)
 
 
@@ -80,20 +80,45 @@ def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> 
         assert not deps & exams
 
 
-def test_a_comparison_follows_from_everybody_in_it(params: Params, stages: dict[str, Any]) -> None:
-    """A template holds no list of unknown length: what fails here prints what dvc.yaml must say."""
-    for name in params.comparisons:
-        wanted = [str(paths.params_proof()), *compare.reads(params, name)]
-        stage = stages.get(f"compare-{name}")
-        text = f"  compare-{name}:\n    deps:\n" + "".join(f"      - {path}\n" for path in wanted)
-        assert stage is not None, text
-        assert sorted(dep.def_path for dep in stage.deps if not hasattr(dep, "params")) == sorted(wanted), text
+def test_a_comparison_follows_from_every_exam_of_its_task(params: Params, stages: dict[str, Any]) -> None:
+    """A new version in a comparison is a block of parameters: dvc.yaml names the folder, and DVC who writes into it."""
+    for name, comparison in params.comparisons.items():
+        stage = stages[f"compare@{name}"]
+        folder = paths.exam_record(comparison.task, "x").parent
+        deps = {dep.def_path for dep in stage.deps if not hasattr(dep, "params")}
+        assert deps == {str(paths.params_proof()), str(folder)}
+        for version in (f"{comparison.task}-base", *comparison.versions):
+            record = str(paths.exam_record(comparison.task, version))
+            outs = [out.def_path for out in stages[lock.exam_stage(params, version)].outs]
+            assert record in outs
+            assert Path(record).parent == folder
         report = paths.comparison_report(name)
         written = [paths.comparison_pages(name), *map(report.with_suffix, (".json", ".md", ".png"))]
         assert {out.def_path for out in stage.outs} == set(map(str, written))
-        assert not any(out.use_cache for out in stage.outs)
         tracked = {key for dep in stage.deps for key in getattr(dep, "params", ())}
         assert tracked == {f"comparisons.{name}", "scale", "modes"}
+
+
+def test_dvc_runs_a_comparison_after_all_exams_of_its_task(params: Params) -> None:
+    from dvc.repo import Repo
+
+    with Repo(str(ROOT)) as repo:
+        graph = repo.index.graph
+        for name, comparison in params.comparisons.items():
+            (stage,) = (stage for stage in graph if stage.addressing == f"compare@{name}")
+            before = {other.addressing for other in graph.successors(stage)}
+            assert {lock.exam_stage(params, version) for version in comparison.versions} <= before
+
+
+def test_a_record_of_an_exam_says_what_the_lock_says(params: Params) -> None:
+    recorded = lock.read(ROOT / "dvc.lock")
+    for path in sorted((ROOT / "data/reports/exams").rglob("*.json")):
+        record = json.loads(path.read_text())
+        assert path == ROOT / paths.exam_record(path.parent.name, record["name"])
+        entry = recorded[lock.exam_stage(params, record["name"])]
+        known = {each["path"]: each["md5"] for kind in ("deps", "outs") for each in entry[kind]}
+        assert record["md5"] == {used: known[used] for used in record["md5"]}
+        assert str(paths.graded(record["name"])) in record["md5"]
 
 
 def test_a_warm_start_is_an_edge(params: Params, stages: dict[str, Any]) -> None:
@@ -133,6 +158,8 @@ def test_what_git_keeps_and_what_it_ignores() -> None:
         "data/graded/esi-v46/think.jsonl",
         "data/docs/esi-d1/index.html",
         "data/reports/data/esi-d1.failed.json",
+        "data/reports/esi-v46/curves.png",
+        "data/reports/esi-v46/predictions_think.csv",
         "mlruns/mlflow.db",
         ".clinrl/plots/index.html",
         ".venv/bin/python",
@@ -141,6 +168,7 @@ def test_what_git_keeps_and_what_it_ignores() -> None:
         "data/adapters/esi-base/manifest.json",
         "data/bases/esi/model.safetensors",
         "data/reports/esi-v46/summary.json",
+        "data/reports/esi-v46/history.csv",
         "data/reports/data/esi-d1.json",
         "dvc.lock",
     ]

@@ -60,6 +60,11 @@ def report(version: str) -> Path:
     return Path("data/reports") / version
 
 
+def exam_record(task: str, name: str) -> Path:
+    """What an exam of a version, a merge or a base left, by digest; a comparison depends on the folder of its task."""
+    return Path("data/reports/exams") / task / f"{name}.json"
+
+
 def mined(version: str) -> Path:
     """A version's graded answers to its mine data: one JSONL a mode."""
     return Path("data/mined") / version

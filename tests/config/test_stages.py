@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
         ("import@mietic-36", ("dataset", "mietic-36")),
         ("baseline@esi", ("evaluate", "esi-base")),
         ("examine-fold@esi-v49-full", ("evaluate", "esi-v49-full")),
-        ("compare-imaging-arms", ("compare", "imaging-arms")),
+        ("compare@imaging-arms", ("compare", "imaging-arms")),
         ("../dvc.yaml:train@esi-v46", ("train", "esi-v46")),
     ],
 )
@@ -33,7 +33,7 @@ def test_an_address_is_a_command_and_a_name(address: str, command: tuple[str, st
     "address",
     [
         "dataset@x; touch y", "dataset@../../mlruns", "train@", "train", "@esi-v46", "", "train@esi-v46@x", "trian@x1",
-        "compare-", "compare-x y", "dataset@$(id)", "dataset@-h", "train@esi\n", "x" * 100_000,
+        "compare-imaging-arms", "compare@x y", "dataset@$(id)", "dataset@-h", "train@esi\n", "x" * 100_000,
     ],
 )  # fmt: skip
 def test_another_address_is_refused_in_a_sentence(address: str, capsys: pytest.CaptureFixture[str]) -> None:

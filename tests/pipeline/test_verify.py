@@ -15,7 +15,7 @@ import pytest
 from clinrl.artifacts import identity, read_manifest, sha256_file
 from clinrl.errors import ArtefactError, Refused, SignatureError
 from clinrl.pipeline import verify
-from clinrl.provenance import lock
+from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import OURS, keyring
 from intoto import validated
@@ -165,7 +165,7 @@ def test_an_equal_rebuild_is_attested(project: Path, verdicts) -> None:
     assert (who, told["name"], told["equal"]) == (OURS, "steady", True)
     assert told["identity"] == identity(read_manifest(folder))
     subjects = {subject["name"]: subject["digest"] for subject in said["subject"]}
-    assert subjects["data/adapters/steady"] == {"dvcMd5": lock.md5(folder)}
+    assert subjects["data/adapters/steady"] == {"dvcMd5": md5(folder)}
     assert subjects["data/adapters/steady/manifest.json"] == {"sha256": sha256_file(folder / "manifest.json")}
     assert "data/reports/steady/summary.json" in subjects
     shutil.rmtree(project / "data/attestations")

@@ -22,6 +22,7 @@ from clinrl.config import stages
 from clinrl.config.files import merge, read_files
 from clinrl.errors import Refused, SignatureError
 from clinrl.provenance import lock, statements
+from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse, keys
 from intoto import validated
 
@@ -106,7 +107,7 @@ def test_the_stock_tools_read_it(project: Path) -> None:
     ]
     made = {subject.name: dict(subject.digest) for subject in read.pb.subject}
     assert made.keys() == {"data/adapters/v2", "data/adapters/v2/adapter", "data/adapters/v2/manifest.json"}
-    assert made["data/adapters/v2"] == {"dvcMd5": lock.md5(Path("data/adapters/v2"))}
+    assert made["data/adapters/v2"] == {"dvcMd5": md5(Path("data/adapters/v2"))}
     key = keys.keyring()[keys.OURS]
     stock = SSlibKey(key.fingerprint, "ecdsa", "ecdsa-sha2-nistp256", {"public": key.pem})
     assert Envelope.from_dict(copy.deepcopy(envelope)).verify([stock], 1)

@@ -21,8 +21,8 @@ Scale = Literal["embedded", "full"]
 NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
 """Names become folders and DVC addresses, hence so strict."""
 RESERVED = (
-    "candidate", "champion", "comparisons", "data", "drafts", "external", "mine", "previous", "probe", "protocol",
-    "seeds",
+    "candidate", "champion", "comparisons", "data", "drafts", "exams", "external", "mine", "previous", "probe",
+    "protocol", "seeds",
 )  # fmt: skip
 """Folders of data/reports that are not about one version."""
 

@@ -39,14 +39,12 @@ COMMANDS = {
 
 
 def command_of(address: str) -> tuple[str, str]:
-    """The subcommand and the name that an address such as `train@esi-v46` or `compare-recipes` stands for.
+    """The subcommand and the name that an address such as `train@esi-v46` stands for.
 
     Raises ParamsError for a group that dvc.yaml has not, or a name that is none.
     """
     own = address.rpartition("dvc.yaml:")[2]  # so DVC begins an address where it is started in another folder
-    group, mark, name = own.partition("@")
-    if not mark and own.startswith("compare-"):  # a stage by itself, since a template holds no list of unknown length
-        group, name = "compare", own.removeprefix("compare-")
+    group, _, name = own.partition("@")
     if group not in COMMANDS:
         groups = did_you_mean(group, [FIRST, *COMMANDS])
         raise ParamsError(f"{shown(address)} is no stage of dvc.yaml, such as train@esi-v46; of its groups, {groups}")
@@ -59,8 +57,7 @@ def command_of(address: str) -> tuple[str, str]:
 def addresses(command: str, name: str) -> list[str]:
     """The addresses of dvc.yaml that may stand for a subcommand and a name."""
     groups = [(group, called) for group, (known, called) in COMMANDS.items() if known == command]
-    found = [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
-    return [f"compare-{name}"] if command == "compare" else found
+    return [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
 
 
 def prove(params: Path) -> None:

@@ -155,19 +155,6 @@ def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> 
             )
 
 
-def reads(params: "Params", name: str) -> list[str]:
-    """Everything that a comparison follows from, in the order of params.yaml: what its stage in dvc.yaml depends on.
-
-    A DVC template holds no list of unknown length, so the stage names them one by one, and a test that they are these.
-    """
-    spec = params.comparisons[name]
-    exam = params.bases[spec.task].exam
-    found: list[Path] = [paths.cases(exam), paths.data_proof(exam), paths.cases(params.versions[spec.versions[0]].data)]
-    for version in _everybody(spec):
-        found += [paths.graded(version), *(paths.report(version) / f"{mode}.json" for mode in params.modes)]
-    return list(dict.fromkeys(map(str, found)))
-
-
 def _everybody(spec: "Comparison") -> tuple[str, ...]:
     return (f"{spec.task}-base", *spec.versions)
 

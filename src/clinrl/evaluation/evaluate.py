@@ -45,6 +45,7 @@ from clinrl.config.schema import SftProfile
 from clinrl.data.dataset import progress, read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation.record import write_record
 from clinrl.models.generate import Sampler, TransformersSampler
 from clinrl.models.judges import Oracles, heard_of, scores
 from clinrl.models.rollout import run
@@ -129,6 +130,7 @@ def stage(params: "Params", name: str) -> None:
             after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
             responses = hear(who, cases, graded)
             write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, responses)
+        write_record(who.task, name, who.exam, who.data)
 
 
 def keep(

@@ -4,14 +4,13 @@ A folder that names the digests of its own files can be sealed anew by whoever a
 of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder that of the list of its files.
 """
 
-import hashlib
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
 from clinrl.errors import ArtefactError
+from clinrl.runtime.dvc_digest import md5
 from clinrl.types import Strict
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ LOCK = Path("dvc.lock")
 MADE = "data"
 """Where stages write. What they read there some stage has made, but for the sources of imports."""
 SOURCED = "import@"
-FOLDER = ".dir"
-"""What follows the digest of a folder in dvc.lock."""
 
 Lock = Mapping[str, Mapping[str, Any]]
 """Stage address to its entry in dvc.lock."""
@@ -87,7 +84,8 @@ def ancestors(lock: Lock, target: str) -> list[str]:
             found[name] = None
         elif name in lock and name not in found:
             open_.append((name, True))
-            deps = (makers[dep["path"]] for dep in lock[name].get("deps", ()) if dep["path"] in makers)
+            inputs = (out for dep in lock[name].get("deps", ()) for out in _made_at(dep["path"], makers))
+            deps = (makers[out] for out in inputs)
             open_ += [(maker, False) for maker in deps if maker not in found and maker != name]
     return list(found)
 
@@ -102,7 +100,7 @@ def facts(lock: Lock, target: str) -> list[Fact]:
     for stage in ancestors(lock, target):
         for dep in lock[stage].get("deps", ()):
             path, used = dep["path"], dep.get("md5")
-            if path not in made and path.startswith(f"{MADE}/") and not stage.startswith(SOURCED):
+            if not _made_at(path, made) and path.startswith(f"{MADE}/") and not stage.startswith(SOURCED):
                 says = f"dvc.lock records no run that made {path}, on which {stage} ran; run `dvc repro {stage}`"
                 found.append(Fact(path=path, stage=stage, md5=used or "", state="unrecorded", says=says))
             if made.get(path, used) != used:
@@ -141,27 +139,18 @@ def demand(params: "Params", name: str) -> list[Fact]:
 
 def strangers(lock: Lock, stage: str) -> list[str]:
     """The inputs of a stage, by path, that are not what the lock records: what comes of them cannot be registered."""
-    inputs = {dep["path"] for dep in lock.get(stage, {}).get("deps", ())}
     made, makers = outputs(lock), _makers(lock)
-    return [path for path in sorted(inputs & made.keys()) if _fact(makers[path], path, made[path]).state != "holds"]
-
-
-def md5(path: Path) -> str:
-    """DVC's digest of a file, or of a folder with all its files. Raises OSError if it cannot be read."""
-    if not path.is_dir():
-        return _md5(path)
-    files = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
-    listing = [{"md5": _md5(file), "relpath": name} for name, file in files]
-    return hashlib.md5(json.dumps(listing, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + FOLDER
-
-
-def _md5(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    inputs = {out for dep in lock.get(stage, {}).get("deps", ()) for out in _made_at(dep["path"], made)}
+    return [path for path in sorted(inputs) if _fact(makers[path], path, made[path]).state != "holds"]
 
 
 def _makers(lock: Lock) -> dict[str, str]:
     return {out["path"]: name for name, entry in lock.items() for out in entry.get("outs", ())}
+
+
+def _made_at(path: str, outs: Collection[str]) -> list[str]:
+    """The outputs that an input stands for: itself, or all that lie below a folder that no stage makes as a whole."""
+    return [path] if path in outs else [out for out in outs if out.startswith(f"{path}/")]
 
 
 def _fact(stage: str, path: str, recorded: str) -> Fact:

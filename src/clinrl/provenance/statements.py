@@ -17,7 +17,7 @@ from clinrl.artifacts import MANIFEST, sha256_file, write_json
 from clinrl.config.files import merge, read_files
 from clinrl.config.stages import FIRST, command_of
 from clinrl.errors import ArtefactError, Refused, SignatureError
-from clinrl.provenance import lock
+from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import keyring, signer
 
@@ -186,7 +186,7 @@ def _keys(entries: list[Any]) -> list[str]:
 
 def _made(path: Path) -> Iterator[dict[str, Any]]:
     """An output with the digest that dvc.lock will record, and each file of it."""
-    whole = {"dvcMd5": lock.md5(path)}
+    whole = {"dvcMd5": md5(path)}
     if not path.is_dir():
         yield _named(path, whole | {"sha256": sha256_file(path)})
         return

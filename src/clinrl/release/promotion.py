@@ -28,6 +28,7 @@ from clinrl.registry.log_run import waiver
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, gate
 from clinrl.release.gate import Decision
+from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import listed, signer
 from clinrl.types import Case, Estimate
@@ -364,7 +365,7 @@ def _champions_answers(params: "Params", champion: Entry) -> Path:
     for folder in (graded, kept):
         if not folder.exists() or _answered_by(folder) != champion.digest:
             continue
-        is_recorded = folder == graded and lock.outputs(lock.read()).get(str(graded)) == lock.md5(graded)
+        is_recorded = folder == graded and lock.outputs(lock.read()).get(str(graded)) == md5(graded)
         if is_recorded or artifacts.identity(artifacts.verified(folder)) in told:
             return folder
         raise ArtefactError(
