@@ -1,20 +1,28 @@
 """Fixtures that several test modules share."""
 
+import base64
 import copy
 import gc
 import os
+import shutil
 import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import hypothesis
 import pytest
 
+from clinrl.registry import mlflow_store
+from clinrl.reports import figures
 from clinrl.runtime import determinism
 from valid_params import VALID
 
 determinism.pin()  # before any test module imports torch, which chooses its kernels then
-hypothesis.settings.register_profile("clinrl", deadline=None)  # a busy machine is no failure
+for profile, examples in {"quick": 25, "clinrl": 50, "many": 500}.items():  # `--hypothesis-profile` names another
+    hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)  # a busy machine is no failure
 hypothesis.settings.load_profile("clinrl")
 
 # A test run in the background ignores these, and would hand that on to the programs whose end is tested.
@@ -23,6 +31,11 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
+BEGIN, SAVE = mlflow_store._begin, figures._save
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
+)
+"""A picture of one pixel."""
 TOGETHER = ("flows", "faults")
 """Folders whose files share a project that takes long to build."""
 LONGEST = (
@@ -70,6 +83,32 @@ def _settled() -> None:
     that a library asks for, as statsmodels does with every correction of p values."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An empty MLflow store takes seconds to make and a figure half of one. So each store begins as a copy of one that
+    was made as usual, and each figure is the same dot; tests of either ask for `real`."""
+    template = tmp_path_factory.mktemp("store") / "mlflow.db"
+
+    def begin(file: Path) -> None:
+        if not template.exists():
+            BEGIN(template)
+        shutil.copyfile(template, file)
+        with closing(sqlite3.connect(file)) as store, store:
+            store.execute("UPDATE experiments SET artifact_location = ?", [f"{(file.parent / 'artifacts').as_uri()}/0"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlflow_store, "_begin", begin)
+        patch.setattr(figures, "_save", lambda _figure, path: path.write_bytes(DOT))
+        yield
+
+
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores and figures are made as they are outside of tests."""
+    monkeypatch.setattr(mlflow_store, "_begin", BEGIN)
+    monkeypatch.setattr(figures, "_save", SAVE)
 
 
 @pytest.fixture

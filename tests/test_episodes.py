@@ -5,7 +5,7 @@ import json
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl.chat_template_utils import add_response_schema, parse_response
@@ -89,7 +89,6 @@ def ours(text, thinking):
     return read_calls(read_turn(text, thinking))
 
 
-@settings(max_examples=300)
 @given(st.lists(PIECES, max_size=7).map("".join), st.none() | st.sampled_from(["", "why", "<tool_call>{"]))
 def test_calls_are_those_that_trl_reads(said, thought):
     thinking = thought is not None
@@ -147,7 +146,6 @@ def test_what_trl_would_call_and_is_not_called(text, thinking, end):
     assert ours(text, thinking).calls == ()
 
 
-@settings(max_examples=200)
 @given(st.text() | st.lists(PIECES | st.sampled_from(["<think>", "</think>"]), max_size=9).map("".join), st.booleans())
 def test_a_turn_is_the_same_in_trl_s_notation_and_whatever_is_called_can_be_written(text, thinking):
     turn = ours(text, thinking)

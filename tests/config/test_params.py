@@ -538,7 +538,7 @@ def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     return found
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     place=st.sampled_from(sections(VALID)),
     key=st.text(string.ascii_letters + string.digits + "_-. é", min_size=1, max_size=12) | st.integers(),

@@ -112,7 +112,7 @@ def test_a_path_that_no_file_can_have(name: str) -> None:
         read_yaml(Path(name))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("ab01-:[]{},&*!?|>'\"#%@`~\\ \n\t.<=xe_\u202e\x00é"), max_size=60))
 @example(text="a: <<")
 @example(text="<<: 1")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.config.params import Params, load_params
@@ -32,7 +32,6 @@ def draw(rows: int, **changes: Any) -> list[sampling.Row]:
 levels = st.sampled_from(TASK.labels)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 400),
     repeat=st.dictionaries(levels, st.integers(1, 20)),
@@ -146,7 +145,6 @@ def test_the_steps_of_phases_are_whole_and_all_there_are() -> None:
     assert lengths((), 10) == []
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     parts=st.lists(st.tuples(st.integers(1, 5), st.sets(st.sampled_from(ALL), min_size=1)), min_size=1, max_size=4),
     steps=st.integers(1, 60),

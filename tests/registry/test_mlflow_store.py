@@ -203,12 +203,13 @@ KILLED = """
 import os, signal
 from alembic import command
 command.upgrade = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the first tables are made, their changes are not
-from clinrl.tracking import asked
+from clinrl.registry.mlflow_store import asked
 with asked():
     pass
 """
 
 
+@pytest.mark.usefixtures("real")
 def test_who_is_killed_while_a_store_is_made_leaves_none(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     killed = subprocess.run([sys.executable, "-c", KILLED], check=False)

@@ -53,7 +53,7 @@ PROTOCOL = TrialProtocol(
 
 
 @cache
-def drawn(mix, n=800, pool="train"):
+def drawn(mix, n=1000, pool="train"):
     return tuple(cases(n, 11, pool=pool, mix=mix))
 
 
@@ -165,11 +165,11 @@ def test_levels_have_their_rules_and_sizes(level):
 @pytest.mark.parametrize("level", LEVEL_NAMES)
 def test_errors_are_as_frequent_among_clearances_as_among_rejections(level):
     share = {
-        action: numpy.mean([t.error is not None for _, p, t, _, _ in each(drawn(level, 2000)) if p.action == action])
+        action: numpy.mean([t.error is not None for _, p, t, _, _ in each(drawn(level)) if p.action == action])
         for action in ACTIONS
     }
     assert share["clear"] == pytest.approx(share["reject"], abs=0.05)
-    clean = [all(truth.error is None for truth in case.key.truths) for case in drawn(level, 2000)]
+    clean = [all(truth.error is None for truth in case.key.truths) for case in drawn(level)]
     assert numpy.mean(clean) == pytest.approx(0.12, abs=0.025)
 
 
@@ -189,7 +189,7 @@ def matched(found):
 
 
 def test_hard_episodes_hold_overrides_with_their_matched_negatives():
-    chosen = drawn("hard", 2000)
+    chosen = drawn("hard")
     held, counterpart = set(), set()
     for case, _, truth, _, found in each(chosen):
         if truth.broken == OVERRIDE:
@@ -206,7 +206,7 @@ def test_hard_episodes_hold_overrides_with_their_matched_negatives():
 def test_the_published_mix_has_the_published_counts():
     counts = {level: Counter() for level in LEVEL_NAMES}
     types = {level: Counter() for level in LEVEL_NAMES}
-    for case in drawn("published", 1500):
+    for case in drawn("published"):
         errors = [truth.error for truth in case.key.truths if truth.error]
         counts[case.facts.level][len(case.facts.proposals), len(errors), case.key.pool_errors] += 1
         types[case.facts.level].update(errors)
@@ -219,7 +219,7 @@ def test_the_published_mix_has_the_published_counts():
         proposals, wrong, pool = map(set, zip(*counts[level], strict=True))
         assert (min(proposals), max(proposals)) == ranges[0]
         assert (wrong, pool) == ranges[1:]
-        assert sum(counts[level].values()) / 1500 == pytest.approx(1 / 3, abs=0.05)
+        assert sum(counts[level].values()) / 1000 == pytest.approx(1 / 3, abs=0.05)
         total = sum(types[level].values())
         for rule, share in PUBLISHED_LEVELS[level].about.items():
             assert types[level][rule] / total == pytest.approx(share, abs=0.04)
@@ -227,8 +227,8 @@ def test_the_published_mix_has_the_published_counts():
 
 @pytest.mark.parametrize("mix", ["natural", "reporting"])
 def test_levels_are_equally_frequent(mix):
-    levels = Counter(case.facts.level for case in drawn(mix, 1500))
-    assert all(levels[level] / 1500 == pytest.approx(1 / 3, abs=0.05) for level in LEVEL_NAMES)
+    levels = Counter(case.facts.level for case in drawn(mix))
+    assert all(levels[level] / 1000 == pytest.approx(1 / 3, abs=0.05) for level in LEVEL_NAMES)
 
 
 def shown(case, proposal):
@@ -250,7 +250,7 @@ def separability(examples):
 
 def telling(level, tell=0):
     """Examples for `separability`; `tell` moves the confidence of wrong proposals, in hundredths."""
-    for number, case in enumerate(drawn(level, 2000)):
+    for number, case in enumerate(drawn(level)):
         for place, (proposal, truth) in enumerate(zip(case.facts.proposals, case.key.truths, strict=True)):
             wrong = truth.error is not None
             confidence = proposal.confidence - tell / 100 * wrong
@@ -316,7 +316,7 @@ def test_cases_are_distinct_of_their_pool_and_hashed(pool, mix):
 @pytest.mark.parametrize("level", LEVEL_NAMES)
 def test_every_pool_has_hundreds_of_protocols(level):
     for pool in POOLS:
-        assert len({case.group for case in cases(1500, 5, pool=pool, mix=level)}) > 200
+        assert len({case.group for case in cases(450, 5, pool=pool, mix=level)}) > 200
 
 
 def test_emphasis_makes_a_rule_more_frequent():

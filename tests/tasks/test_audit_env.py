@@ -4,7 +4,7 @@ import inspect
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers.utils import get_json_schema
@@ -252,7 +252,6 @@ CALLS = st.sampled_from(sorted(ARGUMENTS)).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(CALLS, max_size=50))
 def test_nothing_that_is_written_raises_and_equal_calls_give_equal_logs(calls):
     facts = drawn()[0].facts

@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.tasks.audit import evidence, published
@@ -256,7 +256,6 @@ def test_costs_are_bounded():
     assert worst.total == pytest.approx(CORRECTED.low)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False), st.sampled_from(LEVEL_NAMES), st.integers(0, 30))
 def test_not_submitting_is_never_better(rng, level, length):
     case = rng.choice(drawn(level))
@@ -278,7 +277,6 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     CALLS,
     st.sampled_from([*LEVEL_NAMES, "published"]),
@@ -397,7 +395,6 @@ def test_types_of_wrong_rejections_are_what_the_actor_misapplied():
     assert seen == {AGE, TEMPORAL, WINDOW, OVERRIDE}
 
 
-@settings(max_examples=60)
 @given(
     st.integers(0, 59),
     st.sampled_from(sorted({**READERS, **TRIVIAL})),

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dolls
@@ -277,7 +277,6 @@ def test_a_row_of_another_width_is_refused(tmp_path):
     ]
 
 
-@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(sorted(TRIAGE)), st.text(st.characters(exclude_categories=["Cs"]), max_size=9)))
 def test_any_cell_is_taken_or_refused(tmp_path_factory, change):
     change = {name: cell.replace("\0", "") for name, cell in change.items()}

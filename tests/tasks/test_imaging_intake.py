@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dolls
@@ -384,7 +384,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150)
 @given(change=st.dictionaries(st.sampled_from([*RECORD, "category", "acr_traces"]), VALUES))
 def test_any_value_is_taken_or_refused(tmp_path_factory, change):
     path = written(tmp_path_factory.getbasetemp() / "any", [RECORD | {"condition": "x"}, RECORD | change])
@@ -394,7 +393,6 @@ def test_any_value_is_taken_or_refused(tmp_path_factory, change):
         TASK.Case.model_validate(case)
 
 
-@settings(max_examples=150)
 @given(data=st.binary(max_size=40) | st.text(alphabet='[]{}",:1a \n', max_size=40).map(str.encode))
 def test_any_file_is_read_or_refused(tmp_path_factory, data):
     path = tmp_path_factory.getbasetemp() / "file"
