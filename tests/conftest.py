@@ -32,9 +32,7 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 
 BEGIN, SAVE = mlflow_store._begin, figures._save
-DOT = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
-)
+DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
 """A picture of one pixel."""
 TOGETHER = ("flows", "faults")
 """Folders whose files share a project that takes long to build."""

@@ -9,13 +9,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from clinrl import paths
 from clinrl.artifacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
@@ -27,6 +31,7 @@ from clinrl.evaluation.record import write_record
 from clinrl.models.chat import encode, render, write_turn
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
+from clinrl.training import launch, worker
 from clinrl.types import Message, Transcript
 
 PAD, START, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -199,6 +204,18 @@ def prove(doll: Params) -> None:
     named = {"data": {"name": "d1", "identity": identity(read_manifest(paths.cases("d1")))}}
     for proof in [paths.data_proof("d1"), *(paths.probe_proof(version) for version in doll.versions)]:
         write_json(proof, named)
+
+
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Train in this process: one of its own takes longer to import what it needs than to train a doll."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with mock.patch.object(launch, "_run_worker", lambda spec: worker.main([str(spec)])), warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def files(folder: Path) -> dict[str, bytes]:

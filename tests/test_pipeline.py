@@ -217,25 +217,22 @@ def edit(path: Path, change: Any) -> None:
     yaml.dump(content, path)
 
 
-def test_the_lock_holds_what_params_ask_for_and_what_git_keeps_and_a_new_reason_rebuilds_nothing(copy: Path) -> None:
-    def change(content: Any) -> None:
-        for version in content["versions"].values():
-            version["why"] = "another reason"
-
-    for file in (copy / "params").iterdir():
-        edit(file, change)
-    assert changed(copy) == {FIRST}  # which writes a constant
-
-
-def test_a_new_seed_rebuilds_its_version_and_no_ancestor_and_a_child_adds_its_own_stages(
+def test_the_lock_holds_what_params_ask_for_and_a_new_seed_rebuilds_its_version_and_a_new_reason_nothing(
     copy: Path, params: Params
 ) -> None:
+    """The proof of params.yaml, which is a constant, is written anew; no ancestor is, and a child adds its stages."""
     last = list(params.versions)[-1]
+
+    def reason(content: Any) -> None:
+        for version in content["versions"].values():
+            version["why"] = "another reason"
 
     def change(content: Any) -> None:
         content["versions"]["esi-v999"] = {**content["versions"][last], "parent": last, "seed": 999}
         content["versions"][last]["seed"] += 1
 
+    for file in (copy / "params").iterdir():
+        edit(file, reason)
     edit(copy / "params" / f"{params.versions[last].file}.yaml", change)
     assert changed(copy) == {
         FIRST, f"probe@{last}", f"train@{last}", "probe@esi-v999", "train@esi-v999", "evaluate@esi-v999",

@@ -70,8 +70,9 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
         dataset.stage(params, name)
         validate.stage(params, name)
     evaluate.stage(params, "esi-base")
-    for step in (reward_audit, launch, evaluate, error_analysis, external):
-        step.stage(params, "v1")
+    with dolls.in_process():
+        for step in (reward_audit, launch, evaluate, error_analysis, external):
+            step.stage(params, "v1")
     locks.record(params)
     versions.register(params, "v1")
 

@@ -155,6 +155,7 @@ def test_parts_hold_their_cases_and_published_figures(built):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("real")
 def test_equal_answers_give_equal_bytes(project):
     ends = (".json", ".md", ".png")
     target = paths.comparison_report("recipes")

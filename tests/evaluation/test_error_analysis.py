@@ -77,6 +77,7 @@ def misses(rule):
 
 
 @pytest.mark.parametrize("rule", ["severe_pain", "done_intervention"])
+@pytest.mark.usefixtures("real")
 def test_the_rule_that_is_missed_comes_first(project, monkeypatch, rule):
     monkeypatch.setattr(error_analysis, "sit", answering(misses(rule)))
     error_analysis.stage(project, "v1")
@@ -128,6 +129,7 @@ def test_silence_is_an_error_that_costs_the_most(project, monkeypatch):
     assert {group.value.split(" answered ")[1] for group in of_kind(found, "error")} == {"unreadable"}
 
 
+@pytest.mark.usefixtures("real")
 def test_equal_answers_give_equal_bytes(project, monkeypatch):
     files = [paths.mine_report("v1").with_suffix(suffix) for suffix in (".json", ".md", ".png")]
     levels = cycle([1, 2, 3])

@@ -235,22 +235,30 @@ def _champions(project: Path) -> str:
     return "absent"
 
 
-def attack(project: Path, total: int, seed: int) -> Iterator[Record]:
+def _uses(place: Place, *, one: bool) -> Sequence[str]:
+    """What is done after a mutation: all uses of its area, or one that its seed picks among those that must refuse."""
+    every = AREAS[place.area].uses
+    acting = [use for use in every if use != "lineage"] or every
+    return [acting[place.seed % len(acting)]] if one else every
+
+
+def attack(project: Path, total: int, seed: int, *, one_use: bool = False) -> Iterator[Record]:
     """Alter one place after the other in a project, which is put back each time, and record what saw it.
 
-    `project` is one that `projects.released` has built. Fails if a use is refused before anything is altered.
+    `project` is one that `projects.released` has built. With `one_use` one thing is done after each mutation, not all
+    that its area names. Fails if a use is refused before anything is altered.
     """
     pristine = project.with_name(f"{project.name}-pristine")
     shutil.copytree(project, pristine, symlinks=True)
     colleague = Colleague(pristine / keys.PUBLIC)
     plan = planned(project, total, seed)
     try:
-        for use in {use for place in plan for use in AREAS[place.area].uses}:
+        for use in {use for place in plan for use in _uses(place, one=one_use)}:
             outcome = _used(project, use, colleague)
             assert outcome.kind == attempts.WENT_ON, f"{use} is refused in a sound project: {outcome.says}"
             _put_back(pristine, project)
         for place in attempts.each(plan, "mutations", len(plan)):
-            record = _attempt(project, place, colleague)
+            record = _attempt(project, place, colleague, _uses(place, one=one_use))
             if record is not None:
                 yield record
             _put_back(pristine, project)
@@ -259,7 +267,7 @@ def attack(project: Path, total: int, seed: int) -> Iterator[Record]:
         shutil.rmtree(pristine)
 
 
-def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None:
+def _attempt(project: Path, place: Place, colleague: Colleague, uses: Sequence[str]) -> Record | None:
     """One mutation and all that is done after it; None if this place cannot be altered this way."""
     files = _files(project, AREAS[place.area])
     # Another file of the same area where this one has no lines to exchange, or no field to change.
@@ -271,7 +279,7 @@ def _attempt(project: Path, place: Place, colleague: Colleague) -> Record | None
     path, said = done.value
     champions = _champions(project)
     saw, missed = [], []
-    for use in AREAS[place.area].uses:
+    for use in uses:
         outcome = _used(project, use, colleague)
         if outcome.kind == attempts.REFUSED:
             saw.append((use, outcome))

@@ -23,6 +23,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import dolls
+import exhibits
 from clinrl import artifacts, paths
 from clinrl.cli import main as cli
 from clinrl.tasks.esi import answer, triggers
@@ -183,17 +184,25 @@ def rewrite(cases: list[dict[str, Any]], *, reseal: bool) -> None:
         artifacts.seal(FILE.parent, **manifest.model_dump(exclude={"files"}))
 
 
+BUSY = "clinrl: another command is writing data/adapters/v1; wait for it to end and start this one again\n"
+
+
+def test_the_second_of_two_commands_is_busy(project: Path, refusal: Callable[..., str]) -> None:
+    with artifacts.exclusive(ADAPTER):
+        assert refusal("train", "v1", code=75) == BUSY
+        assert not list(Path(".clinrl/checkpoints").glob("*"))
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("stopped")  # begun here, so that it is done when its own test comes
-def test_the_second_of_two_commands_is_busy_and_the_first_goes_on(
+def test_the_second_of_two_trainings_is_busy_and_the_first_goes_on(
     undisturbed: tuple[Path, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, process = undisturbed
     monkeypatch.chdir(folder)
     wait_for(lambda: any(Path(".clinrl/checkpoints").glob("v1-*/spec.json")), process, "the start", folder)
     assert cli.main(["train", "v1"]) == 75
-    assert capfd.readouterr().err == (
-        "clinrl: another command is writing data/adapters/v1; wait for it to end and start this one again\n"
-    )
+    assert capfd.readouterr().err == BUSY
     assert process.poll() is None  # that it ends well is what `trained` asserts
 
 
@@ -386,16 +395,8 @@ def test_ctrl_c_in_the_middle_of_training_and_the_same_command_again(
 
 @pytest.mark.parametrize("command", [("train", "v2"), ("evaluate", "v1")])
 @pytest.mark.parametrize("damaged", [ADAPTER / "adapter_model.safetensors", paths.base("esi") / "model.safetensors"])
-def test_one_flipped_byte(
-    trained: Path,
-    command: tuple[str, str],
-    damaged: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refusal: Callable[..., str],
-) -> None:
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
+def test_one_flipped_byte(project: Path, command: tuple[str, str], damaged: Path, refusal: Callable[..., str]) -> None:
+    exhibits.adapter("v1", 1)
     held = bytearray(damaged.read_bytes())
     held[len(held) // 2] ^= 1
     damaged.write_bytes(held)

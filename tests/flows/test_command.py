@@ -131,7 +131,7 @@ def started(*words: str) -> "subprocess.Popen[str]":
     """A flow's command without a server, in the background."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
-    return subprocess.Popen([sys.executable, "-m", *words], env=env, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-m", "flows", *words], env=env, stderr=subprocess.PIPE, text=True)
 
 
 AT_WORK = re.compile(
@@ -142,7 +142,7 @@ AT_WORK = re.compile(
 
 @pytest.mark.parametrize("words", [("retrain", "esi"), ("release", "v2", "--approver", "Ada Lovelace")])
 def test_the_second_flow_of_a_task_is_told_who_is_at_work(empty: Path, words: tuple[str, ...]) -> None:
-    first = started("flows.retrain", "esi")
+    first = started("retrain", "esi")
     try:
         lock = empty / ".clinrl/locks/flow-esi.lock"
         eventually(lambda: lock.exists() and lock.read_text(), 60)
@@ -158,7 +158,7 @@ def test_the_second_flow_of_a_task_is_told_who_is_at_work(empty: Path, words: tu
 
 @pytest.mark.slow
 def test_of_five_retrainings_at_once_one_trains_and_four_say_who(empty: Path) -> None:
-    flows = [started("flows.retrain", "esi", "--approver", "Ada Lovelace") for _ in range(5)]
+    flows = [started("retrain", "esi", "--approver", "Ada Lovelace") for _ in range(5)]
     said = [process.communicate(timeout=600)[1] for process in flows]
     assert sorted(process.returncode for process in flows) == [0, 75, 75, 75, 75], said
     winner = next(process.pid for process in flows if process.returncode == 0)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import numpy
@@ -55,13 +54,10 @@ def project(built, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def in_process(monkeypatch):
+def in_process():
     """Training in this process, which knows the toy task."""
-    monkeypatch.setattr(launch, "_run_worker", lambda spec: worker.main([str(spec)]))
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with dolls.in_process():
+        yield
 
 
 def questions(n=12):

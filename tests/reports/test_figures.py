@@ -7,6 +7,7 @@ from clinrl.analysis.exam import Confusion
 from clinrl.errors import ArtefactError
 from clinrl.reports import figures
 
+pytestmark = pytest.mark.usefixtures("real")
 COUNTS = Confusion(
     rows=("1", "2", "3"), columns=("1", "2", "3", "unreadable"), counts=((5, 1, 0, 2), (0, 0, 0, 0), (0, 1, 7, 0))
 )

@@ -28,6 +28,7 @@ from clinrl.models.judges import Oracles
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
 from clinrl.training import callback, launch, reward_fn, trl
+from processes import alive, eventually
 
 TRAIN = """
 import sys
@@ -77,8 +78,9 @@ def lineage(tmp_path_factory):
     before = Path.cwd()
     os.chdir(root)
     try:
-        finish(begin("v1", 1))
-        finish(begin("v2", 1))
+        with dolls.in_process():
+            launch.stage(dolls.params(), "v1")
+            launch.stage(dolls.params(), "v2")
     finally:
         os.chdir(before)
     return root
@@ -153,6 +155,48 @@ def test_the_history_has_every_step_every_term_and_no_clock(trained):
         assert sum(by_mode) / 2 == pytest.approx(entry["completions/clipped_ratio"])
 
 
+class Killed(BaseException):
+    """An end that nothing in a run catches or prepares for."""
+
+
+@pytest.mark.parametrize(("version", "step"), [("v1", 6), ("v2", 5)])
+def test_a_run_that_was_cut_short_continues_to_the_same_bytes(trained, monkeypatch, capfd, version, step):
+    untouched = dolls.files(paths.adapter(version))
+    shutil.rmtree(paths.adapter(version))
+    log = callback.Watch.on_log
+
+    def cut(self, args, state, control, **given):
+        log(self, args, state, control, **given)
+        if state.global_step == step:
+            raise Killed
+
+    with dolls.in_process(), monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(callback.Watch, "on_log", cut)
+        launch.stage(dolls.params(), version)
+    assert not paths.adapter(version).exists()
+    with dolls.in_process():
+        launch.stage(dolls.params(), version)
+    assert f"{version} trains from step 4 to {10 if version == 'v1' else 8}" in capfd.readouterr().err
+    assert dolls.files(paths.adapter(version)) == untouched
+
+
+def test_a_worker_dies_with_whoever_started_it():
+    starts = (
+        "import os, subprocess, sys, time\n"
+        "code = 'import sys, time; from clinrl.training.launch import die_with; die_with(int(sys.argv[1]));'\n"
+        "code += 'print(\"begun\", flush=True); time.sleep(600)'\n"
+        "child = subprocess.Popen([sys.executable, '-c', code, str(os.getpid())], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", starts], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    assert alive(worker)
+    parent.kill()
+    parent.communicate()
+    eventually(lambda: not alive(worker))
+
+
+@pytest.mark.slow
 def test_a_killed_run_takes_its_worker_along_and_continues_to_the_same_bytes(trained):
     untouched = dolls.files(paths.adapter("v2"))
     shutil.rmtree(paths.adapter("v2"))
@@ -208,7 +252,8 @@ def test_a_recipe_may_hold_the_embedded_base_in_four_bits(project):
     profiles[dolls.params().versions["v1"].profile]["qlora"] = True
     params = dolls.params(profiles=profiles)
     assert "qlora" not in launch.resolve(dolls.params(), "v1")[0]
-    launch.stage(params, "v1")
+    with dolls.in_process():
+        launch.stage(params, "v1")
     manifest = read_manifest(paths.adapter("v1"))
     assert manifest.spec["qlora"] is True
     weights = load_file(paths.adapter("v1") / trl.WEIGHTS)
