@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: help demo serve test slow check docs bench faults lock bom
+.PHONY: help demo serve test quick slow check docs bench faults lock bom
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -20,12 +20,20 @@ demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them
 	@$(RUN) python -m flows serve --servers
 
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+QUICK := tests/tasks/test_contract.py $(wildcard tests/tasks/test_*_rules.py tests/tasks/test_*_rewards.py \
+  tests/tasks/test_*_answer.py tests/tasks/test_*_triggers.py tests/tasks/test_*_metrics.py) \
+  tests/config tests/analysis tests/test_intervals.py tests/test_layers.py
+
 test: $(READY) ## run the test suite
 	@$(BIN)/python -m clinrl check
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+	@$(PYTEST)
 
-slow: $(READY) ## run the tests that `make test` leaves out: whole flows and trainings, kills and damage
-	@OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m 'slow or faults' -n 2 --dist loadscope --no-loadscope-reorder
+quick: $(READY) ## run its inner ring in a minute: tasks' contract, rules, rewards and parsers, params, statistics, layers
+	@$(PYTEST) --hypothesis-profile=quick $(QUICK)
+
+slow: $(READY) ## run what `make test` leaves out: whole flows and trainings, kills and damage, more drawn examples
+	@$(PYTEST) --hypothesis-profile=many -m 'slow or faults or hypothesis'
 
 check: $(READY) ## formatting, lint, types
 	@$(BIN)/ruff format --check .

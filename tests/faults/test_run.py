@@ -45,8 +45,15 @@ def test_kills(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_mutations(released: Path) -> None:
-    records = list(mutations.attack(released, 16, SEED, one_use=True))
+STORE = "store"
+"""The area whose use is a process that loads a model, as `tests/registry/test_pyfunc.py` does in its own."""
+
+
+@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False], ids=["every-use", "one-use"])
+def test_mutations(released: Path, monkeypatch: pytest.MonkeyPatch, every: bool) -> None:
+    if not every:
+        monkeypatch.delitem(mutations.AREAS, STORE)
+    records = list(mutations.attack(released, 16, SEED, one_use=not every))
     assert len({record["area"] for record in records}) >= len(mutations.AREAS) - 2  # not every file can be altered so
     assert [f"{r['area']} {r['where']} {r['what']}: {r['outcome']}" for r in records if r["outcome"] != "seen"] == []
 
@@ -65,6 +72,7 @@ def test_hostile_inputs(released: Path) -> None:
     assert through(records, lambda record: record["outcome"] in hostile.FINE) == []
 
 
+@pytest.mark.slow
 def test_a_race(tmp_path: Path) -> None:
     records = list(races.attack(tmp_path, 3, SEED, [race for race in races.RACES if race.what == "clinrl register"]))
     assert through(records, lambda record: record["outcome"] == races.FINE) == []

@@ -12,19 +12,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import strangers
+from starlette.responses import Response
+from starlette.testclient import TestClient
 from strangers import OWN, STRANGERS, Guarded, attempts
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from clinrl.errors import Refused
 from clinrl.runtime import child
-from flows import credentials
+from flows import credentials, fenced, servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +38,50 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield found
 
 
+OURS = "http://127.0.0.1:4200"
+FOR_A_PASSWORD = "a script", "the usual password", "an invented token"
+"""Strangers whom only the password keeps out, and so, of Prefect, Prefect itself."""
+
+
+@pytest.mark.filterwarnings("ignore")  # of what the servers import
+@pytest.mark.parametrize("name", ["prefect", "mlflow"])
+def test_a_server_starts_behind_the_fence_with_its_password(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The application that the server's process would serve, asked in this one; Prefect's own is a stand-in."""
+    monkeypatch.chdir(tmp_path)
+    started: dict[str, Any] = {}
+    monkeypatch.setattr(child, "start", lambda command, **given: started.update(command=command, **given))
+    login = "ada:long-password"
+    {"prefect": servers.prefect, "mlflow": servers.mlflow}[name](4200, login)
+    app = started["command"][started["command"].index("--factory") + 1]
+    assert login not in started["command"]
+    settings = started["env"]
+    if name == "prefect":
+        assert settings["PREFECT_SERVER_API_AUTH_STRING"] == login
+        assert settings["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
+        assert settings["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == OURS
+        monkeypatch.setattr("prefect.server.api.server.create_app", lambda: Response())
+    for key in (fenced.MLFLOW_LOGIN, fenced.MLFLOW_STORE):
+        if key in settings:
+            monkeypatch.setenv(key, settings[key])
+    module, _, factory = app.partition(":")
+    client = TestClient(getattr(import_module(module), factory)(), base_url=OURS)
+    wanted = [OURS if own == name else "http://127.0.0.1:1" for own in ("prefect", "mlflow")]
+    for who, headers in STRANGERS.items():
+        if name == "prefect" and who in FOR_A_PASSWORD:
+            continue
+        for method, url, body in attempts(Guarded(*wanted, None, "x", tmp_path)):
+            if not url.startswith(OURS):
+                continue
+            logged_in = "ada", "long-password"
+            for auth in (None, *((logged_in,) if "Origin" in headers or "Host" in headers else ())):
+                answer = client.request(method, url, json=body, headers=headers, auth=auth)
+                assert answer.status_code in (401, 403), (who, method, url, answer.text)
+                assert not [header for header in answer.headers if header.startswith("access-control")], (who, url)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("who", STRANGERS)
 def test_a_stranger_changes_and_learns_nothing(guarded: Guarded, who: str) -> None:
     before = guarded.everything()
@@ -49,6 +96,7 @@ def test_a_stranger_changes_and_learns_nothing(guarded: Guarded, who: str) -> No
     assert guarded.everything() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["a page elsewhere", "a page of another port", "a rebound name"])
 def test_a_page_in_the_browser_of_somebody_who_is_logged_in_changes_nothing(guarded: Guarded, who: str) -> None:
     """A browser adds a password that it knows to what any page asks for."""
@@ -62,6 +110,7 @@ def test_a_page_in_the_browser_of_somebody_who_is_logged_in_changes_nothing(guar
     assert guarded.everything() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/api/events/in", "/api/events/out", "/api/logs/out"])
 def test_a_websocket_asks_for_the_password_and_takes_no_other_page(guarded: Guarded, path: str) -> None:
     url = f"{guarded.prefect.replace('http', 'ws')}{path}"
@@ -97,6 +146,7 @@ def test_a_run_that_names_an_approver_fails_before_it_does_anything(prefect: Non
     assert isinstance(state.result(raise_on_failure=False), SignatureMismatchError)
 
 
+@pytest.mark.slow
 def test_the_secrets_are_in_one_file_of_their_owner_and_nowhere_else(guarded: Guarded) -> None:
     secrets = {guarded.kept.PREFECT_API_AUTH_STRING.split(":")[1], guarded.kept.MLFLOW_TRACKING_PASSWORD}
     file = guarded.logs / credentials.FILE.name

@@ -62,8 +62,8 @@ def test_a_whole_repro_reads_no_pickle(empty: Path, heard: Path) -> None:
 
 
 def test_a_registration_and_a_promotion_read_no_pickle(project: Path, heard: Path) -> None:
-    python("-m", "clinrl", "register", "v2")
-    python("-m", "clinrl", "promote", "v2", "--approver", "Ada Lovelace")
+    promote = ["promote", "v2", "--approver", "Ada Lovelace"]
+    python("-c", f"from clinrl.cli.main import main; assert [main(['register', 'v2']), main({promote})] == [0, 0]")
     assert strangers(heard) == set()
 
 

@@ -236,7 +236,7 @@ def test_a_version_that_was_never_built_is_refused(verdicts) -> None:
         verdicts("esi-base")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_an_interrupt_ends_the_rebuild_and_leaves_nothing(project: Path, tmp_path: Path, number: int) -> None:
     started = tmp_path / "started"
     env = os.environ | {"STARTED": str(started), "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT / "src")}

@@ -194,7 +194,7 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
         assert (record.name, record.digest) == (entry.name, entry.digest)
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
         assert record.default_mode == "direct"
-        assert (folder / "code/clinrl/served.py").read_bytes() == Path(pyfunc.__file__).read_bytes()
+        assert (folder / "code/clinrl/registry/pyfunc.py").read_bytes() == Path(pyfunc.__file__).read_bytes()
         assert not any(path.suffix in log_run.PICKLES for path in folder.rglob("*"))
 
 

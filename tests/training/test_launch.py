@@ -170,9 +170,10 @@ def test_a_run_that_was_cut_short_continues_to_the_same_bytes(trained, monkeypat
         if state.global_step == step:
             raise Killed
 
-    with dolls.in_process(), monkeypatch.context() as patch, pytest.raises(Killed):
+    with dolls.in_process(), monkeypatch.context() as patch:
         patch.setattr(callback.Watch, "on_log", cut)
-        launch.stage(dolls.params(), version)
+        with pytest.raises(Killed):
+            launch.stage(dolls.params(), version)
     assert not paths.adapter(version).exists()
     with dolls.in_process():
         launch.stage(dolls.params(), version)
