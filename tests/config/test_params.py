@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import shutil
 import string
 from pathlib import Path
 from typing import Any
@@ -571,10 +572,12 @@ def test_a_refusal_lists_the_names_of_the_task_alone():
 
 
 def test_a_version_is_not_offered_the_recipes_of_other_tasks(tmp_path):
-    mapping = YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-    mapping["versions"]["esi-v49"]["profile"] = "rule-aware"
-    said = refusal(mapping, tmp_path)
-    assert "versions.esi-v49.profile: 'rule-aware' is not a profile" in said
-    assert "esi-" in said
-    assert "imaging" not in said
-    assert "audit" not in said
+    shutil.copytree(ROOT / "params", tmp_path / "params")
+    shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
+    own = tmp_path / "params/esi.yaml"
+    own.write_text(own.read_text(encoding="utf-8").replace("profile: esi-rule-aware", "profile: rule-aware"))
+    with pytest.raises(ParamsError, match="profile: 'rule-aware' is not a profile") as refused:
+        load_params(tmp_path / "params.yaml")
+    listed = str(refused.value).split("allowed: ")[1].split(", ")
+    assert "esi-rule-aware" in listed
+    assert all(name.startswith("esi-") for name in listed)

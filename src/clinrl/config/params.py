@@ -236,8 +236,11 @@ class Params(Section):
         known(f"{at}.task", version.task, self.bases, "a task with a base")
         self._check_use(f"{at}.data", version.data, "train", version.task)
         self._check_use(f"{at}.exam", version.exam, "exam", version.task)
-        others = {spec.profile for spec in self.versions.values() if spec.task != version.task} - {version.profile}
-        known(f"{at}.profile", version.profile, self.profiles.keys() - others, "a profile")
+        if version.profile not in self.profiles:
+            others = tuple(f"{task}-" for task in self.bases if task != version.task)
+            used = {spec.profile for spec in self.versions.values() if spec.task != version.task}
+            own = [name for name in self.profiles if name not in used and not name.startswith(others)]
+            known(f"{at}.profile", version.profile, own, "a profile")
 
     def _check_use(self, at: str, dataset: str, use: str, task: str) -> None:
         """Refuse a data set of another task or another pool: an exam is never training data."""
