@@ -6,7 +6,7 @@ from clinrl import artifacts, paths
 from clinrl.artifacts import identity, read_manifest
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ParamsError, RegistryError
-from clinrl.evaluation.evaluate import examinee, load_report
+from clinrl.evaluation.evaluate import load_report
 from clinrl.release import audit_log
 from clinrl.signing.keys import listed
 
@@ -46,7 +46,7 @@ def is_registered(params: "Params", name: str) -> bool:
 
     try:
         mine = _digest(params, name)
-        entry = versions.find(versions.model_of(params, name), name, digest=mine)
+        entry = versions.find(params.model(name).registered, name, digest=mine)
         reports = {mode: load_report(name, mode) for mode in params.modes}
         if (entry.digest, entry.tags.get(versions.EXAMINED)) != (mine, versions.examined(reports)):
             return False
@@ -60,7 +60,7 @@ def is_champion(params: "Params", name: str) -> bool:
     """Whether the version or merge that is on the disk holds its registered model's alias champion."""
     from clinrl.registry import versions
 
-    champion = versions.holder(versions.model_of(params, name), versions.CHAMPION)
+    champion = versions.holder(params.model(name).registered, versions.CHAMPION)
     return champion is not None and champion.digest == _digest(params, name)
 
 
@@ -68,9 +68,9 @@ def champion_of(params: "Params", name: str) -> "Entry":
     """The champion of the registered model of a version or a merge. Raises RegistryError if there is none."""
     from clinrl.registry import versions
 
-    champion = versions.holder(versions.model_of(params, name), versions.CHAMPION)
+    champion = versions.holder(params.model(name).registered, versions.CHAMPION)
     if champion is None:
-        raise RegistryError(f"{versions.model_of(params, name)} has no champion any more; release {name} again")
+        raise RegistryError(f"{params.model(name).registered} has no champion any more; release {name} again")
     return champion
 
 
@@ -82,7 +82,7 @@ def settled(params: "Params", name: str) -> str | None:
     """
     from clinrl.registry import versions
 
-    model = versions.model_of(params, name)
+    model = params.model(name).registered
     mine, champion = _digest(params, name), versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == mine:
         return f"{name} is the champion of {model}"
@@ -107,4 +107,4 @@ def settled(params: "Params", name: str) -> str | None:
 
 
 def _digest(params: "Params", name: str) -> str:
-    return identity(read_manifest(examinee(params, name).folder))
+    return identity(read_manifest(params.model(name).folder))

@@ -15,6 +15,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.evaluation import benchmark, evaluate
 from clinrl.models.chat import Completion, write_turn
 from clinrl.models.generate import Prompt, ScriptedSampler
+from clinrl.models.judges import Oracles
 from clinrl.tasks.base import get_task
 from clinrl.types import Case, Message, Transcript
 from dolls import PARAMS as DOLL
@@ -85,10 +86,10 @@ def build(project: Params, players: Mapping[str, Policy]) -> None:
 
 def examine(project: Params, name: str, policy: Policy) -> None:
     """Let a script sit the exam, and keep what it said as `evaluate` does."""
-    who = evaluate.examinee(project, name)
+    who = project.model(name)
     cases = list(read_cases(paths.cases("x1"), TASK))
     with speaking(policy, cases):
-        graded = evaluate.sit(project, who, cases)
+        graded = evaluate.sit(project, who, cases, Oracles(paths.base("audit")))
     modes = {mode: evaluate.decoding(project, mode, "audit") for mode in project.modes}
     inputs = {
         "exam": identity(read_manifest(paths.cases("x1"))),

@@ -101,14 +101,14 @@ def build(readers: dict[str, Reader], cases: int = 120) -> Params:
 
 def sit(params: Params, name: str, reader: Reader, seed: str | None = None) -> None:
     """Let a scripted reader answer the exam as `name`, and write what `clinrl evaluate` writes."""
-    who = evaluate.examinee(params, name)
+    who = params.model(name)
     cases = list(read_cases(paths.cases(who.exam), TASK))
     graded = {}
     for mode, spec in params.modes.items():
-        for view in (who.view, *(who.others if spec.thinking else ())):
-            shown = [(case, other) for case in cases if (other := _seen(case, view, who.view)) is not None]
+        for view in (who.variant, *(who.variants if spec.thinking else ())):
+            shown = [(case, other) for case in cases if (other := _seen(case, view, who.variant)) is not None]
             said = [turn(other, reader, f"{seed or name}/{view}", thinking=spec.thinking) for _, other in shown]
-            key = mode if view == who.view else f"{mode}.{view}"
+            key = mode if view == who.variant else f"{mode}.{view}"
             graded[key] = evaluate.grade(TASK, mode, [other for _, other in shown], said, who.reward)
     exam = identity(read_manifest(paths.cases(who.exam)))
     blank = {mode: evaluate.sitting_of(who, mode, params, exam, cases) for mode in params.modes}

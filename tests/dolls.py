@@ -228,7 +228,7 @@ def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
 
     Writes graded answers and reports as `evaluate` does. What answers need not exist.
     """
-    who = evaluate.examinee(doll, name)
+    who = doll.model(name)
     cases = list(read_cases(paths.cases("x1"), who.task))
     exam = identity(read_manifest(paths.cases("x1")))
     model = identity(read_manifest(who.folder)) if who.folder.exists() else "a" * 64

@@ -13,10 +13,11 @@ from clinrl import paths
 from clinrl.analysis import baselines
 from clinrl.analysis.exam import Sitting, between_modes, comparable, compare
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.config.model import Model
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import evaluate
-from clinrl.evaluation.evaluate import Examinee, grade, write_reports
+from clinrl.evaluation.evaluate import grade, write_reports
 from clinrl.intervals import paired
 from clinrl.models import bases
 from clinrl.reports import words
@@ -43,12 +44,12 @@ def sitting(answers, name="v2", mode="direct"):
     )  # fmt: skip
 
 
-def examinee(**changes):
+def model(**changes):
     fields = {
         "name": "v2", "task": ESI, "folder": paths.adapter(changes.get("name", "v2")), "exam": "x1", "parent": "v1",
-        "data": "d1", "reward": ESI.Reward(),
+        "data": "d1", "reward": ESI.Reward(), "kind": "version", "parts": ("v2",), "registered": "esi",
     }  # fmt: skip
-    return Examinee(**(fields | changes))
+    return Model(**(fields | changes))
 
 
 def graded(answers, mode="direct"):
@@ -71,7 +72,7 @@ def write(folder):
     folder.mkdir(parents=True)
     answers = {"direct": MINE, "think": GOLDS}
     write_reports(
-        folder, examinee(), "a" * 64, EXAM, TRAINING, {mode: graded(given, mode) for mode, given in answers.items()},
+        folder, model(), "a" * 64, EXAM, TRAINING, {mode: graded(given, mode) for mode, given in answers.items()},
         {mode: sitting(given, mode=mode) for mode, given in answers.items()},
         {mode: sitting(THEIRS, "v1", mode) for mode in answers},
     )  # fmt: skip
@@ -108,7 +109,7 @@ def test_a_parent_that_was_shown_the_cases_in_other_ways_has_a_row_for_each(proj
     folder = paths.report("v2")
     folder.mkdir(parents=True)
     write_reports(
-        folder, examinee(), "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE)}, {"direct": parent}
+        folder, model(), "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE)}, {"direct": parent}
     )
     rows = {row.name: row.metrics["exact"].value for row in evaluate.load_report("v2", "direct").rows}
     assert list(rows)[:3] == ["v2", "v1", "v1, without_evidence"]
@@ -201,7 +202,7 @@ def test_equal_answers_give_equal_bytes(reports, tmp_path):
 def test_the_base_has_no_parent_no_tests_and_no_row_that_learned(project):
     folder = paths.report("esi-base")
     folder.mkdir(parents=True)
-    who = examinee(name="esi-base", parent=None, data=None)
+    who = model(name="esi-base", kind="base", parts=(), parent=None, data=None)
     write_reports(folder, who, "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE, "esi-base")}, {})
     report = evaluate.load_report("esi-base", "direct")
     assert report.paired == ()
@@ -295,14 +296,14 @@ def test_the_bag_of_words_learns_words_and_guesses_a_sole_label():
     assert baselines.bag_of_words(["a a", "b b"], [2, 2], ["x", "y"], ["c"]) == [2]
 
 
-def test_the_examinee_is_a_version_with_its_reward_or_a_base():
+def test_a_model_is_a_version_with_its_reward_or_a_base():
     doll = dolls.params()
-    assert evaluate.examinee(doll, "v2").reward == doll.reward("v2")
-    assert evaluate.examinee(doll, "v1").reward == ESI.Reward()
-    base = evaluate.examinee(doll, "esi-base")
+    assert doll.model("v2").reward == doll.reward("v2")
+    assert doll.model("v1").reward == ESI.Reward()
+    base = doll.model("esi-base")
     assert (base.parent, base.data, base.exam) == (None, None, "x1")
     with pytest.raises(ParamsError, match="did you mean v1"):
-        evaluate.examinee(doll, "v11")
+        doll.model("v11")
 
 
 @pytest.fixture

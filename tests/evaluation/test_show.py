@@ -246,7 +246,7 @@ def test_a_task_of_one_turn_is_shown_too(tmp_path, monkeypatch, capsys):
     write_json(paths.data_proof("x1"), named)
     YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
     shutil.rmtree(paths.graded("esi-base"), ignore_errors=True)
-    who = evaluate.examinee(params, "esi-base")
+    who = params.model("esi-base")
     cases = list(read_cases(paths.cases("x1"), who.task))
     said = Transcript(messages=(Message(role="assistant", content="ANSWER: ESI 3", thinking="Seen."),), stop="answered")
     graded = {mode: evaluate.grade(who.task, mode, cases, [said] * len(cases), who.reward) for mode in params.modes}
@@ -269,7 +269,7 @@ def test_of_an_imported_case_it_says_that_the_text_is_withheld(tmp_path, monkeyp
     entry = {"task": "esi", "task_version": 1, "use": "exam", "source": str(made)}
     params = dolls.params(imports={"mietic-36": entry})
     dataset.stage(params, "mietic-36")
-    who = evaluate.examinee(params, "v1")
+    who = params.model("v1")
     case = next(iter(read_cases(paths.cases("mietic-36"), get_task("esi"))))
     said = Transcript(
         messages=(Message(role="assistant", content="ANSWER: ESI 3", thinking="SECRET"),), stop="answered"

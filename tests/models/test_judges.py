@@ -231,13 +231,13 @@ def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, i
     manifest = read_manifest(paths.adapter("v1"))
     assert manifest.spec["view"] == "no-evidence"
     assert "oracles" not in manifest.spec
-    who = evaluate.examinee(params, "v1")
-    assert (who.view, who.others) == ("no-evidence", ())
+    who = params.model("v1")
+    assert (who.variant, who.variants) == ("no-evidence", ())
     asked = []
     monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
     monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or answers(cases))
     cases = list(dataset.read_cases(paths.cases("x1"), who.task))
-    graded = evaluate.sit(params, who, cases)
+    graded = evaluate.sit(params, who, cases, Oracles(paths.base("toy")))
     assert list(graded) == ["think", "direct"]
     assert [line.case_id for line in graded["think"]] == [case.id for case in cases]
     assert {case.facts.evidence is None for case in asked if case.key.topic != "cough"} == {True}

@@ -32,6 +32,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.evaluation import evaluate
 from clinrl.models import bases
+from clinrl.models.judges import Oracles
 from clinrl.registry import log_run, mlflow_store, pyfunc, versions
 from clinrl.registry.mlflow_store import asked
 from clinrl.runtime import determinism
@@ -98,8 +99,10 @@ def narratives():
 
 @pytest.mark.parametrize(("model", "name"), [("esi", "v1"), ("esi-merged", exhibits.FOLDED)])
 def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, model, name):
-    who = evaluate.examinee(project, name)
-    graded = evaluate.sit(project, who, list(read_cases(paths.cases("x1"), who.task)))
+    who = project.model(name)
+    graded = evaluate.sit(
+        project, who, list(read_cases(paths.cases("x1"), who.task)), Oracles(paths.base(who.task.name))
+    )
 
     answerer = loaded if model == "esi" else clinrl_loader._load_pyfunc(str(bundle_of(root, model)))
     for mode, lines in graded.items():

@@ -155,8 +155,8 @@ def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_pat
     cases = list(dataset.read_cases(paths.cases("x2"), TASK))
     for name in ("v1", "v2"):  # v2 trained on other data, but its parent on this
         with pytest.raises(DataError, match=r"data/cases/d2 and the exam x2 share patients or narratives"):
-            evaluate.check_apart(params, name, evaluate.examinee(params, name), cases)
-    evaluate.check_apart(params, "esi-base", evaluate.examinee(params, "esi-base"), cases)
+            evaluate.check_apart(params, name, params.model(name), cases)
+    evaluate.check_apart(params, "esi-base", params.model("esi-base"), cases)
     shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
     with pytest.raises(DataError, match="share patients or narratives"):
         evaluate.stage(params, "v1")
@@ -239,7 +239,7 @@ def test_a_page_of_mined_imports_shows_no_text(project, monkeypatch):
     said = [Transcript(messages=(Message(role="assistant", content="So.\nANSWER: ESI 5"),), stop="answered")] * len(
         cases
     )
-    who = evaluate.examinee(params, "v1")
+    who = params.model("v1")
     lines = {"direct": evaluate.grade(TASK, "direct", cases, said, TASK.Reward())}
     report = error_analysis.mined(who, cases, lines, modes={"direct": {}}, adapter_digest="a", data_digest="b")
     assert report.worst

@@ -261,9 +261,9 @@ def test_a_recipe_may_hold_the_embedded_base_in_four_bits(project):
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
     # The exam sees the base as the training did.
-    sampler = evaluate.open_sampler(params, evaluate.examinee(params, "v1"))
+    sampler = evaluate.open_sampler(params, params.model("v1"))
     assert sampler.model.base_model.model.is_loaded_in_4bit
-    plain = evaluate.open_sampler(params, evaluate.examinee(params, "esi-base"))
+    plain = evaluate.open_sampler(params, params.model("esi-base"))
     assert not getattr(plain.model, "is_loaded_in_4bit", False)
 
 

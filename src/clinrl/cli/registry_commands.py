@@ -9,11 +9,11 @@ from clinrl import paths
 from clinrl.analysis import alerts, exam
 from clinrl.cli.names import check_name
 from clinrl.cli.stage_commands import make
+from clinrl.config.model import MERGED
 from clinrl.errors import ParamsError
 from clinrl.evaluation.evaluate import HISTORY, load_sitting, unanswered
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
-from clinrl.registry.log_run import MERGED
 from clinrl.release import lineage as lineages
 from clinrl.release import promotion
 from clinrl.reports import numbers

@@ -12,8 +12,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from clinrl.config.base import RESERVED, Name, People, Scale, Section, known, sentence
+from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.files import Contents, check_places, merge, place_of, read_files
-from clinrl.config.models import BaseSpec, EmbeddedBase, HubBase
+from clinrl.config.model import Model, resolve
 from clinrl.config.schema import (
     BASE,
     Blend,
@@ -370,6 +371,10 @@ class Params(Section):
         if name in folds:
             return (folds[name].version,)
         return (blends[name].first, blends[name].second) if name in blends else (name,)
+
+    def model(self, name: str) -> Model:
+        """The version, merge or base of this name. Raises ParamsError for a name that is not here."""
+        return resolve(self, name)
 
     def reward(self, version: str) -> BaseModel:
         """The task's Reward that a version trains on. Raises ParamsError for an unknown version, or one without."""

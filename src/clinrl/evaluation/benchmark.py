@@ -31,20 +31,11 @@ from clinrl.analysis.benchmark import (
 from clinrl.analysis.exam import estimates, measured
 from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.config.base import did_you_mean
+from clinrl.config.model import Model
 from clinrl.data.dataset import progress, read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, DataError, ParamsError
-from clinrl.evaluation.evaluate import (
-    SEED,
-    Examinee,
-    answer,
-    check_apart,
-    examinee,
-    load_sitting,
-    open_sampler,
-    read_graded,
-    sitting_of,
-)
+from clinrl.evaluation.evaluate import SEED, answer, check_apart, load_sitting, open_sampler, read_graded, sitting_of
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.rollout import run
 from clinrl.reports.render import load, render
@@ -70,7 +61,7 @@ def stage(params: "Params", name: str) -> None:
     protocols = params.protocols
     if name not in protocols.all:
         raise ParamsError(f"params.yaml has no protocol of {name!r}; {did_you_mean(name, protocols.all)}")
-    spec, who = protocols.all[name], examinee(params, name)
+    spec, who = protocols.all[name], params.model(name)
     published = published_of(who.task)
     target = paths.protocol_report(name)
     with exclusive(target):
@@ -151,7 +142,7 @@ def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: in
 
 
 def _kept(
-    who: Examinee, mode: str, adapter: str, like: Any, exam: Sequence[Case], places: Sequence[int]
+    who: Model, mode: str, adapter: str, like: Any, exam: Sequence[Case], places: Sequence[int]
 ) -> list[Transcript]:
     """The transcripts of the exam in a mode, of the chosen cases."""
     folder = paths.graded(who.name)
@@ -183,7 +174,7 @@ def _before(head: ProtocolReport) -> ProtocolReport | None:
 
 
 def _sample(
-    params: "Params", who: Examinee, temperature: float, drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case]
+    params: "Params", who: Model, temperature: float, drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case]
 ) -> tuple[dict[str, list[Transcript]], dict[str, list[Transcript]]]:
     """The episodes of the cells and the exam, by mode, sampled with the model loaded once. A cell has its own seed."""
     sampler = open_sampler(params, who)
@@ -203,7 +194,7 @@ def _sample(
 
 def reported(
     head: ProtocolReport,
-    who: Examinee,
+    who: Model,
     before: ProtocolReport | None,
     cells: Sequence[Case],
     played: Mapping[str, Sequence[Transcript]],

@@ -15,18 +15,11 @@ from clinrl.analysis.contrasts import ALL, Compared, Entry
 from clinrl.analysis.exam import VIEW, EvalReport, Sitting, clusters_of, comparable, note_of
 from clinrl.artifacts import exclusive, read_manifest, staged, write_json, write_text
 from clinrl.config.base import did_you_mean
+from clinrl.config.model import Model
 from clinrl.config.schema import BASE
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluation.evaluate import (
-    Examinee,
-    answered_under,
-    examinee,
-    load_report,
-    load_sitting,
-    read_graded,
-    unanswered,
-)
+from clinrl.evaluation.evaluate import answered_under, load_report, load_sitting, read_graded, unanswered
 from clinrl.reports import figures, findings
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task, as_variant
@@ -97,7 +90,7 @@ class _Sat(_Seen):
 def compared(
     params: "Params",
     name: str,
-    who: Examinee,
+    who: Model,
     cases: Sequence[Case],
     blank: Mapping[str, Sitting],
     sat: Mapping[str, Mapping[str, _Sat]],
@@ -165,7 +158,7 @@ def _pages(
     """Every version beside the controls, by name. Who is of two rows is of the first."""
     spec = params.comparisons[name]
     recipes = {version: row for row, versions in reversed(spec.rows.items()) for version in versions}
-    people = {version: examinee(params, version) for version in _everybody(spec)}
+    people = {version: params.model(version) for version in _everybody(spec)}
     members = {
         mode: {
             version: controls.Member(
@@ -214,7 +207,7 @@ def _sat(params: "Params", name: str, task: Task, cases: Sequence[Case], like: S
             "with `dvc checkout` or run the stage of dvc.yaml that examines it"
         )
     lines = read_graded(paths.graded(name) / f"{like.mode}.jsonl")
-    qualities = _qualities(task, cases, lines, examinee(params, name).view)
+    qualities = _qualities(task, cases, lines, params.model(name).variant)
     return _Sat(answers=sitting.answers, qualities=qualities, sitting=sitting, report=report)
 
 

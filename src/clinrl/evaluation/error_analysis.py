@@ -18,11 +18,13 @@ from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.artifacts import exclusive, identity, verified, write_json, write_text
 from clinrl.config.base import did_you_mean
+from clinrl.config.model import Model
 from clinrl.data.dataset import manifest_of, read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee, keep, sit
+from clinrl.evaluation.evaluate import check_apart, decoding, keep, sit
 from clinrl.intervals import DIGITS, bootstrap, wilson
+from clinrl.models.judges import Oracles
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
@@ -113,13 +115,13 @@ def stage(params: "Params", name: str) -> None:
     if name not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of {name!r}; {did_you_mean(name, params.mining)}")
     data = params.mining[name].data
-    who = replace(examinee(params, name), exam=data, others=())
+    who = replace(params.model(name), exam=data, variants=())
     with exclusive(paths.mined(name)):
         digest = checked(data, who.task)
         cases = list(read_cases(paths.cases(data), who.task))
         check_apart(params, name, who, cases)
         adapter = verified(who.folder)
-        graded = sit(params, who, cases)
+        graded = sit(params, who, cases, Oracles(paths.base(who.task.name)))
         modes = {mode: decoding(params, mode, who.task.name) for mode in params.modes}
         inputs = {"adapter": identity(adapter), "base": adapter.inputs["base"], "data": digest}
         keep(paths.mined(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)
@@ -149,7 +151,7 @@ def checked(data: str, task: Task) -> str:
 
 
 def mined(
-    who: Examinee,
+    who: Model,
     cases: Sequence[Case],
     graded: Mapping[str, Sequence[Graded]],
     *,

@@ -7,8 +7,7 @@ in other ways, the first mode with thinking is asked once more under each of the
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +39,10 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
-from clinrl.config.base import did_you_mean
-from clinrl.config.schema import SftProfile
+from clinrl.config.model import Model
 from clinrl.data.dataset import progress, read_cases
 from clinrl.data.reward_audit import proven
-from clinrl.errors import ArtefactError, ParamsError
+from clinrl.errors import ArtefactError
 from clinrl.evaluation.record import write_record
 from clinrl.models.generate import Sampler, TransformersSampler
 from clinrl.models.judges import Oracles, heard_of, scores
@@ -52,7 +50,7 @@ from clinrl.models.rollout import run
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
 from clinrl.tasks import importing
-from clinrl.tasks.base import GIVEN, Task, as_variant, get_task
+from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.parts import NO_RESPONSES, Responses
 from clinrl.types import Case, Graded, Transcript, Unreadable
 
@@ -70,37 +68,6 @@ ALARMS = "alarms.json"
 HISTORY_TABLE = "history.csv"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Examinee:
-    """Who sits which exam, and what it is compared with. The base has neither parent nor training data.
-
-    The parent of a merge is the version that was folded, or the first of those that were blended; it has no training
-    data of its own.
-    """
-
-    name: str
-    task: Task
-    folder: Path
-    """What answers: an adapter above the task's base, or a full model."""
-    exam: str
-    parent: str | None
-    data: str | None
-    reward: BaseModel
-    view: str = GIVEN
-    """How it was trained to see its cases, and sees them here."""
-    others: tuple[str, ...] = ()
-    """The views under which it is asked once more."""
-
-    @cached_property
-    def oracles(self) -> Oracles:
-        """Who answers what its reward and the task's measures ask. Loads nothing before it is asked."""
-        return Oracles(paths.base(self.task.name))
-
-    def sees(self, case: Case) -> Case:
-        """The case as it sees it."""
-        return as_variant(self.task, case, self.view)
-
-
 def stage(params: "Params", name: str) -> None:
     """Examine a version, a merge, or `<task>-base`: write its graded answers and its reports.
 
@@ -108,7 +75,7 @@ def stage(params: "Params", name: str) -> None:
     for another task version or without the exam's proof, or if the parent sat another exam, Busy if another command
     examines the same name.
     """
-    who = examinee(params, name)
+    who = params.model(name)
     with exclusive(paths.graded(name)):
         exam_digest = proven(who.exam, who.task)
         cases = list(read_cases(paths.cases(who.exam), who.task))
@@ -123,19 +90,20 @@ def stage(params: "Params", name: str) -> None:
             if parent
             else {}
         )
-        graded = sit(params, who, cases)
+        oracles = Oracles(paths.base(who.task.name))
+        graded = sit(params, who, cases, oracles)
         spec = {"modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()}, "seed": SEED}
         keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
         with staged(paths.report(name)) as out:
             after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
-            responses = hear(who, cases, graded)
+            responses = hear(who, cases, graded, oracles)
             write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, responses)
         write_record(who.task, name, who.exam, who.data)
 
 
 def keep(
     target: Path,
-    who: Examinee,
+    who: Model,
     cases: Sequence[Case],
     graded: Mapping[str, Sequence[Graded]],
     *,
@@ -160,7 +128,7 @@ def keep(
         )
 
 
-def check_apart(params: "Params", name: str, who: Examinee, cases: Sequence[Case]) -> None:
+def check_apart(params: "Params", name: str, who: Model, cases: Sequence[Case]) -> None:
     """Refuse imported cases that share a patient or a text with what a version or its ancestors trained on.
 
     `cases` are those that `who` is about to answer. Raises DataError, and ArtefactError if training data is missing.
@@ -173,40 +141,7 @@ def check_apart(params: "Params", name: str, who: Examinee, cases: Sequence[Case
     importing.check_apart(training, who.exam, cases)
 
 
-def examinee(params: "Params", name: str) -> Examinee:
-    """Who `name` is: a version or a merge of params.yaml, or the base of a task. Raises ParamsError for another."""
-    roots = {f"{task}-base": task for task in params.bases}
-    if name in roots:
-        task = get_task(roots[name])
-        exam, folder = params.bases[task.name].exam, paths.adapter(name)
-        return Examinee(
-            name=name, task=task, folder=folder, exam=exam, parent=None, data=None, reward=task.Reward(),
-            others=tuple(task.reporting.variants),
-        )  # fmt: skip
-    folds, blends = params.merges.folds, params.merges.blends
-    merged = {merge: fold.version for merge, fold in folds.items()} | {m: blend.first for m, blend in blends.items()}
-    if name not in params.versions and name not in merged:
-        allowed = did_you_mean(name, [*params.versions, *merged, *roots])
-        raise ParamsError(f"{name!r} is neither a version, a merge nor the base of a task; {allowed}")
-    version = merged.get(name, name)
-    spec = params.versions[version]
-    task = get_task(spec.task)
-    profile = params.profiles[spec.profile]
-    imitates = isinstance(profile, SftProfile)
-    return Examinee(
-        name=name,
-        task=task,
-        folder=paths.merged(name) if name in merged else paths.adapter(name),
-        exam=spec.exam,
-        parent=version if name in merged else spec.parent,
-        data=None if name in merged else spec.data,
-        reward=task.Reward() if imitates else params.reward(version),
-        view=profile.view,
-        others=tuple(task.reporting.variants) if profile.view == GIVEN else (),
-    )
-
-
-def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, list[Graded]]:
+def sit(params: "Params", who: Model, cases: Sequence[Case], oracles: Oracles) -> dict[str, list[Graded]]:
     """Answer and grade the cases in every mode, with the model loaded once. The order is that of the cases.
 
     Under the key `<mode>.<view>` is how it answers the cases that have another view, in their order.
@@ -214,7 +149,7 @@ def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, lis
     sampler = open_sampler(params, who)
     shown = {name: (name, [who.sees(case) for case in cases]) for name in params.modes}
     thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
-    for view in who.others if thoughtful else ():
+    for view in who.variants if thoughtful else ():
         found = [other for case in cases if (other := who.task.reporting.variants[view](case)) is not None]
         shown |= {f"{thoughtful}.{view}": (thoughtful, found)} if thoughtful and found else {}
     graded = {}
@@ -222,7 +157,7 @@ def sit(params: "Params", who: Examinee, cases: Sequence[Case]) -> dict[str, lis
         with progress(f"{who.name} {name}", len(asked)) as advance:
             budget = params.budget(mode, who.task.name)
             transcripts = run(sampler, who.task, asked, params.modes[mode], budget, SEED, progress=advance)
-        graded[name] = grade(who.task, mode, asked, transcripts, who.reward, who.oracles)
+        graded[name] = grade(who.task, mode, asked, transcripts, who.reward, oracles)
     return graded
 
 
@@ -243,13 +178,13 @@ def grade(
     ]
 
 
-def hear(who: Examinee, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> Responses:
+def hear(who: Model, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]], oracles: Oracles) -> Responses:
     """What the task's qualities want to hear about the answers that `sit` returned, other views of a case left out."""
     by_id = {case.id: who.sees(case) for case in cases}
     pairs = [
         (by_id[line.case_id], line.transcript) for name, lines in graded.items() if "." not in name for line in lines
     ]
-    return heard_of(who.task, pairs, who.oracles)
+    return heard_of(who.task, pairs, oracles)
 
 
 def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
@@ -260,7 +195,7 @@ def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
 
 def write_reports(
     out: Path,
-    who: Examinee,
+    who: Model,
     adapter_digest: str,
     cases: Sequence[Case],
     training: Sequence[Case],
@@ -296,8 +231,8 @@ def write_reports(
             others=others,
             tests=[test for rival in rivals for test in compare(mine, rival, who.task.compared)],
             responses=responses,
-            view=who.view,
-            views={view: graded[name] for view in who.others if (name := f"{mode}.{view}") in graded},
+            view=who.variant,
+            views={view: graded[name] for view in who.variants if (name := f"{mode}.{view}") in graded},
         )
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))
         pairs = zip(mine.golds, mine.answers, strict=True)
@@ -316,7 +251,7 @@ def write_reports(
     write_pages(out, who, sittings)
 
 
-def write_pages(folder: Path, who: Examinee, modes: Iterable[str]) -> list[Path]:
+def write_pages(folder: Path, who: Model, modes: Iterable[str]) -> list[Path]:
     """Write the page and the figures of an exam from the reports in a folder. Loads no model.
 
     Returns the files that are not here, and whose figures were left as they are. Raises FileNotFoundError if a report
@@ -340,7 +275,7 @@ def write_pages(folder: Path, who: Examinee, modes: Iterable[str]) -> list[Path]
     return []
 
 
-def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cases: Sequence[Case]) -> Sitting:
+def sitting_of(who: Model, mode: str, params: "Params", exam_digest: str, cases: Sequence[Case]) -> Sitting:
     """The exam of `who` in a mode, before it is answered: everything that two sittings must share to be compared.
 
     `exam_digest` is the exam's identity, `cases` are its cases in order. The decoding is that of the active scale.
@@ -358,12 +293,12 @@ def sitting_of(who: Examinee, mode: str, params: "Params", exam_digest: str, cas
     )
 
 
-def unanswered(params: "Params", name: str) -> tuple[Examinee, list[Case], dict[str, Sitting]]:
+def unanswered(params: "Params", name: str) -> tuple[Model, list[Case], dict[str, Sitting]]:
     """Who `name` is, the cases of its exam, and the exam before it is answered, by mode: what answers are loaded into.
 
     Raises ArtefactError if the exam is missing, altered or without its proof, ParamsError for an unknown name.
     """
-    who = examinee(params, name)
+    who = params.model(name)
     cases = list(read_cases(paths.cases(who.exam), who.task))
     exam_digest = proven(who.exam, who.task)
     return who, cases, {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
@@ -465,7 +400,7 @@ def rows_of(parent: Sitting) -> dict[str, Sequence[Any]]:
     return {parent.name: parent.answers, **{f"{parent.name}, {view}": shown for view, shown in parent.under.items()}}
 
 
-def _models(who: Examinee) -> dict[str, str]:
+def _models(who: Model) -> dict[str, str]:
     """Digests of the base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
     base = verified(paths.base(who.task.name))
     model = verified(who.folder)
@@ -482,7 +417,7 @@ def _models(who: Examinee) -> dict[str, str]:
     return {"adapter": identity(model), "base": identity(base)}
 
 
-def open_sampler(params: "Params", who: Examinee) -> Sampler:
+def open_sampler(params: "Params", who: Model) -> Sampler:
     """What answers as `who`, its model loaded. Settles the process for equal answers."""
     from clinrl.models import bases, opening
     from clinrl.runtime import determinism

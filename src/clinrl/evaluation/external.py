@@ -18,11 +18,13 @@ from clinrl.analysis.exam import EvalReport, build, clusters_of, estimates
 from clinrl.artifacts import exclusive, verified, write_json, write_text
 from clinrl.artifacts import identity as identity_of
 from clinrl.config.base import did_you_mean
+from clinrl.config.model import Model
 from clinrl.data.dataset import manifest_of, read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluation.evaluate import Examinee, check_apart, decoding, examinee, hear, sit
+from clinrl.evaluation.evaluate import check_apart, decoding, hear, sit
 from clinrl.intervals import wilson
+from clinrl.models.judges import Oracles
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import NO_RESPONSES, Published, PublishedRow, Responses
@@ -73,7 +75,7 @@ def stage(params: "Params", name: str) -> None:
     if name not in params.external:
         raise ParamsError(f"params.yaml names no external exam of {name!r}; {did_you_mean(name, params.external)}")
     data = params.external[name].data
-    who = replace(examinee(params, name), exam=data, others=())
+    who = replace(params.model(name), exam=data, variants=())
     with exclusive(paths.external_report(name)):
         pool = manifest_of(paths.cases(data), who.task).spec["use"]
         if pool != POOL:
@@ -82,7 +84,8 @@ def stage(params: "Params", name: str) -> None:
         cases = list(read_cases(paths.cases(data), who.task))
         check_apart(params, name, who, cases)
         adapter = identity_of(verified(who.folder))
-        graded = sit(params, who, cases)
+        oracles = Oracles(paths.base(who.task.name))
+        graded = sit(params, who, cases, oracles)
         report = compared(
             who,
             cases,
@@ -90,7 +93,7 @@ def stage(params: "Params", name: str) -> None:
             modes={mode: decoding(params, mode, who.task.name) for mode in params.modes},
             adapter_digest=adapter,
             data_digest=digest,
-            responses=hear(who, cases, graded),
+            responses=hear(who, cases, graded, oracles),
         )
         target = paths.external_report(name)
         write_json(target, report.model_dump(mode="json"))
@@ -104,7 +107,7 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
 
 
 def compared(
-    who: Examinee,
+    who: Model,
     cases: Sequence[Case],
     graded: Mapping[str, Sequence[Graded]],
     *,
@@ -121,7 +124,7 @@ def compared(
         mode: build(
             task=task, name=who.name, mode=mode, mode_spec=modes[mode], exam=who.exam, exam_digest=data_digest,
             adapter_digest=adapter_digest, cases=cases, graded=lines, others=idle, tests=(),
-            responses=responses, view=who.view,
+            responses=responses, view=who.variant,
         )
         for mode, lines in graded.items()
     }  # fmt: skip

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from clinrl import paths
 from clinrl.config.base import did_you_mean
+from clinrl.config.model import Model
 from clinrl.errors import ParamsError
-from clinrl.evaluation.evaluate import Examinee, load_sitting, read_graded, unanswered
+from clinrl.evaluation.evaluate import load_sitting, read_graded, unanswered
 from clinrl.tasks import importing
 from clinrl.tasks.base import names_of, parts_of
 from clinrl.tasks.importing import is_imported
@@ -105,7 +106,7 @@ def stage(
 
 
 def _places(
-    who: Examinee,
+    who: Model,
     cases: Sequence[Case],
     graded: Sequence[Graded],
     episode: str | None,
@@ -119,7 +120,7 @@ def _places(
     return [place([case.id for case in cases], episode or "")]
 
 
-def is_wrong(who: Examinee, case: Case, line: Graded) -> bool:
+def is_wrong(who: Model, case: Case, line: Graded) -> bool:
     """Whether an answer is not the gold label; an unreadable one never is."""
     return isinstance(line.answer, Unreadable) or bool(line.answer != who.task.label(case))
 
@@ -145,7 +146,7 @@ def place(ids: Sequence[str], episode: str) -> int:
     raise ParamsError(f"{len(found)} cases of the exam begin with {episode!r} ({some}{', ...' * (len(found) > 3)})")
 
 
-def read(who: Examinee, case: Case, line: Graded, *, number: int, of: int) -> Episode:
+def read(who: Model, case: Case, line: Graded, *, number: int, of: int) -> Episode:
     """The episode of a graded answer. Pure."""
     task, gold = who.task, who.task.label(case)
     withheld = is_imported(case)

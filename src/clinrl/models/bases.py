@@ -22,7 +22,7 @@ from clinrl.tasks.base import get_task
 from clinrl.types import Message
 
 if TYPE_CHECKING:
-    from clinrl.config.models import HubBase, HubModel
+    from clinrl.config.bases import HubBase, HubModel
     from clinrl.config.params import Params
 
 REFERENCE = "base.json"
@@ -37,7 +37,7 @@ def stage(params: "Params", task_name: str) -> None:
 
     Raises Refused when the hub cannot be asked for the commit behind a revision.
     """
-    from clinrl.config.models import EmbeddedBase
+    from clinrl.config.bases import EmbeddedBase
 
     task = get_task(task_name)
     spec = params.base(task_name)

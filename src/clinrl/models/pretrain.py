@@ -19,7 +19,7 @@ from clinrl.runtime.determinism import settle
 from clinrl.tasks.base import Task
 
 if TYPE_CHECKING:
-    from clinrl.config.models import Embedded, EmbeddedBase, EmbeddedJudge
+    from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
 
 Text = Sequence[Piece]
 """What a model learns: a prompt as it is given it, what it should write, with the end of the turn, and so on."""

@@ -58,7 +58,7 @@ def reports(params: "Params") -> Iterator[Report]:
     modes = list(params.modes)
     bases = [f"{task}-base" for task in params.bases]
     for name in [*bases, *params.versions, *params.merges.folds, *params.merges.blends]:
-        who = evaluate.examinee(params, name)
+        who = params.model(name)
         task = who.task
         if (folder := paths.report(name)).is_dir():
             yield Report(name, task.name, folder, partial(evaluate.write_pages, folder, who, modes))

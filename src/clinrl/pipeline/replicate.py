@@ -19,7 +19,7 @@ from clinrl.config.files import dumped, merge, read_files
 from clinrl.config.params import load_params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
-from clinrl.evaluation.evaluate import BETWEEN_MODES, examinee, load_report, load_sitting, sitting_of
+from clinrl.evaluation.evaluate import BETWEEN_MODES, load_report, load_sitting, sitting_of
 from clinrl.reports.render import render
 from clinrl.runtime import child
 from clinrl.tasks.base import EXACT, get_task
@@ -150,7 +150,7 @@ def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
     for mode in params.modes:
         sittings = {}
         for name in lineage:
-            like = sitting_of(examinee(params, name), mode, params, reports[name, mode].exam_digest, cases)
+            like = sitting_of(params.model(name), mode, params, reports[name, mode].exam_digest, cases)
             sittings[name] = load_sitting(name, like, cases)
         for before, after in itertools.combinations(lineage, 2):
             paired = compare(sittings[after], sittings[before], task.compared)

@@ -17,7 +17,7 @@ from clinrl.errors import ArtefactError, ended
 from clinrl.provenance import lock, pins
 
 if TYPE_CHECKING:
-    from clinrl.config.models import Embedded, HubModel
+    from clinrl.config.bases import Embedded, HubModel
     from clinrl.config.params import Params
 
 FILE: Final = "bom.cdx.json"

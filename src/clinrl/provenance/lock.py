@@ -117,9 +117,8 @@ def demand(params: "Params", name: str) -> list[Fact]:
     as the data of an ancestor in a clone, is no fault. Returns the facts; raises ArtefactError for the first that does
     not hold.
     """
-    from clinrl.evaluation.evaluate import examinee
 
-    who = examinee(params, name)
+    who = params.model(name)
     used = [who.folder, paths.base(who.task.name), paths.cases(who.exam), paths.data_proof(who.exam)]
     used += [paths.graded(name), paths.report(name), *([paths.probe_proof(name)] if who.data else [])]
     stage = exam_stage(params, name)

@@ -15,11 +15,11 @@ from pydantic_core import to_jsonable_python
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport, Sitting, between_modes, build, compare, summary
 from clinrl.artifacts import verified
+from clinrl.config.model import Model
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.evaluate import (
     BETWEEN_MODES,
     SUMMARY,
-    Examinee,
     answered_under,
     grade,
     load_report,
@@ -78,7 +78,7 @@ def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
     return next((order for order in orders if {f"{a}_{b}" for a, b in combinations(order, 2)} == set(tests)), orders[0])
 
 
-def _scored(who: Examinee, cases: "list[Case]", lines: list[Graded], where: str) -> None:
+def _scored(who: Model, cases: "list[Case]", lines: list[Graded], where: str) -> None:
     """Refuse scores that are not what the reward gives, where it asks no model and the text was kept."""
     from clinrl.tasks.importing import is_imported
 
@@ -94,11 +94,11 @@ def _scored(who: Examinee, cases: "list[Case]", lines: list[Graded], where: str)
 
 
 def _counted(
-    who: Examinee, cases: "list[Case]", lines: list[Graded], report: EvalReport, sitting: Sitting
+    who: Model, cases: "list[Case]", lines: list[Graded], report: EvalReport, sitting: Sitting
 ) -> dict[str, Any]:
     """The report as its answers give it, without what needs a model and without the rows of simple policies."""
     task, views = who.task, {}
-    for view in who.others:
+    for view in who.variants:
         path = paths.graded(who.name) / f"{report.mode}.{view}.jsonl"
         if path.exists():
             answered_under(task, cases, lines, view, path)
@@ -119,7 +119,7 @@ def _counted(
         graded=lines,
         others=others,
         tests=tests,
-        view=who.view,
+        view=who.variant,
         views=views,
         qualities={
             name: quality for name, quality in task.reporting.qualities.items() if quality.requests is no_requests

@@ -28,9 +28,10 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
+from clinrl.config.model import Model
 from clinrl.data.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused
-from clinrl.evaluation.evaluate import ALARMS, BETWEEN_MODES, HISTORY, Examinee
+from clinrl.evaluation.evaluate import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins, recount
 from clinrl.provenance import statements as provenance
 from clinrl.registry import pyfunc
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 
     from clinrl.config.params import Params
 
-MERGED = "-merged"
-"""What follows a task's name in the name of the registered model of its full models."""
 SENT = "clinrl.sent"
 """Run tag: digest of each group of files that the run holds."""
 DIGEST = "digest"
@@ -76,7 +75,7 @@ DATASET_DIGEST = 36
 class Recorded:
     """A version or a merge that sat its exam: all that is registered of it."""
 
-    who: Examinee
+    who: Model
     manifest: Manifest
     base: Manifest
     reports: Mapping[str, EvalReport]
@@ -108,10 +107,10 @@ class Recorded:
 
     @property
     def model(self) -> str:
-        return self.who.task.name if self.is_adapter else self.who.task.name + MERGED
+        return self.who.registered
 
 
-def recorded(params: "Params", who: Examinee) -> Recorded:
+def recorded(params: "Params", who: Model) -> Recorded:
     """All that is registered of a name, each part checked against dvc.lock and against the others.
 
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
@@ -401,7 +400,7 @@ def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: R
             )
 
 
-def _examined(who: Examinee) -> novelty.Examined | None:
+def _examined(who: Model) -> novelty.Examined | None:
     """What is kept of the texts of an exam, as `who` sees them; nothing of imported ones."""
     cases = list(read_cases(paths.cases(who.exam), who.task))
     if any(map(is_imported, cases)):

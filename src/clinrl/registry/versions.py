@@ -18,8 +18,7 @@ from clinrl.artifacts import digest, exclusive
 from clinrl.config.base import NAME, did_you_mean, shown
 from clinrl.data import validate
 from clinrl.errors import RegistryError
-from clinrl.evaluation.evaluate import examinee
-from clinrl.registry.log_run import DIGEST, MERGED, Recorded, fetched, fill, logged_model, recorded, signed_by
+from clinrl.registry.log_run import DIGEST, Recorded, fetched, fill, logged_model, recorded, signed_by
 from clinrl.registry.mlflow_store import Clash, asked, beside, file_of, place, run_key, run_of, store, writing
 from clinrl.registry.pyfunc import read
 from clinrl.signing.keys import listed
@@ -69,7 +68,7 @@ def register(params: "Params", name: str) -> Entry:
     its part; the same call then completes it.
     """
     _check(name, "a version or a merge")
-    who = examinee(params, name)
+    who = params.model(name)
     if who.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
@@ -81,15 +80,6 @@ def register(params: "Params", name: str) -> Entry:
             with suppress(Clash):
                 return _registered(made)
         return _registered(made)
-
-
-def model_of(params: "Params", name: str) -> str:
-    """The registered model of a version or a merge: that of its task's adapters, or that of its full models.
-
-    Raises ParamsError for a name that params.yaml does not have.
-    """
-    task, blend = examinee(params, name).task.name, params.merges.blends.get(name)
-    return task if name in params.versions or (blend and blend.is_adapter) else task + MERGED
 
 
 def _registered(made: Recorded) -> Entry:

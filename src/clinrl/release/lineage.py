@@ -11,9 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import artifacts, paths
+from clinrl.config.model import Model
 from clinrl.data.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError
-from clinrl.evaluation.evaluate import Examinee, check_apart, examinee
+from clinrl.evaluation.evaluate import check_apart
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
@@ -72,7 +73,7 @@ def _recorded() -> "lock.Lock | ArtefactError":
 
 def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
     """The links of one version, or of one merge, without those of its parents."""
-    who = examinee(params, name)
+    who = params.model(name)
     task, folder = who.task.name, who.folder
     manifest: Manifest | None = None
 
@@ -182,7 +183,7 @@ def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
     return found, f"was trained on {data}, drawn from the {pool} pool and validated"
 
 
-def _exam(params: "Params", who: Examinee, adapter: str) -> tuple[str, str]:
+def _exam(params: "Params", who: Model, adapter: str) -> tuple[str, str]:
     name, exam = who.name, who.exam
     for folder in (paths.graded(name), paths.cases(exam)):
         if not folder.exists():
@@ -229,7 +230,7 @@ def _mining(name: str, data: str, adapter: str) -> Link:
 
 def _registry(params: "Params", name: str, manifest: Manifest) -> Link:
     """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
-    model, digest = versions.model_of(params, name), artifacts.identity(manifest)
+    model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
         versions.find(model, name, digest=digest)
     except RegistryError as error:
@@ -266,11 +267,11 @@ def _registered(params: "Params", model: str, name: str, manifest: Manifest) -> 
 
 def _release(params: "Params", name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
-    model = versions.model_of(params, name)
+    model = params.model(name).registered
     try:
         lines = audit_log.read(paths.ledger(), listed(params))
         audit_log.check_committed(paths.ledger())
-        digest = artifacts.identity(artifacts.read_manifest(examinee(params, name).folder))
+        digest = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
         return

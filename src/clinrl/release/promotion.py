@@ -20,7 +20,7 @@ from clinrl.analysis import baselines
 from clinrl.analysis.exam import Sitting
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
-from clinrl.evaluation.evaluate import examinee, load_sitting, unanswered
+from clinrl.evaluation.evaluate import load_sitting, unanswered
 from clinrl.intervals import DIGITS, bootstrap
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
@@ -48,7 +48,7 @@ def decide(params: "Params", name: str) -> Decision:
     RegistryError if the version was never registered, and ArtefactError if it and the champion did not sit the same
     exam in the same modes, or if something of either is not what dvc.lock records or what its transcripts say.
     """
-    model = versions.model_of(params, name)
+    model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
     versions.intact(params, entry)
     decision = judge(params, name, versions.holder(model, CHAMPION))
@@ -75,7 +75,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     A full model is held against its version too, since that is what was approved. The simple policies are computed
     here, from the cases of the exam and of the training.
     """
-    task = examinee(params, name).task.name
+    task = params.model(name).task.name
     if task not in params.gates:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := waiver(params, name):
@@ -100,10 +100,10 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         sittings(name, paths.graded(name)),
         rivals,
         baselines.answers(who.task, cases, _training(params, name)),
-        model=versions.model_of(params, name),
+        model=params.model(name).registered,
         digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
-        moved=_last_move(versions.model_of(params, name), _lines(params)),
+        moved=_last_move(params.model(name).registered, _lines(params)),
         rebuilders=rebuilt.count(params, name, digest) if params.gates[who.task.name].rebuilt else (),
     )
 
@@ -114,7 +114,7 @@ def _training(params: "Params", name: str) -> list[Case]:
     Raises ArtefactError if they are missing or altered.
     """
     data = dict.fromkeys(params.versions[part].data for part in params.parts(name))
-    task = examinee(params, name).task
+    task = params.model(name).task
     return [case for one in data for case in read_cases(paths.cases(one), task)]
 
 
@@ -124,7 +124,7 @@ def gain(params: "Params", name: str) -> Estimate | None:
     Both answered the same cases; a case's answers in all modes are averaged, and cases are drawn with replacement for
     the interval. Raises as `decide` does.
     """
-    champion = versions.holder(versions.model_of(params, name), CHAMPION)
+    champion = versions.holder(params.model(name).registered, CHAMPION)
     if champion is None:
         return None
     who, cases, blank = unanswered(params, name)
@@ -154,7 +154,7 @@ def promote(
     became what it is; SignatureError if nobody who may approve signed, or if the registered model is not what was
     signed; Busy if another promotion is under way. The champion is then what it was.
     """
-    model = versions.model_of(params, name)
+    model = params.model(name).registered
     about = approved or decision.digest
     who = named(approvals.approver_of(approval, about, approvals.approvers(params)))
     with artifacts.exclusive(_lock(model)):
@@ -216,8 +216,8 @@ def settle(params: "Params", name: str) -> Entry | None:
     A kill may have come between its new name and the audit file. Raises GateError if nobody approved of this champion:
     then somebody moved the name by hand.
     """
-    model = versions.model_of(params, name)
-    mine = artifacts.identity(artifacts.read_manifest(examinee(params, name).folder))
+    model = params.model(name).registered
+    mine = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
     with artifacts.exclusive(_lock(model)):
         champion = versions.holder(model, CHAMPION)
         return _completed(params, champion) if champion is not None and champion.digest == mine else None

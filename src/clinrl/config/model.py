@@ -1,0 +1,86 @@
+"""A model by its name, resolved once: a version, a merge, or the base of a task."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel
+
+from clinrl import paths
+from clinrl.config.base import did_you_mean
+from clinrl.config.schema import SftProfile
+from clinrl.errors import ParamsError
+from clinrl.tasks.base import GIVEN, Task, as_variant, get_task
+from clinrl.types import Case
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+MERGED = "-merged"
+"""Full models are registered apart from a task's adapters, under the task's name and this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model to train, evaluate or register: its weights, its exam and the model it is compared with.
+
+    A base has neither parent nor training data. A merge has no training data of its own; its parent is the version that
+    was folded, or the first of those that were blended.
+    """
+
+    name: str
+    kind: Literal["version", "merge", "base"]
+    task: Task
+    parts: tuple[str, ...]
+    """The versions that a merge is made of; of a version, itself; of a base, none."""
+    parent: str | None
+    data: str | None
+    exam: str
+    reward: BaseModel
+    folder: Path
+    """An adapter above the task's base, or a full model."""
+    registered: str
+    """The registered model of MLflow that it is a version of: its task's adapters, or its task's full models."""
+    variant: str = GIVEN
+    """The input variant that it was trained on, and is shown here."""
+    variants: tuple[str, ...] = ()
+    """The input variants that it answers once more."""
+
+    def sees(self, case: Case) -> Case:
+        """The case as the model is shown it."""
+        return as_variant(self.task, case, self.variant)
+
+
+def resolve(params: "Params", name: str) -> Model:
+    """The model of a name. Raises ParamsError for one that params.yaml does not have."""
+    roots = {f"{task}-base": task for task in params.bases}
+    folds, blends = params.merges.folds, params.merges.blends
+    if name in roots:
+        task = get_task(roots[name])
+        return Model(
+            name=name, kind="base", task=task, parts=(), parent=None, data=None, exam=params.bases[task.name].exam,
+            reward=task.Reward(), folder=paths.adapter(name), registered=task.name,
+            variants=tuple(task.reporting.variants),
+        )  # fmt: skip
+    if name not in {*params.versions, *folds, *blends}:
+        allowed = did_you_mean(name, [*params.versions, *folds, *blends, *roots])
+        raise ParamsError(f"{name!r} is neither a version, a merge nor the base of a task; {allowed}")
+    parts = params.parts(name)
+    spec = params.versions[parts[0]]
+    task, profile = get_task(spec.task), params.profiles[spec.profile]
+    merged = name not in params.versions
+    full = name in folds or (name in blends and not blends[name].is_adapter)
+    return Model(
+        name=name,
+        kind="merge" if merged else "version",
+        task=task,
+        parts=parts,
+        parent=parts[0] if merged else spec.parent,
+        data=None if merged else spec.data,
+        exam=spec.exam,
+        reward=task.Reward() if isinstance(profile, SftProfile) else params.reward(parts[0]),
+        folder=paths.merged(name) if merged else paths.adapter(name),
+        registered=task.name + MERGED if full else task.name,
+        variant=profile.view,
+        variants=tuple(task.reporting.variants) if profile.view == GIVEN else (),
+    )
