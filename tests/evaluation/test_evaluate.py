@@ -143,7 +143,7 @@ def test_confusion_has_gold_rows_and_an_unreadable_column(reports):
 
 def test_slices_cover_every_case_once_and_terms_sum_to_the_reward(reports):
     report = evaluate.load_report("v2", "direct")
-    assert set(report.slices) == set(ESI.slices)
+    assert set(report.slices) == set(ESI.reporting.slices)
     for values in report.slices.values():
         assert sum(found["exact"].n for found in values.values()) == 24
         assert all(set(found) == {"exact", "dangerous"} for found in values.values())
