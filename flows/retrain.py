@@ -113,7 +113,7 @@ def conclude(params: "Params", draft: "Draft", approver: str | None) -> State[No
 
 
 def dropped(draft: "Draft", why: str) -> State[None]:
-    """Take a draft out of params.yaml, and the state of a run that ends so."""
+    """Take a draft out of params/drafts.yaml, and the state of a run that ends so."""
     steps.drop(draft, why)
     return Completed(name=DROPPED, message=f"{draft.name} is dropped: {why}")
 

@@ -171,7 +171,7 @@ def refuse(decision: "Decision", reason: str) -> None:
 
 @task(task_run_name="draft {task_name}", cache_policy=NO_CACHE)
 def draft(task_name: str) -> "Draft":
-    """Write the next version of a task into params.yaml, from its champion's mined errors."""
+    """Write the next version of a task into params/drafts.yaml, from its champion's mined errors."""
     from clinrl.pipeline import propose as drafts
 
     made = drafts.stage(load_params(), task_name)
@@ -182,7 +182,7 @@ def draft(task_name: str) -> "Draft":
 
 @task(task_run_name="drop {made.name}", **REGISTRY)
 def drop(made: "Draft", says: str) -> None:
-    """Take a draft that brought nothing out of params.yaml, and from its place as candidate; its reports stay."""
+    """Take a draft without a gain out of params/drafts.yaml, and from its place as candidate; its reports stay."""
     from clinrl.pipeline import propose as drafts
     from clinrl.registry import versions
 

@@ -81,6 +81,13 @@ def test_a_refusal_names_the_file(
     assert error.count("\n") == 1
 
 
+def test_a_file_that_dvc_does_not_merge_is_refused(split: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (split.parent / "dvc.yaml").write_text("vars: [params/audit.yaml, params/drafts.yaml, params/esi.yaml]\n")
+    assert cli.main(["check", "--params", str(split)]) == 2
+    says = "clinrl: params/imaging.yaml is not among `vars` in dvc.yaml, so DVC does not see it; list it there\n"
+    assert capsys.readouterr().err == says
+
+
 def test_a_block_stands_where_dvc_looks_for_it(split: Path) -> None:
     held = YAML(typ="safe").load(split.parent / "params/esi.yaml")["profiles"]["grpo"]
     change(split.parent / "params/esi.yaml", lambda content: content["profiles"].pop("grpo"))

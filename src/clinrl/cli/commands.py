@@ -91,10 +91,10 @@ TRAIN = {
     "draft": Command(
         help="draft the next version from the champion's errors",
         description="Reads the error analysis of the champion of TASK and adds a data set, a recipe and a version to "
-        "params.yaml, whose comments and order stay: modifiers for the rules that are surely missed, more cases that "
-        "they decide, and the settings of a refinement. What was tried from this champion before is not tried again, "
-        "and a draft that nobody trained yet is printed again. Nothing is trained; read the draft, change it if you "
-        "like, then run `dvc repro`.",
+        "params/drafts.yaml, the one file of parameters that commands write: modifiers for the rules that are surely "
+        "missed, more cases that they decide, and the settings of a refinement. What was tried from this champion "
+        "before is not tried again, and a draft that nobody trained yet is printed again. Nothing is trained; read the "
+        "draft, change it if you like, then run `dvc repro`.",
         examples="clinrl draft esi\nclinrl draft esi --from esi-v46 --name esi-v47\n"
         "clinrl draft esi --lever data --json",
         runs="cli.registry_commands:draft",

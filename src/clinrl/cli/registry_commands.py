@@ -165,7 +165,7 @@ def draft(
     lever: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Draft the next version of a task into params.yaml and print what it is; what to do next goes to stderr.
+    """Draft the next version of a task into params/drafts.yaml and print what it is; what to do next goes to stderr.
 
     One that waits to be trained is printed again, unless a name or a lever asks for another.
     """
@@ -189,8 +189,8 @@ def draft(
         ]
         show(DRAFT, rows, as_json=False)
     print(
-        f"clinrl: {made.name} is in params.yaml, to be read and changed; `clinrl plan {made.name}` says what it would "
-        f"train, `dvc repro evaluate@{made.name}` trains and examines it",
+        f"clinrl: {made.name} is in params/drafts.yaml, to be read and changed; `clinrl plan {made.name}` says what it "
+        f"would train, `dvc repro evaluate@{made.name}` trains and examines it",
         file=sys.stderr,
     )
     return 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def check(source: Path) -> None:
     """Check params.yaml. Raises ParamsError with what is wrong first."""
     _guard()
-    load_params(source)
+    stages.check(source)
 
 
 def stage(source: Path, address: str) -> None:

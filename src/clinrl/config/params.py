@@ -1,4 +1,4 @@
-"""params.yaml, parsed once: every value, name and cross-reference is checked when it is loaded.
+"""params.yaml and the files of params/, parsed once: every value, name and cross-reference is checked on loading.
 
 A `Params` object is therefore always sound, and a stage may look up what it names without asking again. Whatever is
 wrong is said in one sentence that names the key, the value and what is allowed.

@@ -9,7 +9,9 @@ from pathlib import Path
 from clinrl import paths
 from clinrl.artifacts import write_json
 from clinrl.config.base import did_you_mean, is_name, shown
+from clinrl.config.files import FOLDER
 from clinrl.config.params import load_params
+from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError
 
 FIRST = "params"
@@ -60,11 +62,22 @@ def addresses(command: str, name: str) -> list[str]:
     return [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
 
 
-def prove(params: Path) -> None:
-    """Check params.yaml, then write the constant that says so.
+def check(source: Path) -> None:
+    """Refuse parameters that are not sound, or that stand in a file of which DVC knows nothing. Raises ParamsError."""
+    load_params(source)
+    pipeline = source.parent / "dvc.yaml"
+    if pipeline.exists():
+        listed = read_yaml(pipeline).get("vars", [])
+        for file in sorted((source.parent / FOLDER).glob("*.yaml")):
+            if (name := f"{FOLDER}/{file.name}") not in listed:
+                raise ParamsError(f"{name} is not among `vars` in dvc.yaml, so DVC does not see it; list it there")
+
+
+def prove(source: Path) -> None:
+    """Check the parameters, then write the constant that says so.
 
     What it says never changes, so an edit of params.yaml lets DVC run this again and nothing after it. Raises
     ParamsError.
     """
-    load_params(params)
+    check(source)
     write_json(paths.params_proof(), {"params.yaml": "every name and value in it was checked"})
