@@ -1,4 +1,4 @@
-"""The blocks of params.yaml: what a data set, a recipe, a version, a merge and a gate consist of; `models` has bases.
+"""The blocks of params.yaml: what a data set, a recipe, a version, a merge and a gate consist of; `bases` has bases.
 
 Each block checks itself when it is read; `params` checks what they say of each other.
 """
