@@ -12,13 +12,12 @@ from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, S
 from clinrl.artifacts import read_manifest, sha256_file, write_json
 from clinrl.cli import main as cli
 from clinrl.config.params import Params
-from clinrl.config.schema import Pair
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.evaluate import load_report
-from clinrl.reports import findings
-from clinrl.reports.words import ALPHA
+from clinrl.reports import results
+from clinrl.reports.results import ALPHA
 
 READERS = {
     "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.85, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
@@ -78,25 +77,27 @@ def test_a_difference_that_is_there_is_found_and_none_between_equal_recipes(buil
     assert all(t.adjusted >= t.p for t in whole.contrasts)
 
 
-def test_the_words_say_what_the_tests_show_and_no_more(built):
+def test_the_table_says_what_the_tests_show_and_no_more(built):
     text = page(built)
-    shown, _, rest = text.partition("**Another name**")
-    assert "**Reading with care** (better against plain). In labels: macro_f1 is higher, which is better (+0." in shown
-    assert "more exact answers in 3 of the 3 pairs of versions" in shown
-    equal = rest.split("\n\n")[0]
-    assert "no difference in macro_f1 is shown" in equal
-    assert "no difference in exact answers is shown in the 3 pairs of versions" in equal
-    assert "which is better" not in equal
+    whole = text.split("## Mode think, all cases")[1].split("## Mode")[0]
+    shown = next(line for line in whole.splitlines() if line.startswith("| better | plain |"))
+    _, _, _, better, worse, _, _ = shown.split("|")
+    assert "macro_f1 (+0." in better
+    assert "exact (3 of 3 seeds)" in better
+    assert worse == " none "
+    equal = next(line for line in whole.splitlines() if line.startswith("| same | plain |"))
+    assert equal.startswith("| same | plain | none | none |")
+    assert "| better | plain | reading with care |" in text
     assert "Part held_out of conditions has 5 clusters: its intervals are too narrow" in text
-    assert "Of one seed only, and so without the spread of seeds: blind, terse." in text
-    assert "not comparable with the rest of their row" in text
-    assert "imaging" not in Path(findings.__file__).read_text(encoding="utf-8")
+    assert "without a spread of seeds: blind, terse." in text
+    assert "so they are not comparable" in text
+    assert "imaging" not in Path(results.__file__).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("mine", "theirs", "words"),
-    [(0.6, 0.4, "more often, nearer to"), (0.3, 0.4, "less often, farther from"), (0.8, 0.9, "less often, nearer to"),
-     (0.8, 0.6, "more often (80.0% against 60.0% of answers")],
+    [(0.6, 0.4, "more often, nearer to its gold share"), (0.3, 0.4, "less often, farther from its gold share"),
+     (0.8, 0.9, "less often, nearer to its gold share"), (0.8, 0.6, "more often")],
 )  # fmt: skip
 def test_a_move_past_what_is_right_is_not_called_nearer(built, mine, theirs, words):
     whole = section(report(built))
@@ -107,9 +108,7 @@ def test_a_move_past_what_is_right_is_not_called_nearer(built, mine, theirs, wor
     )
     moved = whole.model_copy(update={"rows": rows, "right": whole.right | {label: 0.7}})
     test = pooled(whole, "better", COMMONEST).model_copy(update={"adjusted": 0.01})
-    assert f"{label}, is answered {words}" in findings._prior(
-        moved, Pair(first="better", second="plain", says="x"), test
-    )
+    assert results._prior(moved, test) == f"{label} answered {words}"
 
 
 def test_every_row_is_there_and_a_number_is_the_mean_of_its_seeds(built):

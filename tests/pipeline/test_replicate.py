@@ -68,18 +68,18 @@ def result(agreement):
 def test_the_page_has_a_row_for_each_seed_and_each_test():
     page = replicate.page(result(wilson(8, 8).model_dump(mode="json")))
 
-    assert page.startswith("# v1 with 2 seeds\n\nResearch only. Exam x1, n = 8; ")
+    assert page.startswith("# v1 with 2 seeds\n\nResearch only. Not for clinical use.\n\n- Exam x1, n = 8. ")
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert rows[0] == "| seed | version | think exact | think dangerous | modes agree |"
-    assert rows[2].startswith("| 7 | v1 | 0.375 (0.137 to 0.694) | 0.000 (0.000 to 0.324) | 1.000 (")
-    assert rows[3].startswith("| 1007 | v1 | 0.500 (")
-    assert rows[6].startswith("| 7 | v1 against root | think | exact | 3 | 0 | 0.375 (")
+    assert rows[0] == "| seed | version | think exact | think dangerous | mode agreement |"
+    assert rows[2].startswith("| 7 | v1 | 0.375 [0.137, 0.694] | 0.000 [0.000, 0.324] | 1.000 [")
+    assert rows[3].startswith("| 1007 | v1 | 0.500 [")
+    assert rows[6].startswith("| 7 | v1 | root | think | exact | 3 | 0 | 0.375 [")
     assert rows[7].endswith("| 0.12 |")
     assert len({line.count("|") for line in rows[:4]}) == len({line.count("|") for line in rows[4:]}) == 1
 
 
 def test_a_single_mode_agrees_with_nothing():
-    assert "| 0.000 (0.000 to 0.324) | - |" in replicate.page(result(None))
+    assert "| 0.000 [0.000, 0.324] | - |" in replicate.page(result(None))
 
 
 @pytest.fixture(scope="module")

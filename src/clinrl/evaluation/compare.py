@@ -20,7 +20,7 @@ from clinrl.config.schema import BASE
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.evaluate import answered_under, load_report, load_sitting, read_graded, unanswered
-from clinrl.reports import figures, findings
+from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task, as_variant
 from clinrl.tasks.importing import is_imported
@@ -63,7 +63,7 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page and the figure of a comparison beside its report, and the page of each version in its folder."""
     report = Compared.model_validate(load(target, task, modes))
     title = f"{report.name} on {report.exam}"
-    figures.arms(findings.dots(report), findings.lines(report), title, target.with_suffix(".png"))
+    figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"))
     write_text(target.with_suffix(".md"), render("comparison", report=report))
     for path in sorted(target.with_suffix("").glob("*.json")):
         one = controls.Beside.model_validate(load(path, task, modes))

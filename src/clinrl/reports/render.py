@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from clinrl.analysis.exam import UNREADABLE
-from clinrl.reports import findings, numbers, words
+from clinrl.reports import numbers, results
 from clinrl.tasks.base import GIVEN, Task, get_task
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _environment() -> "Environment":
         "ranged": numbers.ranged, "metric": numbers.metric, "change": numbers.change,
     }  # fmt: skip
     environment.globals |= {
-        "get_task": get_task, "words": words, "findings": findings, "zip": zip,
+        "get_task": get_task, "results": results, "zip": zip,
         "product": product, "percent": numbers.percent, "decimal": numbers.decimal, "plain": numbers.plain,
         "metrics": numbers.metrics, "figures": numbers.figures, "spans": numbers.spans, "with_n": numbers.with_n,
         "present": numbers.present,

@@ -1,0 +1,147 @@
+"""What tests show, in a word or two, and what a comparison's figure shows.
+
+A result is `better` or `worse` only where p is below 0.05. Otherwise it is `not significant`, which is not "equal".
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
+from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
+from clinrl.analysis.exam import Agreement, Confusion, Estimates, EvalReport
+from clinrl.intervals import Paired
+from clinrl.reports.numbers import change, p_relation
+from clinrl.tasks.base import Task, get_task
+
+ALPHA = 0.05
+FEW = 20
+"""Clusters below which a bootstrap over them gives intervals that are too narrow."""
+SILENT = "not significant"
+
+Dots = list[tuple[str, list[tuple[str, str, Figure]]]]
+"""Panels of the figure: a measure, and name, kind and number of the rows that have it."""
+
+
+def paired(task: Task, test: Paired) -> str:
+    """The result of one paired test."""
+    return _result(task, test.metric, test.b - test.c, test.p)
+
+
+def _result(task: Task, measure: str, difference: float, p: float) -> str:
+    if p >= ALPHA:
+        return SILENT
+    metric = task.metrics.get(measure) or task.reporting.qualities[measure]
+    return "worse" if (metric.worse == "higher") == (difference > 0) else "better"
+
+
+def shares(counts: Mapping[str, int], confusion: Confusion) -> list[str]:
+    """Each answer as a share of everything that a confusion matrix counts."""
+    return [f"{100 * counts.get(name, 0) / confusion.total:.1f}%" for name in confusion.columns]
+
+
+def rows(reports: Sequence[EvalReport]) -> list[tuple[str, str, Estimates]]:
+    """Name, mode and metrics of every row; one for all modes where its answers do not depend on the mode."""
+    found = []
+    for name in dict.fromkeys(row.name for report in reports for row in report.rows):
+        modes = {report.mode: row.metrics for report in reports for row in report.rows if row.name == name}
+        if len(modes) == len(reports) > 1 and all(metrics == modes[reports[0].mode] for metrics in modes.values()):
+            modes = {"all": modes[reports[0].mode]}
+        found += [(name, mode, metrics) for mode, metrics in modes.items()]
+    return found
+
+
+def test_groups(reports: Sequence[EvalReport], agreement: Agreement) -> list[tuple[str, Sequence[Paired]]]:
+    """The paired tests of an exam by mode, then those of one mode against another."""
+    groups: list[tuple[str, Sequence[Paired]]] = [(report.mode, report.paired) for report in reports]
+    pairs = agreement.get("between_modes", {})
+    for pair, found in pairs.items() if isinstance(pairs, dict) else ():
+        tests = [test.model_copy(update={"other": f"mode {test.other}"}) for test in found.values()]
+        groups.append((pair.removesuffix(f"_{tests[0].other.removeprefix('mode ')}"), tests))
+    return groups
+
+
+def caveats(report: Compared) -> Iterator[str]:
+    """What the numbers of a comparison do not cover."""
+    whole = report.sections[0]
+    if any(report.published.values()):
+        yield "Published figures are as printed. They are about other data and models, so they are not comparable."
+    if whole.clusters is not None:
+        yield (
+            "McNemar's tests treat cases of one cluster as independent. Where they disagree with a test over clusters, "
+            "trust the latter."
+        )
+    few = {place(report, s): s.clusters for s in report.sections if s.clusters is not None and s.clusters < FEW}
+    for where, clusters in few.items():
+        yield f"{where[0].upper()}{where[1:]} has {clusters} clusters: its intervals are too narrow, its p too small."
+    if (most := max(len(row.versions) for row in whole.rows)) > 1:
+        yield f"With {most} seeds at most, the spread between seeds is itself uncertain."
+    single = [row.name for row in whole.rows if row.kind in ("arm", "control") and len(row.versions) == 1]
+    if single:
+        yield f"Trained with one seed only, so without a spread of seeds: {', '.join(single)}."
+
+
+def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
+    """Pair by pair: both recipes, the measures in which the first is better and worse, and the commonest label.
+
+    Of tests over all seeds, the difference and the adjusted p; of exact tests, in how many pairs of seeds.
+    """
+    for first, second in dict.fromkeys((test.first, test.second) for test in section.contrasts):
+        tests = [test for test in section.contrasts if (test.first, test.second) == (first, second)]
+        found: dict[str, list[str]] = {"better": [], "worse": [], SILENT: []}
+        prior = ""
+        for test in tests:
+            if test.measure == COMMONEST:
+                prior = _prior(section, test)
+            elif test.versions is None:
+                figures = f"{change(test.difference, task, test.measure)}, p {p_relation(test.adjusted)}"
+                found[_contrast(task, test)].append(f"{test.measure} ({figures})")
+        for measure in dict.fromkeys(test.measure for test in tests if test.versions):
+            results = [_contrast(task, test) for test in tests if test.versions and test.measure == measure]
+            for result in dict.fromkeys(results):
+                found[result].append(f"{measure} ({results.count(result)} of {len(results)} seeds)")
+        better, worse = ("; ".join(found[word]) or "none" for word in ("better", "worse"))
+        yield first, second, better, worse, prior
+
+
+def _contrast(task: Task, test: Contrast) -> str:
+    return _result(task, test.measure, test.difference.value, test.adjusted)
+
+
+def _prior(section: Section, test: Contrast) -> str:
+    """How often the two give the commonest gold label, and whether that moved towards how often it is gold."""
+    if test.adjusted >= ALPHA:
+        return SILENT
+    answered = {row.name: row.answered[section.commonest] for row in section.rows}
+    mine, theirs, gold = answered[test.first], answered[test.second], section.right[section.commonest]
+    said = f"{section.commonest} answered {'more' if mine > theirs else 'less'} often"
+    # Where the two lie on either side of the gold share, the test says nothing of which is nearer to it.
+    if (mine - gold) * (theirs - gold) >= 0:
+        said += f", {'nearer to' if abs(mine - gold) < abs(theirs - gold) else 'farther from'} its gold share"
+    return said
+
+
+def dots(report: Compared) -> Dots:
+    """The panels of the figure, of the first mode that has the reasoning, or of the first: its rows on all cases."""
+    whole = [section for section in report.sections if section.part == ALL]
+    chosen = next((s for s in whole if any(report.quality in row.qualities for row in s.rows)), whole[0])
+    rows = [row for row in chosen.rows if row.kind != "baseline"]
+    main, quality = report.columns[0], report.quality
+    measures: dict[str, list[tuple[str, str, Figure]]] = {
+        main: [(row.name, row.kind, figure) for row in rows if (figure := row.metrics.get(main))],
+        quality: [(row.name, row.kind, figure) for row in rows if (figure := row.qualities.get(quality))],
+    }
+    return [(f"{name}, mode {chosen.mode}", found) for name, found in measures.items() if found]
+
+
+def lines(report: Compared) -> dict[str, float]:
+    """What baselines reach on the first column, by name: the best constant answer, guesses, the bag of words."""
+    main, task = report.columns[0], get_task(report.task)
+    rows = [row for row in report.sections[0].rows if row.kind == "baseline" and main in row.metrics]
+    reached = {row.name: row.metrics[main].value for row in rows}
+    named = {name: reached.pop(name) for name in (RANDOM, PRIOR, BAG_OF_WORDS) if name in reached}
+    best = max if task.metrics[main].worse == "lower" else min
+    return {name: reached[name] for name in (best(reached, key=lambda row: reached[row]),)} | named
+
+
+def place(report: Compared, section: Section) -> str:
+    """Which cases a section is about."""
+    return "all cases" if section.part == ALL else f"part {section.part} of {report.parts}"
