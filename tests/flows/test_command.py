@@ -135,7 +135,7 @@ def started(*words: str) -> "subprocess.Popen[str]":
 
 
 AT_WORK = re.compile(
-    r"clinrl: flows\.retrain esi \(process (\d+), since [-0-9]{10} [0-9:]{5}\) is at work on esi here; "
+    r"clinrl: flows retrain esi \(process (\d+), since [-0-9]{10} [0-9:]{5}\) is at work on esi here; "
     r"wait for it to end and give the same command again: it continues\n"
 )
 
