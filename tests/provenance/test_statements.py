@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import ParseDict
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
-from ruamel.yaml import YAML
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 import laid
 from clinrl.cli import main as cli
 from clinrl.config import stages
-from clinrl.config.files import merge, read_files
 from clinrl.errors import Refused, SignatureError
-from clinrl.provenance import lock, statements
+from clinrl.provenance import dvc_yaml, lock, statements
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse, keys
 from intoto import validated
@@ -62,17 +60,14 @@ def test_every_stage_is_what_dvc_recorded(monkeypatch: pytest.MonkeyPatch) -> No
     """Commands, inputs, parameters and outputs of all stages in the project's own dvc.lock."""
     monkeypatch.chdir(ROOT)
     recorded = {name: entry for name, entry in lock.read().items() if name != stages.FIRST}
-    params, _ = merge(read_files(Path("params.yaml")))
-    pipeline = YAML(typ="safe").load(Path("dvc.yaml"))["stages"]
+    read = dvc_yaml.read()
     assert len(recorded) > 100
     for address, entry in recorded.items():
-        command, name = stages.command_of(address)
-        stage = statements._found(command, name, params, pipeline)
-        assert stage is not None
+        stage = read[address]
         assert (stage.address, stage.command) == (address, entry["cmd"])
         assert sorted(stage.deps) == sorted(dep["path"] for dep in entry.get("deps", ()))
         assert sorted(stage.outs) == sorted(out["path"] for out in entry["outs"])
-        assert stage.params == {key: value for file in entry.get("params", {}).values() for key, value in file.items()}
+        assert stage.params == entry.get("params", {})
 
 
 def test_outputs_have_the_digests_of_dvc_lock(monkeypatch: pytest.MonkeyPatch) -> None:

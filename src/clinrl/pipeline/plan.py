@@ -1,20 +1,18 @@
-"""`clinrl plan`: the versions of params.yaml, and what DVC says of the stages that build them."""
+"""`clinrl plan`: the versions of params.yaml, and how the stages stand that build them."""
 
-import json
-import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from clinrl.errors import ArtefactError
+from clinrl.provenance import dvc_yaml
+from clinrl.provenance.dvc_yaml import State
 from clinrl.reports.tables import show
 from clinrl.runtime import dvc_state
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
-
-State = Literal["up to date", "stale", "missing", "unknown"]
-"""stale: an input or output changed since the stage ran. missing: its output is not there. unknown: DVC cannot say."""
 
 STAGES = ("dataset", "validate", "probe", "train", "evaluate")
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")
@@ -62,8 +60,8 @@ def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, 
 
 
 def dvc_states(addresses: Collection[str]) -> dict[str, State]:
-    """What `dvc status` says of each address. All are unknown where there is no DVC project, or where DVC fails (one of
-    them is being built, say); then its own first sentence goes to stderr. Raises Refused as `dvc_state.fence` does.
+    """How stages stand, as `dvc status` would say it. Where there is no DVC project, or a file of it cannot be read,
+    all are unknown, and a sentence on stderr says why. Raises Refused as `dvc_state.fence` does.
     """
     if not addresses:
         return {}
@@ -71,26 +69,11 @@ def dvc_states(addresses: Collection[str]) -> dict[str, State]:
         print("clinrl: no .dvc folder here, so nothing is known about the stages", file=sys.stderr)
         return dict.fromkeys(addresses, "unknown")
     dvc_state.fence()
-    command = [sys.executable, "-m", "dvc", "status", "--json", *sorted(addresses)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = next((line for line in done.stderr.splitlines() if line.strip()), f"exit code {done.returncode}")
-        print(f"clinrl: dvc status: {reason.removeprefix('ERROR: ')}", file=sys.stderr)
+    try:
+        states = dvc_yaml.states(addresses)
+    except ArtefactError as error:
+        print(f"clinrl: {error}", file=sys.stderr)
         return dict.fromkeys(addresses, "unknown")
-    changed = json.loads(done.stdout)
-    return {address: _state(changed.get(address, ())) for address in addresses}
-
-
-def _state(changes: Sequence[str | Mapping[str, Mapping[str, str]]]) -> State:
-    """The state of a stage from DVC's list of its changes; an unchanged stage has none.
-
-    An entry is a mapping ("changed deps" or "changed outs" to paths), or a sentence such as "always changed".
-    """
-    if not changes:
-        return "up to date"
-    for change in changes:
-        outs = change.get("changed outs", {}) if isinstance(change, Mapping) else {}
-        # "not in cache" is also said of an output that is there but was never cached: only an absent one is missing.
-        if any(how in ("deleted", "not in cache") and not Path(path).exists() for path, how in outs.items()):
-            return "missing"
-    return "stale"
+    if absent := [address for address, state in states.items() if state == "unknown"]:
+        print(f"clinrl: {dvc_yaml.PIPELINE} has no stage {', '.join(sorted(absent))}", file=sys.stderr)
+    return states

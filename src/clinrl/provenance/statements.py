@@ -6,17 +6,16 @@ same. It holds no times and no hosts: the same stage on the same inputs says the
 """
 
 import json
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from clinrl.artifacts import MANIFEST, sha256_file, write_json
-from clinrl.config.files import merge, read_files
 from clinrl.config.stages import FIRST, command_of
 from clinrl.errors import ArtefactError, Refused, SignatureError
+from clinrl.provenance import dvc_yaml
+from clinrl.provenance.dvc_yaml import ABSENT, Stage
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import keyring, signer
@@ -25,23 +24,9 @@ if TYPE_CHECKING:
     from clinrl.config.base import Scale
 
 FOLDER = Path(".clinrl/provenance")
-PIPELINE = Path("dvc.yaml")
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD = "https://clinrl.dev/stage/v1"
 BUILDER = "clinrl"
-PLACE = re.compile(r"\$\{([^}]+)\}")
-"""What DVC replaces in a template."""
-
-
-class Stage(NamedTuple):
-    """A stage of dvc.yaml, its template filled in as DVC fills it in."""
-
-    address: str
-    command: str
-    deps: list[str]
-    params: dict[str, Any]
-    """The values that it follows from, by their key in params.yaml; as dvc.lock records them."""
-    outs: list[str]
 
 
 def record(command: str, name: str, scale: "Scale", source: Path = Path("params.yaml")) -> None:
@@ -94,7 +79,10 @@ def statement(stage: Stage) -> dict[str, Any]:
     for path in (*stage.deps, *stage.outs):
         if not Path(path).exists():
             raise ArtefactError(f"{path}, which dvc.yaml names, is not there")
-    params = json.loads(json.dumps(stage.params, default=str))  # keys that are numbers in YAML are text in JSON
+    values = {key: value for file in stage.params.values() for key, value in file.items()}
+    if absent := [key for key, value in values.items() if value is ABSENT]:
+        raise ArtefactError(f"{dvc_yaml.PIPELINE} names {absent[0]}, which params.yaml does not have")
+    params = json.loads(json.dumps(values, default=str))  # keys that are numbers in YAML are text in JSON
     return {
         "_type": dsse.STATEMENT,
         "subject": [subject for path in stage.outs for subject in _made(Path(path))],
@@ -116,72 +104,10 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
     Reads dvc.yaml itself, since to ask DVC takes as long as some stages do; a test holds this against dvc.lock. Raises
     ArtefactError if it cannot be read, or names what params.yaml does not have.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    if not PIPELINE.exists():
+    if not dvc_yaml.PIPELINE.exists():
         return None
-    try:
-        params, pipeline = merge(read_files(source))[0], YAML(typ="safe").load(PIPELINE)  # as DVC reads them
-        return _found(command, name, params, pipeline["stages"])
-    except (YAMLError, LookupError, TypeError, AttributeError, ValueError):
-        raise ArtefactError(f"{PIPELINE} is no pipeline that DVC would run; `dvc status` says why") from None
-
-
-def _found(command: str, name: str, params: dict[str, Any], stages: dict[str, Any]) -> Stage | None:
-    for group, block in stages.items():
-        for address, template, scope in _stages(group, block, params):
-            if address != FIRST and command_of(address) == (command, name):
-                keys = _keys(_filled(template.get("params", []), scope))
-                outs = [template.get(kind, []) for kind in ("outs", "metrics", "plots")]
-                return Stage(
-                    address=address,
-                    command=template["cmd"],
-                    deps=_paths(_filled(template.get("deps", []), scope)),
-                    params={key: _value(key, params) for key in keys},
-                    outs=[path for entries in outs for path in _paths(_filled(entries, scope))],
-                )
-    return None
-
-
-def _stages(group: str, block: Any, params: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Each stage of a group: its address, its template, and what the template may name."""
-    if "foreach" not in block:
-        yield group, block, params
-        return
-    for key, item in (_value(block["foreach"][2:-1], params) or {}).items():
-        yield f"{group}@{key}", block["do"], {**params, "key": key, "item": item}
-
-
-def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
-    """A part of a template with its places filled in."""
-    if isinstance(value, str):
-        return PLACE.sub(lambda place: str(_value(place[1], scope)), value)
-    if isinstance(value, list):
-        return [_filled(entry, scope) for entry in value]
-    if isinstance(value, dict):
-        return {_filled(key, scope): _filled(entry, scope) for key, entry in value.items()}
-    return value
-
-
-def _value(key: str, scope: Any) -> Any:
-    """What a key path such as `bases.esi.exam` names. Raises ArtefactError if it names nothing."""
-    found = scope
-    for part in key.strip().split("."):
-        if not isinstance(found, dict) or part not in found:
-            raise ArtefactError(f"{PIPELINE} names {key}, which params.yaml does not have")
-        found = found[part]
-    return found
-
-
-def _paths(entries: list[Any]) -> list[str]:
-    """The paths of a list of outputs or inputs, which may carry options."""
-    return [path for entry in entries for path in ([entry] if isinstance(entry, str) else entry)]
-
-
-def _keys(entries: list[Any]) -> list[str]:
-    """The keys of a list of parameters, whichever file each stands in."""
-    return [key for entry in entries for key in ([entry] if isinstance(entry, str) else chain(*entry.values()))]
+    stages = (stage for stage in dvc_yaml.read(source).values() if stage.address != FIRST)
+    return next((stage for stage in stages if command_of(stage.address) == (command, name)), None)
 
 
 def _made(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,195 @@
+"""dvc.yaml read as DVC reads it, and held against dvc.lock and the disk: which stages are up to date.
+
+To ask DVC takes longer than some stages do (`dvc status` of named stages: a minute and a half of CPU here, since it
+collects the whole graph anew for each). A test holds what is said here against `dvc status`.
+"""
+
+import configparser
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from clinrl.config.files import merge, read_files
+from clinrl.errors import ArtefactError
+from clinrl.provenance import lock
+from clinrl.runtime.dvc_digest import FOLDER, md5
+
+PIPELINE = Path("dvc.yaml")
+PARAMS = "params.yaml"
+PLACE = re.compile(r"\$\{([^}]+)\}")
+"""What DVC replaces in a template."""
+READ = {"cmd", "deps", "params", "outs", "metrics", "plots", "desc"}
+"""The keys of a stage that are read here; a stage with another is left to DVC."""
+ABSENT = object()
+"""The value of a parameter that its file does not have."""
+
+State = Literal["up to date", "stale", "missing", "unknown"]
+"""stale: an input or output changed since the stage ran. missing: its output is not there. unknown: nothing says."""
+
+
+class Stage(NamedTuple):
+    """A stage of dvc.yaml, its template filled in as DVC fills it in."""
+
+    address: str
+    command: str
+    deps: list[str]
+    params: dict[str, dict[str, Any]]
+    """The values that it follows from, by their file and their key in it; as dvc.lock records them."""
+    outs: dict[str, bool]
+    """What it makes, and whether DVC caches that."""
+
+
+def read(source: Path = Path(PARAMS)) -> dict[str, Stage]:
+    """Every stage of dvc.yaml, by its address. `source` is read as params.yaml.
+
+    Raises ArtefactError if dvc.yaml cannot be read, or names what params.yaml does not have.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        files = read_files(source)
+        whole, pipeline = merge(files)[0], YAML(typ="safe").load(PIPELINE)
+        named = {
+            (PARAMS if file == source else file.relative_to(source.parent).as_posix()): files[file] for file in files
+        }
+        found = [
+            _stage(address, template, scope, named)
+            for group, block in pipeline["stages"].items()
+            for address, template, scope in _templates(group, block, whole)
+        ]
+        return {stage.address: stage for stage in found}
+    except FileNotFoundError:
+        raise ArtefactError(f"there is no {PIPELINE} here, so there are no stages") from None
+    except (YAMLError, LookupError, TypeError, AttributeError, ValueError):
+        raise ArtefactError(f"{PIPELINE} is no pipeline that DVC would run; `dvc status` says why") from None
+
+
+def states(addresses: Collection[str]) -> dict[str, State]:
+    """How stages stand, as `dvc status` judges them: by their inputs as they are now.
+
+    What follows a stale stage may therefore be up to date. A stage that dvc.yaml has not is unknown. Raises
+    ArtefactError as `read` and `lock.read` do.
+    """
+    stages, recorded = read(), lock.read() if lock.LOCK.exists() else {}
+    folder = _cache_folder()
+
+    @cache
+    def digest(path: str) -> str:
+        try:
+            return md5(Path(path))
+        except OSError:
+            return ""
+
+    @cache
+    def is_cached(oid: str) -> bool:
+        return _is_cached(folder, oid)
+
+    return {
+        address: _state(stages[address], recorded.get(address), digest, is_cached) if address in stages else "unknown"
+        for address in addresses
+    }
+
+
+def _state(
+    stage: Stage, entry: Mapping[str, Any] | None, digest: Callable[[str], str], is_cached: Callable[[str], bool]
+) -> State:
+    if not all(os.path.exists(path) for path in stage.outs):
+        return "missing"
+    if entry is None or entry["cmd"] != stage.command or not (stage.deps or stage.params or stage.outs):
+        return "stale"
+    used = {dep["path"]: dep.get("md5") for dep in entry.get("deps", ())}
+    made = {out["path"]: out["md5"] for out in entry.get("outs", ())}
+    recorded = entry.get("params", {})
+    is_same = (
+        all(
+            value == recorded.get(file, {}).get(key, ABSENT) is not ABSENT
+            for file, values in stage.params.items()
+            for key, value in values.items()
+        )
+        and all(used.get(path) == digest(path) for path in stage.deps)
+        and all(made.get(path) == digest(path) for path in stage.outs)
+        and all(is_cached(made[path]) for path, keeps in stage.outs.items() if keeps)
+    )
+    return "up to date" if is_same else "stale"
+
+
+def _is_cached(folder: Path, oid: str) -> bool:
+    """Whether DVC's cache has a file, or a folder with all its files."""
+    path = folder / oid[:2] / oid[2:]
+    if not path.is_file():
+        return False
+    return not oid.endswith(FOLDER) or all(
+        (folder / entry["md5"][:2] / entry["md5"][2:]).is_file() for entry in json.loads(path.read_bytes())
+    )
+
+
+def _cache_folder() -> Path:
+    """Where DVC keeps files by their digest, from its configuration: of the checkout, the project and the user."""
+    above = os.environ.get("DVC_GLOBAL_CONFIG_DIR") or Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "dvc"
+    place = Path(".dvc/cache")
+    for file in (Path(above).expanduser() / "config", Path(".dvc/config"), Path(".dvc/config.local")):
+        settings = configparser.ConfigParser(interpolation=None, strict=False)
+        settings.read(file, encoding="utf-8")
+        if settings.has_option("cache", "dir"):
+            place = file.parent / settings.get("cache", "dir").strip("\"'")
+    return place / "files/md5"
+
+
+def _templates(group: str, block: Any, params: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Each stage of a group: its address, its template, and what the template may name."""
+    if "foreach" not in block:
+        yield group, block, params
+        return
+    for key, item in (_value(block["foreach"][2:-1], params) or {}).items():
+        yield f"{group}@{key}", block["do"], {**params, "key": key, "item": item}
+
+
+def _stage(address: str, template: Any, scope: Mapping[str, Any], files: Mapping[str, Any]) -> Stage:
+    if other := template.keys() - READ:
+        raise ArtefactError(f"{PIPELINE}: {address} has {', '.join(sorted(other))}, which clinrl does not read")
+    tracked: dict[str, dict[str, Any]] = {}
+    for entry in _filled(template.get("params", []), scope):
+        for file, keys in ({PARAMS: [entry]} if isinstance(entry, str) else entry).items():
+            tracked.setdefault(file, {}).update({key: _value(key, files.get(file), ABSENT) for key in keys})
+    outs = [entry for kind in ("outs", "metrics", "plots") for entry in _filled(template.get(kind, []), scope)]
+    return Stage(
+        address=address,
+        command=_filled(template["cmd"], scope),
+        deps=[path for path, _ in _paths(_filled(template.get("deps", []), scope))],
+        params=tracked,
+        outs={path: options.get("cache", True) for path, options in _paths(outs)},
+    )
+
+
+def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
+    """A part of a template with its places filled in."""
+    if isinstance(value, str):
+        return PLACE.sub(lambda place: str(_value(place[1], scope)), value)
+    if isinstance(value, list):
+        return [_filled(entry, scope) for entry in value]
+    if isinstance(value, dict):
+        return {_filled(key, scope): _filled(entry, scope) for key, entry in value.items()}
+    return value
+
+
+def _value(key: str, scope: Any, default: Any = None) -> Any:
+    """What a key path such as `bases.esi.exam` names. Raises ArtefactError if it names nothing, without a default."""
+    found = scope
+    for part in key.strip().split("."):
+        if not isinstance(found, dict) or part not in found:
+            if default is not None:
+                return default
+            raise ArtefactError(f"{PIPELINE} names {key}, which params.yaml does not have")
+        found = found[part]
+    return found
+
+
+def _paths(entries: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The paths of a list of outputs or inputs, with the options that they may carry."""
+    for entry in entries:
+        yield from ((entry, {}),) if isinstance(entry, str) else entry.items()
