@@ -1,7 +1,7 @@
 """What a run's page in Prefect shows: the comparison table, the training curves, and the decision."""
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from clinrl import paths
 from clinrl.analysis.alerts import stored
 from clinrl.evaluation.evaluate import ALARMS, load_report
 from clinrl.reports import numbers
-from clinrl.reports.render import render
+from clinrl.reports import render as markdown
 
 if TYPE_CHECKING:
     from clinrl.analysis.exam import EvalReport
@@ -35,7 +35,7 @@ def show_exam(params: "Params", name: str) -> None:
     if raised is not None:
         count = f"{len(raised)} alarms" if raised else "no alarm"
         create_markdown_artifact(
-            markdown=render("alarms", alarms=raised),
+            markdown=markdown.render("alarms", alarms=raised),
             key=f"health-{name}",
             description=f"The training of {name} raised {count}",
         )
@@ -140,10 +140,4 @@ def _limits(decision: "Decision") -> list[dict[str, str]]:
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows with the same keys as a Markdown table; nothing for no rows."""
-    if not rows:
-        return ""
-
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    return "\n".join([line(rows[0]), line("---" for _ in rows[0]), *(line(row.values()) for row in rows)])
+    return markdown.table(rows[0], (row.values() for row in rows)) if rows else ""
