@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from clinrl import intervals
 from clinrl.registry import mlflow_store
 from clinrl.reports import figures
 from clinrl.runtime import determinism
@@ -34,6 +35,8 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 BEGIN, SAVE = mlflow_store._begin, figures._save
 DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
 """A picture of one pixel."""
+DRAWS = 100
+"""Of an interval, where it is not the point."""
 TOGETHER = ("flows", "faults")
 """Folders whose files share a project that takes long to build."""
 LONGEST = (
@@ -107,6 +110,16 @@ def real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores and figures are made as they are outside of tests."""
     monkeypatch.setattr(mlflow_store, "_begin", BEGIN)
     monkeypatch.setattr(figures, "_save", SAVE)
+
+
+@pytest.fixture(scope="module")
+def few_draws() -> Iterator[None]:
+    """Intervals of fewer draws: a registration counts each again, which takes longest of all that it does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "RESAMPLES", DRAWS)
+        intervals._case_draws.cache_clear()
+        yield
+    intervals._case_draws.cache_clear()
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from clinrl.release.gate import Decision
 from clinrl.reports import numbers
 from clinrl.signing import approval, keys
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):

@@ -19,6 +19,8 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance import bom, pins
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

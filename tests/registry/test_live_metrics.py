@@ -25,6 +25,8 @@ from clinrl.registry import live_metrics, mlflow_store, versions
 from clinrl.registry.mlflow_store import asked
 from clinrl.training import launch
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 PATIENCE_S = 90
 """For what takes seconds on an idle machine."""
 

@@ -41,6 +41,8 @@ from clinrl.tasks.base import get_task
 from clinrl_loader import Untrusted
 from unpickled import listening, strangers
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 ROOT = Path(__file__).parents[2]
 SECRET = "Alice Smith, 61, chest pain since noon"
 PATIENCE_S = 120

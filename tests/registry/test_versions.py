@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 import dolls
 import exhibits
 import locks
-from clinrl import paths
+from clinrl import intervals, paths
 from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation.evaluate import load_report
@@ -23,6 +23,8 @@ from clinrl.registry import log_run, mlflow_store, pyfunc, versions
 from clinrl.registry.mlflow_store import asked
 from clinrl.registry.versions import entries, find, holder, point, register, tag
 from clinrl.signing.keys import keyring
+
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 HOSTILE = ["../v1", "v1; rm -rf .", "v1'", "V1", "", "v1\n", "a" * 60, "$(id)"]
 
@@ -524,7 +526,8 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
     code = (
         "import sys; from clinrl.runtime import determinism; determinism.pin()\n"
-        "from clinrl.config import params; from clinrl.registry import versions\n"
+        "from clinrl import intervals; from clinrl.config import params; from clinrl.registry import versions\n"
+        f"intervals.RESAMPLES = {intervals.RESAMPLES}\n"
         "import mlflow.store.tracking.sqlalchemy_store\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "print(versions.register(params.load_params(), 'v1').number)"

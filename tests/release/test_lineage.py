@@ -18,6 +18,8 @@ from clinrl.registry import versions
 from clinrl.release import audit_log, lineage, promotion
 from clinrl.signing.keys import signer
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 LINKS = ["files", "parent", "base", "data", "exam", "lock", "provenance", "registry"]
 UNSIGNED = {("unrecorded", "provenance")}
 """No stage ran here, so nobody signed what one made; all else holds."""

@@ -18,6 +18,8 @@ from clinrl.release import audit_log, promotion
 from clinrl.signing import approval
 from clinrl.tasks.base import get_task
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 ADA = "Ada Lovelace"
 
 
