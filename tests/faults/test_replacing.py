@@ -10,7 +10,7 @@ from clinrl import artifacts, paths
 FILES = 500
 WRITER = f"""
 from pathlib import Path
-from clinrl import artefacts
+from clinrl import artifacts as artefacts
 turn = 0
 while True:
     turn += 1

@@ -267,7 +267,7 @@ import sys
 from pathlib import Path
 from clinrl.runtime import determinism
 determinism.settle(0)
-from clinrl import shards
+from clinrl.merging import safetensors_io as shards
 def peak():  # getrusage would count what the parent had when it forked
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 source, out = map(Path, sys.argv[1:])

@@ -25,7 +25,7 @@ MADE = "whole\n"
 STAGE = """\
 import os, pathlib, sys, time
 
-from clinrl import starter
+from clinrl.runtime import starter
 from clinrl.errors import Refused
 from clinrl.train import LIVE, STATUS
 
