@@ -19,8 +19,8 @@ for folder in (ROOT, ROOT / "tests/flows", ROOT / "tests", HERE):
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
-from clinrl.runtime import determinism  # noqa: E402
 from clinrl.artifacts import write_json  # noqa: E402
+from clinrl.runtime import determinism  # noqa: E402
 
 REPORT = ROOT / "data/reports/faults.json"
 SEED = 20260101
