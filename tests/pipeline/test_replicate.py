@@ -88,7 +88,8 @@ def examined(tmp_path_factory):
     root = tmp_path_factory.mktemp("examined")
     with chdir(root):
         YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
-        dataset.stage(dolls.params(), "x1")
+        for data in ("d1", "x1"):
+            dataset.stage(dolls.params(), data)
         dolls.sit(dolls.params(), "esi-base", [1])
         dolls.sit(dolls.params(), "v1", [1, 2])
         dolls.sit(dolls.params(), "v2", [1, 2, 3])
