@@ -216,13 +216,14 @@ def test_the_page_says_what_the_test_says_and_no_more(reports):
     assert "Research only, synthetic data." in page
     assert "Parent: v1." in page
     assert "not adjusted" in page
-    assert page.count("\n| bag of words | all |") == 1
-    assert re.search(r"\n\| v2 \| direct \|.*\n\| v2 \| think \|", page)
-    assert results.paired(ESI, paired("exact", "v1", [True] * 6, [False] * 6)) == "better"
-    assert results.paired(ESI, paired("exact", "v1", [False] * 6, [True] * 6)) == "worse"
-    assert results.paired(ESI, paired("exact", "v1", [True] * 5, [False] * 5)) == "not significant"
-    assert results.paired(ESI, paired("dangerous", "v1", [False] * 6, [True] * 6)) == "better"
-    assert results.paired(ESI, paired("dangerous", "v1", [True] * 6, [False] * 6)) == "worse"
+    assert re.search(r"\| bag of words \| 24 \|", page)
+    assert words.verdict(ESI, paired("exact", "v1", [True] * 6, [False] * 6)).startswith(
+        "more exact answers (+100.0 points"
+    )
+    assert words.verdict(ESI, paired("exact", "v1", [True] * 5, [False] * 5)).startswith(
+        "no difference in exact answers is"
+    )
+    assert words.verdict(ESI, paired("dangerous", "v1", [False] * 6, [True] * 6)).startswith("fewer dangerous errors")
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ from clinrl.artifacts import (
 from clinrl.config.model import Model
 from clinrl.data.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused
+from clinrl.evaluation import recount
 from clinrl.evaluation.evaluate import ALARMS, BETWEEN_MODES, HISTORY
-from clinrl.provenance import bom, lock, pins, recount
+from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
 from clinrl.registry import pyfunc
 from clinrl.registry.mlflow_store import (

@@ -105,7 +105,7 @@ class Source:
     """What is read, by the name that a list of refused rows gives it."""
     used: frozenset[str]
     dropped: frozenset[str]
-    """Columns that are there and never read: what happened after triage, and whatever else is not used."""
+    """Columns that are there and never read: what happened later, and whatever else is not used."""
     uses: tuple[Pool, ...]
     """The pools that its rows can belong to."""
     lines: int
