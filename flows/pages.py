@@ -9,7 +9,7 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 
 from clinrl import paths
 from clinrl.analysis.alerts import stored
-from clinrl.evaluation.evaluate import ALARMS, load_report
+from clinrl.evaluation.answers import ALARMS, load_report
 from clinrl.reports import numbers
 from clinrl.reports import render as markdown
 

@@ -6,7 +6,7 @@ from clinrl import artifacts, paths
 from clinrl.artifacts import identity, read_manifest
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ParamsError, RegistryError
-from clinrl.evaluation.evaluate import load_report
+from clinrl.evaluation.answers import load_report
 from clinrl.release import audit_log
 from clinrl.signing.keys import listed
 

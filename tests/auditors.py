@@ -12,7 +12,7 @@ from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.evaluation import benchmark, evaluate
+from clinrl.evaluation import answers, benchmark, evaluate
 from clinrl.models.chat import Completion, write_turn
 from clinrl.models.generate import Prompt, ScriptedSampler
 from clinrl.models.judges import Oracles
@@ -90,7 +90,7 @@ def examine(project: Params, name: str, policy: Policy) -> None:
     cases = list(read_cases(paths.cases("x1"), TASK))
     with speaking(policy, cases):
         graded = evaluate.sit(project, who, cases, Oracles(paths.base("audit")))
-    modes = {mode: evaluate.decoding(project, mode, "audit") for mode in project.modes}
+    modes = {mode: answers.decoding(project, mode, "audit") for mode in project.modes}
     inputs = {
         "exam": identity(read_manifest(paths.cases("x1"))),
         "adapter": identity(read_manifest(paths.adapter(name))),

@@ -16,7 +16,7 @@ from clinrl.artifacts import identity, read_manifest, staged, write_json
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.evaluation import compare, evaluate
+from clinrl.evaluation import answers, compare, evaluate
 from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging
 from clinrl.types import Case, Message, Transcript
@@ -111,13 +111,13 @@ def sit(params: Params, name: str, reader: Reader, seed: str | None = None) -> N
             key = mode if view == who.variant else f"{mode}.{view}"
             graded[key] = evaluate.grade(TASK, mode, [other for _, other in shown], said, who.reward)
     exam = identity(read_manifest(paths.cases(who.exam)))
-    blank = {mode: evaluate.sitting_of(who, mode, params, exam, cases) for mode in params.modes}
+    blank = {mode: answers.sitting_of(who, mode, params, exam, cases) for mode in params.modes}
     spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
     evaluate.keep(paths.graded(name), who, cases, graded, spec=spec, inputs={"exam": exam, "adapter": "a" * 64})
     after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
     training = list(read_cases(paths.cases(who.data), TASK)) if who.data else []
     before = {
-        mode: evaluate.with_views(evaluate.load_sitting(who.parent, like, cases), cases)
+        mode: answers.with_views(answers.load_sitting(who.parent, like, cases), cases)
         for mode, like in (blank if who.parent else {}).items()
     }
     with staged(paths.report(name)) as out:

@@ -26,7 +26,7 @@ from clinrl.artifacts import canonical_json, identity, read_manifest, seal, stag
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.evaluation import evaluate
+from clinrl.evaluation import answers, evaluate
 from clinrl.evaluation.record import write_record
 from clinrl.models.chat import encode, render, write_turn
 from clinrl.runtime import determinism
@@ -236,7 +236,7 @@ def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
     turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level in levels]
     transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
     graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
-    blank = {mode: evaluate.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
+    blank = {mode: answers.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
     with staged(paths.graded(name)) as out:
         for mode, lines in graded.items():
             rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
@@ -245,7 +245,7 @@ def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
         inputs = {"exam": exam, "adapter": model}
         seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
     after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
-    before = {mode: evaluate.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
+    before = {mode: answers.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
     with staged(paths.report(name)) as out:
         evaluate.write_reports(out, who, model, cases, [], graded, after, before)
     write_record(who.task, name, who.exam, who.data)

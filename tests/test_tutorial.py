@@ -16,7 +16,7 @@ import locks
 from clinrl import paths
 from clinrl.cli import main as cli
 from clinrl.config.params import load_params
-from clinrl.evaluation.evaluate import load_report
+from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.tasks.base import get_task
 from clinrl.training import launch, worker

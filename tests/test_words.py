@@ -29,9 +29,3 @@ def test_the_core_has_no_clinical_word(path: Path) -> None:
         if (name, word) not in PUBLIC
     }
     assert not found, "what this names is a task's to say: see clinrl.tasks.parts"
-
-
-def test_a_reader_follows_a_case_in_few_lines() -> None:
-    """The spine, in the order of docs/design.md: what a newcomer reads first."""
-    lines = sum(len((SRC / name).read_text(encoding="utf-8").splitlines()) for name in SPINE)
-    assert lines <= 2_800

@@ -11,12 +11,12 @@ import contest
 from clinrl import intervals, paths
 from clinrl.analysis import controls
 from clinrl.analysis.controls import Beside, Mode
-from clinrl.analysis.exam import compare
+from clinrl.analysis.paired import compare
 from clinrl.artifacts import write_json
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
 from clinrl.evaluation import compare as comparison
-from clinrl.evaluation.evaluate import load_report, load_sitting, unanswered
+from clinrl.evaluation.answers import load_report, load_sitting, unanswered
 from clinrl.reports.render import render
 
 READERS = {

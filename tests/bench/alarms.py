@@ -23,7 +23,7 @@ from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.artifacts import digest, read_manifest, write_json, write_text
 from clinrl.config.params import Params, load_params
-from clinrl.evaluation.evaluate import HISTORY
+from clinrl.evaluation.answers import HISTORY
 from clinrl.intervals import wilson
 from clinrl.pipeline.replicate import STRIDE, moved
 from clinrl.runtime import determinism

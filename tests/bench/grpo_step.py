@@ -21,7 +21,7 @@ from clinrl.analysis import alerts
 from clinrl.config.params import load_params
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.config.schema import GrpoProfile
-from clinrl.evaluation.evaluate import HISTORY
+from clinrl.evaluation.answers import HISTORY
 from clinrl.runtime import determinism
 
 STEPS = 12

@@ -15,7 +15,7 @@ from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
-from clinrl.evaluation.evaluate import load_report
+from clinrl.evaluation.answers import load_report
 from clinrl.reports import results
 from clinrl.reports.results import ALPHA
 

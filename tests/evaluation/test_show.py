@@ -16,8 +16,8 @@ from clinrl.cli import main as cli
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError
-from clinrl.evaluation import evaluate, show
-from clinrl.evaluation.evaluate import read_graded
+from clinrl.evaluation import answers, evaluate, show
+from clinrl.evaluation.answers import read_graded
 from clinrl.evaluation.show import Episode, Part, place, read, written
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi import synthetic
@@ -252,7 +252,7 @@ def test_a_task_of_one_turn_is_shown_too(tmp_path, monkeypatch, capsys):
     graded = {mode: evaluate.grade(who.task, mode, cases, [said] * len(cases), who.reward) for mode in params.modes}
     evaluate.keep(
         paths.graded("esi-base"), who, cases, graded,
-        spec={"modes": {mode: evaluate.decoding(params, mode, who.task.name) for mode in params.modes}},
+        spec={"modes": {mode: answers.decoding(params, mode, who.task.name) for mode in params.modes}},
         inputs={"exam": named["data"]["identity"], "adapter": "0" * 64},
     )  # fmt: skip
     right = next(i for i, case in enumerate(cases) if who.task.label(case) == 3)

@@ -1,7 +1,7 @@
 """What a person reads before they approve: everybody who answered, how far the candidate is ahead, and every limit."""
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.exam import Sitting
+from clinrl.analysis.paired import Sitting
 from clinrl.config.schema import Gate, Limit
 from clinrl.release.gate import Decision, decide
 from clinrl.tasks.base import get_task

@@ -14,7 +14,7 @@ from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, verified
 from clinrl.data import dataset, reward_audit
 from clinrl.errors import ArtefactError, Refused, TrainingError
-from clinrl.evaluation import evaluate
+from clinrl.evaluation import answers, evaluate
 from clinrl.models import bases, pretrain
 from clinrl.models import judges as oracles
 from clinrl.models.judges import Oracles, scores
@@ -235,7 +235,9 @@ def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, i
     assert (who.variant, who.variants) == ("no-evidence", ())
     asked = []
     monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
-    monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or answers(cases))
+    monkeypatch.setattr(
+        evaluate, "run", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or right_answers(cases)
+    )
     cases = list(dataset.read_cases(paths.cases("x1"), who.task))
     graded = evaluate.sit(params, who, cases, Oracles(paths.base("toy")))
     assert list(graded) == ["think", "direct"]
@@ -244,7 +246,7 @@ def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, i
     assert identity(manifest)
 
 
-def answers(cases):
+def right_answers(cases):
     """Everybody right, with the evidence repeated where it is shown."""
     return [
         Transcript(
@@ -259,14 +261,14 @@ def answers(cases):
 
 def test_the_exam_is_sat_under_every_view_and_reported_in_words(project, monkeypatch):
     monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
-    monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: answers(cases))
+    monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: right_answers(cases))
     evaluate.stage(toys.params(), "toy-base")
     cases = list(dataset.read_cases(paths.cases("x1"), get_task("toy")))
     shown = [case for case in cases if case.key.topic != "cough"]
     kept = (paths.graded("toy-base") / "think.no-evidence.jsonl").read_text().splitlines()
     assert [json.loads(line)["case_id"] for line in kept] == [case.id for case in shown]
     assert set(read_manifest(paths.graded("toy-base")).spec["modes"]) == {"think", "direct"}
-    think, direct = (evaluate.load_report("toy-base", mode) for mode in ("think", "direct"))
+    think, direct = (answers.load_report("toy-base", mode) for mode in ("think", "direct"))
     assert "view" not in direct.slices
     assert set(think.slices["view"]) == {"given", "no-evidence"}
     given, bare = think.slices["view"]["given"], think.slices["view"]["no-evidence"]

@@ -19,7 +19,7 @@ from clinrl.config.files import merge, read_files
 from clinrl.config.params import load_params
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError, TrainingError
-from clinrl.evaluation import evaluate
+from clinrl.evaluation import answers
 from clinrl.intervals import paired, wilson
 from clinrl.pipeline import replicate
 
@@ -122,7 +122,7 @@ def test_finished_replicates_are_found_and_reported(project):
     assert (own["seeds"], other["seeds"]) == ({"v1": 1, "v2": 2}, {"v1": 1001, "v2": 1002})
     for run, where in ((own, Path()), (other, folder)):
         with chdir(where):
-            exact = evaluate.load_report("v2", "think").metrics["exact"]
+            exact = answers.load_report("v2", "think").metrics["exact"]
         assert run["metrics"]["v2"]["think"]["exact"] == exact.model_dump(mode="json")
         tests = [(test["version"], test["other"], test["metric"]) for test in run["tests"] if test["mode"] == "think"]
         assert tests == [("v2", "v1", "exact"), ("v2", "v1", "dangerous")]

@@ -18,7 +18,7 @@ import locks
 from clinrl import intervals, paths
 from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
-from clinrl.evaluation.evaluate import load_report
+from clinrl.evaluation.answers import load_report
 from clinrl.registry import log_run, mlflow_store, pyfunc, versions
 from clinrl.registry.mlflow_store import asked
 from clinrl.registry.versions import entries, find, holder, point, register, tag

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clinrl.analysis import baselines
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.exam import Sitting
+from clinrl.analysis.paired import Sitting
 from clinrl.config.schema import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.release.gate import BOTH_MODES, decide

@@ -13,16 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from clinrl.analysis.exam import (
-    Confusion,
-    Estimates,
-    Sitting,
-    clusters_of,
-    column,
-    columns,
-    compare,
-    confusion,
-)
+from clinrl.analysis.exam import Confusion, Estimates, clusters_of, column, columns, confusion
+from clinrl.analysis.paired import Sitting, compare
 from clinrl.config.schema import Pair
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
 from clinrl.tasks.base import Task

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from clinrl.analysis.exam import Estimates, EvalReport, Row, Sitting, compare
+from clinrl.analysis.exam import Estimates, EvalReport, Row
+from clinrl.analysis.paired import Sitting, compare
 from clinrl.errors import ArtefactError
 from clinrl.intervals import Paired
 from clinrl.tasks.base import Task

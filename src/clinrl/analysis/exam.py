@@ -7,15 +7,13 @@ of records: no files, no models, no clock.
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, combinations
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import Field
 
-from clinrl.errors import ArtefactError
-from clinrl.intervals import DIGITS, Paired, bootstrap, mean, paired, rate, wilson
+from clinrl.intervals import DIGITS, Paired, bootstrap, mean, rate
 from clinrl.tasks.base import GIVEN, Task, as_variant, get_task, parts_of
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import NO_RESPONSES, Quality, Responses, Share, Statistic, no_requests
@@ -98,64 +96,6 @@ class EvalReport(Strict):
     def counted(self) -> str:
         """What `confusion` and `predicted` count: a case of several decisions is counted once for each."""
         return "cases" if self.confusion.total == self.n else "decisions"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sitting:
-    """One name's answers to one exam in one mode, in exam order."""
-
-    name: str
-    task: str
-    task_version: int
-    mode: str
-    mode_spec: Mapping[str, Any]
-    exam_digest: str
-    golds: Sequence[Any]
-    answers: Sequence[Any]
-    under: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Answers to the cases as other views show them, by view; as given, where a case has no such view."""
-    clusters: Sequence[str] | None = None
-    """The cluster of each case, for intervals; None where cases are by themselves."""
-
-
-def compare(a: Sitting, b: Sitting, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
-    """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two sat different exams."""
-    comparable(a, b)
-    return tuple(_paired(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in metrics)
-
-
-def comparable(a: Sitting | EvalReport, b: Sitting | EvalReport) -> None:
-    """Two reports, or two sittings, answer the same question. Raises ArtefactError naming what differs."""
-    for what, mine, theirs in (
-        ("task", a.task, b.task),
-        ("task version", a.task_version, b.task_version),
-        ("exam digest", a.exam_digest, b.exam_digest),
-        ("mode", a.mode, b.mode),
-        ("decoding of the mode", dict(a.mode_spec), dict(b.mode_spec)),
-    ):
-        if mine != theirs:
-            raise ArtefactError(
-                f"{a.name} and {b.name} cannot be compared: their {what} differs ({mine} and {theirs}); "
-                f"evaluate both on the same exam, in the same mode and at the same task version"
-            )
-
-
-def between_modes(
-    golds: Sequence[Any], answers: Mapping[str, Sequence[Any]], metrics: Mapping[str, Share | Statistic]
-) -> dict[str, Any]:
-    """Agreement of the modes of one version, and a paired test for each two of them. Empty for a single mode.
-
-    `mode_agreement` is the share of all cases with the same readable answer in every mode: two unreadable answers do
-    not agree.
-    """
-    if len(answers) < 2:
-        return {}
-    same = sum(not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in zip(*answers.values(), strict=True))
-    tests = {
-        f"{a}_{b}": {metric: _paired(metric, b, golds, answers[a], answers[b], metrics) for metric in metrics}
-        for a, b in combinations(answers, 2)
-    }
-    return {"mode_agreement": wilson(same, len(golds)), "between_modes": tests}
 
 
 def build(
@@ -317,23 +257,6 @@ def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict
     }
     agreed = {"mode_agreement": agreement["mode_agreement"].value} if agreement else {}
     return {**by_mode, **agreed}
-
-
-def _paired(
-    metric: str,
-    other: str,
-    golds: Sequence[Any],
-    mine: Sequence[Any],
-    theirs: Sequence[Any],
-    metrics: Mapping[str, Share | Statistic],
-) -> Paired:
-    kind = metrics[metric]
-    if not isinstance(kind, Share):
-        raise TypeError(f"{metric} is a statistic; paired tests are of shares")
-    # A case outside a share's denominator is outside for both, since the denominator depends on gold alone.
-    verdicts = [(kind.of(gold, a), kind.of(gold, b)) for gold, a, b in zip(golds, mine, theirs, strict=True)]
-    counted = [(bool(a), bool(b)) for a, b in verdicts if a is not None and b is not None]
-    return paired(metric, other, [a for a, _ in counted], [b for _, b in counted])
 
 
 def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None) -> Estimates:

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis import alerts, exam
+from clinrl.analysis import alerts, paired
 from clinrl.cli.names import check_name
 from clinrl.cli.stage_commands import make
 from clinrl.config.model import MERGED
 from clinrl.errors import ParamsError
-from clinrl.evaluation.evaluate import HISTORY, load_sitting, unanswered
+from clinrl.evaluation.answers import HISTORY, load_sitting, unanswered
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
 from clinrl.release import lineage as lineages
@@ -139,7 +139,7 @@ def compare(params: "Params", source: Path, name: str, other: str | None = None,
     rows = []
     for mode, like in blank.items():
         mine, theirs = (load_sitting(one, like, cases) for one in (name, other))
-        for test in exam.compare(mine, theirs, who.task.compared):
+        for test in paired.compare(mine, theirs, who.task.compared):
             change = test.difference
             rows.append(
                 {

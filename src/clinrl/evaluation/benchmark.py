@@ -35,7 +35,8 @@ from clinrl.config.model import Model
 from clinrl.data.dataset import progress, read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, DataError, ParamsError
-from clinrl.evaluation.evaluate import SEED, answer, check_apart, load_sitting, open_sampler, read_graded, sitting_of
+from clinrl.evaluation.answers import SEED, answer, load_sitting, read_graded, sitting_of
+from clinrl.evaluation.evaluate import check_apart, open_sampler
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.rollout import run
 from clinrl.reports.render import load, render

@@ -22,7 +22,8 @@ from clinrl.config.model import Model
 from clinrl.data.dataset import manifest_of, read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, ParamsError
-from clinrl.evaluation.evaluate import check_apart, decoding, hear, sit
+from clinrl.evaluation.answers import decoding
+from clinrl.evaluation.evaluate import check_apart, hear, sit
 from clinrl.intervals import wilson
 from clinrl.models.judges import Oracles
 from clinrl.reports.render import load, render

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from clinrl import paths
-from clinrl.analysis.exam import EvalReport, Sitting, between_modes, build, compare, summary
+from clinrl.analysis.exam import EvalReport, build, summary
+from clinrl.analysis.paired import Sitting, between_modes, compare
 from clinrl.artifacts import verified
 from clinrl.config.model import Model
 from clinrl.errors import ArtefactError
-from clinrl.evaluation.evaluate import (
+from clinrl.evaluation.answers import (
     BETWEEN_MODES,
     SUMMARY,
     answered_under,
-    grade,
     load_report,
     load_sitting,
     read_graded,
@@ -29,6 +29,7 @@ from clinrl.evaluation.evaluate import (
     unanswered,
     with_views,
 )
+from clinrl.evaluation.evaluate import grade
 from clinrl.tasks.base import models_of
 from clinrl.tasks.parts import no_requests
 from clinrl.types import Graded

@@ -16,7 +16,7 @@ from clinrl import paths
 from clinrl.config.base import did_you_mean
 from clinrl.config.model import Model
 from clinrl.errors import ParamsError
-from clinrl.evaluation.evaluate import load_sitting, read_graded, unanswered
+from clinrl.evaluation.answers import load_sitting, read_graded, unanswered
 from clinrl.tasks import importing
 from clinrl.tasks.base import names_of, parts_of
 from clinrl.tasks.importing import is_imported

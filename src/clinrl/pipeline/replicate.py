@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis.exam import NOTE, compare
+from clinrl.analysis.exam import NOTE
+from clinrl.analysis.paired import compare
 from clinrl.artifacts import digest, read_manifest, write_json, write_text
 from clinrl.config.files import dumped, merge, read_files
 from clinrl.config.params import load_params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
-from clinrl.evaluation.evaluate import BETWEEN_MODES, load_report, load_sitting, sitting_of
+from clinrl.evaluation.answers import BETWEEN_MODES, load_report, load_sitting, sitting_of
 from clinrl.reports.render import render
 from clinrl.runtime import child
 from clinrl.tasks.base import EXACT, get_task

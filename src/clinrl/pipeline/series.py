@@ -15,7 +15,7 @@ from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ended
-from clinrl.evaluation.evaluate import BETWEEN_MODES, load_report
+from clinrl.evaluation.answers import BETWEEN_MODES, load_report
 from clinrl.reports import render
 from clinrl.reports.numbers import percent
 from clinrl.tasks.base import get_task

@@ -32,7 +32,7 @@ from clinrl.config.model import Model
 from clinrl.data.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused
 from clinrl.evaluation import recount
-from clinrl.evaluation.evaluate import ALARMS, BETWEEN_MODES, HISTORY
+from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
 from clinrl.registry import pyfunc

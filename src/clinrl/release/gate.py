@@ -14,7 +14,8 @@ from itertools import chain
 from typing import Any, Literal
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.exam import Sitting, between_modes, comparable, estimates
+from clinrl.analysis.exam import estimates
+from clinrl.analysis.paired import Sitting, between_modes, comparable
 from clinrl.artifacts import digest as digest_of
 from clinrl.config.base import Scale
 from clinrl.config.schema import Gate, Limit, Rebuilt

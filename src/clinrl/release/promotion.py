@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import artifacts, paths
 from clinrl.analysis import baselines
-from clinrl.analysis.exam import Sitting
+from clinrl.analysis.paired import Sitting
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
-from clinrl.evaluation.evaluate import load_sitting, unanswered
+from clinrl.evaluation.answers import load_sitting, unanswered
 from clinrl.intervals import DIGITS, bootstrap
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
