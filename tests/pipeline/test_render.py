@@ -47,6 +47,7 @@ def test_every_committed_page_is_written_again_from_json_byte_for_byte(params, m
     assert capsys.readouterr().out == "", "what did not change is not listed"
 
 
+@pytest.mark.usefixtures("real")
 @pytest.mark.parametrize("names", [["esi-v43"], pytest.param([], marks=pytest.mark.slow)])
 def test_every_figure_is_drawn_again_as_dvc_lock_has_it(params, names):
     """A clone holds none: figures are in DVC's cache, and this draws them without it."""
