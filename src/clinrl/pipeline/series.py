@@ -1,6 +1,6 @@
 """The table of a whole series: a task's base and versions, root first, and what their exam said in every mode.
 
-`python -m clinrl.pipeline.series [TASK]` prints it, with `--write` it also renews the table in README.md between its
+`python -m clinrl.pipeline.series TASK` prints it, with `--write` it also renews the table in README.md between its
 markers.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
+from clinrl.config.base import known
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ended
 from clinrl.evaluation.answers import BETWEEN_MODES, load_report
@@ -61,13 +62,14 @@ def spliced(page: str, block: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; with --write also put it into README.md. The exit code is 1 if a report is missing."""
     parser = argparse.ArgumentParser(prog="python -m clinrl.pipeline.series", description=__doc__)
-    parser.add_argument("task", nargs="?", metavar="TASK", help="default: the first one under bases in params.yaml")
+    parser.add_argument("task", metavar="TASK", help="a task with a base")
     parser.add_argument("--write", action="store_true", help="renew the table in README.md")
     arguments = parser.parse_args(argv)
 
     def show() -> int:
         params = load_params()
-        block = table(params, arguments.task or next(iter(params.bases)))
+        known("params.yaml", arguments.task, params.bases, "a task with a base")
+        block = table(params, arguments.task)
         print(block)
         if arguments.write:
             readme = Path("README.md")
