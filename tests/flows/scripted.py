@@ -149,7 +149,7 @@ def sit(params: Params, name: str) -> None:
     """The exam, answered by the script. No table of simple policies and no drawing, which take longest."""
     _take_time()
 
-    def answers(params: Params, who: Any, cases: Any) -> dict[str, Any]:
+    def answers(params: Params, who: Any, cases: Any, *_: Any) -> dict[str, Any]:
         return {
             mode: evaluate.grade(
                 who.task, mode, cases, [_answer(who, case, i, mode) for i, case in enumerate(cases)], who.reward
@@ -168,7 +168,7 @@ def sit(params: Params, name: str) -> None:
 def mined(params: Params, name: str) -> None:
     """The mine data, answered wrongly where one rule decides."""
 
-    def answers(params: Params, who: Any, cases: Any) -> dict[str, Any]:
+    def answers(params: Params, who: Any, cases: Any, *_: Any) -> dict[str, Any]:
         said = [Transcript(messages=(_mined(who, case),), stop="answered") for case in cases]
         return {mode: evaluate.grade(who.task, mode, cases, said, who.reward) for mode in params.modes}
 
