@@ -1,7 +1,9 @@
 """The refusals a user can cause. The message is the one sentence the user reads; the class decides the exit code."""
 
 import errno
+import os
 import re
+import select
 import sys
 from collections.abc import Callable
 
@@ -12,6 +14,10 @@ REFUSALS = {
     errno.EACCES: ("access is denied", "get the right to it"),
 }
 """What a system refuses that no code can mend, and what a person can do."""
+
+
+UNREAD = 141
+"""The exit code where nobody reads the output any more: what a shell says of a program that SIGPIPE ended."""
 
 
 def masked(text: str) -> str:
@@ -28,16 +34,24 @@ class Refused(Exception):
 def ended(program: Callable[[], int]) -> int:
     """Run a program; its exit code, or that of the refusal, interrupt or full disk that ended it, said on stderr.
 
-    Whatever else went wrong is a fault, and is passed on with its traceback.
+    Whoever read the output may have gone away, as `head` does: that is no fault, and nothing is said. Whatever else
+    went wrong is a fault, and is passed on with its traceback.
     """
     try:
-        return program()
+        return _flushed(program)
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
     except KeyboardInterrupt:
         print("clinrl: interrupted; the same command continues", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        unread = [number for number in (1, 2) if _is_unread(number)]
+        if not unread:
+            raise
+        for number in unread:  # what is still in a buffer would end in a traceback at the very end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        return UNREAD
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
@@ -45,6 +59,20 @@ def ended(program: Callable[[], int]) -> int:
         where = f" at {error.filename}" if error.filename else ""
         print(f"clinrl: {what}{where}: {do} and give the same command again", file=sys.stderr)
         return 1
+
+
+def _flushed(program: Callable[[], int]) -> int:
+    try:
+        return program()
+    finally:
+        sys.stdout.flush()
+
+
+def _is_unread(number: int) -> bool:
+    """Whether a descriptor is a pipe that nobody reads."""
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 class ParamsError(Refused):

@@ -231,7 +231,7 @@ def test_what_a_stage_raises_becomes_a_sentence_and_an_exit_code(raised, code, m
 
 @pytest.mark.parametrize("raised", [ZeroDivisionError("a bug"), OSError(errno.EBADF, "no such stream")])
 def test_a_bug_keeps_its_traceback(raised, project, monkeypatch):
-    def stage(params, version, *, as_json):
+    def stage(params, version, **options):
         raise raised
 
     monkeypatch.setattr(plan, "stage", stage)
@@ -245,10 +245,22 @@ def test_a_full_disk_is_said(project, capsys):
         pytest.skip("this system has no /dev/full")
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-u", "-m", "clinrl", "plan"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-m", "clinrl", "plan"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 1
     assert "clinrl: disk is full" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["plan"], ["params", "--resolved"]])
+def test_output_that_nobody_reads_is_no_traceback(words, project):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "clinrl", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
 
 
 def test_commands_are_pinned_before_anything_else(project, monkeypatch):

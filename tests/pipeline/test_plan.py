@@ -15,6 +15,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import ParamsError
 from clinrl.pipeline import plan
 from clinrl.provenance import dvc_yaml
+from valid_params import VALID
 
 ROOT = Path(__file__).parents[2]
 DVC_YAML = """
@@ -177,6 +178,25 @@ def ours() -> dict[str, str]:
     return {address: state for address, state in states.items() if state != "up to date"}
 
 
+def test_the_tree_of_a_task(dvc_project, valid, monkeypatch, capsys):
+    params = Params.model_validate(valid | {"merges": VALID["merges"], "versions": VALID["versions"]})
+    monkeypatch.setattr(plan, "_gates", lambda: {"v1": "passed"})
+    plan.stage(params, graph="esi")
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.replace("│", "").replace("├─", "").replace("└─", "").split()[0] for line in lines]
+    assert names[:2] == ["esi-base", "v1"]
+    assert sorted(names) == sorted(
+        ["esi-base", *VALID["versions"], *VALID["merges"]["folds"], *VALID["merges"]["blends"]]
+    )
+    assert lines[1].startswith("└─ v1 ")
+    assert lines[1].endswith("gate passed")
+    assert max(map(len, lines)) <= 80
+    with pytest.raises(ParamsError, match=r"'esl' is not a task with a base; did you mean esi\?"):
+        plan.stage(params, graph="esl")
+    with pytest.raises(ParamsError, match="leave the version and --json out"):
+        plan.stage(params, "v1", graph="")
+
+
 def test_dvc_says_the_same(dvc_project):
     """A real project, changed in one way after the other; each change is still there when the next one comes."""
     dvc("repro", "-q")
@@ -228,14 +248,15 @@ def test_the_plan_of_the_committed_tree_takes_seconds(monkeypatch):
     assert after.children_user + after.children_system - before.children_user - before.children_system < 5
 
 
-def test_an_aligned_table_on_a_terminal(params):
+@pytest.mark.parametrize("columns", [220, 80])
+def test_an_aligned_table_on_a_terminal(params, columns):
     """A real terminal: the child's standard output is a pseudo-terminal."""
     parent, child = pty.openpty()
     done = subprocess.run(
         [sys.executable, "-m", "clinrl", "plan"],
         stdout=child,
         stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": "220", "TERM": "xterm"},
+        env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm"},
         check=False,
     )
     os.close(child)
@@ -247,3 +268,5 @@ def test_an_aligned_table_on_a_terminal(params):
     assert header.split()[0].endswith("version") or "version" in header
     assert "v1" in first
     assert "v2" in second
+    assert ("stands" in header) == (columns == 80)
+    assert len(text.splitlines()) == 3 or columns == 220

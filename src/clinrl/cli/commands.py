@@ -280,10 +280,15 @@ INSPECT = {
     "plan": Command(
         help="show the versions and which of their stages are up to date",
         description="Shows each version of a lineage, root first, with its recipe and how its stages stand: up to "
-        "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise.",
-        examples="clinrl plan\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
+        "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise. --graph draws versions and "
+        "merges as a tree, with the first stage that is not up to date and how the gate decided.",
+        examples="clinrl plan\nclinrl plan --graph esi\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
         runs="pipeline.plan:stage",
-        arguments=(arg("version", metavar="VERSION", nargs="?", help="only this version and its ancestors"), JSON),
+        arguments=(
+            arg("version", metavar="VERSION", nargs="?", help="only this version and its ancestors"),
+            arg("--graph", metavar="TASK", nargs="?", const="", help="draw the versions of TASK, or all, as a tree"),
+            JSON,
+        ),
         also="status dag graph stages list ls tree repro",
     ),
     "versions": Command(

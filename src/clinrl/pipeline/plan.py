@@ -1,13 +1,16 @@
 """`clinrl plan`: the versions of params.yaml, and how the stages stand that build them."""
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.errors import ArtefactError
+from clinrl import paths
+from clinrl.config.base import known
+from clinrl.errors import ArtefactError, ParamsError, Refused
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import State
+from clinrl.release import audit_log
 from clinrl.reports.tables import show
 from clinrl.runtime import dvc_state
 
@@ -18,30 +21,41 @@ STAGES = ("dataset", "validate", "probe", "train", "evaluate")
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")
 
 
-def stage(params: "Params", version: str | None = None, *, as_json: bool = False) -> None:
+NARROW = ("version", "method", "steps", "stands")
+"""The columns that fit a terminal of 80."""
+
+
+def stage(params: "Params", version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
     """Print the plan of one version's lineage, or of all versions: parents come before children.
 
-    A table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`. DVC judges a stage
-    by its inputs as they are now, so what follows a stale stage may still be called up to date. Steps are those of the
-    active scale. Raises ParamsError for an unknown version, and Refused as `dvc_state.fence` does.
+    A table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`; with `graph`, the
+    tree of a task, or of each if that is empty. DVC judges a stage by its inputs as they are now, so what follows a
+    stale stage may still be called up to date. Steps are those of the active scale. Raises ParamsError for an unknown
+    version or task, and Refused as `dvc_state.fence` does.
     """
+    if graph is not None:
+        if version or as_json:
+            raise ParamsError("--graph draws the tree of a task; leave the version and --json out")
+        draw(params, graph)
+        return
     names = params.lineage(version) if version else _parents_first(params)
-    addresses = {name: _addresses(params, name) for name in names}
+    addresses = {name: addresses_of(params, name) for name in names}
     states = dvc_states({address for row in addresses.values() for address in row.values()})
     rows = [
         _row(params, name, {stage: states[address] for stage, address in addresses[name].items()}) for name in names
     ]
-    show(COLUMNS, rows, as_json=as_json)
+    if not as_json:
+        rows = [row | {"stands": first_open({stage: row[stage] for stage in STAGES})} for row in rows]
+    show(COLUMNS, rows, as_json=as_json, narrow=NARROW)
+
+
+def first_open(states: Mapping[str, State]) -> str:
+    """How far a version is built: its first stage that is not up to date, and how that one stands."""
+    return next((f"{stage} {state}" for stage, state in states.items() if state != "up to date"), "up to date")
 
 
 def _parents_first(params: "Params") -> Sequence[str]:
     return list(dict.fromkeys(name for version in params.versions for name in params.lineage(version)))
-
-
-def _addresses(params: "Params", version: str) -> dict[str, str]:
-    """The DVC address of each stage that a version needs."""
-    made, validated = params.data_stages(params.versions[version].data)
-    return {stage: f"{stage}@{version}" for stage in STAGES} | {"dataset": made, "validate": validated}
 
 
 def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, Any]:
@@ -57,6 +71,69 @@ def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, 
         **states,
         "why": version.why,
     }
+
+
+def addresses_of(params: "Params", name: str) -> dict[str, str]:
+    """The DVC address of each stage that a version, a merge or a base needs, in their order."""
+    if name in params.versions:
+        made, validated = params.data_stages(params.versions[name].data)
+        return {"dataset": made, "validate": validated} | {stage: f"{stage}@{name}" for stage in STAGES[2:]}
+    if name in params.merges.folds:
+        return {"merge": f"fold@{name}", "evaluate": f"examine-fold@{name}"}
+    if name in params.merges.blends:
+        return {"merge": f"blend@{name}", "evaluate": f"examine-blend@{name}"}
+    task = name.removesuffix("-base")
+    return {"base": f"base@{task}", "evaluate": f"baseline@{task}"}
+
+
+def draw(params: "Params", task: str = "") -> None:
+    """Print the tree of a task, by default of each: `dvc dag` draws stages and files, 10,963 columns wide here. Raises ParamsError for an unknown task."""
+    if task:
+        known("params.yaml", task, params.bases, "a task with a base")
+    tasks = [task] if task else list(params.bases)
+    stages = {name: addresses_of(params, name) for one in tasks for name in _members(params, one)}
+    states = dvc_states({address for row in stages.values() for address in row.values()})
+    gates = _gates()
+    for one in tasks:
+        nodes = list(_tree(params, f"{one}-base", []))
+        width = max(len(drawn) for _, drawn, _ in nodes)
+        for name, drawn, kind in nodes:
+            row: Mapping[str, State] = {stage: states[address] for stage, address in stages[name].items()}
+            gate = f"  gate {gates[name]}" if name in gates else ""
+            print(f"{drawn:<{width}}  {kind:<5}  {first_open(row)}{gate}")
+
+
+def _members(params: "Params", task: str) -> Iterator[str]:
+    yield f"{task}-base"
+    for some in (params.versions, params.merges.folds, params.merges.blends):
+        yield from (name for name, spec in some.items() if spec.task == task)
+
+
+def _tree(params: "Params", name: str, last: Sequence[bool]) -> Iterator[tuple[str, str, str]]:
+    """Everything that comes from a name, the name first: with the branches that lead to it, and what it is."""
+    branches = "".join("   " if ends else "│  " for ends in last[:-1]) + ("└─ " if last[-1] else "├─ ") if last else ""
+    blends, folds = params.merges.blends, params.merges.folds
+    kind = "base" if name.endswith("-base") else "fold" if name in folds else "blend"
+    if name in params.versions:
+        kind = params.profiles[params.versions[name].profile].method
+    yield name, branches + name + (f" (with {blends[name].second})" if name in blends else ""), kind
+    children = [
+        *(fold for fold, spec in folds.items() if spec.version == name),
+        *(blend for blend, spec in blends.items() if spec.first == name),
+        *(version for version, spec in params.versions.items() if spec.parent == name),
+    ]
+    for child in children:
+        yield from _tree(params, child, [*last, child == children[-1]])
+
+
+def _gates() -> dict[str, str]:
+    """How the last decision on each version ended, as far as there is an audit file that can be read."""
+    try:
+        entries = audit_log.read(paths.ledger()) if paths.ledger().exists() else []
+    except Refused:
+        return {}
+    decisions = [entry.body for entry in entries if entry.kind == "decision"]
+    return {body["candidate"]: "passed" if body["promote"] else "refused" for body in decisions}
 
 
 def dvc_states(addresses: Collection[str]) -> dict[str, State]:

@@ -12,10 +12,17 @@ STYLES = {
     "unknown": "dim",
 }
 """Colours of the words that say how something stands."""
+LAST = 24
+"""What the last column, which may be folded, needs at least."""
 
 
-def show(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    """Print rows, each a mapping of the columns. JSON keeps all keys of a row; the others show the columns only."""
+def show(
+    columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, as_json: bool, narrow: Sequence[str] = ()
+) -> None:
+    """Print rows, each a mapping of the columns. JSON keeps all keys of a row; the others show the columns only.
+
+    `narrow` are the columns for a terminal on which the others would not fit.
+    """
     if as_json:
         print(json.dumps(list(rows), indent=2, ensure_ascii=False))
         return
@@ -27,13 +34,19 @@ def show(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], *, as_json: 
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number < 2)  # the first two name the row
-    for row in rows:
-        cells = [_cell(row[column]) for column in columns]
-        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in cells))
-    Console().print(table)
+    def table(columns: Sequence[str]) -> Table:
+        drawn = Table(box=None, pad_edge=False, header_style="bold")
+        for number, column in enumerate(columns):
+            drawn.add_column(column, overflow="fold", no_wrap=number < 2)  # the first two name the row
+        for row in rows:
+            cells = [_cell(row[column]) for column in columns]
+            drawn.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in cells))
+        return drawn
+
+    console = Console()
+    widths = [max(len(column), *(len(_cell(row[column])) for row in rows), 0) for column in columns[:-1]]
+    fits = not narrow or sum(width + 2 for width in widths) + LAST <= console.width
+    console.print(table(columns if fits else narrow))
 
 
 def _cell(value: Any) -> str:
