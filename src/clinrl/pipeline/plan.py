@@ -87,7 +87,10 @@ def addresses_of(params: "Params", name: str) -> dict[str, str]:
 
 
 def draw(params: "Params", task: str = "") -> None:
-    """Print the tree of a task, by default of each: `dvc dag` draws stages and files, 10,963 columns wide here. Raises ParamsError for an unknown task."""
+    """Print the tree of a task, by default of each. A line is a version; `dvc dag` draws 10,963 columns of stages.
+
+    Raises ParamsError for an unknown task.
+    """
     if task:
         known("params.yaml", task, params.bases, "a task with a base")
     tasks = [task] if task else list(params.bases)
