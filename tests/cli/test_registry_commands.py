@@ -100,6 +100,16 @@ def test_the_audit_file_is_read_again_once_somebody_vouched_for_what_a_revoked_k
     assert main(["keys", "vouch", "twice"]) == 1
 
 
+def test_the_tree_of_versions_says_how_their_gates_decided(run, capsys):
+    for name in ("v1", "v3"):
+        run("decide", name)
+    assert main(["plan", "--graph"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("esi-base")
+    assert [line.split("gate ")[1] for line in lines if "gate " in line] == ["passed", "refused"]
+    assert main(["plan", "v1", "--graph"]) == 2
+
+
 def test_a_refused_version_says_why_and_ends_with_1(run):
     code, rows, said = run("decide", "v3")
     assert code == 1

@@ -178,10 +178,9 @@ def ours() -> dict[str, str]:
     return {address: state for address, state in states.items() if state != "up to date"}
 
 
-def test_the_tree_of_a_task(dvc_project, valid, monkeypatch, capsys):
+def test_the_tree_of_a_task(dvc_project, valid, capsys):
     params = Params.model_validate(valid | {"merges": VALID["merges"], "versions": VALID["versions"]})
-    monkeypatch.setattr(plan, "_gates", lambda: {"v1": "passed"})
-    plan.stage(params, graph="esi")
+    plan.draw(params, "esi", gates={"v1": "passed"})
     lines = capsys.readouterr().out.splitlines()
     names = [line.replace("│", "").replace("├─", "").replace("└─", "").split()[0] for line in lines]
     assert names[:2] == ["esi-base", "v1"]
@@ -192,9 +191,7 @@ def test_the_tree_of_a_task(dvc_project, valid, monkeypatch, capsys):
     assert lines[1].endswith("gate passed")
     assert max(map(len, lines)) <= 80
     with pytest.raises(ParamsError, match=r"'esl' is not a task with a base; did you mean esi\?"):
-        plan.stage(params, graph="esl")
-    with pytest.raises(ParamsError, match="leave the version and --json out"):
-        plan.stage(params, "v1", graph="")
+        plan.draw(params, "esl", gates={})
 
 
 def test_dvc_says_the_same(dvc_project):

@@ -5,12 +5,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl import paths
 from clinrl.config.base import known
-from clinrl.errors import ArtefactError, ParamsError, Refused
+from clinrl.errors import ArtefactError
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import State
-from clinrl.release import audit_log
 from clinrl.reports.tables import show
 from clinrl.runtime import dvc_state
 
@@ -25,19 +23,13 @@ NARROW = ("version", "method", "steps", "stands")
 """The columns that fit a terminal of 80."""
 
 
-def stage(params: "Params", version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
+def stage(params: "Params", version: str | None = None, *, as_json: bool = False) -> None:
     """Print the plan of one version's lineage, or of all versions: parents come before children.
 
-    A table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`; with `graph`, the
-    tree of a task, or of each if that is empty. DVC judges a stage by its inputs as they are now, so what follows a
-    stale stage may still be called up to date. Steps are those of the active scale. Raises ParamsError for an unknown
-    version or task, and Refused as `dvc_state.fence` does.
+    A table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`. DVC judges a stage
+    by its inputs as they are now, so what follows a stale stage may still be called up to date. Steps are those of the
+    active scale. Raises ParamsError for an unknown version, and Refused as `dvc_state.fence` does.
     """
-    if graph is not None:
-        if version or as_json:
-            raise ParamsError("--graph draws the tree of a task; leave the version and --json out")
-        draw(params, graph)
-        return
     names = params.lineage(version) if version else _parents_first(params)
     addresses = {name: addresses_of(params, name) for name in names}
     states = dvc_states({address for row in addresses.values() for address in row.values()})
@@ -86,17 +78,16 @@ def addresses_of(params: "Params", name: str) -> dict[str, str]:
     return {"base": f"base@{task}", "evaluate": f"baseline@{task}"}
 
 
-def draw(params: "Params", task: str = "") -> None:
+def draw(params: "Params", task: str = "", *, gates: Mapping[str, str]) -> None:
     """Print the tree of a task, by default of each. A line is a version; `dvc dag` draws 10,963 columns of stages.
 
-    Raises ParamsError for an unknown task.
+    `gates` say of versions how their gate decided. Raises ParamsError for an unknown task.
     """
     if task:
         known("params.yaml", task, params.bases, "a task with a base")
     tasks = [task] if task else list(params.bases)
     stages = {name: addresses_of(params, name) for one in tasks for name in _members(params, one)}
     states = dvc_states({address for row in stages.values() for address in row.values()})
-    gates = _gates()
     for one in tasks:
         nodes = list(_tree(params, f"{one}-base", []))
         width = max(len(drawn) for _, drawn, _ in nodes)
@@ -127,16 +118,6 @@ def _tree(params: "Params", name: str, last: Sequence[bool]) -> Iterator[tuple[s
     ]
     for child in children:
         yield from _tree(params, child, [*last, child == children[-1]])
-
-
-def _gates() -> dict[str, str]:
-    """How the last decision on each version ended, as far as there is an audit file that can be read."""
-    try:
-        entries = audit_log.read(paths.ledger()) if paths.ledger().exists() else []
-    except Refused:
-        return {}
-    decisions = [entry.body for entry in entries if entry.kind == "decision"]
-    return {body["candidate"]: "passed" if body["promote"] else "refused" for body in decisions}
 
 
 def dvc_states(addresses: Collection[str]) -> dict[str, State]:
