@@ -42,12 +42,16 @@ TOGETHER = ("flows", "faults")
 LONGEST = (
     "flows",
     "faults",
-    "test_launch",
-    "test_verify",
-    "test_privacy",
     "test_pyfunc",
+    "test_launch",
+    "test_promotion",
+    "test_versions",
+    "test_privacy",
+    "test_contract",
+    "test_compare",
+    "test_verify",
     "test_pipeline",
-    "test_live_metrics",
+    "test_imaging_intake",
 )
 """Groups of tests that take long."""
 
