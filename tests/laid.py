@@ -32,6 +32,11 @@ def lay(folder: Path, params: Mapping[str, Any], top: str = "") -> None:
             write_whole(file, blocks if name == task else {})
 
 
+def content(folder: Path) -> dict[str, Any]:
+    """What a project's files of parameters say together."""
+    return merge(read_files(folder / "params.yaml"))[0]
+
+
 def edit(folder: Path, change: Callable[[Any], None]) -> None:
     """Change what people wrote; drafts stay."""
     read = read_files(folder / "params.yaml")

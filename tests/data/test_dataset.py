@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.config.plain_yaml import read_yaml
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.tasks.base import get_task
@@ -26,7 +26,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def params(**changes: object) -> Params:
     """The project's parameters with a data set of 40 cases."""
-    source = read_yaml(ROOT / "params.yaml")
+    source = laid.content(ROOT)
     source["datasets"]["esi-d1"].update({"cases": 40} | changes)
     return Params.model_validate(source)
 
@@ -57,8 +57,8 @@ def test_another_process_writes_the_same_bytes() -> None:
     before = artifacts.identity(artifacts.read_manifest(FOLDER))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1] + '/src')\n"
-        "from clinrl.config import params, plain_yaml; from clinrl.data import dataset\n"
-        "source = plain_yaml.read_yaml(params.Path(sys.argv[1] + '/params.yaml'))\n"
+        "from clinrl.config import files, params; from clinrl.data import dataset\n"
+        "source, _ = files.merge(files.read_files(params.Path(sys.argv[1] + '/params.yaml')))\n"
         "source['datasets']['esi-d1']['cases'] = 40\n"
         "dataset.stage(params.Params.model_validate(source), 'esi-d1')"
     )

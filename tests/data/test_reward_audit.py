@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.config.plain_yaml import read_yaml
 from clinrl.config.schema import Phase
 from clinrl.data import dataset, reward_audit, validate
 from clinrl.data.sampling import draw
@@ -26,7 +26,7 @@ NAIVE = {"kind": "naive", "unreadable": 0.0}
 
 def params(data: str = "esi-d1", reward: dict[str, Any] | None = None, stream: dict[str, Any] | None = None) -> Params:
     """The project's parameters with small data sets, one of either mix, and a GRPO version esi-v99 of this recipe."""
-    source = read_yaml(ROOT / "params.yaml")
+    source = laid.content(ROOT)
     source["datasets"]["esi-d1"]["cases"] = 400
     source["datasets"]["esi-r1"] = source["datasets"]["esi-d1"] | {"mix": "reporting"}
     trainer = {

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import laid
 from clinrl.config.params import Params, load_params
-from clinrl.config.plain_yaml import read_yaml
 from clinrl.config.schema import GrpoTrainer, Phase, Stream, lengths
 from clinrl.data import sampling
 from clinrl.errors import DataError
@@ -205,7 +205,7 @@ def test_phases_are_in_no_record_that_does_not_use_them() -> None:
 
 
 def test_a_version_draws_its_steps_times_its_batch() -> None:
-    params = Params.model_validate(read_yaml(ROOT / "params.yaml"))
+    params = Params.model_validate(laid.content(ROOT))
     for version, block in params.versions.items():
         if block.task == TASK.name:
             trainer = params.trainer(block.profile)

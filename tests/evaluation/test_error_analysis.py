@@ -55,7 +55,7 @@ def project(built, tmp_path, monkeypatch):
 def answering(answer):
     """A stand-in for the model: `answer` of a case gives the level, or None for an unreadable turn."""
 
-    def sit(doll, who, cases):
+    def sit(doll, who, cases, *_):
         def transcript(case):
             level = answer(case)
             text = "I do not know." if level is None else f"ANSWER: ESI {level}"

@@ -43,7 +43,7 @@ def prove(name):
 def answering(answer):
     """A stand-in for the model."""
 
-    def sit(params, who, cases):
+    def sit(params, who, cases, *_):
         said = [Message(role="assistant", content=f"ANSWER: ESI {answer(case)}") for case in cases]
         transcripts = [Transcript(messages=(turn,), stop="answered") for turn in said]
         return {mode: grade(who.task, mode, cases, transcripts, who.reward) for mode in params.modes}
