@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis import alerts, paired
+from clinrl.analysis import alerts
 from clinrl.cli.names import check_name
 from clinrl.cli.stage_commands import make
 from clinrl.config.model import MERGED
 from clinrl.errors import ParamsError
-from clinrl.evaluation.answers import HISTORY, load_sitting, unanswered
+from clinrl.evaluation import notebook
+from clinrl.evaluation.answers import HISTORY
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
 from clinrl.release import lineage as lineages
@@ -135,11 +136,9 @@ def compare(params: "Params", source: Path, name: str, other: str | None = None,
         make(params, source, "compare", name)
         return 0
     check_name(params, other, "compare", task=check_name(params, name, "compare"))
-    who, cases, blank = unanswered(params, name)
     rows = []
-    for mode, like in blank.items():
-        mine, theirs = (load_sitting(one, like, cases) for one in (name, other))
-        for test in paired.compare(mine, theirs, who.task.compared):
+    for mode, tests in notebook.compare(params, name, other).items():
+        for test in tests:
             change = test.difference
             rows.append(
                 {

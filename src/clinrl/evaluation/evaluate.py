@@ -73,7 +73,7 @@ def stage(params: "Params", name: str) -> None:
         exam_digest = proven(who.exam, who.task)
         cases = list(read_cases(paths.cases(who.exam), who.task))
         training = list(read_cases(paths.cases(who.data), who.task)) if who.data else []
-        inputs = {"exam": exam_digest, **_models(who)}
+        inputs = {"exam": exam_digest, **models_of(who)}
         blank = {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
         # Before the expensive part: a parent that sat another exam is found out now.
         check_apart(params, name, who, cases)
@@ -180,6 +180,43 @@ def hear(who: Model, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded
     return heard_of(who.task, pairs, oracles)
 
 
+def reports_of(
+    who: Model,
+    adapter_digest: str,
+    cases: Sequence[Case],
+    training: Sequence[Case],
+    graded: Mapping[str, Sequence[Graded]],
+    sittings: Mapping[str, Sitting],
+    parent: Mapping[str, Sitting],
+    responses: Responses = NO_RESPONSES,
+) -> dict[str, EvalReport]:
+    """The report of each mode on graded answers; the arguments are those of `write_reports`."""
+    rows = baselines.answers(who.task, cases, training)
+    reports = {}
+    for mode, mine in sittings.items():
+        others = (rows_of(parent[mode]) if mode in parent else {}) | rows
+        rivals = [parent[mode]] if mode in parent else []
+        if baselines.BAG_OF_WORDS in rows:
+            rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
+        reports[mode] = build(
+            task=who.task,
+            name=who.name,
+            mode=mode,
+            mode_spec=dict(mine.mode_spec),
+            exam=who.exam,
+            exam_digest=mine.exam_digest,
+            adapter_digest=adapter_digest,
+            cases=cases,
+            graded=graded[mode],
+            others=others,
+            tests=[test for rival in rivals for test in compare(mine, rival, who.task.compared)],
+            responses=responses,
+            view=who.variant,
+            views={view: graded[name] for view in who.variants if (name := f"{mode}.{view}") in graded},
+        )
+    return reports
+
+
 def write_reports(
     out: Path,
     who: Model,
@@ -197,37 +234,14 @@ def write_reports(
     are those that the task's qualities need.
     """
     task = who.task
-    rows = baselines.answers(task, cases, training)
-    reports = []
+    reports = reports_of(who, adapter_digest, cases, training, graded, sittings, parent, responses)
     for mode, mine in sittings.items():
-        lines = graded[mode]
-        others = (rows_of(parent[mode]) if mode in parent else {}) | rows
-        rivals = [parent[mode]] if mode in parent else []
-        if baselines.BAG_OF_WORDS in rows:
-            rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
-        report = build(
-            task=task,
-            name=who.name,
-            mode=mode,
-            mode_spec=dict(mine.mode_spec),
-            exam=who.exam,
-            exam_digest=mine.exam_digest,
-            adapter_digest=adapter_digest,
-            cases=cases,
-            graded=lines,
-            others=others,
-            tests=[test for rival in rivals for test in compare(mine, rival, who.task.compared)],
-            responses=responses,
-            view=who.variant,
-            views={view: graded[name] for view in who.variants if (name := f"{mode}.{view}") in graded},
-        )
-        write_json(out / f"{mode}.json", report.model_dump(mode="json"))
+        write_json(out / f"{mode}.json", reports[mode].model_dump(mode="json"))
         pairs = zip(mine.golds, mine.answers, strict=True)
         _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
-        reports.append(report)
     golds = [task.label(case) for case in cases]
     agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, who.task.compared)
-    write_json(out / SUMMARY, summary(reports, agreement))
+    write_json(out / SUMMARY, summary(list(reports.values()), agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
     log = who.folder / HISTORY
     if log.exists():
@@ -262,7 +276,7 @@ def write_pages(folder: Path, who: Model, modes: Iterable[str]) -> list[Path]:
     return []
 
 
-def _models(who: Model) -> dict[str, str]:
+def models_of(who: Model) -> dict[str, str]:
     """Digests of the base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
     base = verified(paths.base(who.task.name))
     model = verified(who.folder)

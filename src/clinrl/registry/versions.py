@@ -9,10 +9,12 @@ import json
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import clinrl_loader
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive
 from clinrl.config.base import NAME, did_you_mean, shown
@@ -148,6 +150,42 @@ def holder(model: str, alias: str) -> Entry | None:
             return None
         version = client.get_model_version(model, aliases[alias])
         return _entry(version, aliases) if _counts(version) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Champion:
+    """The champion of a registered model, loaded."""
+
+    name: str
+    """The version or merge of params.yaml."""
+    number: int
+    """MLflow's, from 1."""
+    digest: str
+    """Identity of its adapter, or of the full model."""
+    model: Any
+    """As `mlflow.pyfunc.load_model` returns it; every file of it was checked against its signature."""
+
+    def predict(self, table: Any) -> Any:
+        """The answers to a table of facts, a row each, as a pandas DataFrame."""
+        return self.model.predict(table)
+
+
+def load_champion(model: str) -> Champion:
+    """The champion of a task, or of `<task>-merged`, loaded from the registry.
+
+    Raises RegistryError if nothing is champion or the registry does not answer, and clinrl_loader.Untrusted if a file
+    of it is not as it was signed.
+    """
+    entry = holder(model, CHAMPION)
+    if entry is None:
+        raise RegistryError(f"the registered model {shown(model)} has no champion; `clinrl promote` makes one")
+    import mlflow
+
+    with asked():
+        mlflow.set_registry_uri(store())
+        mlflow.set_tracking_uri(store())
+        loaded = clinrl_loader.load(f"models:/{model}/{entry.number}", digest=entry.digest)
+    return Champion(name=entry.name, number=entry.number, digest=entry.digest, model=loaded)
 
 
 def intact(params: "Params", entry: Entry) -> None:
