@@ -49,6 +49,14 @@ def stage(module: str, name: Argument, *, help: str, description: str, examples:
     return Command(help=help, description=description, examples=examples, stage=module, arguments=(name,), also=also)
 
 
+JSON = arg("--json", dest="as_json", action="store_true", help="JSON instead of a table")
+
+
+def name(kind: str, text: str = "") -> Argument:
+    """The argument that names something of params.yaml. The kind decides what it is checked against."""
+    return arg("name", metavar=kind, help=text or f"a {kind.lower()} of params.yaml")
+
+
 def natural(least: int) -> Callable[[str], int]:
     """A parser of whole numbers from `least` up. It raises ArgumentTypeError for anything else."""
 

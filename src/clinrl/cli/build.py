@@ -1,0 +1,197 @@
+"""Data, train, evaluate: the subcommands that make artefacts and measure them."""
+
+from clinrl.cli.arguments import JSON, Command, arg, name, natural, stage
+
+DATA = {
+    "dataset": stage(
+        "data.dataset",
+        name("DATASET"),
+        help="draw the cases of a data set, or import them",
+        description="Writes data/cases/DATASET: cases.jsonl and its manifest. An imported data set (`imports` in "
+        "params.yaml) also gets refused.tsv, which says why each row was kept out, and import.json with the counts.",
+        examples="clinrl dataset esi-d1\nclinrl dataset mietic-36",
+        also="data import generate draw cases",
+    ),
+    "validate": stage(
+        "data.validate",
+        name("DATASET"),
+        help="check that a data set is what it must be",
+        description="Runs the task's expectations and the gold proof on data/cases/DATASET. Writes the proof "
+        "data/reports/data/DATASET.json only on success, and pages for people under data/docs/DATASET.",
+        examples="clinrl validate esi-d1",
+        also="expectations great-expectations quality",
+    ),
+}
+
+TRAIN = {
+    "base": stage(
+        "models.bases",
+        name("TASK"),
+        help="build a task's embedded base, or pin its hub checkpoint",
+        description="Writes data/bases/TASK. At scale embedded, trains the base model from scratch (minutes to an "
+        "hour; a killed build continues); at scale full, resolves the hub revision to a commit and records it.",
+        examples="clinrl base esi",
+        also="pretrain download model",
+    ),
+    "probe": stage(
+        "data.reward_audit",
+        name("VERSION"),
+        help="check that a version's reward pays no lazy policy",
+        description="Scores lazy policies on the very stream that VERSION would train on. Writes the proof "
+        "data/reports/probe/VERSION.json only if none of them beats a mediocre reader.",
+        examples="clinrl probe esi-v46",
+        also="reward reward-audit",
+    ),
+    "train": stage(
+        "training.launch",
+        name("VERSION"),
+        help="train a version's adapter",
+        description="Writes data/adapters/VERSION, warm-started from the version's parent. An interrupted run "
+        "continues from its last checkpoint when the same command is given again.",
+        examples="clinrl train esi-v46\nclinrl train esi-v46 --params trial.yaml",
+        also="fit finetune fine-tune grpo sft lora run",
+    ),
+    "merge": stage(
+        "merging.merge",
+        name("MERGE"),
+        help="fold a version into its base, or blend two versions",
+        description="Writes data/merged/MERGE, without training. A fold is a full model that needs no PEFT, checked "
+        "against base and adapter; a blend is an adapter (cat, svd) or a full model (linear, ties, dare).",
+        examples="clinrl merge esi-v49-full\nclinrl merge esi-v46-v49",
+        also="fold blend ties dare export",
+    ),
+    "replicate": Command(
+        help="train and evaluate a version's lineage again with other seeds",
+        description="Trains VERSION and its ancestors again on the same base and data, each time with other seeds, and "
+        "evaluates them on the same exam. Writes data/reports/seeds/VERSION.json and .md. params.yaml's own "
+        "seed counts as the first and must have been evaluated. The same command continues where it was "
+        "stopped.",
+        examples="clinrl replicate esi-v46\nclinrl replicate esi-v49 --seeds 5",
+        runs="pipeline.replicate:stage",
+        arguments=(
+            arg("version", metavar="VERSION", help="a version of params.yaml"),
+            arg("--seeds", type=natural(2), metavar="N", default=3, help="params.yaml's own seed included; default: 3"),
+        ),
+        takes=("params", "source"),
+        also="seeds repeat",
+    ),
+    "draft": Command(
+        help="draft the next version from the champion's errors",
+        description="Reads the error analysis of the champion of TASK and adds a data set, a recipe and a version to "
+        "params/drafts.yaml. What was tried from this champion before is not tried again; a draft that nobody "
+        "trained yet is printed again. Nothing is trained: read the draft, change it if you like, then run `dvc "
+        "repro`.",
+        examples="clinrl draft esi\nclinrl draft esi --from esi-v46 --name esi-v47\n"
+        "clinrl draft esi --lever data --json",
+        runs="cli.registry_commands:draft",
+        arguments=(
+            name("TASK"),
+            arg("--from", dest="parent", metavar="VERSION", help="the version to start from; default: the champion"),
+            arg("--name", dest="called", metavar="NAME", help="the version's name; default: the next number"),
+            arg("--lever", metavar="LEVER", help="modifiers, data, lower-rate or higher-rate; default: the next"),
+            JSON,
+        ),
+        also="propose next new",
+    ),
+}
+
+EVALUATE = {
+    "evaluate": stage(
+        "evaluation.evaluate",
+        name("VERSION", "a version or a merge of params.yaml, or TASK-base"),
+        help="evaluate a version, a merge or a base on its exam, in every mode",
+        description="Writes the graded answers to data/graded/NAME and the reports to data/reports/NAME.",
+        examples="clinrl evaluate esi-v46\nclinrl evaluate esi-base\nclinrl evaluate esi-v49-full",
+        also="eval exam test score grade baseline",
+    ),
+    "compare": Command(
+        help="compare recipes over seeds, or two models with each other",
+        description="With one name: a comparison of params.yaml, recipes over seeds. It reads graded answers and "
+        "reports, "
+        "asks no model, and writes data/reports/comparisons/NAME.json, .md and .png. With two names: exact "
+        "McNemar tests between two models that took the same exam, of every yes/no metric in every mode; p is "
+        "not adjusted for their number.",
+        examples="clinrl compare imaging-arms\nclinrl compare esi-v50 esi-v49\n"
+        "clinrl compare esi-v49-full esi-v49 --json",
+        runs="cli.registry_commands:compare",
+        stage="evaluation.compare",
+        arguments=(
+            arg("name", metavar="NAME", help="a comparison; with OTHER, a version, a merge or TASK-base"),
+            arg("other", metavar="OTHER", nargs="?", help="a version, a merge or TASK-base that took the same exam"),
+            JSON,
+        ),
+        takes=("params", "source"),
+        also="comparison versus diff arms recipes",
+    ),
+    "mine": stage(
+        "evaluation.error_analysis",
+        name("VERSION"),
+        help="find out where a version errs, and what that would cost",
+        description="Evaluates VERSION on its mine data (`mining` in params.yaml), which is neither training data nor "
+        "an "
+        "exam. Groups the wrong answers by kind, ranked by clinical cost. Writes "
+        "data/reports/mine/VERSION.json, .md and .png.",
+        examples="clinrl mine esi-v49",
+        also="errors error-analysis mistakes",
+    ),
+    "render": Command(
+        help="write pages and figures again from the reports' numbers",
+        description="Writes every page (.md) and figure (.png) below data/reports again from the JSON beside it, and "
+        "prints those that changed. Asks no model and needs no graded answers. A training's curves need history.csv.",
+        examples="clinrl render\nclinrl render esi-v49\nclinrl render imaging",
+        runs="pipeline.render:stage",
+        arguments=(
+            arg("names", metavar="NAME", nargs="*", help="versions, merges, bases, comparisons or tasks; default: all"),
+        ),
+        also="page pages figures plots report reports draw",
+    ),
+    "external": stage(
+        "evaluation.external",
+        name("VERSION"),
+        help="evaluate a version on cases from elsewhere",
+        description="Evaluates VERSION on the data that `external` in params.yaml names. Writes "
+        "data/reports/external/VERSION.json and .md: its figures with intervals, what lazy policies reach, and "
+        "the task's published rows.",
+        examples="clinrl external esi-v49",
+        also="mietic",
+    ),
+    "protocol": stage(
+        "evaluation.benchmark",
+        name("VERSION", "a version of params.yaml, or TASK-base"),
+        help="evaluate a version or a base by a published protocol",
+        description="For tasks that are played in an environment. VERSION plays the episodes that `protocols` in "
+        "params.yaml names, in every mode, and answers its exam once more at their temperature. Writes "
+        "data/reports/protocol/VERSION.json and .md: the published and the corrected score, beside lazy "
+        "policies and the published figures.",
+        examples="clinrl protocol audit-base",
+        also="benchmark published",
+    ),
+    "show": Command(
+        help="print one answer of an exam as a person would read it",
+        description="Prints what NAME did with a case of its exam: the request, each turn, what was decided and what "
+        "was "
+        "right, and the score term by term. Reads the graded answers; asks no model. EPISODE is a case id, the "
+        "beginning of one, or a number in the order of the exam.",
+        examples="clinrl show esi-v49 1\nclinrl show esi-v49 esi-00a1 --mode direct\nclinrl show esi-v49 --random 7\n"
+        "clinrl show esi-v49 --wrong 3\nclinrl show esi-base --wrong --json",
+        runs="evaluation.show:stage",
+        arguments=(
+            name("NAME", "a version or a merge of params.yaml, or TASK-base"),
+            arg("--mode", metavar="MODE", help="a mode of params.yaml; default: the first"),
+            JSON,
+        ),
+        one_of=(
+            arg("episode", metavar="EPISODE", nargs="?", help="a case id, its beginning, or a number from 1"),
+            arg("--random", type=natural(0), metavar="SEED", help="one drawn with this seed"),
+            arg(
+                "--wrong",
+                type=natural(1),
+                nargs="?",
+                const=1,
+                metavar="N",
+                help="the first N wrong ones; default: 1",
+            ),
+        ),
+        also="transcript print read answer cat",
+    ),
+}

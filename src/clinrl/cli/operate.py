@@ -1,0 +1,225 @@
+"""Release, inspect, setup: the subcommands about what was made, and about the project."""
+
+from clinrl.cli.arguments import JSON, Command, arg, name, natural, port
+
+APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
+MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
+REGISTERED = name("NAME", "a registered version or merge of params.yaml")
+
+RELEASE = {
+    "register": Command(
+        help="put a version or a merge, with its metrics, into the registry",
+        description="Logs parameters, metrics with intervals, training history, reports and plots of NAME, and the "
+        "model "
+        "itself, to MLflow. The same adapter is one model version, however often it is registered. NAME must "
+        "have been evaluated.",
+        examples="clinrl register esi-v49\nclinrl register esi-v49-full\n"
+        "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
+        runs="cli.registry_commands:register",
+        arguments=(name("NAME", "a version or a merge of params.yaml"),),
+        also="mlflow log publish push upload",
+    ),
+    "decide": Command(
+        help="hold a version's exam against its task's gate and the champion",
+        description="Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes nothing. "
+        "Adapters are compared with the champion of the adapters, full models with that of the full models. Exit "
+        "code 0: may be promoted; 1: not.",
+        examples="clinrl decide esi-v49\nclinrl decide esi-v49-full --json",
+        runs="cli.registry_commands:decide",
+        arguments=(REGISTERED, JSON),
+        also="gate limits",
+    ),
+    "approve": Command(
+        help="make the token by which you approve a decision",
+        description="Signs the approval of a decision with your key and prints it as a token, to be pasted where it is "
+        "asked for. Needs no project, no server and no network. DECISION is the digest that `clinrl decide` and "
+        "the form show.",
+        examples='clinrl approve "$DECISION" --as "Ada Lovelace"\n'
+        'CLINRL_SIGNING_KEY=agent clinrl approve "$DECISION" --as Ada',
+        runs="cli.key_commands:approve",
+        arguments=(
+            arg("decision", metavar="DECISION", help="64 characters of 0-9 and a-f"),
+            arg("--as", dest="approver", metavar="NAME", required=True, help="your name in `approvers`"),
+        ),
+        takes=(),
+        also="accept token consent",
+    ),
+    "promote": Command(
+        help="make a version or a merge the champion",
+        description="Decides, and if every limit of the gate holds moves the alias champion to NAME and previous to "
+        "the champion before. The decision and the approver's name go to the audit file and to the version's tags.",
+        examples='clinrl promote esi-v49 --approver "Ada Lovelace"\n'
+        'clinrl promote esi-v49-full --approver "Ada Lovelace"',
+        runs="cli.registry_commands:promote",
+        arguments=(
+            REGISTERED,
+            APPROVER,
+            arg("--token", metavar="TOKEN", help="their approval, if their key is elsewhere: `clinrl approve`"),
+        ),
+        also="release deploy champion",
+    ),
+    "rollback": Command(
+        help="bring the previous champion back",
+        description="Swaps the aliases champion and previous of MODEL; the same command undoes it. Adapters and full "
+        "models are rolled back one by one.",
+        examples='clinrl rollback esi --approver "Ada Lovelace"\nclinrl rollback esi-merged --approver "Ada Lovelace"',
+        runs="cli.registry_commands:rollback",
+        arguments=(MODEL, APPROVER),
+        also="revert undo previous demote",
+    ),
+}
+
+INSPECT = {
+    "plan": Command(
+        help="show the versions and which of their stages are up to date",
+        description="Shows each version of a lineage, root first, with its recipe and how its stages stand: up to "
+        "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise. --graph draws versions and "
+        "merges as a tree, with the first stage that is not up to date and how the gate decided.",
+        examples="clinrl plan\nclinrl plan --graph esi\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
+        runs="cli.plan_command:plan",
+        arguments=(
+            arg("version", metavar="VERSION", nargs="?", help="only this version and its ancestors"),
+            arg("--graph", metavar="TASK", nargs="?", const="", help="draw the versions of TASK, or all, as a tree"),
+            JSON,
+        ),
+        also="status dag graph stages list ls tree repro",
+    ),
+    "versions": Command(
+        help="list what is registered",
+        description="Every version of a registered model, oldest first, with its aliases and how its gate stands.",
+        examples="clinrl versions esi\nclinrl versions esi-merged --json\nclinrl versions esi | cut -f 2,4",
+        runs="cli.registry_commands:versions",
+        arguments=(MODEL, JSON),
+        also="models registry list ls mlflow",
+    ),
+    "lookup": Command(
+        help="say which version a name stands for",
+        description="WHICH is an alias (champion, candidate, previous), a version of params.yaml or a number.",
+        examples="clinrl lookup esi champion\nclinrl lookup esi esi-v49 --json",
+        runs="cli.registry_commands:lookup",
+        arguments=(MODEL, arg("which", metavar="WHICH", nargs="?", help="alias, version or number"), JSON),
+        also="alias champion find which",
+    ),
+    "lineage": Command(
+        help="check where a version comes from, link by link",
+        description="Files, parents, base, data, exam, registry, gate and approver of NAME and what it was made from, "
+        "from manifests, the registry's tags and the audit file. Exit code 0: no link is broken; 1: one is.",
+        examples="clinrl lineage esi-v49\nclinrl lineage esi-v49-full --json",
+        runs="cli.registry_commands:lineage",
+        arguments=(name("NAME", "a version or a merge of params.yaml"), JSON),
+        also="provenance audit ancestors history",
+    ),
+    "alarms": Command(
+        help="say what was wrong with a version's training",
+        description="Reads the history of VERSION with the code that watches a training while it runs. Exit code 0: "
+        "nothing, or warnings; 1: an alarm that stops a training.",
+        examples="clinrl alarms esi-v46\nclinrl alarms esi-v46 --json",
+        runs="cli.registry_commands:alarms",
+        arguments=(name("VERSION", "a trained version of params.yaml"), JSON),
+        also="alerts health warnings monitor",
+    ),
+    "verify": Command(
+        help="rebuild an artefact from nothing and compare it byte by byte",
+        description="Rebuilds what ADDRESS names, with its ancestors, in a fresh git worktree without a cache, and "
+        "compares every file with dvc.lock. Exit code 0: all equal; 1: not.",
+        examples="clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
+        "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep\nclinrl verify esi-v49 --attest",
+        runs="pipeline.verify:stage",
+        arguments=(
+            arg("address", metavar="ADDRESS", help="a version, a merge, TASK-base, or base@TASK"),
+            arg("--hash-seed", type=natural(0), metavar="N", help="PYTHONHASHSEED of the rebuild"),
+            arg("--threads", type=natural(1), metavar="N", help="processors for the rebuild"),
+            arg("--keep", action="store_true", help="keep the worktree for inspection"),
+            arg("--attest", action="store_true", help="if all are equal, sign that into data/attestations"),
+            JSON,
+        ),
+        takes=(),
+        also="reproduce rebuild repro attest",
+    ),
+}
+
+SETUP = {
+    "check": Command(
+        help="check params.yaml",
+        description="Reads params.yaml within limits of size, depth and length, and checks every name, value and "
+        "reference. "
+        "Says nothing, or what is wrong first.",
+        examples="clinrl check\nclinrl check --params trial.yaml",
+        runs="cli.stage_commands:check",
+        takes=("source",),
+        also="lint config yaml",
+    ),
+    "params": Command(
+        help="print what a version really uses, from all its blocks",
+        description="Prints the blocks of NAME as params.yaml has them: recipe, data, parent, exam, base and modes; "
+        "without NAME, all of params.yaml. --resolved fills in every default and, of NAME, keeps the active scale "
+        "alone.",
+        examples="clinrl params esi-v49 --resolved\nclinrl params esi-v49 --resolved --json\nclinrl params --resolved",
+        runs="config.resolved:stage",
+        arguments=(
+            arg("name", metavar="NAME", nargs="?", help="a version, a merge, or TASK-base; default: everything"),
+            arg("--resolved", action="store_true", help="with defaults filled in, at the active scale"),
+            arg("--json", dest="as_json", action="store_true", help="JSON instead of YAML"),
+        ),
+        also="config settings resolved",
+    ),
+    "stage": Command(
+        help="run the stage of dvc.yaml that has this address",
+        description="What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part of "
+        "a shell's line. The stage `params` checks params.yaml and writes data/reports/params.json.",
+        examples="clinrl stage train@esi-v46\nclinrl stage params",
+        runs="cli.stage_commands:stage",
+        arguments=(arg("address", metavar="ADDRESS", help="a stage of dvc.yaml, such as train@esi-v46"),),
+        takes=("source",),
+        also="repro run dvc",
+    ),
+    "keys": Command(
+        help="make a signing key, and say whose signatures count",
+        description="`init` makes this checkout's key in .clinrl/keys; if CLINRL_SIGNING_KEY or "
+        "CLINRL_SIGNING_KEY_FILE "
+        "names one that is elsewhere, it keeps only the public half. `show` lists whose signatures count here. "
+        "`trust` lets those of one more key count. `vouch` is for the day after a key was revoked: it signs "
+        "what that key left at the end of the audit file.",
+        examples='clinrl keys init\nclinrl keys show --json\nclinrl keys trust "Ada Lovelace" "$(cat ada.pub)"\n'
+        "CLINRL_SIGNING_KEY=agent clinrl keys init\n"
+        'clinrl keys vouch "laptop stolen; lines 1 to 12 are ours"',
+        runs="cli.key_commands:keys",
+        actions={
+            "init": ("make the key of this checkout", (JSON,)),
+            "show": ("list whose signatures count, and for what", (JSON,)),
+            "trust": (
+                "let the signatures of one more key count",
+                (
+                    arg("name", metavar="NAME", help="whose key it is"),
+                    arg("line", metavar="LINE", help="their public key: ecdsa-sha2-nistp256 AAAA..."),
+                    JSON,
+                ),
+            ),
+            "vouch": (
+                "sign the audit file, of which you read what a key signed that was revoked since",
+                (arg("reason", metavar="REASON", help="why the key was revoked, for the audit file"),),
+            ),
+        },
+        takes=("source",),
+        also="key sign trust ssh",
+    ),
+    "openenv": Command(
+        help="serve a task's environment to OpenEnv clients",
+        description="Serves the environment of TASK over HTTP and WebSocket until Ctrl-C, and prints its address "
+        "first. "
+        "There is no password: whoever reaches the address may play, but for web pages of other origins and "
+        "requests to another host name. The pool exam is closed. Needs the extra openenv.",
+        examples="clinrl openenv audit\nclinrl openenv audit --port 8001 --sessions 8\n"
+        "openenv validate --url http://127.0.0.1:8000",
+        runs="cli.openenv:stage",
+        arguments=(
+            arg("name", metavar="TASK", help="a task with an environment: audit"),
+            arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
+            arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
+            arg("--sessions", type=natural(1), metavar="N", default=64, help="at once; default: 64"),
+            arg("--open-exam", action="store_true", help="serve cases of the pool exam too: never to a trainer"),
+        ),
+        takes=(),
+        also="serve server environment env",
+    ),
+}
