@@ -62,10 +62,9 @@ TRAIN = {
     ),
     "replicate": Command(
         help="train and evaluate a version's lineage again with other seeds",
-        description="Trains VERSION and its ancestors again on the same base and data, each time with other seeds, and "
-        "evaluates them on the same exam. Writes data/reports/seeds/VERSION.json and .md. params.yaml's own "
-        "seed counts as the first and must have been evaluated. The same command continues where it was "
-        "stopped.",
+        description="Trains VERSION and its ancestors again on the same base and data, each time with other seeds, "
+        "and evaluates them on the same exam. Writes data/reports/seeds/VERSION.json and .md. params.yaml's own seed "
+        "counts as the first and must have been evaluated. The same command continues where it was stopped.",
         examples="clinrl replicate esi-v46\nclinrl replicate esi-v49 --seeds 5",
         runs="pipeline.replicate:stage",
         arguments=(
@@ -77,8 +76,8 @@ TRAIN = {
     ),
     "draft": Command(
         help="draft the next version from the champion's errors",
-        description="Reads the error analysis of the champion of TASK and adds a data set, a recipe and a version to "
-        "params/drafts.yaml. What was tried from this champion before is not tried again; a draft that nobody "
+        description="Reads the error analysis of the champion of TASK and adds a data set, a recipe and a version "
+        "to params/drafts.yaml. What was tried from this champion before is not tried again; a draft that nobody "
         "trained yet is printed again. Nothing is trained: read the draft, change it if you like, then run `dvc "
         "repro`.",
         examples="clinrl draft esi\nclinrl draft esi --from esi-v46 --name esi-v47\n"
@@ -107,10 +106,9 @@ EVALUATE = {
     "compare": Command(
         help="compare recipes over seeds, or two models with each other",
         description="With one name: a comparison of params.yaml, recipes over seeds. It reads graded answers and "
-        "reports, "
-        "asks no model, and writes data/reports/comparisons/NAME.json, .md and .png. With two names: exact "
-        "McNemar tests between two models that took the same exam, of every yes/no metric in every mode; p is "
-        "not adjusted for their number.",
+        "reports, asks no model, and writes data/reports/comparisons/NAME.json, .md and .png. With two names: exact "
+        "McNemar tests between two models that took the same exam, of every yes/no metric in every mode; p is not "
+        "adjusted for their number.",
         examples="clinrl compare imaging-arms\nclinrl compare esi-v50 esi-v49\n"
         "clinrl compare esi-v49-full esi-v49 --json",
         runs="cli.registry_commands:compare",
@@ -127,17 +125,17 @@ EVALUATE = {
         "evaluation.error_analysis",
         name("VERSION"),
         help="find out where a version errs, and what that would cost",
-        description="Evaluates VERSION on its mine data (`mining` in params.yaml), which is neither training data nor "
-        "an "
-        "exam. Groups the wrong answers by kind, ranked by clinical cost. Writes "
+        description="Evaluates VERSION on its mine data (`mining` in params.yaml), which is neither training data "
+        "nor an exam. Groups the wrong answers by kind, ranked by clinical cost. Writes "
         "data/reports/mine/VERSION.json, .md and .png.",
         examples="clinrl mine esi-v49",
         also="errors error-analysis mistakes",
     ),
     "render": Command(
         help="write pages and figures again from the reports' numbers",
-        description="Writes every page (.md) and figure (.png) below data/reports again from the JSON beside it, and "
-        "prints those that changed. Asks no model and needs no graded answers. A training's curves need history.csv.",
+        description="Writes every page (.md) and figure (.png) below data/reports again from the JSON beside it, "
+        "and prints those that changed. Asks no model and needs no graded answers. A training's curves need "
+        "history.csv.",
         examples="clinrl render\nclinrl render esi-v49\nclinrl render imaging",
         runs="pipeline.render:stage",
         arguments=(
@@ -150,8 +148,8 @@ EVALUATE = {
         name("VERSION"),
         help="evaluate a version on cases from elsewhere",
         description="Evaluates VERSION on the data that `external` in params.yaml names. Writes "
-        "data/reports/external/VERSION.json and .md: its figures with intervals, what lazy policies reach, and "
-        "the task's published rows.",
+        "data/reports/external/VERSION.json and .md: its figures with intervals, what lazy policies reach, and the "
+        "task's published rows.",
         examples="clinrl external esi-v49",
         also="mietic",
     ),
@@ -161,17 +159,16 @@ EVALUATE = {
         help="evaluate a version or a base by a published protocol",
         description="For tasks that are played in an environment. VERSION plays the episodes that `protocols` in "
         "params.yaml names, in every mode, and answers its exam once more at their temperature. Writes "
-        "data/reports/protocol/VERSION.json and .md: the published and the corrected score, beside lazy "
-        "policies and the published figures.",
+        "data/reports/protocol/VERSION.json and .md: the published and the corrected score, beside lazy policies and "
+        "the published figures.",
         examples="clinrl protocol audit-base",
         also="benchmark published",
     ),
     "show": Command(
         help="print one answer of an exam as a person would read it",
-        description="Prints what NAME did with a case of its exam: the request, each turn, what was decided and what "
-        "was "
-        "right, and the score term by term. Reads the graded answers; asks no model. EPISODE is a case id, the "
-        "beginning of one, or a number in the order of the exam.",
+        description="Prints what NAME did with a case of its exam: the request, each turn, what was decided and "
+        "what was right, and the score term by term. Reads the graded answers; asks no model. EPISODE is a case id, "
+        "the beginning of one, or a number in the order of the exam.",
         examples="clinrl show esi-v49 1\nclinrl show esi-v49 esi-00a1 --mode direct\nclinrl show esi-v49 --random 7\n"
         "clinrl show esi-v49 --wrong 3\nclinrl show esi-base --wrong --json",
         runs="evaluation.show:stage",

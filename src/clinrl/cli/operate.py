@@ -10,8 +10,7 @@ RELEASE = {
     "register": Command(
         help="put a version or a merge, with its metrics, into the registry",
         description="Logs parameters, metrics with intervals, training history, reports and plots of NAME, and the "
-        "model "
-        "itself, to MLflow. The same adapter is one model version, however often it is registered. NAME must "
+        "model itself, to MLflow. The same adapter is one model version, however often it is registered. NAME must "
         "have been evaluated.",
         examples="clinrl register esi-v49\nclinrl register esi-v49-full\n"
         "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
@@ -21,9 +20,9 @@ RELEASE = {
     ),
     "decide": Command(
         help="hold a version's exam against its task's gate and the champion",
-        description="Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes nothing. "
-        "Adapters are compared with the champion of the adapters, full models with that of the full models. Exit "
-        "code 0: may be promoted; 1: not.",
+        description="Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes "
+        "nothing. Adapters are compared with the champion of the adapters, full models with that of the full models. "
+        "Exit code 0: may be promoted; 1: not.",
         examples="clinrl decide esi-v49\nclinrl decide esi-v49-full --json",
         runs="cli.registry_commands:decide",
         arguments=(REGISTERED, JSON),
@@ -31,8 +30,8 @@ RELEASE = {
     ),
     "approve": Command(
         help="make the token by which you approve a decision",
-        description="Signs the approval of a decision with your key and prints it as a token, to be pasted where it is "
-        "asked for. Needs no project, no server and no network. DECISION is the digest that `clinrl decide` and "
+        description="Signs the approval of a decision with your key and prints it as a token, to be pasted where it "
+        "is asked for. Needs no project, no server and no network. DECISION is the digest that `clinrl decide` and "
         "the form show.",
         examples='clinrl approve "$DECISION" --as "Ada Lovelace"\n'
         'CLINRL_SIGNING_KEY=agent clinrl approve "$DECISION" --as Ada',
@@ -60,8 +59,8 @@ RELEASE = {
     ),
     "rollback": Command(
         help="bring the previous champion back",
-        description="Swaps the aliases champion and previous of MODEL; the same command undoes it. Adapters and full "
-        "models are rolled back one by one.",
+        description="Swaps the aliases champion and previous of MODEL; the same command undoes it. Adapters and "
+        "full models are rolled back one by one.",
         examples='clinrl rollback esi --approver "Ada Lovelace"\nclinrl rollback esi-merged --approver "Ada Lovelace"',
         runs="cli.registry_commands:rollback",
         arguments=(MODEL, APPROVER),
@@ -73,8 +72,8 @@ INSPECT = {
     "plan": Command(
         help="show the versions and which of their stages are up to date",
         description="Shows each version of a lineage, root first, with its recipe and how its stages stand: up to "
-        "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise. --graph draws versions and "
-        "merges as a tree, with the first stage that is not up to date and how the gate decided.",
+        "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise. --graph draws versions "
+        "and merges as a tree, with the first stage that is not up to date and how the gate decided.",
         examples="clinrl plan\nclinrl plan --graph esi\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
         runs="cli.plan_command:plan",
         arguments=(
@@ -102,8 +101,8 @@ INSPECT = {
     ),
     "lineage": Command(
         help="check where a version comes from, link by link",
-        description="Files, parents, base, data, exam, registry, gate and approver of NAME and what it was made from, "
-        "from manifests, the registry's tags and the audit file. Exit code 0: no link is broken; 1: one is.",
+        description="Files, parents, base, data, exam, registry, gate and approver of NAME and what it was made "
+        "from, from manifests, the registry's tags and the audit file. Exit code 0: no link is broken; 1: one is.",
         examples="clinrl lineage esi-v49\nclinrl lineage esi-v49-full --json",
         runs="cli.registry_commands:lineage",
         arguments=(name("NAME", "a version or a merge of params.yaml"), JSON),
@@ -142,8 +141,7 @@ SETUP = {
     "check": Command(
         help="check params.yaml",
         description="Reads params.yaml within limits of size, depth and length, and checks every name, value and "
-        "reference. "
-        "Says nothing, or what is wrong first.",
+        "reference. Says nothing, or what is wrong first.",
         examples="clinrl check\nclinrl check --params trial.yaml",
         runs="cli.stage_commands:check",
         takes=("source",),
@@ -165,8 +163,8 @@ SETUP = {
     ),
     "stage": Command(
         help="run the stage of dvc.yaml that has this address",
-        description="What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part of "
-        "a shell's line. The stage `params` checks params.yaml and writes data/reports/params.json.",
+        description="What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part "
+        "of a shell's line. The stage `params` checks params.yaml and writes data/reports/params.json.",
         examples="clinrl stage train@esi-v46\nclinrl stage params",
         runs="cli.stage_commands:stage",
         arguments=(arg("address", metavar="ADDRESS", help="a stage of dvc.yaml, such as train@esi-v46"),),
@@ -176,10 +174,9 @@ SETUP = {
     "keys": Command(
         help="make a signing key, and say whose signatures count",
         description="`init` makes this checkout's key in .clinrl/keys; if CLINRL_SIGNING_KEY or "
-        "CLINRL_SIGNING_KEY_FILE "
-        "names one that is elsewhere, it keeps only the public half. `show` lists whose signatures count here. "
-        "`trust` lets those of one more key count. `vouch` is for the day after a key was revoked: it signs "
-        "what that key left at the end of the audit file.",
+        "CLINRL_SIGNING_KEY_FILE names one that is elsewhere, it keeps only the public half. `show` lists whose "
+        "signatures count here. `trust` lets those of one more key count. `vouch` is for the day after a key was "
+        "revoked: it signs what that key left at the end of the audit file.",
         examples='clinrl keys init\nclinrl keys show --json\nclinrl keys trust "Ada Lovelace" "$(cat ada.pub)"\n'
         "CLINRL_SIGNING_KEY=agent clinrl keys init\n"
         'clinrl keys vouch "laptop stolen; lines 1 to 12 are ours"',
@@ -206,8 +203,7 @@ SETUP = {
     "openenv": Command(
         help="serve a task's environment to OpenEnv clients",
         description="Serves the environment of TASK over HTTP and WebSocket until Ctrl-C, and prints its address "
-        "first. "
-        "There is no password: whoever reaches the address may play, but for web pages of other origins and "
+        "first. There is no password: whoever reaches the address may play, but for web pages of other origins and "
         "requests to another host name. The pool exam is closed. Needs the extra openenv.",
         examples="clinrl openenv audit\nclinrl openenv audit --port 8001 --sessions 8\n"
         "openenv validate --url http://127.0.0.1:8000",
