@@ -155,7 +155,9 @@ def test_a_name_is_checked_before_dvc_makes_a_path_of_it(tmp_path: Path, monkeyp
     from flows import steps
 
     monkeypatch.chdir(tmp_path)
-    sound = (ROOT / "params.yaml").read_text(encoding="utf-8")
-    Path("params.yaml").write_text(sound.replace("  esi-d2:", "  ../../mlruns:"), encoding="utf-8")
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copytree(ROOT / "params", "params")
+    sound = Path("params/esi.yaml").read_text(encoding="utf-8")
+    Path("params/esi.yaml").write_text(sound.replace("  esi-d2:", "  ../../mlruns:"), encoding="utf-8")
     with disable_run_logger(), pytest.raises(ParamsError, match=r"datasets\.\.\./\.\./mlruns is not a name"):
         steps.repro.fn("dataset", "../../mlruns")
