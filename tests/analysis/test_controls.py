@@ -32,7 +32,7 @@ PAGES = paths.comparison_pages("recipes")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, CASES, resamples=50) as folder:
+    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, CASES, resamples=20) as folder:
         yield folder
 
 
@@ -40,7 +40,7 @@ def built(tmp_path_factory):
 def project(built, tmp_path, monkeypatch) -> Params:
     shutil.copytree(built, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(intervals, "RESAMPLES", 50)
+    monkeypatch.setattr(intervals, "RESAMPLES", 20)
     return Params.model_validate(contest.mapping(CASES))
 
 
