@@ -65,7 +65,7 @@ def project(built, tmp_path, monkeypatch):
 def mined(monkeypatch, *missed, name="v2"):
     """The mining report of a reader that knows everything but these rules."""
 
-    def sit(params, who, cases):
+    def sit(params, who, cases, *_):
         turns = [TASK.gold(case, thinking=False, omit=frozenset(missed)).messages[-1] for case in cases]
         said = [Transcript(messages=(Message(role="assistant", content=t.content),), stop="answered") for t in turns]
         return {mode: evaluate.grade(who.task, mode, cases, said, who.reward) for mode in params.modes}

@@ -27,7 +27,7 @@ import os, pathlib, sys, time
 
 from clinrl.runtime import starter
 from clinrl.errors import Refused
-from clinrl.train import LIVE, STATUS
+from clinrl.training.launch import LIVE, STATUS
 
 pathlib.Path("begun").write_text(str(os.getpid()))
 try:

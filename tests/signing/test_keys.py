@@ -273,7 +273,7 @@ def test_an_agent_that_is_not_there_is_said(checkout: Path, monkeypatch: pytest.
 
 def test_reading_a_signature_imports_no_signing_library() -> None:
     code = (
-        "import sys; from clinrl.trust import dsse, folder, keys; "
+        "import sys; from clinrl.signing import dsse, folder, keys; "
         "sys.exit(any(name in sys.modules for name in ('model_signing', 'asyncssh', 'cryptography')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
