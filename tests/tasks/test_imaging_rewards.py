@@ -23,7 +23,7 @@ from clinrl.tasks.imaging.rewards import (
     Judged,
     Reward,
     Similar,
-    oracles,
+    models,
     requests,
     score,
 )
@@ -95,7 +95,7 @@ def test_only_its_oracles_are_asked(arm):
     reward = ARMS[arm]
     for case in known():
         wanted = requests(case, said(f"<answer>{case.key.label}</answer>", " ".join(case.key.reasoning)), reward)
-        assert {ask.model for ask in wanted} == set(oracles(reward))
+        assert {ask.model for ask in wanted} == set(models(reward))
         assert len(set(wanted)) == len(wanted)
 
 
@@ -155,7 +155,7 @@ def test_corrected_arms_by_hand():
 
 
 def test_the_default_needs_no_model():
-    assert oracles(Reward()) == ()
+    assert models(Reward()) == ()
     assert score(known()[0], said(f"<answer>{known()[0].key.label}</answer>"), Reward()).total == 1.0
     assert not any(requests(case, said("<answer>x</answer>"), Reward()) for case in known())
 

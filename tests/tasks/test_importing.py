@@ -291,7 +291,7 @@ def test_an_import_is_training_data_and_an_exam_like_any(project):
     params = dolls.params(
         imports=sown.imports(SHIPPED), versions={"v1": shared | {"data": "mimic-train", "exam": "mietic-36"}}
     )
-    assert plan._addresses(params, "v1") | {"probe": ""} == {
+    assert plan.addresses_of(params, "v1") | {"probe": ""} == {
         "dataset": "import@mimic-train", "validate": "validate-import@mimic-train", "probe": "", "train": "train@v1",
         "evaluate": "evaluate@v1",
     }  # fmt: skip
