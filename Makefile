@@ -59,8 +59,9 @@ bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a 
 
 # Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
 # the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,
-# pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. uv does not read pip's
-# configuration, so an index and a folder of wheels that pip knows are passed on.
+# pip does it. Both compile what they install, once for every process. torch is the CPU build where its wheel can be
+# found, else that of PyPI. uv does not read pip's configuration, so an index and a folder of wheels that pip knows are
+# passed on.
 $(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
@@ -77,5 +78,5 @@ $(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch
 	  if "$$@" $$hashed --dry-run -r constraints-torch-cpu.txt >/dev/null 2>&1; then torch=constraints-torch-cpu.txt; fi; \
 	  "$$@" $$hashed --no-build-isolation -r constraints.txt -r $$torch && "$$@" -q --no-deps --no-build-isolation -e .; \
 	}; \
-	install $(BIN)/uv pip install --python $(BIN)/python || install $(BIN)/pip install
+	install $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python || install $(BIN)/pip install
 	@touch $@

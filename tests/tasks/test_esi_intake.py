@@ -43,7 +43,7 @@ def taken(path: Path, use: str) -> tuple[list[str], dict, list[list[str]]]:
     return lines, record, rows
 
 
-def files(kind: str, folder: Path, rows: int = 300) -> Path:
+def files(kind: str, folder: Path, rows: int = 120) -> Path:
     """A synthetic source; for one file, the file."""
     made = synthetic.MAKERS[kind](folder, rows, 1)
     return folder if len(made) > 1 else made[0]

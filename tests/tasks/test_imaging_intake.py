@@ -70,7 +70,7 @@ def written(folder: Path, records: list, name: str = "records.jsonl") -> Path:
 
 @forms
 def test_lines_are_what_the_records_dump(form, tmp_path):
-    path = synthetic.write(tmp_path, 300, 1, form)
+    path = synthetic.write(tmp_path, 180, 1, form)
     for use in USES:
         lines, record, _ = taken(path, use)
         assert record["source"] == "appropriateness"
@@ -83,13 +83,13 @@ def test_lines_are_what_the_records_dump(form, tmp_path):
 
 
 def test_all_formats_give_the_same_cases(tmp_path):
-    found = [[taken(synthetic.write(tmp_path, 300, 1, form), use)[0] for use in USES] for form in synthetic.FORMATS]
+    found = [[taken(synthetic.write(tmp_path, 100, 1, form), use)[0] for use in USES] for form in synthetic.FORMATS]
     assert found[0] == found[1] == found[2]
 
 
 @forms
 def test_equal_sources_give_equal_bytes_and_refusals(form, tmp_path):
-    one, other = (synthetic.write(tmp_path / name, 200, 1, form) for name in "ab")
+    one, other = (synthetic.write(tmp_path / name, 100, 1, form) for name in "ab")
     assert one.read_bytes() == other.read_bytes()
     assert [taken(one, use) for use in USES] == [taken(other, use) for use in USES]
 
@@ -405,7 +405,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory, data):
 
 
 def test_the_procedures_of_a_variant_are_in_one_pool(tmp_path):
-    path = synthetic.write(tmp_path, 1500, 1, "jsonl")
+    path = synthetic.write(tmp_path, 800, 1, "jsonl")
     cases = {use: [json.loads(line) for line in taken(path, use)[0]] for use in USES}
     variants = {use: {(c["facts"]["condition"], c["facts"]["variant"]) for c in found} for use, found in cases.items()}
     groups = {use: {case["group"] for case in found} for use, found in cases.items()}
@@ -533,7 +533,7 @@ def sown(record: dict) -> dict:
 
 def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.chdir(tmp_path)
-    path = written(tmp_path, [sown(record) for record in synthetic.records(300, 1)])
+    path = written(tmp_path, [sown(record) for record in synthetic.records(120, 1)])
     entry = {"task": "imaging", "task_version": TASK.version, "source": str(path)}
     params = dolls.params(imports={f"imaging-{use}": entry | {"use": use} for use in USES})
     for name in params.imports:
@@ -563,7 +563,7 @@ def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, capl
 def test_a_refusal_of_validation_shows_no_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = {"task": "imaging", "task_version": TASK.version, "use": "exam"}
-    path = written(tmp_path, [sown(record) for record in synthetic.records(200, 1)])
+    path = written(tmp_path, [sown(record) for record in synthetic.records(100, 1)])
     params = dolls.params(imports={"own": entry | {"source": str(path)}})
     dataset.stage(params, "own")
     folder = paths.cases("own")
