@@ -98,7 +98,7 @@ class Task(ABC):
         return {name: self.metrics[name] for name in dict.fromkeys((EXACT, self.safety.metric))}
 
     def called(self, metric: str) -> str:
-        """What a sentence calls the cases of a compared share."""
+        """What a page calls the cases of a compared share."""
         nouns = {EXACT: "exact answers", self.safety.metric: self.safety.errors or self.safety.metric}
         return nouns.get(metric, metric)
 

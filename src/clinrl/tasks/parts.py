@@ -204,8 +204,6 @@ class Safety:
 
     metric: str = ""
     """The metric whose limit every gate has; empty: the first whose higher values are worse, else the first."""
-    verb: str = "errs in"
-    """What a summary says that a model does in a share of cases."""
     errors: str = ""
     """What such errors are called; empty: as the metric is."""
     answer: str = "label"

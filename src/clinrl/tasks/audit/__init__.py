@@ -125,7 +125,7 @@ class Audit(Task):
         }
     ),
     )  # fmt: skip
-    safety = Safety(metric="dangerous", verb="errs dangerously in", errors="dangerous errors", answer="decisions")
+    safety = Safety(metric="dangerous", errors="dangerous errors", answer="decisions")
     improvement = Improvement(cost=_cost)
     checks = Checks(
         rules=policies.RULES,

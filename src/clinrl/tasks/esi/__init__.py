@@ -114,7 +114,7 @@ class Esi(Task):
             }
         ),
     )
-    safety = Safety(metric="dangerous", verb="errs dangerously in", errors="dangerous errors", answer="level")
+    safety = Safety(metric="dangerous", errors="dangerous errors", answer="level")
     improvement = Improvement(
         triggers=MappingProxyType(
             {

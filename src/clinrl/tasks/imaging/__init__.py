@@ -180,7 +180,7 @@ class Imaging(Task):
     ),
         cluster=_cluster,
     )  # fmt: skip
-    safety = Safety(metric="dangerous", verb="errs dangerously in", errors="dangerous errors", answer="label")
+    safety = Safety(metric="dangerous", errors="dangerous errors", answer="label")
     improvement = Improvement(
         triggers=MappingProxyType(
             {
