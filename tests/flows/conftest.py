@@ -26,6 +26,8 @@ BUILT = (
     ("merge", "v2-full"), ("evaluate", "v2-full"),
 )  # fmt: skip
 """Commands of the scripted project in the order of its graph."""
+UNUSED = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "TRIGGERS")
+"""What a Prefect server does besides, again and again, and no flow here needs."""
 
 
 def sections() -> dict:
@@ -109,11 +111,13 @@ def _entered(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Prefect server for the session, with a database of its own."""
+    """One Prefect server for these tests, with a database of its own. It ends with them, since it is never idle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
+        for service in UNUSED:
+            patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
         servers.configure()
         from prefect.testing.utilities import prefect_test_harness
 

@@ -28,12 +28,13 @@ import clinrl_loader
 import exhibits
 from clinrl import paths
 from clinrl.artifacts import write_json
+from clinrl.config.model import MERGED
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.evaluation import evaluate
 from clinrl.models import bases
 from clinrl.models.judges import Oracles
-from clinrl.registry import log_run, mlflow_store, pyfunc, versions
+from clinrl.registry import mlflow_store, pyfunc, versions
 from clinrl.registry.mlflow_store import asked
 from clinrl.runtime import determinism
 from clinrl.signing import folder, keys
@@ -205,7 +206,7 @@ def test_an_unknown_mode_of_a_request_is_refused(loaded):
 def test_the_description_says_what_goes_in_and_out(loaded):
     signature = loaded.metadata.signature
     assert signature.inputs.input_names() == ["narrative", "mode"]
-    assert signature.outputs.input_names() == list(pyfunc.COLUMNS)
+    assert signature.outputs.input_names() == ["level", *pyfunc.COLUMNS]
     assert [(param.name, param.default) for param in signature.params] == [("mode", "direct")]
     assert loaded.predict(loaded.input_example)["mode"].tolist() == ["direct"]
 
@@ -341,7 +342,7 @@ def test_load_refuses_what_was_signed_as_another_model_than_was_asked_for(projec
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(mlflow.pyfunc, "load_model", lambda folder: pyfunc.read(Path(folder)).digest)
-    wanted, other = (versions.find(model, "candidate").digest for model in ("esi", f"esi{log_run.MERGED}"))
+    wanted, other = (versions.find(model, "candidate").digest for model in ("esi", f"esi{MERGED}"))
     assert clinrl_loader.load("models:/esi@candidate", digest=wanted) == wanted
     assert clinrl_loader.load("models:/esi-merged@candidate") == other
     kept = sorted(tmp_path.iterdir())
@@ -489,7 +490,7 @@ def test_the_scoring_server_s_own_application_answers(root, loaded, caplog):
     good = client.post("/invocations", json={"dataframe_records": [{"narrative": SECRET}], "params": {"mode": "think"}})
     assert good.status_code == 200
     (row,) = good.json()["predictions"]
-    assert set(row) == set(pyfunc.COLUMNS)
+    assert set(row) == {"level", *pyfunc.COLUMNS}
     assert row["mode"] == "think"
     example = json.loads((bundle_of(root, "esi") / pyfunc.SERVING_EXAMPLE).read_text())
     assert client.post("/invocations", json=example).status_code == 200
