@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from clinrl.cli.parser import WIDTH, Parser
-from clinrl.config.base import known
+from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import ended
+from clinrl.errors import exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
 from flows import alone, serve, servers
 
@@ -95,12 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         determinism.pin()
         task = check(arguments)
         servers.configure()
-        if servers.configured():
+        if servers.is_configured():
             return _run(name, arguments)
         with alone.at_work(task, f"flows {name} {arguments.get('name', task)}"):
             return _run(name, arguments)
 
-    return ended(run)
+    return exit_code_of(run)
 
 
 def check(arguments: dict[str, Any]) -> str:
@@ -114,19 +114,19 @@ def check(arguments: dict[str, Any]) -> str:
         task: str = params.versions[params.parts(arguments["name"])[0]].task
     else:
         task = arguments["task"]
-        known("params.yaml", task, params.bases, "a task with a base")
+        check_known("params.yaml", task, params.bases, "a task with a base")
     if arguments.get("approver") is not None:
-        from clinrl.release.promotion import named
+        from clinrl.release.promotion import check_approver
         from clinrl.signing.approval import approvers
 
-        approver = named(arguments["approver"])
+        approver = check_approver(arguments["approver"])
         if params.approvers or params.scale != "embedded":
             approvers(params, approver)  # now: a training may take days
     return task
 
 
 def _run(name: str, arguments: dict[str, Any]) -> int:
-    with nullcontext() if servers.configured() else alone.starting():
+    with nullcontext() if servers.is_configured() else alone.starting():
         server = servers.begin_private()
         if server is not None:
             atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out

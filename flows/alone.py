@@ -23,9 +23,9 @@ def at_work(task: str, flow: str) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             stream.seek(0)
-            who = stream.read().strip() or "another flow"
+            holder = stream.read().strip() or "another flow"
             raise Busy(
-                f"{who} is at work on {task} here; wait for it to end and give the same command again: it continues"
+                f"{holder} is at work on {task} here; wait for it to end and give the same command again: it continues"
             ) from None
         stream.truncate(0)
         stream.write(f"{flow} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')})")

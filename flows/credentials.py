@@ -37,7 +37,7 @@ def new() -> Credentials:
     return Credentials(f"{USER}:{secrets.token_urlsafe(BYTES)}", USER, secrets.token_urlsafe(BYTES))
 
 
-def kept() -> Credentials:
+def load_credentials() -> Credentials:
     """The credentials of this project, made if there are none.
 
     Raises Refused if others than the owner can read the file, or if it was edited into something else.

@@ -27,7 +27,7 @@ from clinrl.release import promotion as releases
 from clinrl.signing import approval as approvals
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
-from flows.standing import champion_of, is_champion, settled, unchanged
+from flows.standing import champion_of, check_unchanged, is_champion, outcome
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -76,11 +76,11 @@ def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
         if approval is None:
             steps.refuse(decision, reason)
             return Completed(name=NOT_APPROVED, message=f"{name} was not approved: {reason}")
-        unchanged(params, name)
+        check_unchanged(params, name)
         steps.promote(name, decision, approval)
     else:
         releases.settle(params, name)
-    standings = [settled(params, name), *(full_model(params, fold, name) for fold in folds(params, name))]
+    standings = [outcome(params, name), *(full_model(params, fold, name) for fold in folds(params, name))]
     return Completed(message="; ".join(filter(None, standings)))
 
 
@@ -92,13 +92,13 @@ def full_model(params: "Params", fold: str, version: str) -> str | None:
     build(params, fold)
     if is_champion(params, fold):
         releases.settle(params, fold)
-    elif settled(params, fold) is None:
+    elif outcome(params, fold) is None:
         decision = steps.decide(fold)
         pages.show_decision(decision)
         if decision.promote:
             approval, approved = releases.approval_of(params, champion_of(params, version))
             steps.promote(fold, decision, approval, approved)
-    return settled(params, fold)
+    return outcome(params, fold)
 
 
 def folds(params: "Params", version: str) -> list[str]:
@@ -115,7 +115,7 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
     machine's key is not that person's.
     """
     if approver is not None:
-        return approvals.given(params, decision.digest, releases.named(approver)), ""
+        return approvals.sign_approval(params, decision.digest, releases.check_approver(approver)), ""
     if os.environ.get(servers.PRIVATE) or not PREFECT_API_URL.value():
         raise GateError(
             f"{decision.candidate} waits for an approval and nobody can be asked, since no Prefect server is "
@@ -125,14 +125,16 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
     within_s = schedule.answer_within_s if schedule else DEFAULT_ANSWER_S
     deadline, wrong = time.monotonic() + within_s, ""
     while (left_s := math.ceil(deadline - time.monotonic())) > 0:
-        said = _ask(decision, left_s, wrong)
-        if said is None:
+        given = _ask(decision, left_s, wrong)
+        if given is None:
             break
-        if not said.approve:
-            note = " ".join(said.note.split())
-            return None, f"{said.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
+        if not given.approve:
+            note = " ".join(given.note.split())
+            return None, f"{given.approver.strip() or 'somebody'} said no{f': {note}' if note else ''}"
         try:
-            return approvals.checked(params, decision.digest, said.token, releases.named(said.approver))[1], ""
+            return approvals.check_token(params, decision.digest, given.token, releases.check_approver(given.approver))[
+                1
+            ], ""
         except (GateError, SignatureError) as refused:
             wrong = f"the last answer was yes, but {refused}"
             get_run_logger().warning("%s", wrong)

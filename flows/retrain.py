@@ -22,7 +22,7 @@ from clinrl.release import promotion as releases
 from flows import pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
-from flows.standing import is_champion, is_registered, settled
+from flows.standing import is_champion, is_registered, outcome
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -53,12 +53,12 @@ def renew(params: "Params", task: str, approver: str | None) -> State[None]:
     versions = of_task(params, task)
     left = unfinished(params, versions)
     if not left and drafts.find(versions[-1]) is None:
-        message = f"every version of {task} is up to date and registered, and {settled(params, versions[-1])}"
+        message = f"every version of {task} is up to date and registered, and {outcome(params, versions[-1])}"
         get_run_logger().info("%s", message)
         if task not in params.schedules or not params.schedules[task].draft:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}")
         try:
-            pages.show_draft(drafted(params, task))
+            pages.show_draft(draft_next(params, task))
         except drafts.NothingToDraft as nothing:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {nothing}")
         params = load_params()
@@ -73,15 +73,15 @@ def renew(params: "Params", task: str, approver: str | None) -> State[None]:
         except steps.StageFailed as failed:
             if draft is None or version != newest or not is_hopeless(failed, version):
                 raise
-            return dropped(draft, f"it cannot be trained: {failed}")
+            return drop_draft(draft, f"it cannot be trained: {failed}")
     if draft is not None:
         return conclude(params, draft, approver)
-    if (standing := settled(params, newest)) and not is_champion(params, newest):
+    if (standing := outcome(params, newest)) and not is_champion(params, newest):
         return Completed(name=NOT_RELEASED, message=f"everything is up to date and registered; {standing}")
     return carry_out(params, newest, approver)
 
 
-def drafted(params: "Params", task: str) -> "Draft":
+def draft_next(params: "Params", task: str) -> "Draft":
     """The next version of a task, in params.yaml, from what its champion gets wrong now."""
     champion = drafts.champion(task)
     if champion not in params.mining:
@@ -106,13 +106,13 @@ def conclude(params: "Params", draft: "Draft", approver: str | None) -> State[No
             )
         if why:
             pages.show_decision(decision)
-            return dropped(draft, why)
+            return drop_draft(draft, why)
     state = carry_out(params, name, approver)
     drafts.conclude(draft, "promoted" if is_champion(params, name) else "refused", str(state.message))
     return state
 
 
-def dropped(draft: "Draft", why: str) -> State[None]:
+def drop_draft(draft: "Draft", why: str) -> State[None]:
     """Take a draft out of params/drafts.yaml, and the state of a run that ends so."""
     steps.drop(draft, why)
     return Completed(name=DROPPED, message=f"{draft.name} is dropped: {why}")
@@ -142,9 +142,9 @@ def unfinished(params: "Params", versions: list[str]) -> list[str]:
     states = dvc_states({*addresses, *merged})
     left = [address for address in dict.fromkeys(addresses) if states[address] != "up to date"]
     left = left or [f"register {name}" for name in versions if not is_registered(params, name)]
-    left = left or ([] if settled(params, newest) else [f"release {newest}"])
+    left = left or ([] if outcome(params, newest) else [f"release {newest}"])
     if left or not is_champion(params, newest):
         return left
     left = [address for address in merged if states[address] != "up to date"]
     left = left or [f"register {name}" for name in merges if not is_registered(params, name)]
-    return left or [f"release {name}" for name in merges if not settled(params, name)]
+    return left or [f"release {name}" for name in merges if not outcome(params, name)]

@@ -35,7 +35,7 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed, Pending
 
-from clinrl.errors import Refused, masked
+from clinrl.errors import Refused, mask
 
 TRAINING = "clinrl-training"
 """The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two."""
@@ -56,18 +56,18 @@ def start(flow: Any, parameters: dict[str, Any]) -> Any:
     """Run a flow in this process and return its last state. From its first record on, the run says which process it is.
 
     A tag by `prefect.tags` would be inherited by every task run, and cost each a slot of its own. Raises Refused as
-    `answered` does.
+    `prefect_errors` does.
     """
-    with answered():
+    with prefect_errors():
         with get_client(sync_client=True) as client:
             run = client.create_flow_run(flow, parameters=parameters, tags=[process_tag()], state=Pending())
         return run_flow(flow, flow_run=run, parameters=parameters, return_type="state")
 
 
 @contextmanager
-def answered() -> Iterator[None]:
+def prefect_errors() -> Iterator[None]:
     """Raise Refused, with one sentence, if the Prefect server does not answer in this block or refuses credentials."""
-    server = f"the Prefect server at {masked(str(PREFECT_API_URL.value()))}"
+    server = f"the Prefect server at {mask(str(PREFECT_API_URL.value()))}"
     try:
         yield
     except PrefectHTTPStatusError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl.cli.arguments import port
 from clinrl.cli.parser import Parser
 from clinrl.config.params import load_params
-from clinrl.errors import Refused, ended
+from clinrl.errors import Refused, exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
 from flows import alone, credentials, servers
 
@@ -64,7 +64,7 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
             if arguments["servers"]:
                 with alone.starting():
                     _start_servers(stack, *ports)
-            elif not servers.configured():
+            elif not servers.is_configured():
                 raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")
             # In a group of its own, so that its flow runs end with it, whoever is told to stop.
             runner = child.start([sys.executable, "-c", "from flows import serve; serve.run()"])
@@ -72,7 +72,7 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
             return runner.wait()
         return 0
 
-    return ended(serve)
+    return exit_code_of(serve)
 
 
 def run() -> None:
@@ -86,10 +86,10 @@ def run() -> None:
     from flows import runs
 
     def sweep() -> None:
-        with runs.answered(), get_client(sync_client=True) as client:
+        with runs.prefect_errors(), get_client(sync_client=True) as client:
             runs.sweep(client)
 
-    if code := ended(lambda: sweep() or 0):
+    if code := exit_code_of(lambda: sweep() or 0):
         sys.exit(code)
     runner = Runner(pause_on_shutdown=False)
     # Prefect's own handler leaves by an exception in the middle of whatever was being done, with its traceback.
@@ -133,7 +133,7 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
     for option, number in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
         if not servers.is_free(number):
             raise Refused(f"port {number} is taken; choose another with {option}, or stop what listens there")
-    kept = credentials.kept()
+    kept = credentials.load_credentials()
     started = {"prefect": servers.prefect(prefect_port, kept.PREFECT_API_AUTH_STRING)}
     started["mlflow"] = servers.mlflow(mlflow_port, kept.mlflow)
     for server in started.values():

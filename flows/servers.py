@@ -47,7 +47,7 @@ def configure() -> None:
         os.environ.setdefault(name, value)
 
 
-def configured() -> bool:
+def is_configured() -> bool:
     """Whether the environment names a Prefect server."""
     return bool(os.environ.get("PREFECT_API_URL"))
 
@@ -57,7 +57,7 @@ def begin_private() -> "subprocess.Popen[str] | None":
 
     It answers only once `wait` has returned.
     """
-    if configured():
+    if is_configured():
         return None
     port = free_port()
     password = credentials.new().PREFECT_API_AUTH_STRING
@@ -92,7 +92,7 @@ def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
     from clinrl.registry import mlflow_store
 
     store = mlflow_store.STORE.absolute()
-    mlflow_store.prepared(store)
+    mlflow_store.prepare(store)
     settings = {fenced.MLFLOW_LOGIN: login, fenced.MLFLOW_STORE: str(store)}
     return _start("mlflow", port, settings | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 

@@ -8,14 +8,14 @@ from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, ParamsError, RegistryError
 from clinrl.evaluation.answers import load_report
 from clinrl.release import audit_log
-from clinrl.signing.keys import listed
+from clinrl.signing.keys import trusted_keys
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
     from clinrl.registry.versions import Entry
 
 
-def unchanged(params: "Params", name: str) -> None:
+def check_unchanged(params: "Params", name: str) -> None:
     """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
     now = load_params()
     what: list[tuple[str, Any, Any]] = [("scale", params.scale, now.scale), ("modes", params.modes, now.modes)]
@@ -42,15 +42,15 @@ def unchanged(params: "Params", name: str) -> None:
 def is_registered(params: "Params", name: str) -> bool:
     """Whether the version or merge that is on the disk is in the registry, with nothing left to be filled in."""
     from clinrl.registry import versions
-    from clinrl.registry.mlflow_store import asked
+    from clinrl.registry.mlflow_store import connect
 
     try:
         mine = _digest(params, name)
         entry = versions.find(params.model(name).registered, name, digest=mine)
         reports = {mode: load_report(name, mode) for mode in params.modes}
-        if (entry.digest, entry.tags.get(versions.EXAMINED)) != (mine, versions.examined(reports)):
+        if (entry.digest, entry.tags.get(versions.EXAMINED)) != (mine, versions.reports_digest(reports)):
             return False
-        with asked() as client:  # a run that is not finished belongs to a registration that was killed
+        with connect() as client:  # a run that is not finished belongs to a registration that was killed
             return bool(client.get_run(entry.run_id).info.status == "FINISHED")
     except (ArtefactError, RegistryError):
         return False
@@ -74,7 +74,7 @@ def champion_of(params: "Params", name: str) -> "Entry":
     return champion
 
 
-def settled(params: "Params", name: str) -> str | None:
+def outcome(params: "Params", name: str) -> str | None:
     """What became of a registered version or merge, in words; None if nobody has decided yet and it is no champion.
 
     A decision counts against the champion that there is now. A no holds until a person starts a release; so does the
@@ -86,8 +86,8 @@ def settled(params: "Params", name: str) -> str | None:
     mine, champion = _digest(params, name), versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == mine:
         return f"{name} is the champion of {model}"
-    lines = audit_log.read(paths.ledger(), listed(params))
-    asked = {
+    lines = audit_log.read(paths.ledger(), trusted_keys(params))
+    decisions = {
         artifacts.digest(line.body): line.body
         for line in lines
         if line.kind == "decision"
@@ -99,9 +99,9 @@ def settled(params: "Params", name: str) -> str | None:
             return f"{name} was rolled back by {body['approver']}"
         if line.kind == "promotion" and body["digest"] == mine:
             return f"{name} gave way to {champion.name}" if champion else None
-        if line.kind == "refusal" and body["decision"] in asked:
+        if line.kind == "refusal" and body["decision"] in decisions:
             return f"{name} was not approved ({body['reason']}); `python -m flows release {name}` asks again"
-        if line.kind == "decision" and body in asked.values():
+        if line.kind == "decision" and body in decisions.values():
             return None if body["promote"] else f"{name} was refused by its gate"
     return None
 

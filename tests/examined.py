@@ -87,7 +87,7 @@ def sit(params: Params, name: str, pattern: Sequence[int]) -> None:
 
 def promote(params: Params, name: str, approver: str, decision: Decision) -> Entry:
     """Promote with the approval of a person who uses this machine's key."""
-    approval = approvals.given(params, decision.digest, promotion.named(approver))
+    approval = approvals.sign_approval(params, decision.digest, promotion.check_approver(approver))
     return promotion.promote(params, name, decision=decision, approval=approval)
 
 

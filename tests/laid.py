@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clinrl.config.files import dumped, merge, read_files, write_whole
+from clinrl.config.files import dump_yaml, merge, read_files, write_whole
 
 FILES = ("audit", "esi", "imaging", "drafts")
 """What dvc.yaml merges; `test_pipeline` holds this against it."""
@@ -25,7 +25,7 @@ def lay(folder: Path, params: Mapping[str, Any], top: str = "") -> None:
     missing |= {"merges": {"folds": {}, "blends": {}}, "protocols": {"bases": {}, "versions": {}}}
     rest = {section: block for section, block in params.items() if section not in blocks}
     rest |= {section: empty for section, empty in missing.items() if section not in params}
-    (folder / "params.yaml").write_text(top + dumped(rest), encoding="utf-8")
+    (folder / "params.yaml").write_text(top + dump_yaml(rest), encoding="utf-8")
     for name in FILES:
         file = folder / "params" / f"{name}.yaml"
         if name == task or not file.exists():

@@ -20,7 +20,7 @@ UNREAD = 141
 """The exit code where nobody reads the output any more: what a shell says of a program that SIGPIPE ended."""
 
 
-def masked(text: str) -> str:
+def mask(text: str) -> str:
     """Text without the credentials of the addresses in it."""
     return re.sub(r"//[^/\s]*@", "//", text)
 
@@ -31,7 +31,7 @@ class Refused(Exception):
     exit_code = 1
 
 
-def ended(program: Callable[[], int]) -> int:
+def exit_code_of(program: Callable[[], int]) -> int:
     """Run a program; its exit code, or that of the refusal, interrupt or full disk that ended it, said on stderr.
 
     Whoever read the output may have gone away, as `head` does: that is no fault, and nothing is said. Whatever else

@@ -8,7 +8,7 @@ from ruamel.yaml import YAML
 
 import laid
 from clinrl.cli import main as cli
-from clinrl.config.files import dumped, merge, place_of, read_files, write_whole
+from clinrl.config.files import dump_yaml, merge, place_of, read_files, write_whole
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ParamsError
 from valid_params import VALID
@@ -24,7 +24,7 @@ def split(tmp_path: Path) -> Path:
 def change(path: Path, edit: Any) -> None:
     content = YAML(typ="safe").load(path)
     edit(content)
-    path.write_text(dumped(content), encoding="utf-8")
+    path.write_text(dump_yaml(content), encoding="utf-8")
 
 
 def test_split_and_whole_are_the_same_parameters(split: Path) -> None:

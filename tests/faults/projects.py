@@ -128,7 +128,7 @@ def promote(params: Params) -> None:
     """Decide on v2 and promote it, as the person who approves it does."""
     decision = promotion.decide(params, NAME)
     token = approval.token(decision.digest, APPROVER, approver(Path.cwd()))
-    _, envelope = approval.checked(params, decision.digest, token)
+    _, envelope = approval.check_token(params, decision.digest, token)
     promotion.promote(params, NAME, decision=decision, approval=envelope)
 
 

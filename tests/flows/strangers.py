@@ -60,7 +60,7 @@ def guarded(folder: Path) -> Iterator[Guarded]:
     with contextlib.chdir(folder), contextlib.ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("PREFECT_HOME", str(folder / "prefect"))
-        kept = credentials.kept()
+        kept = credentials.load_credentials()
         ports = [servers.free_port() for _ in range(2)]
         prefect, mlflow = (f"http://{servers.HOST}:{port}" for port in ports)
         started = servers.prefect(ports[0], kept.PREFECT_API_AUTH_STRING), servers.mlflow(ports[1], kept.mlflow)

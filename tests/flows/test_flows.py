@@ -212,7 +212,7 @@ def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(pro
 
 @pytest.mark.slow
 def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path) -> None:
-    from flows.retrain import drafted, retrain
+    from flows.retrain import draft_next, retrain
     from prefect import flow
 
     from clinrl.pipeline import propose as drafts
@@ -220,7 +220,7 @@ def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path)
     promoted("v2")
     ended(retrain, "esi", approver="Ada Lovelace")
     edit(with_drafts)
-    begun = flow(lambda: drafted(load_params(), "esi"), name="cut-short")()
+    begun = flow(lambda: draft_next(load_params(), "esi"), name="cut-short")()
     left = drafts.find("esi-v3")
     assert left is not None
     assert (begun.name, left.outcome) == ("esi-v3", "open")

@@ -160,22 +160,22 @@ def test_the_secrets_are_in_one_file_of_their_owner_and_nowhere_else(guarded: Gu
 
 def test_a_file_of_credentials_that_others_can_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    kept = credentials.kept()
-    assert credentials.kept() == kept != credentials.new()
+    kept = credentials.load_credentials()
+    assert credentials.load_credentials() == kept != credentials.new()
     for password in (kept.PREFECT_API_AUTH_STRING.split(":")[1], kept.MLFLOW_TRACKING_PASSWORD):
         assert len(password) >= 43
     credentials.FILE.chmod(0o640)
     with pytest.raises(Refused, match=r"credentials\.env can be read by others than you; delete it"):
-        credentials.kept()
+        credentials.load_credentials()
     credentials.FILE.chmod(0o600)
     credentials.FILE.write_text("PREFECT_API_AUTH_STRING=\n")
     with pytest.raises(Refused, match=r"credentials\.env was edited; delete it"):
-        credentials.kept()
+        credentials.load_credentials()
 
 
 def test_a_shell_reads_the_file_of_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    kept = credentials.kept()
+    kept = credentials.load_credentials()
     said = subprocess.run(
         ["sh", "-c", f"set -a; . {credentials.FILE}; set +a; env"], capture_output=True, text=True, check=True
     )

@@ -73,7 +73,7 @@ def served(project: Path) -> Iterator[Served]:
     said = [process.stderr.readline() for _ in range(3)]
     prefect, mlflow = (f"http://127.0.0.1:{port}" for port in ports)
     assert "".join(said) == serving.ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE) + "\n"
-    yield Served(prefect, mlflow, process, credentials.kept())
+    yield Served(prefect, mlflow, process, credentials.load_credentials())
     process.kill()
     process.communicate()
 

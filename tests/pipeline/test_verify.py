@@ -157,7 +157,7 @@ def test_a_deterministic_lineage_is_equal_file_by_file(project: Path, verdicts) 
     # An equal rebuild is attested.
     [written] = (project / "data/attestations/child").iterdir()
     with chdir(project):
-        who, said = dsse.opened(json.loads(written.read_text()), keyring())
+        who, said = dsse.open_envelope(json.loads(written.read_text()), keyring())
     validated(said)
     folder, told = project / "data/adapters/child", said["predicate"]
     assert (who, told["name"], told["equal"]) == (OURS, "child", True)

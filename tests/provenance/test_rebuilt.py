@@ -15,7 +15,7 @@ from clinrl.signing import dsse, keys
 from intoto import validated
 from valid_params import VALID
 
-FIRST, SECOND, STRANGER = (keys._holding(ec.derive_private_key(number, ec.SECP256R1())) for number in (21, 22, 23))
+FIRST, SECOND, STRANGER = (keys._signer_of(ec.derive_private_key(number, ec.SECP256R1())) for number in (21, 22, 23))
 PARAMS = Params.model_validate({**VALID, "rebuilders": {"b1": FIRST.key.line, "b2": SECOND.key.line}})
 IDENTITY = "1d" * 32
 LOCK = """\

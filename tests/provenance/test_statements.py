@@ -83,7 +83,7 @@ def test_outputs_have_the_digests_of_dvc_lock(monkeypatch: pytest.MonkeyPatch) -
 def test_the_stock_tools_read_it(project: Path) -> None:
     statements.record("train", "v2", "embedded")
     envelope = json.loads(STATEMENT.read_text())
-    who, said = dsse.opened(envelope, keys.keyring())
+    who, said = dsse.open_envelope(envelope, keys.keyring())
     assert who == keys.OURS
     read = validated(said)
     assert read.pb.predicate_type == "https://slsa.dev/provenance/v1"
@@ -173,6 +173,6 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
 def test_a_stage_leaves_its_provenance(project: Path) -> None:
     assert cli.main(["dataset", "esi-x1"]) == 0
     [(_, envelope)] = statements.of(["dataset@esi-x1"])
-    _, said = dsse.opened(envelope, keys.keyring())
+    _, said = dsse.open_envelope(envelope, keys.keyring())
     names = [subject["name"] for subject in said["subject"]]
     assert names == ["data/cases/esi-x1", "data/cases/esi-x1/cases.jsonl", "data/cases/esi-x1/manifest.json"]

@@ -22,7 +22,7 @@ import exhibits
 from clinrl import paths
 from clinrl.artifacts import canonical_json, digest, read_manifest, write_json
 from clinrl.registry import live_metrics, mlflow_store, versions
-from clinrl.registry.mlflow_store import asked
+from clinrl.registry.mlflow_store import connect
 from clinrl.training import launch
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -56,7 +56,7 @@ def add(folder, lines):
 
 def run_of(folder):
     """The run of a folder, or None."""
-    with asked() as client:
+    with connect() as client:
         experiment = client.get_experiment_by_name("esi")
         found = client.search_runs([experiment.experiment_id], f"tags.`{mlflow_store.KEY}` = '{folder.name}'")
     assert len(found) < 2
@@ -64,7 +64,7 @@ def run_of(folder):
 
 
 def history(folder, metric):
-    with asked() as client:
+    with connect() as client:
         return [(m.step, m.value) for m in client.get_metric_history(run_of(folder).info.run_id, metric)]
 
 
@@ -267,7 +267,7 @@ def test_a_server_killed_in_the_middle_loses_no_metric(project, tmp_path_factory
         metrics = run_of(folder).data.metrics
         for mode, report in exhibits.reports("v2").items():
             assert metrics[f"{mode}/exact"] == report["metrics"]["exact"]["value"]
-        with asked() as client:
+        with connect() as client:
             assert not client.get_run(entry.run_id).info.artifact_uri.startswith("file:")
             stored = client.download_artifacts(entry.run_id, "training/history.jsonl")
         assert Path(stored).read_bytes() == (paths.adapter("v2") / "history.jsonl").read_bytes()
@@ -288,7 +288,7 @@ def test_a_real_training_has_the_same_bytes_with_and_without_live_metrics(tmp_pa
         environment |= {"HF_HUB_OFFLINE": "1"} | ({"MLFLOW_TRACKING_URI": store} if store else {})
         if name == "with":  # with the store there: a training this short may end before it is made
             (folder / "mlruns").mkdir()
-            mlflow_store.prepared(folder / mlflow_store.STORE)
+            mlflow_store.prepare(folder / mlflow_store.STORE)
         subprocess.run([sys.executable, "-c", code, "v1"], cwd=folder, env=environment, check=True)
         made[name] = dolls.files(folder / paths.adapter("v1"))
     assert made["with"] == made["without"] == made["away"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from clinrl.errors import RegistryError
 from clinrl.registry import mlflow_store
-from clinrl.registry.mlflow_store import asked, exam_metrics, flat, points, store
+from clinrl.registry.mlflow_store import connect, exam_metrics, flat, points, store
 from clinrl.types import Estimate, Manifest
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers())
@@ -131,7 +131,7 @@ def answering(code, body="", kind="text/plain"):
 
 
 def ask():
-    with asked() as client:
+    with connect() as client:
         client.get_registered_model("esi")
 
 
@@ -178,21 +178,21 @@ def test_a_file_that_is_no_database_is_refused(tmp_path, monkeypatch):
 
 def test_an_error_of_the_disk_is_not_taken_for_the_server_s(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    with pytest.raises(FileNotFoundError), asked():
+    with pytest.raises(FileNotFoundError), connect():
         (tmp_path / "absent").read_text()
 
 
 @pytest.mark.slow
 def test_a_store_that_another_process_keeps_locked_is_one_sentence(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    with asked() as client:
+    with connect() as client:
         client.create_registered_model("esi")
     other = sqlite3.connect(tmp_path / "mlflow.db")
     other.execute("BEGIN IMMEDIATE")
     capfd.readouterr()
     with (
         pytest.raises(RegistryError, match=r"mlflow.db is locked by another process; give the same command again"),
-        asked() as client,
+        connect() as client,
     ):
         client.create_registered_model("other")
     other.close()
@@ -216,7 +216,7 @@ def test_who_is_killed_while_a_store_is_made_leaves_none(tmp_path, monkeypatch):
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "mlflow.db.new").stat().st_size > 0
     assert not (tmp_path / "mlflow.db").exists()
-    with asked() as client:
+    with connect() as client:
         client.create_registered_model("esi")
         assert client.get_experiment("0").artifact_location == f"file://{tmp_path}/artifacts/0"
     assert not (tmp_path / "mlflow.db.new").exists()
@@ -230,7 +230,7 @@ def test_a_disk_that_is_full_is_one_sentence_without_sql(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with (  # noqa: PT012
         pytest.raises(RegistryError) as refused,
-        asked(),
+        connect(),
         create_engine(f"sqlite:///{tmp_path}/small.db").connect() as database,
     ):
         database.execute(text("CREATE TABLE notes (note TEXT)"))
@@ -247,7 +247,7 @@ def test_the_loser_of_a_race_leaves_no_run_that_looks_alive(tmp_path, monkeypatc
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with asked() as client:
+    with connect() as client:
         create = MlflowClient.create_run
 
         def too_late(self, experiment, **words):

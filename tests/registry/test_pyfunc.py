@@ -35,7 +35,7 @@ from clinrl.evaluation import evaluate
 from clinrl.models import bases
 from clinrl.models.judges import Oracles
 from clinrl.registry import mlflow_store, pyfunc, versions
-from clinrl.registry.mlflow_store import asked
+from clinrl.registry.mlflow_store import connect
 from clinrl.runtime import determinism
 from clinrl.signing import folder, keys
 from clinrl.tasks.base import get_task
@@ -75,7 +75,7 @@ def bundle_of(root, model):
     """Where a registered model's files lie."""
     with chdir(root), pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        with asked() as client:
+        with connect() as client:
             return Path(urlsplit(client.get_model_version_download_uri(model, "1")).path)
 
 

@@ -20,7 +20,7 @@ from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, ve
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import log_run, mlflow_store, pyfunc, versions
-from clinrl.registry.mlflow_store import asked
+from clinrl.registry.mlflow_store import connect
 from clinrl.registry.versions import entries, find, holder, point, register, tag
 from clinrl.signing.keys import keyring
 
@@ -33,7 +33,7 @@ HOSTILE = ["../v1", "v1; rm -rf .", "v1'", "V1", "", "v1\n", "a" * 60, "$(id)"]
 def empty(tmp_path_factory):
     """A store with its tables and nothing else."""
     folder = tmp_path_factory.mktemp("empty")
-    with chdir(folder), asked():
+    with chdir(folder), connect():
         pass
     return folder / mlflow_store.STORE
 
@@ -73,18 +73,18 @@ def begin(folder, store):
 
 
 def run_of(entry):
-    with asked() as client:
+    with connect() as client:
         return client.get_run(entry.run_id)
 
 
 def history_of(entry, metric):
-    with asked() as client:
+    with connect() as client:
         return [(point.step, point.value) for point in client.get_metric_history(entry.run_id, metric)]
 
 
 def artefacts_of(entry):
     """Every file of an entry's run, as its store lists them."""
-    with asked() as client:
+    with connect() as client:
 
         def below(folder):
             for found in client.list_artifacts(entry.run_id, folder):
@@ -95,7 +95,7 @@ def artefacts_of(entry):
 
 def logged_models(entry):
     """The logged models with an entry's digest."""
-    with asked() as client:
+    with connect() as client:
         experiment = client.get_run(entry.run_id).info.experiment_id
         return client.search_logged_models([experiment], filter_string=f"tags.digest = '{entry.digest}'")
 
@@ -117,7 +117,7 @@ def test_a_version_says_where_it_comes_from(shown):
         "base_digest": manifest.inputs["base"], "data_digest": manifest.inputs["data"],
         "exam_digest": report["exam_digest"], "git_revision": "unknown", "dvc_stage": "train@v2", "task_version": "1",
         "scale": "embedded",
-        "examined": versions.examined({mode: load_report("v2", mode) for mode in ("think", "direct")}),
+        "examined": versions.reports_digest({mode: load_report("v2", mode) for mode in ("think", "direct")}),
         "alarms": "stop first_kl at 1; warn kl at 1; stop not_finite kl at 2",
     }  # fmt: skip
     assert manifest.inputs["parent"] == find("esi", "v1").digest
@@ -191,7 +191,7 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
             "MLmodel", "code", "served.json", "requirements.txt", "python_env.yaml", "input_example.json",
             "serving_input_example.json", "model.sig", "signer.pub", "bom.cdx.json", "examined.json",
         }  # fmt: skip
-        assert log_run.signed_by(folder, keyring()) == "this checkout"
+        assert log_run.check_signature(folder, keyring()) == "this checkout"
         record = pyfunc.read(folder)
         assert (record.name, record.digest) == (entry.name, entry.digest)
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
@@ -297,7 +297,7 @@ def test_a_copied_store_is_one_of_its_own(project, tmp_path_factory, monkeypatch
 
 def test_what_live_metrics_missed_is_filled_in_once(project):
     manifest = read_manifest(paths.adapter("v1"))
-    with asked() as client:
+    with connect() as client:
         run = mlflow_store.run_of(client, "esi", mlflow_store.run_key(manifest), "v1")
         mlflow_store.log_points(client, run.info.run_id, [("loss", 2, 1.5)])
 
@@ -309,7 +309,7 @@ def test_what_live_metrics_missed_is_filled_in_once(project):
 
 
 def test_a_registration_that_was_killed_is_completed(project):
-    with asked() as client:
+    with connect() as client:
         run = mlflow_store.run_of(client, "esi", mlflow_store.run_key(read_manifest(paths.adapter("v1"))), "v1")
         digest = identity(read_manifest(paths.adapter("v1")))
         half = client.create_logged_model(run.info.experiment_id, name="v1", tags={"digest": digest})
@@ -329,7 +329,7 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
     with pytest.raises(
         SignatureError, match=r"adapter_model.safetensors' of .* was altered after this checkout signed"
     ):
-        log_run.signed_by(folder_of(entry), keyring())
+        log_run.check_signature(folder_of(entry), keyring())
 
     assert register(project, "v1") == entry
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
@@ -357,7 +357,7 @@ def test_a_champion_whose_folder_is_elsewhere_is_refused(project, tmp_path_facto
     with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
         store.execute("UPDATE model_versions SET source = ?", (elsewhere.as_uri(),))
     with pytest.raises(RegistryError, match="it was edited"):
-        versions.intact(project, find("esi", "v1"))
+        versions.check_intact(project, find("esi", "v1"))
 
 
 def test_weights_that_change_while_they_are_registered_are_not_signed(project, monkeypatch):
@@ -387,7 +387,7 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     assert second.tags.pop("examined") != first.tags.pop("examined")
     assert second == first
     assert run_of(second).data.metrics["think/exact"] == report["metrics"]["exact"]["value"]
-    with asked() as client:
+    with connect() as client:
         stored = Path(client.download_artifacts(second.run_id, "reports/think.json"))
     assert json.loads(stored.read_text()) == report
 
@@ -409,7 +409,7 @@ def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champio
 
 def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(project):
     first = register(project, "v1")
-    with asked() as client:
+    with connect() as client:
         client.delete_model_version("esi", "1")
 
     assert entries("esi") == []
@@ -425,7 +425,7 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
 
 def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(project):
     first = register(project, "v1")
-    with asked() as client:
+    with connect() as client:
         client.delete_registered_model("esi")
 
     assert holder("esi", "candidate") is None
@@ -439,14 +439,14 @@ def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(projec
 
 def test_an_experiment_deleted_by_hand_is_said(project):
     entry = register(project, "v1")
-    with asked() as client:
+    with connect() as client:
         client.delete_experiment(client.get_run(entry.run_id).info.experiment_id)
     with pytest.raises(RegistryError, match=r"the experiment esi was deleted in .*; restore it there"):
         register(project, "v2")
 
 
 def test_a_store_whose_artefacts_a_server_keeps_asks_for_the_server(project):
-    with asked() as client:
+    with connect() as client:
         client.create_experiment("esi", artifact_location="mlflow-artifacts:/1")
     with pytest.raises(RegistryError, match=r"is a server's, which keeps the artefacts of esi; start that server"):
         register(project, "v1")
@@ -454,7 +454,7 @@ def test_a_store_whose_artefacts_a_server_keeps_asks_for_the_server(project):
 
 def test_versions_that_others_registered_by_hand_do_not_count(project):
     register(project, "v1")
-    with asked() as client:
+    with connect() as client:
         client.create_model_version("esi", str(Path("elsewhere").absolute()))
     assert [entry.number for entry in entries("esi")] == [1]
     with pytest.raises(RegistryError, match="has no '2'"):
@@ -549,7 +549,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
 
     (entry,) = entries("esi")
     assert numbers == [str(entry.number)] * 2
-    with asked() as client:
+    with connect() as client:
         assert len(client.search_runs([run_of(entry).info.experiment_id])) == 1
     assert len(logged_models(entry)) == 1
     assert history_of(entry, "loss") == [(step, 1.0 / step + 1) for step in (1, 2, 3)]
@@ -576,7 +576,7 @@ def test_whoever_comes_second_steps_back(project, monkeypatch, module, look):
 
     assert second == first
     assert len(looks) > 1
-    with asked() as client:
+    with connect() as client:
         assert len(client.search_runs([run_of(first).info.experiment_id])) == 1
     assert len(logged_models(first)) == 1
     assert [entry.number for entry in entries("esi")] == [1]

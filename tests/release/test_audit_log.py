@@ -26,7 +26,7 @@ def path(tmp_path):
     return tmp_path / "reports" / "decisions.jsonl"
 
 
-ME, STRANGER = (keys._holding(ec.generate_private_key(ec.SECP256R1())) for _ in range(2))
+ME, STRANGER = (keys._signer_of(ec.generate_private_key(ec.SECP256R1())) for _ in range(2))
 RING = {"me": ME.key}
 
 

@@ -287,7 +287,7 @@ def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params
 def test_an_approval_is_not_good_for_the_same_question_after_the_name_moved(params):
     promoted(params, "v2")
     first = promotion.decide(params, "v1")
-    token = approval.given(params, first.digest, ADA)
+    token = approval.sign_approval(params, first.digest, ADA)
     promotion.promote(params, "v1", decision=first, approval=token)
     promotion.rollback(params, "esi", approver=ADA)
     again = promotion.decide(params, "v1")

@@ -16,7 +16,7 @@ from clinrl.signing import approval, dsse, keys
 from intoto import validated
 from valid_params import VALID
 
-ADA, ALAN, EVE = (keys._holding(ec.derive_private_key(number, ec.SECP256R1())) for number in (11, 12, 13))
+ADA, ALAN, EVE = (keys._signer_of(ec.derive_private_key(number, ec.SECP256R1())) for number in (11, 12, 13))
 
 
 def params(scale: str = "embedded", **approvers: keys.Signer) -> Params:
@@ -33,9 +33,9 @@ def test_a_token_tells_who_approves() -> None:
     for name, signer in (("Ada Lovelace", ADA), ("Alan Turing", ALAN)):
         token = approval.token(DIGEST, name, signer)
         assert len(token) <= 96
-        who, envelope = approval.checked(BOTH, DIGEST, f" {token}\n")
+        who, envelope = approval.check_token(BOTH, DIGEST, f" {token}\n")
         assert who == name
-        assert approval.checked(BOTH, DIGEST, token, name)[0] == name
+        assert approval.check_token(BOTH, DIGEST, token, name)[0] == name
         assert approval.approver_of(envelope, DIGEST, BOTH.approvers) == name
 
 
@@ -60,38 +60,38 @@ def test_what_is_signed_is_a_statement_of_in_toto() -> None:
 )
 def test_any_other_token_is_refused(token: str, name: str) -> None:
     with pytest.raises(SignatureError):
-        approval.checked(BOTH, DIGEST, token, name)
+        approval.check_token(BOTH, DIGEST, token, name)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=130))
 def test_any_text_is_refused_in_a_sentence(token: str) -> None:
     with pytest.raises(SignatureError, match="no approval of this decision"):
-        approval.checked(BOTH, DIGEST, token)
+        approval.check_token(BOTH, DIGEST, token)
 
 
 def test_on_the_spot_only_with_the_key_that_is_listed(checkout: object) -> None:
     ours = keys.signer("embedded")
     listed = params("full", Ada_Lovelace=ours, Alan_Turing=ALAN)
-    envelope = approval.given(listed, DIGEST, "Ada Lovelace")
+    envelope = approval.sign_approval(listed, DIGEST, "Ada Lovelace")
     assert approval.approver_of(envelope, DIGEST, listed.approvers) == "Ada Lovelace"
     with pytest.raises(SignatureError, match=r"not the one that `approvers` in params\.yaml lists for 'Alan Turing'"):
-        approval.given(listed, DIGEST, "Alan Turing")
+        approval.sign_approval(listed, DIGEST, "Alan Turing")
     with pytest.raises(SignatureError, match="does not list 'Eve'"):
-        approval.given(listed, DIGEST, "Eve")
+        approval.sign_approval(listed, DIGEST, "Eve")
 
 
 def test_where_nobody_is_listed_the_checkout_approves_at_scale_embedded_alone(checkout: object) -> None:
     token = approval.token(DIGEST, "Anybody", EVE)
     with pytest.raises(SignatureError, match="this checkout has no key"):
-        approval.checked(params(), DIGEST, token, "Anybody")
-    envelope = approval.given(params(), DIGEST, "Anybody")
+        approval.check_token(params(), DIGEST, token, "Anybody")
+    envelope = approval.sign_approval(params(), DIGEST, "Anybody")
     assert approval.approver_of(envelope, DIGEST, keys.keyring()) == "Anybody"
     with pytest.raises(SignatureError, match="no approval of this decision"):
-        approval.checked(params(), DIGEST, token, "Anybody")
+        approval.check_token(params(), DIGEST, token, "Anybody")
     token = approval.token(DIGEST, "Anybody", keys.signer("full"))
-    assert approval.checked(params(), DIGEST, token, "Anybody") == ("Anybody", envelope)
-    for refused in (approval.given, approval.checked):
+    assert approval.check_token(params(), DIGEST, token, "Anybody") == ("Anybody", envelope)
+    for refused in (approval.sign_approval, approval.check_token):
         with pytest.raises(SignatureError, match="lists nobody, so nobody can approve"):
             refused(params("full"), DIGEST, "Anybody")
 

@@ -26,7 +26,7 @@ def key_of_stock_tool(key: keys.Key) -> SSlibKey:
 def test_the_stock_tool_verifies_our_envelope(checkout: Path) -> None:
     signer = keys.signer("embedded")
     ours = dsse.envelope(STATEMENT, signer)
-    assert dsse.opened(ours, keys.keyring()) == (keys.OURS, STATEMENT)
+    assert dsse.open_envelope(ours, keys.keyring()) == (keys.OURS, STATEMENT)
     assert dsse.envelope(STATEMENT, signer) == ours
     stock = Envelope.from_dict(copy.deepcopy(ours))
     assert stock.pae() == dsse.pae(dsse.PAYLOAD_TYPE, stock.payload)
@@ -36,12 +36,12 @@ def test_the_stock_tool_verifies_our_envelope(checkout: Path) -> None:
 def test_nobody_who_is_listed(checkout: Path) -> None:
     envelope = dsse.envelope(STATEMENT, keys.signer("embedded"))
     with pytest.raises(SignatureError, match="nobody whose key counts here signed this"):
-        dsse.opened(envelope, {})
+        dsse.open_envelope(envelope, {})
     for path in (keys.PRIVATE, keys.PUBLIC):
         path.unlink()
     keys.signer("embedded")
     with pytest.raises(SignatureError, match="nobody whose key counts here signed this"):
-        dsse.opened(envelope, keys.keyring())
+        dsse.open_envelope(envelope, keys.keyring())
 
 
 def envelope_with(payload: bytes, signer: keys.Signer, kind: str = dsse.PAYLOAD_TYPE) -> dict[str, Any]:
@@ -56,15 +56,15 @@ def envelope_with(payload: bytes, signer: keys.Signer, kind: str = dsse.PAYLOAD_
 def test_what_is_signed_must_be_a_statement(checkout: Path, payload: bytes) -> None:
     signer = keys.signer("embedded")
     with pytest.raises(SignatureError):
-        dsse.opened(envelope_with(payload, signer), keys.keyring())
+        dsse.open_envelope(envelope_with(payload, signer), keys.keyring())
 
 
 def test_another_type_is_refused_though_it_is_signed(checkout: Path) -> None:
     signer = keys.signer("embedded")
     payload = json.dumps(STATEMENT).encode()
-    assert dsse.opened(envelope_with(payload, signer), keys.keyring())[0] == keys.OURS
+    assert dsse.open_envelope(envelope_with(payload, signer), keys.keyring())[0] == keys.OURS
     with pytest.raises(SignatureError, match="no signed in-toto statement"):
-        dsse.opened(envelope_with(payload, signer, "text/plain"), keys.keyring())
+        dsse.open_envelope(envelope_with(payload, signer, "text/plain"), keys.keyring())
 
 
 def test_another_spelling_of_the_same_bytes_is_refused(checkout: Path) -> None:
@@ -73,12 +73,12 @@ def test_another_spelling_of_the_same_bytes_is_refused(checkout: Path) -> None:
     envelope = envelope_with(payload + b" " * ((1 - len(payload)) % 3), keys.signer("embedded"))
     spelt = envelope["payload"]
     assert spelt.endswith("==")
-    assert dsse.opened(envelope, keys.keyring())[1] == STATEMENT
+    assert dsse.open_envelope(envelope, keys.keyring())[1] == STATEMENT
     last = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     other = spelt[:-3] + last[last.index(spelt[-3]) + 1] + "=="
     assert base64.b64decode(other) == base64.b64decode(spelt)
     with pytest.raises(SignatureError, match="not as Base64 writes it"):
-        dsse.opened(envelope | {"payload": other}, keys.keyring())
+        dsse.open_envelope(envelope | {"payload": other}, keys.keyring())
 
 
 def test_every_change_of_an_envelope_is_found(checkout: Path) -> None:
@@ -91,18 +91,20 @@ def test_every_change_of_an_envelope_is_found(checkout: Path) -> None:
             before = at[field]
             at[field] = before[:place] + ("A" if before[place] != "A" else "B") + before[place + 1 :]
             with pytest.raises(SignatureError):
-                dsse.opened(envelope, ring)
+                dsse.open_envelope(envelope, ring)
             at[field] = before
         for other in (None, 1, [], {}, "x" * (dsse.LARGEST + 1)):
             if (field, other) != ("keyid", None):  # the name of a key is only a hint; without it all are tried
                 with pytest.raises(SignatureError):
-                    dsse.opened({**envelope, "signatures": [{**signature}]} | _put(envelope, at, field, other), ring)
+                    dsse.open_envelope(
+                        {**envelope, "signatures": [{**signature}]} | _put(envelope, at, field, other), ring
+                    )
     with pytest.raises(SignatureError):
-        dsse.opened(envelope | {"more": 1}, ring)
+        dsse.open_envelope(envelope | {"more": 1}, ring)
     for signatures in ([], [signature] * 17, [{**signature, "cert": ""}], [[]], {}, None):
         with pytest.raises(SignatureError):
-            dsse.opened(envelope | {"signatures": signatures}, ring)
-    assert dsse.opened(envelope, ring) == (keys.OURS, STATEMENT)
+            dsse.open_envelope(envelope | {"signatures": signatures}, ring)
+    assert dsse.open_envelope(envelope, ring) == (keys.OURS, STATEMENT)
 
 
 def _put(envelope: dict[str, Any], at: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
@@ -123,4 +125,4 @@ JSON = st.recursive(
 @given(anything=JSON)
 def test_anything_else_is_refused_in_a_sentence(anything: Any) -> None:
     with pytest.raises(SignatureError):
-        dsse.opened(anything, {})
+        dsse.open_envelope(anything, {})

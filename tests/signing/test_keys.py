@@ -66,7 +66,7 @@ def test_a_kill_between_the_halves_of_a_key_is_mended(checkout: Path) -> None:
 
 def test_what_signs_with_another_key_is_found(checkout: Path) -> None:
     key = keys.signer("embedded").key
-    for made in (b"", keys._loaded(pem(ec.SECP256R1()), "test").sign(DATA)):
+    for made in (b"", keys._load_key(pem(ec.SECP256R1()), "test").sign(DATA)):
         with pytest.raises(SignatureError, match="is not one of the key SHA256:"):
             keys.Signer(key, lambda _, made=made: made).sign(DATA)
 
@@ -149,7 +149,7 @@ def test_no_message_quotes_a_private_key(checkout: Path, monkeypatch: pytest.Mon
 
 def test_whose_signatures_count(checkout: Path) -> None:
     ours = keys.signer("embedded").key
-    theirs = keys._loaded(pem(ec.SECP256R1()), "test").key
+    theirs = keys._load_key(pem(ec.SECP256R1()), "test").key
     keys.trust("Ada Lovelace", theirs)
     keys.trust("Ada Lovelace", theirs)
     assert keys.keyring() == {"Ada Lovelace": theirs, keys.OURS: ours}
@@ -174,11 +174,11 @@ def test_whose_signatures_count(checkout: Path) -> None:
 
 
 def test_who_is_listed_in_params_keeps_the_name(checkout: Path) -> None:
-    ada, eve = (keys._loaded(pem(ec.SECP256R1()), "test").key for _ in range(2))
+    ada, eve = (keys._load_key(pem(ec.SECP256R1()), "test").key for _ in range(2))
     params = Params.model_validate({**VALID, "approvers": {"Ada": ada.line}, "rebuilders": {"Bob": ada.line}})
     keys.trust("Ada", eve)
     keys.trust("Eve", eve)
-    assert keys.listed(params) == {"Ada": ada, "Eve": eve}
+    assert keys.trusted_keys(params) == {"Ada": ada, "Eve": eve}
 
 
 @ssh
@@ -191,9 +191,9 @@ def test_openssh_prints_the_same_fingerprint(checkout: Path) -> None:
 @ssh
 def test_lines_and_private_keys_of_openssh_are_read(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = keygen(Path("p256"), "-t", "ecdsa", "-b", "256", "-C", "ada@example.org")
-    key = keys.parsed(line)
+    key = keys.parse_key(line)
     assert "ada" not in key.line
-    assert keys.parsed(key.line) == key
+    assert keys.parse_key(key.line) == key
     monkeypatch.setenv("CLINRL_SIGNING_KEY_FILE", "p256")
     assert keys.signer("full").key == key
     signature = keys.signer("full").sign(DATA)
@@ -203,13 +203,13 @@ def test_lines_and_private_keys_of_openssh_are_read(checkout: Path, monkeypatch:
     subprocess.run(["openssl", "dgst", "-sha256", "-verify", "key.pem", "-signature", "sig", "data"], check=True)
     for name, options in {"ed": ["-t", "ed25519"], "p384": ["-t", "ecdsa", "-b", "384"]}.items():
         with pytest.raises(SignatureError):
-            keys.parsed(keygen(Path(name), *options))
+            keys.parse_key(keygen(Path(name), *options))
 
 
 @given(st.one_of(st.text(), st.text(alphabet="AEmo2VzdHAyNTY=").map(lambda text: f"{keys.KIND} {text}")))
 def test_any_other_line_is_refused_in_a_sentence(line: str) -> None:
     with pytest.raises(SignatureError):
-        keys.parsed(line)
+        keys.parse_key(line)
 
 
 def test_a_line_that_is_nearly_a_key_is_refused(checkout: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_line_that_is_nearly_a_key_is_refused(checkout: Path) -> None:
     changed = blob[:middle] + ("A" if blob[middle] != "A" else "B") + blob[middle + 1 :]  # no point of the curve
     for near in (f"{kind} {changed}", f"{kind} {blob[:-4]}", f"ssh-rsa {blob}", f"{line}\n{line}", line + " c" * 1000):
         with pytest.raises(SignatureError):
-            keys.parsed(near)
+            keys.parse_key(near)
 
 
 @pytest.fixture
@@ -246,12 +246,12 @@ def test_an_agent_signs(checkout: Path, agent: None, monkeypatch: pytest.MonkeyP
     add(Path("other"))
     with pytest.raises(SignatureError, match="holds 0 P-256 keys"):
         keys.signer("full")
-    first = keys.parsed(keygen(Path("first"), "-t", "ecdsa", "-b", "256"))
+    first = keys.parse_key(keygen(Path("first"), "-t", "ecdsa", "-b", "256"))
     add(Path("first"))
     signer = keys.signer("full")
     assert signer.key == first
     assert first.verifies(DATA, signer.sign(DATA))
-    second = keys.parsed(keygen(Path("second"), "-t", "ecdsa", "-b", "256"))
+    second = keys.parse_key(keygen(Path("second"), "-t", "ecdsa", "-b", "256"))
     add(Path("second"))
     with pytest.raises(SignatureError, match="holds 2 P-256 keys that could be meant"):
         keys.signer("full")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-LONGEST = 18
+MAX_DIGITS = 18
 """Digits of a number that is read; int() refuses thousands."""
 
 
@@ -61,7 +61,7 @@ def natural(least: int) -> Callable[[str], int]:
     """A parser of whole numbers from `least` up. It raises ArgumentTypeError for anything else."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > LONGEST or int(text) < least:
+        if not text.isdecimal() or len(text) > MAX_DIGITS or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number from {least} up")
         return int(text)
 

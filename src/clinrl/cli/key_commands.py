@@ -20,7 +20,7 @@ def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: s
     if action == "init":
         rows = [_row(ring.OURS, ring.init(), HERE)]
     elif action == "trust":
-        key = ring.parsed(line)
+        key = ring.parse_key(line)
         ring.trust(name, key)
         rows = [_row(name, key, HERE)]
     else:

@@ -13,7 +13,7 @@ from typing import Any
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.parser import parser
-from clinrl.errors import ended
+from clinrl.errors import exit_code_of
 from clinrl.runtime import determinism, starter
 
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         starter.follow()
         return _run(arguments)
 
-    return ended(run)
+    return exit_code_of(run)
 
 
 def _run(arguments: dict[str, Any]) -> int:

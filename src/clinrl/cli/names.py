@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from clinrl.cli.commands import COMMANDS
-from clinrl.config.base import did_you_mean, shown
+from clinrl.config.base import did_you_mean, format_value
 from clinrl.errors import ParamsError
 
 if TYPE_CHECKING:
@@ -48,4 +48,4 @@ def check_name(params: "Params", name: str, command: str, *, kind: str = "", tas
     else:
         task = task or next((known for known in params.bases if name.startswith(f"{known}-")), "")
         hint = did_you_mean(name, [known for known, of in taken.items() if task in ("", of)])
-    raise ParamsError(f"{shown(name)} is no {kind.lower()} that `clinrl {command}` knows; {hint}")
+    raise ParamsError(f"{format_value(name)} is no {kind.lower()} that `clinrl {command}` knows; {hint}")

@@ -19,7 +19,7 @@ from clinrl.release import lineage as lineages
 from clinrl.release import promotion
 from clinrl.reports import numbers
 from clinrl.reports.tables import show
-from clinrl.signing.approval import checked, given
+from clinrl.signing.approval import check_token, sign_approval
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -69,15 +69,15 @@ def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
 
 def promote(params: "Params", name: str, *, approver: str, token: str | None = None) -> int:
     """Decide on a version, promote it if it may be, and print its row."""
-    approver = promotion.named(approver)
+    approver = promotion.check_approver(approver)
     if (entry := promotion.settle(params, name)) is not None:  # the same command, given again after a kill
         show(COLUMNS, [_row(entry)], as_json=False)
         return 0
     decision = promotion.decide(params, name)
     if token is None:
-        approval = given(params, decision.digest, approver)
+        approval = sign_approval(params, decision.digest, approver)
     else:
-        approval = checked(params, decision.digest, token, approver)[1]
+        approval = check_token(params, decision.digest, token, approver)[1]
     entry = promotion.promote(params, name, decision=decision, approval=approval)
     show(COLUMNS, [_row(entry)], as_json=False)
     return 0

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from clinrl.errors import ParamsError, SignatureError
-from clinrl.signing.keys import OURS, Key, parsed
+from clinrl.signing.keys import OURS, Key, parse_key
 
 Scale = Literal["embedded", "full"]
 """embedded: small models that this project builds itself, on a CPU. full: hub checkpoints, on a GPU."""
@@ -28,9 +28,9 @@ RESERVED = (
 
 _PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
 """No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""
-LONGEST = 80
+MAX_TEXT = 80
 """Characters of a text that stands in a table."""
-MOST_NAMES = 60
+MAX_NAMES = 60
 """Allowed names that a refusal lists."""
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
@@ -43,19 +43,19 @@ def did_you_mean(value: object, allowed: Collection[object]) -> str:
 
     Names of a task begin with it. Of a value such as esi-v99, only those that begin as it does are listed, if any do.
     """
-    text, names = str(value)[:LONGEST], sorted(map(str, allowed))
+    text, names = str(value)[:MAX_TEXT], sorted(map(str, allowed))
     task, mark, _ = text.partition("-")
     own = [name for name in names if mark and name.startswith(f"{task}-")] or names
     near = difflib.get_close_matches(text, own, n=1) or difflib.get_close_matches(text, names, n=1)
-    listed = ", ".join(own[:MOST_NAMES]) or "none"
-    more = f" and {len(own) - MOST_NAMES:,} more" if len(own) > MOST_NAMES else ""
+    listed = ", ".join(own[:MAX_NAMES]) or "none"
+    more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""
     return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"
 
 
-def known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
+def check_known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
     """Refuse a value that is not allowed, with the nearest one that is. Raises ParamsError."""
     if value not in allowed:
-        raise ParamsError(f"{at}: {shown(value)} is not {noun}; {did_you_mean(value, allowed)}")
+        raise ParamsError(f"{at}: {format_value(value)} is not {noun}; {did_you_mean(value, allowed)}")
 
 
 def refusal(sentence: str, key: object = None) -> PydanticCustomError:
@@ -119,15 +119,17 @@ def _name(value: str) -> str:
 
 
 def _text(value: str) -> str:
-    if not value or value != value.strip() or not value.isprintable() or len(value) > LONGEST or "|" in value:
-        raise refusal(f"is {shown(value)}; it must be 1 to {LONGEST} printable characters without | or outer spaces")
+    if not value or value != value.strip() or not value.isprintable() or len(value) > MAX_TEXT or "|" in value:
+        raise refusal(
+            f"is {format_value(value)}; it must be 1 to {MAX_TEXT} printable characters without | or outer spaces"
+        )
     return value
 
 
 def _place(value: str) -> str:
     if not _PLACE.fullmatch(value):
         raise refusal(
-            f"is {shown(value)}; it must be the path of a file or folder here, of letters, digits, spaces and "
+            f"is {format_value(value)}; it must be the path of a file or folder here, of letters, digits, spaces and "
             "./_-+@,=(), and not start with - or a space"
         )
     return value
@@ -148,12 +150,12 @@ def _person(value: str) -> str:
 def _public_key(value: Any) -> Key:
     if not isinstance(value, str):
         raise refusal(
-            f"is {shown(value)}; it must be a public key, as one line of OpenSSH: ecdsa-sha2-nistp256 AAAA..."
+            f"is {format_value(value)}; it must be a public key, as one line of OpenSSH: ecdsa-sha2-nistp256 AAAA..."
         )
     try:
-        return parsed(value)
+        return parse_key(value)
     except SignatureError as error:
-        raise refusal(f"is {shown(value)}; {error}") from None
+        raise refusal(f"is {format_value(value)}; {error}") from None
 
 
 def _of_one_each(keys: dict[str, Key]) -> dict[str, Key]:
@@ -170,7 +172,7 @@ def _targets(value: Any) -> Any:
         return value
     names = value if isinstance(value, list | tuple) else ()
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise refusal(f"is {shown(value)}; it must be all-linear or a list of distinct module names")
+        raise refusal(f"is {format_value(value)}; it must be all-linear or a list of distinct module names")
     return tuple(sorted(names))
 
 
@@ -190,7 +192,7 @@ Targets = Annotated[str | tuple[str, ...], BeforeValidator(_targets)]
 LearningRate = Annotated[float, Field(gt=0, lt=1)]
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value as a refusal quotes it: at most 60 characters, and of a large one no more is looked at."""
     text = _BRIEF.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
@@ -200,7 +202,7 @@ def _path(parts: Iterable[object]) -> str:
     """The key path of an error, without what pydantic adds: a profile's method, and the mark of a key."""
     kept = [str(part) for part in parts if part not in ("", "[key]")]
     kept = [
-        part if part.isprintable() and len(part) <= LONGEST else shown(part) for part in kept
+        part if part.isprintable() and len(part) <= MAX_TEXT else format_value(part) for part in kept
     ]  # a key may be any text
     if kept[:1] == ["profiles"] and len(kept) > 2:
         del kept[2]
@@ -212,7 +214,7 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     details: list[ErrorDetails] = error.errors(include_url=False)
     first = min(details, key=lambda detail: detail["type"] not in ("sentence", "extra_forbidden"))
     loc = (prefix, *first["loc"])
-    path, value, context = _path(loc), shown(first["input"]), first.get("ctx", {})
+    path, value, context = _path(loc), format_value(first["input"]), first.get("ctx", {})
     match first["type"]:
         case "sentence":
             return f"{_path([*loc, context['key']])} {context['sentence']}"

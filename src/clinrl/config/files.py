@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.artifacts import write_text
-from clinrl.config.base import shown
+from clinrl.config.base import format_value
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.config.schema import DatasetSpec, VersionSpec
 from clinrl.errors import ParamsError
@@ -50,7 +50,7 @@ def merge(contents: Contents) -> tuple[dict[str, Any], dict[str, Path]]:
     places: dict[str, Path] = {}
     for file, content in contents.items():
         if not isinstance(content, Mapping):
-            raise ParamsError(f"{file}: the file is {shown(content)}; it must be a mapping")
+            raise ParamsError(f"{file}: the file is {format_value(content)}; it must be a mapping")
         _put(whole, content, (), file, places)
     return whole, places
 
@@ -98,10 +98,10 @@ def check_places(params: "Params", places: Places) -> None:
 
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file that commands write: the content in the manner of YAML, below a line for people."""
-    write_text(path, HEADER + dumped(content))
+    write_text(path, HEADER + dump_yaml(content))
 
 
-def dumped(content: Mapping[str, Any]) -> str:
+def dump_yaml(content: Mapping[str, Any]) -> str:
     """A mapping as YAML text, each key on a line of its own."""
     from ruamel.yaml import YAML
 

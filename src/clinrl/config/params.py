@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from clinrl.config.base import RESERVED, Name, People, Scale, Section, known, sentence
+from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.files import Contents, check_places, merge, place_of, read_files
 from clinrl.config.model import Model, resolve
@@ -79,22 +79,24 @@ class Params(Section):
     @model_validator(mode="after")
     def _references(self) -> "Params":
         for task, base in self.bases.items():
-            known("bases", task, task_names(), "a task")
+            check_known("bases", task, task_names(), "a task")
             self._check_use(f"bases.{task}.exam", base.exam, "exam", task)
         for name, dataset in self.datasets.items():
-            known(f"datasets.{name}.task", dataset.task, task_names(), "a task")
-            known(f"datasets.{name}.mix", dataset.mix, get_task(dataset.task).checks.mixes, f"a mix of {dataset.task}")
+            check_known(f"datasets.{name}.task", dataset.task, task_names(), "a task")
+            check_known(
+                f"datasets.{name}.mix", dataset.mix, get_task(dataset.task).checks.mixes, f"a mix of {dataset.task}"
+            )
             for rule in dataset.emphasis:
-                known(
+                check_known(
                     f"datasets.{name}.emphasis", rule, get_task(dataset.task).checks.rules, f"a rule of {dataset.task}"
                 )
         for name, source in self.imports.items():
-            known(f"imports.{name}.task", source.task, task_names(), "a task")
+            check_known(f"imports.{name}.task", source.task, task_names(), "a task")
             if name in self.datasets:
                 raise ParamsError(f"imports.{name} is the name of a data set too; an import needs one of its own")
         for name, profile in self.profiles.items():
             for mode in profile.modes:
-                known(f"profiles.{name}.modes", mode, self.modes, "a mode")
+                check_known(f"profiles.{name}.modes", mode, self.modes, "a mode")
         for name, version in self.versions.items():
             self._check_names(f"versions.{name}", name, version)
         for name, version in self.versions.items():
@@ -105,12 +107,12 @@ class Params(Section):
         for name, blend in self.merges.blends.items():
             self._check_merge(f"merges.blends.{name}", name, blend, {"first": blend.first, "second": blend.second})
         for name, mining in self.mining.items():
-            known("mining", name, self.versions, "a version")
-            known(f"mining.{name}.task", mining.task, [self.versions[name].task], "the task of the version")
+            check_known("mining", name, self.versions, "a version")
+            check_known(f"mining.{name}.task", mining.task, [self.versions[name].task], "the task of the version")
             self._check_use(f"mining.{name}.data", mining.data, "mine", mining.task)
         for name, external in self.external.items():
-            known("external", name, self.versions, "a version")
-            known(f"external.{name}.task", external.task, [self.versions[name].task], "the task of the version")
+            check_known("external", name, self.versions, "a version")
+            check_known(f"external.{name}.task", external.task, [self.versions[name].task], "the task of the version")
             self._check_use(f"external.{name}.data", external.data, "exam", external.task)
         for name in self.protocols.all:
             self._check_protocol(name)
@@ -128,26 +130,26 @@ class Params(Section):
         spec = protocols.all[name]
         at = f"protocols.{'versions' if name in protocols.versions else 'bases'}.{name}"
         if name in protocols.versions:
-            known(at, name, self.versions, "a version")
+            check_known(at, name, self.versions, "a version")
             task, exam = self.versions[name].task, self.versions[name].exam
         else:
             roots = {f"{task}-base": task for task in self.bases}
-            known(at, name, roots, "the base of a task")
+            check_known(at, name, roots, "the base of a task")
             task, exam = roots[name], self.bases[roots[name]].exam
-        known(f"{at}.task", spec.task, [task], "its task")
+        check_known(f"{at}.task", spec.task, [task], "its task")
         published = get_task(task).benchmark
         if published is None:
             fitting = [task for task in task_names() if get_task(task).benchmark is not None]
-            known(f"{at}.task", task, fitting, "a task with a published protocol")
+            check_known(f"{at}.task", task, fitting, "a task with a published protocol")
             return
-        known(f"{at}.exam", spec.exam, [exam], "the exam that it sat")
+        check_known(f"{at}.exam", spec.exam, [exam], "the exam that it sat")
         for level in spec.levels:
-            known(f"{at}.levels", level, published.levels, f"a level of {task}")
+            check_known(f"{at}.levels", level, published.levels, f"a level of {task}")
         if name in protocols.versions:
             against = protocols.versions[name].against
             before = [*self.lineage(name)[:-1], f"{task}-base"]
-            known(f"{at}.against", against, before, "an ancestor or the base")
-            known(f"{at}.against", against, protocols.all, "one with a protocol, which it needs")
+            check_known(f"{at}.against", against, before, "an ancestor or the base")
+            check_known(f"{at}.against", against, protocols.all, "one with a protocol, which it needs")
             other = protocols.all[against]
             for key in type(other).model_fields.keys() - {"against"}:
                 if getattr(spec, key) != getattr(other, key):
@@ -161,30 +163,30 @@ class Params(Section):
             raise ParamsError(f"{at} is a name in use; a merge needs one of its own")
         if name in self.merges.folds and name in self.merges.blends:
             raise ParamsError(f"{at} names a fold and a blend; each merge needs a name of its own")
-        known(f"{at}.task", merge.task, self.bases, "a task with a base")
+        check_known(f"{at}.task", merge.task, self.bases, "a task with a base")
         family = [version for version, spec in self.versions.items() if spec.task == merge.task]
         for key, version in parts.items():
-            known(f"{at}.{key}", version, family, f"a version of {merge.task}")
+            check_known(f"{at}.{key}", version, family, f"a version of {merge.task}")
         examined = self.versions[next(iter(parts.values()))].exam
-        known(f"{at}.exam", merge.exam, [examined], "the exam that its version sat, with which it is compared")
+        check_known(f"{at}.exam", merge.exam, [examined], "the exam that its version sat, with which it is compared")
 
     def _check_comparison(self, at: str, comparison: Comparison) -> None:
         """Refuse rows that are no recipes of one task and exam, and tests and columns of what is not there."""
-        known(f"{at}.task", comparison.task, self.bases, "a task with a base")
+        check_known(f"{at}.task", comparison.task, self.bases, "a task with a base")
         task, exam = get_task(comparison.task), self.bases[comparison.task].exam
         for column in comparison.columns:
-            known(f"{at}.columns", column, task.metrics, f"a metric of {task.name}")
-        known(f"{at}.quality", comparison.quality, ["", *task.reporting.qualities], f"a quality of {task.name}")
-        known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
+            check_known(f"{at}.columns", column, task.metrics, f"a metric of {task.name}")
+        check_known(f"{at}.quality", comparison.quality, ["", *task.reporting.qualities], f"a quality of {task.name}")
+        check_known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
         bases = [BASE, *(f"{BASE}, {view}" for view in task.reporting.variants)]
         family = [version for version, spec in self.versions.items() if spec.task == task.name]
         for row, versions in comparison.rows.items():
             if row in bases or (row in comparison.arms and row in comparison.controls):
                 raise ParamsError(f"{at}: {row!r} is the name of another row; each arm and control needs its own")
             for version in versions:
-                known(f"{at}, {row!r}", version, family, f"a version of {task.name}")
+                check_known(f"{at}, {row!r}", version, family, f"a version of {task.name}")
                 spec, first = self.versions[version], self.versions[versions[0]]
-                known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base sits")
+                check_known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base sits")
                 if (spec.profile, spec.data) != (first.profile, first.data):
                     raise ParamsError(
                         f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
@@ -193,7 +195,7 @@ class Params(Section):
         for place, pair in enumerate(comparison.tests):
             sides = [comparison.rows.get(row, ()) for row in (pair.first, pair.second)]
             for key, row in (("first", pair.first), ("second", pair.second)):
-                known(f"{at}.tests.{place}.{key}", row, [*comparison.rows, *bases], "a row of the comparison")
+                check_known(f"{at}.tests.{place}.{key}", row, [*comparison.rows, *bases], "a row of the comparison")
             if min(map(len, sides)) > 1 and len(sides[0]) != len(sides[1]):
                 raise ParamsError(
                     f"{at}.tests.{place} pairs {len(sides[0])} versions with {len(sides[1])}; seed by seed, both have "
@@ -201,15 +203,15 @@ class Params(Section):
                 )
         for printed in (comparison.published, *comparison.published_parts.values()):
             for row, figures in printed.items():
-                known(f"{at}.published", row, comparison.rows, "an arm or a control")
+                check_known(f"{at}.published", row, comparison.rows, "an arm or a control")
                 for metric in figures:
-                    known(f"{at}.published.{row}", metric, comparison.columns, "one of the columns")
+                    check_known(f"{at}.published.{row}", metric, comparison.columns, "one of the columns")
 
     def _check_gate(self, at: str, task: str, gate: Gate) -> None:
-        known("gates", task, self.bases, "a task with a base")
+        check_known("gates", task, self.bases, "a task with a base")
         metrics = [*get_task(task).metrics, "no_parse", "mode_agreement"]
         for metric in gate.limits:
-            known(f"{at}.limits", metric, metrics, f"a metric of {task}")
+            check_known(f"{at}.limits", metric, metrics, f"a metric of {task}")
         if (safety := get_task(task).safety.metric) not in gate.limits:
             raise ParamsError(f"{at}.limits has no limit on `{safety}`; a release without one is not allowed")
         if gate.rebuilt and gate.rebuilt.least > len(self.rebuilders):
@@ -219,7 +221,7 @@ class Params(Section):
             )
 
     def _check_schedule(self, at: str, task: str, schedule: Schedule) -> None:
-        known("schedules", task, self.gates, "a task with a gate")
+        check_known("schedules", task, self.gates, "a task with a gate")
         if len(schedule.cron.split()) != 5:
             raise ParamsError(f"{at}.cron is {schedule.cron!r}; it needs five fields, as in '0 3 * * 1'")
         try:
@@ -234,21 +236,21 @@ class Params(Section):
             raise ParamsError(
                 f"{at} is a reserved name: a version is not called {', '.join(RESERVED)} or anything-base"
             )
-        known(f"{at}.task", version.task, self.bases, "a task with a base")
+        check_known(f"{at}.task", version.task, self.bases, "a task with a base")
         self._check_use(f"{at}.data", version.data, "train", version.task)
         self._check_use(f"{at}.exam", version.exam, "exam", version.task)
         if version.profile not in self.profiles:
             others = tuple(f"{task}-" for task in self.bases if task != version.task)
             used = {spec.profile for spec in self.versions.values() if spec.task != version.task}
             own = [name for name in self.profiles if name not in used and not name.startswith(others)]
-            known(f"{at}.profile", version.profile, own, "a profile")
+            check_known(f"{at}.profile", version.profile, own, "a profile")
 
     def _check_use(self, at: str, dataset: str, use: str, task: str) -> None:
         """Refuse a data set of another task or another pool: an exam is never training data."""
         fitting = [name for name, spec in self.all_data.items() if (spec.use, spec.task) == (use, task)]
         spec = self.all_data.get(dataset)
         instead = f" but {spec.use} data of {spec.task}" if spec else ""
-        known(at, dataset, fitting, f"{use} data of {task}{instead}")
+        check_known(at, dataset, fitting, f"{use} data of {task}{instead}")
 
     def _check_parent(self, name: str, version: VersionSpec) -> None:
         root = f"{version.task}-base"
@@ -256,7 +258,9 @@ class Params(Section):
         if version.parent != root and (version.parent == name or parent is None or parent.task != version.task):
             family = [other for other, spec in self.versions.items() if spec.task == version.task and other != name]
             allowed = [root, *family]
-            known(f"versions.{name}.parent", version.parent, allowed, f"another version of {version.task} or its base")
+            check_known(
+                f"versions.{name}.parent", version.parent, allowed, f"another version of {version.task} or its base"
+            )
         self.lineage(name)
         if version.parent == root:
             return
@@ -278,9 +282,11 @@ class Params(Section):
         at, profile, task = f"profiles.{version.profile}", self.profiles[version.profile], get_task(version.task)
         for key, labels in (("repeat", profile.stream.repeat), ("cap", profile.stream.cap)):
             for label in labels:
-                known(f"{at}.stream.{key}", label, task.labels, f"a label of {task.name}")
+                check_known(f"{at}.stream.{key}", label, task.labels, f"a label of {task.name}")
         for place, phase in enumerate(profile.stream.phases):
-            known(f"{at}.stream.phases.{place}.slice", phase.slice, task.reporting.slices, f"a slice of {task.name}")
+            check_known(
+                f"{at}.stream.phases.{place}.slice", phase.slice, task.reporting.slices, f"a slice of {task.name}"
+            )
         for scale, trainer in profile.trainer.items():
             if short := [
                 place for place, steps in enumerate(lengths(profile.stream.phases, trainer.steps)) if not steps
@@ -289,13 +295,13 @@ class Params(Section):
                     f"{at}.stream.phases.{short[0]}.share is {profile.stream.phases[short[0]].share:g}, less than half "
                     f"a step of the {trainer.steps} at {scale} scale; raise it, or leave the phase out"
                 )
-        known(f"{at}.view", profile.view, [GIVEN, *task.reporting.variants], f"a view of {task.name}")
+        check_known(f"{at}.view", profile.view, [GIVEN, *task.reporting.variants], f"a view of {task.name}")
         caps = profile.stream.cap.values()
         if len(caps) == len(task.labels) and sum(caps) < 1:
             raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")
         if isinstance(profile, SftProfile):
             for rule in profile.omit:
-                known(f"{at}.omit", rule, task.checks.rules, f"a rule of {task.name}")
+                check_known(f"{at}.omit", rule, task.checks.rules, f"a rule of {task.name}")
             return
         self.reward(name)
         if task.episodes is not None:
@@ -323,7 +329,7 @@ class Params(Section):
 
     def data_spec(self, name: str) -> DatasetSpec | ImportSpec:
         """The block of a data set, drawn or imported. Raises ParamsError for an unknown name."""
-        known("params.yaml", name, self.all_data, "a data set")
+        check_known("params.yaml", name, self.all_data, "a data set")
         return self.all_data[name]
 
     def data_stages(self, name: str) -> tuple[str, str]:
@@ -337,25 +343,25 @@ class Params(Section):
 
     def base(self, task: str) -> EmbeddedBase | HubBase:
         """The base of a task at the active scale. Raises ParamsError for a task without one."""
-        known("params.yaml", task, self.bases, "a task with a base")
+        check_known("params.yaml", task, self.bases, "a task with a base")
         return self.bases[task].embedded if self.scale == "embedded" else self.bases[task].full
 
     def trainer(self, profile: str) -> SftTrainer | GrpoTrainer:
         """The trainer of a profile at the active scale. Raises ParamsError for an unknown profile."""
-        known("params.yaml", profile, self.profiles, "a profile")
+        check_known("params.yaml", profile, self.profiles, "a profile")
         return self.profiles[profile].trainer[self.scale]
 
     def budget(self, mode: str, task: str) -> int:
         """Tokens that an answer to a task may use in a mode, at the active scale: those of the mode, or of the task's
         base, if it has its own. Raises ParamsError for an unknown mode."""
-        known("params.yaml", mode, self.modes, "a mode")
+        check_known("params.yaml", mode, self.modes, "a mode")
         base = self.bases.get(task)
         own = base and (base.embedded if self.scale == "embedded" else base.full).max_new_tokens
         return own or self.modes[mode].max_new_tokens[self.scale]
 
     def lineage(self, version: str) -> tuple[str, ...]:
         """A version and its ancestors, root first, without <task>-base. Raises ParamsError for an unknown version."""
-        known("params.yaml", version, self.versions, "a version")
+        check_known("params.yaml", version, self.versions, "a version")
         chain = dict.fromkeys([version])
         while (version := self.versions[version].parent) in self.versions:
             if version in chain:
@@ -367,7 +373,7 @@ class Params(Section):
     def parts(self, name: str) -> tuple[str, ...]:
         """The versions that a merge is made of; of a version, itself. Raises ParamsError for an unknown name."""
         folds, blends = self.merges.folds, self.merges.blends
-        known("params.yaml", name, [*self.versions, *folds, *blends], "a version or a merge")
+        check_known("params.yaml", name, [*self.versions, *folds, *blends], "a version or a merge")
         if name in folds:
             return (folds[name].version,)
         return (blends[name].first, blends[name].second) if name in blends else (name,)
@@ -378,7 +384,7 @@ class Params(Section):
 
     def reward(self, version: str) -> BaseModel:
         """The task's Reward that a version trains on. Raises ParamsError for an unknown version, or one without."""
-        known("params.yaml", version, self.versions, "a version")
+        check_known("params.yaml", version, self.versions, "a version")
         spec = self.versions[version]
         profile, model = self.profiles[spec.profile], get_task(spec.task).Reward
         if isinstance(profile, SftProfile):

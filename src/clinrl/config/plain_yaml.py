@@ -13,15 +13,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
-from clinrl.config.base import shown
+from clinrl.config.base import format_value
 from clinrl.errors import ParamsError
 
-LARGEST_KIB = 256
-DEEPEST = 40
-MOST_VALUES = 15_000
+MAX_KIB = 256
+MAX_DEPTH = 40
+MAX_VALUES = 15_000
 """Keys and values, each alias counted as all that it stands for."""
-LONGEST_TEXT = 2_000
-LONGEST_NUMBER = 50
+MAX_TEXT = 2_000
+MAX_NUMBER = 50
 
 HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
@@ -56,12 +56,12 @@ def read_yaml(path: Path) -> Any:
 
 
 def _text(path: Path) -> str:
-    named = str(path) if str(path).isprintable() and len(str(path)) <= 300 else shown(str(path))
+    named = str(path) if str(path).isprintable() and len(str(path)) <= 300 else format_value(str(path))
     try:
         with path.open("rb") as stream:
-            held = stream.read(LARGEST_KIB * 1024 + 1)
-        if len(held) > LARGEST_KIB * 1024:
-            raise ParamsError(f"{named} is larger than {LARGEST_KIB} KiB, the most that is read; take out what is old")
+            held = stream.read(MAX_KIB * 1024 + 1)
+        if len(held) > MAX_KIB * 1024:
+            raise ParamsError(f"{named} is larger than {MAX_KIB} KiB, the most that is read; take out what is old")
         return held.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise ParamsError(f"{named} does not exist; start in the project's root, or name the file: --params") from None
@@ -96,22 +96,22 @@ def _measure(text: str) -> None:
             values += 1
             if isinstance(event, CollectionStartEvent):
                 within.append((event.anchor, values - 1))
-                if len(within) > DEEPEST:
-                    raise ParamsError(f"{at} is more than {DEEPEST} levels deep; nothing here needs as many")
+                if len(within) > MAX_DEPTH:
+                    raise ParamsError(f"{at} is more than {MAX_DEPTH} levels deep; nothing here needs as many")
             elif event.anchor:
                 sizes[event.anchor] = 1
         if isinstance(event, ScalarEvent):
             _check_scalar(at, event)
-        if values > MOST_VALUES:
-            raise ParamsError(f"{at} holds more than {MOST_VALUES:,} keys and values, aliases written out; use fewer")
+        if values > MAX_VALUES:
+            raise ParamsError(f"{at} holds more than {MAX_VALUES:,} keys and values, aliases written out; use fewer")
 
 
 def _check_scalar(at: str, event: ScalarEvent) -> None:
     value: str = event.value
-    if len(value) > LONGEST_TEXT:
-        raise ParamsError(f"{at} has a text of {len(value):,} characters; the longest allowed has {LONGEST_TEXT:,}")
-    if len(value) > LONGEST_NUMBER and event.implicit[0] and _NUMBER.fullmatch(value):
-        raise ParamsError(f"{at} has a number of {len(value):,} characters; the longest allowed has {LONGEST_NUMBER}")
+    if len(value) > MAX_TEXT:
+        raise ParamsError(f"{at} has a text of {len(value):,} characters; the longest allowed has {MAX_TEXT:,}")
+    if len(value) > MAX_NUMBER and event.implicit[0] and _NUMBER.fullmatch(value):
+        raise ParamsError(f"{at} has a number of {len(value):,} characters; the longest allowed has {MAX_NUMBER}")
     if found := HIDDEN.search(value):  # by an escape: the file itself was searched
         raise ParamsError(f"{at} {_hidden(found)}")
 

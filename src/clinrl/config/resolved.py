@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from clinrl.config.base import known
+from clinrl.config.base import check_known
 from clinrl.config.schema import Blend, Fold, SftProfile, VersionSpec
 from clinrl.signing.keys import Key
 
@@ -37,7 +37,7 @@ def uses(params: "Params", name: str, *, resolved: bool) -> dict[str, Any]:
     """What a version, a merge or a base is made of and examined with, each block under the name of its use."""
     roots = {f"{task}-base": task for task in params.bases}
     folds, blends = params.merges.folds, params.merges.blends
-    known("params.yaml", name, [*params.versions, *folds, *blends, *roots], "a version, a merge or a base")
+    check_known("params.yaml", name, [*params.versions, *folds, *blends, *roots], "a version, a merge or a base")
     everything: dict[str, VersionSpec | Fold | Blend] = {**params.versions, **folds, **blends}
     made = everything.get(name)
     task = made.task if made else roots[name]

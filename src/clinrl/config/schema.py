@@ -39,7 +39,7 @@ class Mode(Section):
     """Tokens that a turn may use, thinking included."""
 
 
-MOST_CASES = 1_000_000
+MAX_CASES = 1_000_000
 
 
 class DatasetSpec(Section):
@@ -55,7 +55,7 @@ class DatasetSpec(Section):
     """The pool: training, error mining, or the exam. Pools share no template."""
     mix: str
     """One of the task's class mixes."""
-    cases: Annotated[int, Field(ge=1, le=MOST_CASES)]
+    cases: Annotated[int, Field(ge=1, le=MAX_CASES)]
     """Number of distinct cases, at most a million: more would be drawn for days."""
     seed: Seed
     """Seed of the draw, 0 to 2^32 - 1."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clinrl import paths
 from clinrl.artifacts import write_json
-from clinrl.config.base import did_you_mean, is_name, shown
+from clinrl.config.base import did_you_mean, format_value, is_name
 from clinrl.config.files import FOLDER
 from clinrl.config.params import load_params
 from clinrl.config.plain_yaml import read_yaml
@@ -49,9 +49,13 @@ def command_of(address: str) -> tuple[str, str]:
     group, _, name = own.partition("@")
     if group not in COMMANDS:
         groups = did_you_mean(group, [FIRST, *COMMANDS])
-        raise ParamsError(f"{shown(address)} is no stage of dvc.yaml, such as train@esi-v46; of its groups, {groups}")
+        raise ParamsError(
+            f"{format_value(address)} is no stage of dvc.yaml, such as train@esi-v46; of its groups, {groups}"
+        )
     if not is_name(name):
-        raise ParamsError(f"{shown(address)} names {shown(name)}, which is no name; `clinrl check` says what is wrong")
+        raise ParamsError(
+            f"{format_value(address)} names {format_value(name)}, which is no name; `clinrl check` says what is wrong"
+        )
     command, called = COMMANDS[group]
     return command, called.format(name)
 

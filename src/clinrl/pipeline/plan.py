@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.config.base import known
+from clinrl.config.base import check_known
 from clinrl.errors import ArtefactError
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import State
@@ -84,7 +84,7 @@ def draw(params: "Params", task: str = "", *, gates: Mapping[str, str]) -> None:
     `gates` say of versions how their gate decided. Raises ParamsError for an unknown task.
     """
     if task:
-        known("params.yaml", task, params.bases, "a task with a base")
+        check_known("params.yaml", task, params.bases, "a task with a base")
     tasks = [task] if task else list(params.bases)
     stages = {name: addresses_of(params, name) for one in tasks for name in _members(params, one)}
     states = dvc_states({address for row in stages.values() for address in row.values()})

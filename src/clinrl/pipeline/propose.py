@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, read_manifest, verified, write_json
-from clinrl.config.base import NAME, Name, is_name, known, shown
+from clinrl.config.base import NAME, Name, check_known, format_value, is_name
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
 from clinrl.config.schema import GrpoProfile
@@ -134,7 +134,7 @@ def stage(
         if parse(files) != params:
             raise ParamsError(f"{PARAMS} was edited while the draft was made; give the command again")
         start = parent or champion(task)
-        known("params.yaml", start, [v for v, spec in params.versions.items() if spec.task == task], "a version")
+        check_known("params.yaml", start, [v for v, spec in params.versions.items() if spec.task == task], "a version")
         report = mined(params, start)
         _complete(params)
         drafted = propose(params, report, records(), name=name, lever=lever)
@@ -175,7 +175,7 @@ def propose(
     name = name or f"{report.task}-v{number}"
     for named in (name, f"{name}-data") if generated else (name,):
         if not is_name(named):
-            raise ParamsError(f"versions.{shown(named)} is not a name; a name must match {NAME.pattern}")
+            raise ParamsError(f"versions.{format_value(named)} is not a name; a name must match {NAME.pattern}")
     if name in params.versions or name in {draft.name for draft in before}:
         raise ParamsError(f"versions.{name} was drafted or trained already; a draft needs a name of its own")
     dataset = None
@@ -349,7 +349,7 @@ def find(name: str) -> Draft | None:
 
 def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | None, version: str) -> Lever:
     if wanted is not None:
-        known("lever", wanted, [lever.name for lever in some], f"a lever that changes anything for {version}")
+        check_known("lever", wanted, [lever.name for lever in some], f"a lever that changes anything for {version}")
     free = [lever for lever in some if lever.name not in pulled and wanted in (None, lever.name)]
     if not free:
         raise NothingToDraft(
@@ -380,8 +380,8 @@ def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]
     refined = task.improvement.refine(reward, [target.rule for target in targets])
     if refined == reward:
         return recipe.reward
-    said, whole = refined.model_dump(mode="json", exclude_defaults=True), refined.model_dump(mode="json")
-    return {key: said.get(key, whole[key]) for key in dict.fromkeys([*recipe.reward, *said])}
+    changed, whole = refined.model_dump(mode="json", exclude_defaults=True), refined.model_dump(mode="json")
+    return {key: changed.get(key, whole[key]) for key in dict.fromkeys([*recipe.reward, *changed])}
 
 
 def _trainer(recipe: GrpoProfile, scale: Any, lever: Lever) -> dict[str, Any]:

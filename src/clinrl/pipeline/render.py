@@ -58,10 +58,10 @@ def reports(params: "Params") -> Iterator[Report]:
     modes = list(params.modes)
     bases = [f"{task}-base" for task in params.bases]
     for name in [*bases, *params.versions, *params.merges.folds, *params.merges.blends]:
-        who = params.model(name)
-        task = who.task
+        model = params.model(name)
+        task = model.task
         if (folder := paths.report(name)).is_dir():
-            yield Report(name, task.name, folder, partial(evaluate.write_pages, folder, who, modes))
+            yield Report(name, task.name, folder, partial(evaluate.write_pages, folder, model, modes))
         for path, module in (
             (paths.mine_report(name), error_analysis),
             (paths.external_report(name), external),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.config.base import known
+from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import ArtefactError, ended
+from clinrl.errors import ArtefactError, exit_code_of
 from clinrl.evaluation.answers import BETWEEN_MODES, load_report
 from clinrl.reports import render
 from clinrl.reports.numbers import percent
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def show() -> int:
         params = load_params()
-        known("params.yaml", arguments.task, params.bases, "a task with a base")
+        check_known("params.yaml", arguments.task, params.bases, "a task with a base")
         block = table(params, arguments.task)
         print(block)
         if arguments.write:
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             readme.write_text(spliced(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
         return 0
 
-    return ended(show)
+    return exit_code_of(show)
 
 
 def _results(name: str, modes: Sequence[str], shares: Sequence[str]) -> list[str]:

@@ -97,11 +97,11 @@ def stage(
             verdicts += [_row(name, str(lock.LOCK), _entry_digest(old), _entry_digest(new))]
             verdicts += compare(name, old, new, lambda out: committed_files(root, commit, cache, out), tree)
         equal = all(row.verdict == "equal" for row in verdicts)
-        said = None
+        claim = None
         if equal and witness is not None:
             files = {row.file: row.rebuilt.removeprefix("sha256:") for row in verdicts if row.file != str(lock.LOCK)}
             outs = lock.outputs(after, names)
-            said = rebuilt.statement(address, commit, _identity(address, tree), outs, files)
+            claim = rebuilt.statement(address, commit, _identity(address, tree), outs, files)
     report: dict[str, Any] = {
         "address": address,
         "commit": commit,
@@ -117,8 +117,8 @@ def stage(
         f"clinrl: {address} at {commit[:12]}, rebuilt in {seconds:.0f} s: {good} of {len(verdicts)} files are equal",
         file=sys.stderr,
     )
-    if said is not None and witness is not None:  # after the verdict: an agent that does not sign loses nothing
-        print(f"clinrl: signed {rebuilt.write(root, said, witness)}; commit it, or send it on", file=sys.stderr)
+    if claim is not None and witness is not None:  # after the verdict: an agent that does not sign loses nothing
+        print(f"clinrl: signed {rebuilt.write(root, claim, witness)}; commit it, or send it on", file=sys.stderr)
     return 0 if equal else 1
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import __version__, paths
 from clinrl.artifacts import read_manifest, verified, write_text
-from clinrl.errors import ArtefactError, ended
+from clinrl.errors import ArtefactError, exit_code_of
 from clinrl.provenance import lock, pins
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def main() -> int:
         write_text(Path(FILE), text(release(load_params())))
         return 0
 
-    return ended(write)
+    return exit_code_of(write)
 
 
 def _bill(

@@ -118,9 +118,9 @@ def demand(params: "Params", name: str) -> list[Fact]:
     not hold.
     """
 
-    who = params.model(name)
-    used = [who.folder, paths.base(who.task.name), paths.cases(who.exam), paths.data_proof(who.exam)]
-    used += [paths.graded(name), paths.report(name), *([paths.probe_proof(name)] if who.data else [])]
+    model = params.model(name)
+    used = [model.folder, paths.base(model.task.name), paths.cases(model.exam), paths.data_proof(model.exam)]
+    used += [paths.graded(name), paths.report(name), *([paths.probe_proof(name)] if model.data else [])]
     stage = exam_stage(params, name)
     found = facts(read(), stage)
     for path in used:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clinrl.artifacts import sha256_file, write_text
-from clinrl.errors import DataError, ended
+from clinrl.errors import DataError, exit_code_of
 
 MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
 ROOT = Path(__file__).resolve().parents[3]
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
         return 0
 
-    return ended(renew)
+    return exit_code_of(renew)
 
 
 def _resolved(words: Sequence[str]) -> str:

@@ -44,11 +44,11 @@ def statement(
     }
 
 
-def write(root: Path, said: dict[str, Any], signer: "Signer") -> Path:
+def write(root: Path, claim: dict[str, Any], signer: "Signer") -> Path:
     """Sign a rebuild and write it where it is looked for. The same key writes the same file."""
     file = re.sub(r"[^A-Za-z0-9]", "-", signer.key.fingerprint) + ".json"
-    path = root / paths.attestations(said["predicate"]["name"]) / file
-    write_json(path, dsse.envelope(said, signer))
+    path = root / paths.attestations(claim["predicate"]["name"]) / file
+    write_json(path, dsse.envelope(claim, signer))
     return path
 
 
@@ -64,15 +64,15 @@ def count(params: "Params", name: str, identity: str) -> list[str]:
     found = set()
     for file in sorted(paths.attestations(name).glob("*.json")):
         try:
-            who, said = dsse.opened(json.loads(file.read_bytes()), params.rebuilders)
-            told = said["predicate"]
-            agrees = _outs(said["subject"]).items() >= outs.items()
-            about = (said["predicateType"], told["name"], told["identity"], told["equal"])
+            signer, claim = dsse.open_envelope(json.loads(file.read_bytes()), params.rebuilders)
+            predicate = claim["predicate"]
+            agrees = _outs(claim["subject"]).items() >= outs.items()
+            about = (claim["predicateType"], predicate["name"], predicate["identity"], predicate["equal"])
         except (SignatureError, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
             continue
         if agrees and about == (PREDICATE, name, identity, True):
-            found.add(who)
-    return [who for who in params.rebuilders if who in found]
+            found.add(signer)
+    return [name for name in params.rebuilders if name in found]
 
 
 def _outs(subjects: Iterable[Mapping[str, Any]]) -> dict[str, str]:

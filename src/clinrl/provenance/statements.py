@@ -40,9 +40,9 @@ def record(command: str, name: str, scale: "Scale", source: Path = Path("params.
         stage = find(command, name, source)
         if stage is None:
             return
-        said, path = statement(stage), FOLDER / f"{stage.address}.json"
-        if not _says(path, said):
-            write_json(path, dsse.envelope(said, signer(scale)))
+        claim, path = statement(stage), FOLDER / f"{stage.address}.json"
+        if not _holds(path, claim):
+            write_json(path, dsse.envelope(claim, signer(scale)))
     except (Refused, OSError) as error:
         print(f"clinrl: {command} {name} is done, but its provenance is not signed: {error}", file=sys.stderr)
 
@@ -60,13 +60,13 @@ def of(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
             continue
         try:
             envelope = json.loads(path.read_bytes())
-            _, said = dsse.opened(envelope, ring)
-            stage = said["predicate"]["buildDefinition"]["externalParameters"]["stage"]
-            subjects = {subject["name"]: subject["digest"].get("sha256") for subject in said["subject"]}
+            _, claim = dsse.open_envelope(envelope, ring)
+            stage = claim["predicate"]["buildDefinition"]["externalParameters"]["stage"]
+            subjects = {subject["name"]: subject["digest"].get("sha256") for subject in claim["subject"]}
         except (SignatureError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
             why = str(error) if isinstance(error, SignatureError) else "it is no provenance"
             raise SignatureError(f"{path}: {why}; remove it, and the next run of {address} writes it again") from None
-        if (said["predicateType"], stage) != (PREDICATE, address):
+        if (claim["predicateType"], stage) != (PREDICATE, address):
             raise SignatureError(f"{path} is not about {address}; remove it")
         files = {name: digest for name, digest in subjects.items() if digest}
         if all(Path(name).is_file() and sha256_file(Path(name)) == digest for name, digest in files.items()):
@@ -136,9 +136,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
-def _says(path: Path, said: dict[str, Any]) -> bool:
+def _holds(path: Path, claim: dict[str, Any]) -> bool:
     """Whether a file holds this very statement, signed by a key that counts."""
     try:
-        return dsse.opened(json.loads(path.read_bytes()), keyring())[1] == said
+        return dsse.open_envelope(json.loads(path.read_bytes()), keyring())[1] == claim
     except (OSError, ValueError, RecursionError, Refused):
         return False

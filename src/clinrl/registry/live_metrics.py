@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from clinrl.errors import RegistryError, masked
-from clinrl.registry.mlflow_store import Point, asked, known_points, log_params, log_points, points, run_of, writing
+from clinrl.errors import RegistryError, mask
+from clinrl.registry.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
 from clinrl.runtime import determinism, starter
 from clinrl.training.launch import HANDLING, LIVE, SPEC, manifest_fields
 
@@ -36,7 +36,7 @@ LAST_S = 5
 ALONE_S = 0.5
 """What it has left once its trainer is dead."""
 HURRY = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-UNTOLD = "KILLED"
+UNKNOWN_END = "KILLED"
 """How a run ended whose trainer was gone before it could say so."""
 
 
@@ -55,22 +55,22 @@ def main(arguments: list[str]) -> int:
 def follow(folder: Path, ends: int) -> None:
     """Send the lines of `folder` as they come, and the run's last status once the descriptor `ends` speaks or closes.
 
-    A store that does not take them is named once on stderr, and asked again later.
+    A store that does not take them is named once on stderr, and tried again later.
     """
     spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
     run: Run | None = None
     known: set[tuple[str, int]] = set()
     waiting: list[Point] = []
-    offset, rest_until, told = 0, 0.0, False
+    offset, rest_until, warned = 0, 0.0, False
     status: str | None = None
     while status is None:
-        status = _heard(ends)
+        status = _read_status(ends)
         lines, offset = new_lines(folder / LIVE, offset)
         waiting += points(lines)
         if status is None and time.monotonic() < rest_until:
             continue
         try:
-            with asked() as client:
+            with connect() as client:
                 if run is None:
                     run = _join(client, folder.name, spec)
                     known = set(known_points(client, run, run.data.metrics))
@@ -83,9 +83,9 @@ def follow(folder: Path, ends: int) -> None:
         except RegistryError as error:
             # A batch may have arrived although its answer did not: what the run holds is asked anew.
             run, rest_until = None, time.monotonic() + REST_S
-            if not told:
-                _tell(str(error))
-                told = True
+            if not warned:
+                _warn(str(error))
+                warned = True
 
 
 def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
@@ -118,13 +118,13 @@ def _join(client: "MlflowClient", key: str, spec: dict[str, Any]) -> "Run":
     return run
 
 
-def _heard(ends: int) -> str | None:
+def _read_status(ends: int) -> str | None:
     """How the run ended, or None if it goes on; waits until the next batch is due."""
     ready, _, _ = select.select([ends], [], [], EVERY_S)
     if not ready:
         return None
     signal.alarm(LAST_S)  # nobody waits for this process any more
-    return os.read(ends, 64).decode().strip() or UNTOLD
+    return os.read(ends, 64).decode().strip() or UNKNOWN_END
 
 
 def _leave() -> None:
@@ -132,15 +132,15 @@ def _leave() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _tell(why: str) -> None:
+def _warn(why: str) -> None:
     print(f"clinrl: no live metrics: {why}; `clinrl register` fills them in", file=sys.stderr, flush=True)
 
 
-def _tell_in_a_sentence(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
-    _tell(masked(f"{kind.__name__}: {error}"))
+def _warn_of(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    _warn(mask(f"{kind.__name__}: {error}"))
 
 
 if __name__ == "__main__":
-    sys.excepthook = _tell_in_a_sentence
+    sys.excepthook = _warn_of
     determinism.pin()
     sys.exit(main(sys.argv[1:]))

@@ -49,7 +49,7 @@ from clinrl.registry.mlflow_store import (
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
 from clinrl.signing.folder import check, sign, signed_files
-from clinrl.signing.keys import Key, Signer, listed, signer
+from clinrl.signing.keys import Key, Signer, signer, trusted_keys
 from clinrl.tasks.importing import is_imported
 from clinrl.types import Estimate, Manifest
 from clinrl_loader import NOTED, SIGNER
@@ -76,7 +76,7 @@ DATASET_DIGEST = 36
 class Recorded:
     """A version or a merge that sat its exam: all that is registered of it."""
 
-    who: Model
+    model: Model
     manifest: Manifest
     base: Manifest
     reports: Mapping[str, EvalReport]
@@ -107,44 +107,44 @@ class Recorded:
         return "adapter_config.json" in self.manifest.files
 
     @property
-    def model(self) -> str:
-        return self.who.registered
+    def registered(self) -> str:
+        return self.model.registered
 
 
-def recorded(params: "Params", who: Model) -> Recorded:
+def collect(params: "Params", model: Model) -> Recorded:
     """All that is registered of a name, each part checked against dvc.lock and against the others.
 
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
     follow from its answers.
     """
-    lock.demand(params, who.name)
-    manifest, base = _sound(who.folder), _sound(paths.base(who.task.name))
+    lock.demand(params, model.name)
+    manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
     if manifest.inputs.get("base") != identity(base):
-        raise ArtefactError(f"{who.folder} was made from another base than {paths.base(who.task.name)} now holds")
-    reports = recount.reports(params, who.name)
+        raise ArtefactError(f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds")
+    reports = recount.reports(params, model.name)
     for report in reports.values():
         if report.adapter_digest != identity(manifest):
             raise ArtefactError(
-                f"{paths.report(who.name)} is about another model than {who.folder} now holds; run "
-                f"`dvc repro evaluate@{who.name}`"
+                f"{paths.report(model.name)} is about another model than {model.folder} now holds; run "
+                f"`dvc repro evaluate@{model.name}`"
             )
-    agreement = json.loads((paths.report(who.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
-    group = "train" if who.name in params.versions else "fold" if who.name in params.merges.folds else "blend"
+    agreement = json.loads((paths.report(model.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
+    group = "train" if model.name in params.versions else "fold" if model.name in params.merges.folds else "blend"
     return Recorded(
-        who=who,
+        model=model,
         manifest=manifest,
         base=base,
         reports=reports,
         agreement=Estimate(**agreement["mode_agreement"]) if agreement else None,
         scale=manifest.spec.get("scale", params.scale),
         signer=partial(signer, params.scale),
-        dvc_stage=f"{group}@{who.name}",
-        why=params.versions[who.name].why if who.name in params.versions else "",
-        waiver=waiver(params, who.name),
-        alarms=_alarms(who.name),
-        provenance=provenance.of(lock.ancestors(lock.read(), lock.exam_stage(params, who.name))),
-        bill=bom.text(bom.of_version(params, who.name)) if (pins.ROOT / pins.MAIN).exists() else None,
-        keys=listed(params),
+        dvc_stage=f"{group}@{model.name}",
+        why=params.versions[model.name].why if model.name in params.versions else "",
+        waiver=waiver(params, model.name),
+        alarms=_alarms(model.name),
+        provenance=provenance.of(lock.ancestors(lock.read(), lock.exam_stage(params, model.name))),
+        bill=bom.text(bom.of_version(params, model.name)) if (pins.ROOT / pins.MAIN).exists() else None,
+        keys=trusted_keys(params),
     )
 
 
@@ -183,7 +183,7 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
     missing = [(name, 0, value) for name, value in exam if name not in held]
     log_points(client, run_id, missing, at=lambda _: int(run.info.start_time))
     log_points(client, run_id, [(name, 0, value) for name, value in exam if held.get(name, value) != value])
-    log = made.who.folder / HISTORY
+    log = made.model.folder / HISTORY
     if log.exists():
         history = points(read_history(log))
         known = known_points(client, run, {name for name, _, _ in history})
@@ -213,8 +213,8 @@ def _log_data(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
     exam = next(iter(made.reports.values()))
     data = [("exam", exam.exam, exam.exam_digest)]
-    if made.who.data:
-        data.append(("training", made.who.data, made.manifest.inputs["data"]))
+    if made.model.data:
+        data.append(("training", made.model.data, made.manifest.inputs["data"]))
     held = {(held.dataset.name, held.dataset.digest) for held in run.inputs.dataset_inputs}
     new = [
         DatasetInput(
@@ -236,10 +236,10 @@ def _log_data(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
 def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
     """Reports, plots, history, proofs, Data Docs and the card: each group that the run does not hold as it is now."""
-    name, sets = made.who.name, [data for data in (made.who.data, made.who.exam) if data]
+    name, sets = made.model.name, [data for data in (made.model.data, made.model.exam) if data]
     groups = {
         "reports": [paths.report(name)],
-        "training": [made.who.folder / "README.md", made.who.folder / MANIFEST, made.who.folder / HISTORY],
+        "training": [made.model.folder / "README.md", made.model.folder / MANIFEST, made.model.folder / HISTORY],
         "proofs": [paths.probe_proof(name), *(paths.data_proof(data) for data in sets)],
         # The pages of an import hold no values, but they are about rows of somebody's records and stay here.
         **{f"data_docs/{data}": [paths.data_docs(data)] for data in sets if not is_import(paths.cases(data))},
@@ -268,7 +268,7 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
 
 def _card(made: Recorded) -> str:
     """The card of what was made, with its exam; empty where none was written."""
-    written = made.who.folder / "README.md"
+    written = made.model.folder / "README.md"
     if not written.exists():
         return ""
     agreement = {"mode_agreement": made.agreement} if made.agreement else {}
@@ -291,7 +291,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     if not found:
         mine = client.create_logged_model(
             experiment,
-            name=made.who.name,
+            name=made.model.name,
             source_run_id=run_id,
             tags={DIGEST: made.digest},
             model_type="adapter" if made.is_adapter else "merged",
@@ -318,24 +318,24 @@ def _logged_models(client: "MlflowClient", experiment: str, digest: str) -> list
 
 def _intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key]) -> bool:
     """Whether a model in the project's own store is as it was registered. A server's files are checked on loading."""
-    folder = stored(client, model)
+    folder = own_folder(client, model)
     if folder is None:
         return True
     try:
-        signed_by(folder, keys)
+        check_signature(folder, keys)
     except Refused:
         return False
     return True
 
 
-def stored(client: "MlflowClient", model: "LoggedModel") -> Path | None:
+def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
     """The folder of a model in the project's own store; None on a server. Raises RegistryError if it is elsewhere."""
     if file_of(client.tracking_uri) is None:
         return None
     return beside(client.tracking_uri, model.artifact_location)
 
 
-def fetched(client: "MlflowClient", model: "LoggedModel", target: Path) -> Path:
+def download(client: "MlflowClient", model: "LoggedModel", target: Path) -> Path:
     """The folder of a model, brought from a server into a folder."""
     from mlflow.artifacts import download_artifacts
 
@@ -343,18 +343,18 @@ def fetched(client: "MlflowClient", model: "LoggedModel", target: Path) -> Path:
     return Path(download_artifacts(artifact_uri=where, dst_path=str(target), tracking_uri=client.tracking_uri))
 
 
-def signed_by(folder: Path, keys: Mapping[str, Key]) -> str:
+def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
     """Who signed a registered folder, every file of which is as it was then. Raises Refused naming what is not."""
-    who = check(folder, keys, but=(NOTED,))
+    name = check(folder, keys, but=(NOTED,))
     pyfunc.read(folder)
-    return who
+    return name
 
 
 def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id: str) -> None:
     """Send the folder that is registered, signed as a whole: the weights, and the rest as `served` writes it."""
     record = pyfunc.Served(
-        name=made.who.name,
-        task=made.who.task.name,
+        name=made.model.name,
+        task=made.model.task.name,
         task_version=made.manifest.task_version,
         digest=made.digest,
         base_digest=identity(made.base),
@@ -363,17 +363,17 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
         default_mode="direct" if "direct" in made.reports else next(iter(made.reports)),
     )
     parts = (
-        {pyfunc.BASE: paths.base(record.task), pyfunc.ADAPTER: made.who.folder}
+        {pyfunc.BASE: paths.base(record.task), pyfunc.ADAPTER: made.model.folder}
         if made.is_adapter
-        else {pyfunc.MERGED: made.who.folder}
+        else {pyfunc.MERGED: made.model.folder}
     )
     scratch = Path(".clinrl/registry")  # on the disk of the weights, which then need not be copied
     scratch.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=scratch) as place:
-        folder = Path(place) / made.who.name
-        pyfunc.write(folder, record, _examined(made.who), model_id=model.model_id, run_id=run_id)
+        folder = Path(place) / made.model.name
+        pyfunc.write(folder, record, _exam_texts(made.model), model_id=model.model_id, run_id=run_id)
         for part, source in parts.items():
-            shutil.copytree(source, folder / part, copy_function=_linked)
+            shutil.copytree(source, folder / part, copy_function=_link)
         key = made.signer()
         write_text(folder / SIGNER, f"{key.key.line}\n")
         if made.bill is not None:
@@ -382,7 +382,7 @@ def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id
             write_json(folder / PROVENANCE / f"{address}.json", envelope)
         sign(folder, key)
         _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
-        if (old := stored(client, model)) is not None:  # what was put there by hand must not stay beside
+        if (old := own_folder(client, model)) is not None:  # what was put there by hand must not stay beside
             shutil.rmtree(old, ignore_errors=True)
         client.log_model_artifacts(model.model_id, str(folder))
 
@@ -396,21 +396,21 @@ def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: R
         held.pop(MANIFEST, None)
         if identity(manifest) not in checked or held != manifest.files:
             raise ArtefactError(
-                f"{made.who.folder} or its base was altered while it was registered; run `dvc checkout`, then register "
-                "again: nothing was sent"
+                f"{made.model.folder} or its base was altered while it was registered; run `dvc checkout`, then "
+                "register again: nothing was sent"
             )
 
 
-def _examined(who: Model) -> novelty.Examined | None:
-    """What is kept of the texts of an exam, as `who` sees them; nothing of imported ones."""
-    cases = list(read_cases(paths.cases(who.exam), who.task))
+def _exam_texts(model: Model) -> novelty.Examined | None:
+    """What is kept of the texts of an exam, as the model sees them; nothing of imported ones."""
+    cases = list(read_cases(paths.cases(model.exam), model.task))
     if any(map(is_imported, cases)):
         return None
-    texts = [[*novelty.strings(who.sees(case).facts.model_dump(mode="json"))] for case in cases]
+    texts = [[*novelty.strings(model.sees(case).facts.model_dump(mode="json"))] for case in cases]
     return novelty.learn(texts, [case.group for case in cases])
 
 
-def _linked(source: str, target: str) -> None:
+def _link(source: str, target: str) -> None:
     """A second name of a file, or a copy of it where the file system has no such thing."""
     try:
         os.link(source, target)

@@ -21,8 +21,8 @@ from urllib.parse import unquote, urlsplit
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import canonical_json, digest
-from clinrl.config.base import shown
-from clinrl.errors import RegistryError, masked
+from clinrl.config.base import format_value
+from clinrl.errors import RegistryError, mask
 from clinrl.types import Estimate, Manifest
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def store() -> str:
         ) from None
     if urlsplit(uri).scheme in ("", "file"):
         raise RegistryError(
-            f"MLFLOW_TRACKING_URI is {shown(uri)}, a folder, where MLflow keeps no names any more; set it to a server "
-            "(http://host:port) or to a file (sqlite:///path/mlflow.db)"
+            f"MLFLOW_TRACKING_URI is {format_value(uri)}, a folder, where MLflow keeps no names any more; set it to a "
+            "server (http://host:port) or to a file (sqlite:///path/mlflow.db)"
         )
     return uri
 
@@ -123,7 +123,7 @@ def application(file: Path) -> Any:
 
 
 @contextmanager
-def asked() -> Iterator["MlflowClient"]:
+def connect() -> Iterator["MlflowClient"]:
     """The client of the store. Whatever it refuses in this block becomes a RegistryError of one sentence."""
     uri = store()
     from mlflow.exceptions import MlflowException
@@ -158,7 +158,7 @@ def _client(uri: str) -> "MlflowClient":
     file = file_of(uri)
     if file is not None:
         try:
-            prepared(file)
+            prepare(file)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise
@@ -168,7 +168,7 @@ def _client(uri: str) -> "MlflowClient":
     return MlflowClient(uri)
 
 
-def prepared(file: Path) -> None:
+def prepare(file: Path) -> None:
     """See that a SQLite store is there, whole, and points to the artefacts beside it. One process at a time."""
     with _alone(file, "lock"):
         if not file.exists():
@@ -233,7 +233,7 @@ def _follow(file: Path) -> None:
 
 def _sentence(uri: str, error: Exception) -> str:
     """What MLflow said, as one sentence without passwords."""
-    text = masked(" ".join(str(error).split()))
+    text = mask(" ".join(str(error).split()))
     code = getattr(error, "error_code", "")
     if code in ("CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED", "UNAUTHENTICATED"):
         return (

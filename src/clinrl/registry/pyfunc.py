@@ -298,17 +298,17 @@ class Answerer:
         """What was written about each row that was not refused, by its number."""
         answers: dict[int, Completion] = {}
         for mode, decoding in self.served.modes.items():
-            asked = {number: row.prompt for number, row in enumerate(rows) if row.mode == mode and row.prompt}
-            if not asked:
+            prompts = {number: row.prompt for number, row in enumerate(rows) if row.mode == mode and row.prompt}
+            if not prompts:
                 continue
             written = self.sampler.sample(
-                [*asked.values()],
+                [*prompts.values()],
                 thinking=decoding.thinking,
                 temperature=decoding.temperature,
                 budget=decoding.max_new_tokens,
                 seed=SEED,
             )
-            answers.update(zip(asked, written, strict=True))
+            answers.update(zip(prompts, written, strict=True))
         return answers
 
 
@@ -322,7 +322,7 @@ def _cell(value: Any) -> Any:
     return canonical_json(value) if isinstance(value, list | dict) else value
 
 
-def _parsed(facts: type[BaseModel], name: str, value: Any) -> Any:
+def _parse_cell(facts: type[BaseModel], name: str, value: Any) -> Any:
     """The reverse of `_cell`. Text that is no JSON stays as it is, and is refused with the other faults of its row."""
     if not isinstance(value, str) or facts.model_fields[name].annotation is str:
         return value
@@ -345,7 +345,7 @@ def _read_facts(facts: type[BaseModel], row: Mapping[str, Any], marks: Sequence[
     `marks` are the texts that the tokenizer reads as one token of its own, such as the end of a turn.
     """
     try:
-        read = facts.model_validate({name: _parsed(facts, name, value) for name, value in row.items()})
+        read = facts.model_validate({name: _parse_cell(facts, name, value) for name, value in row.items()})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         raise DataError(f"column {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import clinrl_loader
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive
-from clinrl.config.base import NAME, did_you_mean, shown
+from clinrl.config.base import NAME, did_you_mean, format_value
 from clinrl.data import validate
 from clinrl.errors import RegistryError
-from clinrl.registry.log_run import DIGEST, Recorded, fetched, fill, logged_model, recorded, signed_by
-from clinrl.registry.mlflow_store import Clash, asked, beside, file_of, place, run_key, run_of, store, writing
+from clinrl.registry.log_run import DIGEST, Recorded, check_signature, collect, download, fill, logged_model
+from clinrl.registry.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.registry.pyfunc import read
-from clinrl.signing.keys import listed
+from clinrl.signing.keys import trusted_keys
 from clinrl.types import Manifest, Strict
 
 if TYPE_CHECKING:
@@ -70,42 +70,42 @@ def register(params: "Params", name: str) -> Entry:
     its part; the same call then completes it.
     """
     _check(name, "a version or a merge")
-    who = params.model(name)
-    if who.parent is None:
+    model = params.model(name)
+    if model.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
-        made = recorded(params, who)
-        for data in filter(None, (who.data, who.exam)):
+        made = collect(params, model)
+        for data in filter(None, (model.data, model.exam)):
             if paths.cases(data).exists():  # an adapter restored from a cache may have come without
                 validate.pages(params, data)
         for _ in range(ATTEMPTS - 1):
             with suppress(Clash):
-                return _registered(made)
-        return _registered(made)
+                return _complete_entry(made)
+        return _complete_entry(made)
 
 
-def _registered(made: Recorded) -> Entry:
+def _complete_entry(made: Recorded) -> Entry:
     """Complete what MLflow holds of a name, from wherever it stands."""
-    with asked() as client, writing(client):
-        run = run_of(client, made.who.task.name, run_key(made.manifest), made.who.name)
+    with connect() as client, writing(client):
+        run = run_of(client, made.model.task.name, run_key(made.manifest), made.model.name)
         fill(client, run, made)
         version = _version(client, run, logged_model(client, run, made), made)
         if run.info.status != "FINISHED":
             client.set_terminated(run.info.run_id, "FINISHED")
-        aliases = _aliases(client, made.model) or {}
+        aliases = _aliases(client, made.registered) or {}
         entry = _entry(version, aliases)
         may_run = entry.tags.get(GATE) != REFUSED and not made.waiver
         if may_run and not {CHAMPION, CANDIDATE} & set(entry.aliases):
-            client.set_registered_model_alias(made.model, CANDIDATE, str(entry.number))
+            client.set_registered_model_alias(made.registered, CANDIDATE, str(entry.number))
             aliases |= {CANDIDATE: str(entry.number)}
         # Last: whoever reads it may take it that nothing of this examination is missing.
-        if entry.tags.get(EXAMINED) != examined(made.reports):
-            client.set_model_version_tag(made.model, version.version, EXAMINED, examined(made.reports))
-            version = client.get_model_version(made.model, version.version)
+        if entry.tags.get(EXAMINED) != reports_digest(made.reports):
+            client.set_model_version_tag(made.registered, version.version, EXAMINED, reports_digest(made.reports))
+            version = client.get_model_version(made.registered, version.version)
     return _entry(version, aliases)
 
 
-def examined(reports: Mapping[str, "EvalReport"]) -> str:
+def reports_digest(reports: Mapping[str, "EvalReport"]) -> str:
     """One digest of the reports of every mode: the version tag EXAMINED, once all of them are in the run."""
     return digest({mode: report.model_dump(mode="json") for mode, report in reports.items()})
 
@@ -113,7 +113,7 @@ def examined(reports: Mapping[str, "EvalReport"]) -> str:
 def entries(model: str) -> list[Entry]:
     """Every version of a registered model, oldest first; none if there is no such model. Raises RegistryError."""
     _check(model, "a registered model")
-    with asked() as client:
+    with connect() as client:
         aliases = _aliases(client, model)
         if aliases is None:
             return []
@@ -137,14 +137,14 @@ def find(model: str, which: str, *, digest: str | None = None) -> Entry:
     if not known:
         raise RegistryError(f"no model {model} is registered in {place(store())}; run `clinrl register` first")
     allowed = {word for entry in known for word in (*entry.aliases, entry.name, str(entry.number))}
-    raise RegistryError(f"the registered model {model} has no {shown(which)}; {did_you_mean(which, allowed)}")
+    raise RegistryError(f"the registered model {model} has no {format_value(which)}; {did_you_mean(which, allowed)}")
 
 
 def holder(model: str, alias: str) -> Entry | None:
     """The version that holds an alias, or None. Raises RegistryError."""
     _check(model, "a registered model")
     _check(alias, "an alias")
-    with asked() as client:
+    with connect() as client:
         aliases = _aliases(client, model) or {}
         if alias not in aliases:
             return None
@@ -178,34 +178,34 @@ def load_champion(model: str) -> Champion:
     """
     entry = holder(model, CHAMPION)
     if entry is None:
-        raise RegistryError(f"the registered model {shown(model)} has no champion; `clinrl promote` makes one")
+        raise RegistryError(f"the registered model {format_value(model)} has no champion; `clinrl promote` makes one")
     import mlflow
 
-    with asked():
+    with connect():
         mlflow.set_registry_uri(store())
         mlflow.set_tracking_uri(store())
         loaded = clinrl_loader.load(f"models:/{model}/{entry.number}", digest=entry.digest)
     return Champion(name=entry.name, number=entry.number, digest=entry.digest, model=loaded)
 
 
-def intact(params: "Params", entry: Entry) -> None:
+def check_intact(params: "Params", entry: Entry) -> None:
     """Refuse a registered model that is not as somebody signed it whose key counts, or that holds another adapter.
 
     The whole folder is read, from a server too. Raises SignatureError or ArtefactError naming the file, RegistryError
     if there is no folder.
     """
-    with asked() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
+    with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
         source = str(client.get_model_version(entry.model, str(entry.number)).source)
         # Where MLflow would load it from: in the project's own store a folder, on a server a logged model.
         if file_of(client.tracking_uri) is not None:
             folder = beside(client.tracking_uri, source)
         else:
-            folder = fetched(client, client.get_logged_model(source.rpartition("/")[2]), Path(scratch))
+            folder = download(client, client.get_logged_model(source.rpartition("/")[2]), Path(scratch))
         if not folder.is_dir():
             raise RegistryError(
                 f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"
             )
-        signed_by(folder, listed(params))
+        check_signature(folder, trusted_keys(params))
         if (found := read(folder).digest) != entry.digest:
             raise RegistryError(
                 f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
@@ -215,7 +215,7 @@ def intact(params: "Params", entry: Entry) -> None:
 
 def tag(entry: Entry, tags: Mapping[str, str]) -> None:
     """Set tags of a version; those not named stay. Raises RegistryError, if the version is gone for one."""
-    with asked() as client:
+    with connect() as client:
         for key, value in tags.items():
             client.set_model_version_tag(entry.model, str(entry.number), key, value)
 
@@ -224,7 +224,7 @@ def point(model: str, alias: str, entry: Entry | None) -> None:
     """Let an alias stand for a version, or for nothing (None). Raises RegistryError; the alias then stays."""
     _check(model, "a registered model")
     _check(alias, "an alias")
-    with asked() as client:
+    with connect() as client:
         if entry is None:
             client.delete_registered_model_alias(model, alias)
         else:
@@ -233,7 +233,7 @@ def point(model: str, alias: str, entry: Entry | None) -> None:
 
 def _check(name: str, what: str) -> None:
     if not NAME.fullmatch(name):
-        raise RegistryError(f"{shown(name)} is not {what}: names match {NAME.pattern}")
+        raise RegistryError(f"{format_value(name)} is not {what}: names match {NAME.pattern}")
 
 
 def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> "ModelVersion":
@@ -241,14 +241,14 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Rec
 
     Two machines that create it at once end with the older one.
     """
-    where = f"name='{made.model}' and tags.{DIGEST}='{made.digest}'"
+    where = f"name='{made.registered}' and tags.{DIGEST}='{made.digest}'"
     tags = _tags(made)
     if not (found := _versions(client, where)):
-        if _aliases(client, made.model) is None:
+        if _aliases(client, made.registered) is None:
             _create_model(client, made)
         own = file_of(client.tracking_uri) is not None
         mine = client.create_model_version(
-            made.model,
+            made.registered,
             # Resolving the model's own URI would ask MLflow's global store, which need not be this one.
             source=model.artifact_location if own else f"models:/{model.model_id}",
             run_id=run.info.run_id,
@@ -258,26 +258,26 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Rec
         )
         found = _versions(client, where)
         if int(found[0].version) != int(mine.version):
-            client.delete_model_version(made.model, mine.version)
+            client.delete_model_version(made.registered, mine.version)
         if own:
-            named = [{"name": made.model, "version": int(found[0].version)}]
+            named = [{"name": made.registered, "version": int(found[0].version)}]
             client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(named)})
     version = found[0]
     for key, value in tags.items():
         if key not in version.tags or (key in RENEWED and version.tags[key] != value):
-            client.set_model_version_tag(made.model, version.version, key, value)
-    return client.get_model_version(made.model, version.version)
+            client.set_model_version_tag(made.registered, version.version, key, value)
+    return client.get_model_version(made.registered, version.version)
 
 
 def _create_model(client: "MlflowClient", made: Recorded) -> None:
     from mlflow.exceptions import MlflowException
 
     what = "LoRA adapters" if made.is_adapter else "Full models"
-    note = f"{what} of the clinrl task {made.who.task.name}. Research only, synthetic data."
+    note = f"{what} of the clinrl task {made.model.task.name}. Research only, synthetic data."
     try:
-        client.create_registered_model(made.model, description=note)
+        client.create_registered_model(made.registered, description=note)
     except MlflowException:  # somebody else may have been quicker
-        if _aliases(client, made.model) is None:
+        if _aliases(client, made.registered) is None:
             raise
 
 
@@ -285,8 +285,8 @@ def _tags(made: Recorded) -> dict[str, str]:
     """What a model version says of its origin."""
     merged = [part for part in made.manifest.inputs if part != "base"]
     return {
-        "version": made.who.name,
-        "parent": str(made.who.parent) if "parent" in made.manifest.inputs else ", ".join(merged),
+        "version": made.model.name,
+        "parent": str(made.model.parent) if "parent" in made.manifest.inputs else ", ".join(merged),
         DIGEST: made.digest,
         **origin(made.manifest),
         "exam_digest": next(iter(made.reports.values())).exam_digest,

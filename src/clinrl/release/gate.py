@@ -168,16 +168,16 @@ def _enough(gate: Gate, sitting: Sitting) -> Finding:
     )
 
 
-def _rebuilt(asked: Rebuilt, rebuilders: Sequence[str]) -> Finding:
+def _rebuilt(limit: Rebuilt, rebuilders: Sequence[str]) -> Finding:
     names = f" ({', '.join(rebuilders)})" if rebuilders else ""
     return Finding(
         metric="rebuilt",
         mode=BOTH_MODES,
-        limit=f"min {asked.least}",
+        limit=f"min {limit.least}",
         observed=float(len(rebuilders)),
-        passed=len(rebuilders) >= asked.least,
+        passed=len(rebuilders) >= limit.least,
         sentence=f"{len(rebuilders)} of the listed rebuilders{names} signed that they built the same bytes; the gate "
-        f"asks for {asked.least} or more",
+        f"asks for {limit.least} or more",
     )
 
 
@@ -196,16 +196,16 @@ def _floors(task: Task, candidate: Mapping[str, Sitting], policy: Mapping[str, S
 
 
 def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: str, passed: bool) -> Finding:
-    asked = "must be above" if metric == EXACT else "must not be worse than"
+    demand = "must be above" if metric == EXACT else "must not be worse than"
     if change is None:
-        said = f"{metric} ({mode}) could not be measured against {other}; it {asked} it"
+        sentence = f"{metric} ({mode}) could not be measured against {other}; it {demand} it"
     else:
-        said = (
+        sentence = (
             f"{metric} ({mode}) differs by {change.value:+.4g} (95% interval {change.low:+.4g} to {change.high:+.4g}, "
-            f"n = {change.n}) from {other} on the same cases; it {asked} it with its whole interval"
+            f"n = {change.n}) from {other} on the same cases; it {demand} it with its whole interval"
         )
     observed = None if change is None else change.value
-    return Finding(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=said)
+    return Finding(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=sentence)
 
 
 def _form(
@@ -310,18 +310,18 @@ def _point(value: float, n: int) -> Estimate:
 def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", "max"], allowed: float) -> Finding:
     words = "at most" if side == "max" else "at least"
     if value is None:
-        passed, said = False, f"{metric} ({mode}) could not be measured; the gate asks for {words} {allowed:g}"
+        passed, sentence = False, f"{metric} ({mode}) could not be measured; the gate asks for {words} {allowed:g}"
     else:
         passed = value.value <= allowed if side == "max" else value.value >= allowed
         interval = f"{value.value:.4g} (95% interval {value.low:.4g} to {value.high:.4g}, n = {value.n})"
-        said = f"{metric} ({mode}) is {interval}; the gate asks for {words} {allowed:g}"
+        sentence = f"{metric} ({mode}) is {interval}; the gate asks for {words} {allowed:g}"
     return Finding(
         metric=metric,
         mode=mode,
         limit=f"{side} {allowed:g}",
         observed=None if value is None else value.value,
         passed=passed,
-        sentence=said,
+        sentence=sentence,
     )
 
 
@@ -332,13 +332,13 @@ def _relative(
     verb = "rise" if sign > 0 else "fall"
     limit = f"may_{verb} {allowed:g}{', paired' if paired_only else ''}, against {rival}"
     if change is None:
-        passed, said = False, f"the change of {metric} ({mode}) could not be measured; it may {verb} by {allowed:g}"
+        passed, sentence = False, f"the change of {metric} ({mode}) could not be measured; it may {verb} by {allowed:g}"
     else:
         worst = (change.low if sign > 0 else change.high) if paired_only else change.value
         passed = sign * worst <= allowed
         interval = f" (95% interval {change.low:+.4g} to {change.high:+.4g}, n = {change.n})"
         beyond = ", with its whole interval" if paired_only else ""
-        said = (
+        sentence = (
             f"{metric} ({mode}) changes by {change.value:+.4g}{interval if change.low < change.high else ''} against "
             f"{rival} on the same cases; it may {verb} by at most {allowed:g}{beyond}"
         )
@@ -348,5 +348,5 @@ def _relative(
         limit=limit,
         observed=None if change is None else change.value,
         passed=passed,
-        sentence=said,
+        sentence=sentence,
     )

@@ -20,7 +20,7 @@ from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release import promotion as release
 from clinrl.signing import approval
-from clinrl.signing.keys import keyring, listed
+from clinrl.signing.keys import keyring, trusted_keys
 from clinrl.types import Manifest, Strict
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def _recorded() -> "lock.Lock | ArtefactError":
 
 def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
     """The links of one version, or of one merge, without those of its parents."""
-    who = params.model(name)
-    task, folder = who.task.name, who.folder
+    model = params.model(name)
+    task, folder = model.task.name, model.folder
     manifest: Manifest | None = None
 
     def files() -> tuple[str, str]:
@@ -107,7 +107,7 @@ def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") ->
         for part in params.parts(name):
             yield _link(name, "parent", partial(_same, made, part, paths.adapter(part), f"is made of {part}"))
         yield _link(name, "base", lambda: _same(made, "base", base, f"is a model on {base}"))
-    yield _link(name, "exam", lambda: _exam(params, who, artifacts.identity(made)))
+    yield _link(name, "exam", lambda: _exam(params, model, artifacts.identity(made)))
     if name in params.mining:
         yield _mining(name, params.mining[name].data, artifacts.identity(made))
     yield _locked(params, name, recorded)
@@ -128,8 +128,8 @@ def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") 
     found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
     for state in ("altered", "unrecorded", "absent"):
         if state in found:
-            told: State = "broken" if state == "altered" else found[state].state  # type: ignore[assignment]
-            return Link(version=name, link="lock", state=told, digest="", says=found[state].says)
+            state_of: State = "broken" if state == "altered" else found[state].state  # type: ignore[assignment]
+            return Link(version=name, link="lock", state=state_of, digest="", says=found[state].says)
     digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
     says = f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
     return Link(version=name, link="lock", state="holds", digest=digest, says=says)
@@ -183,8 +183,8 @@ def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
     return found, f"was trained on {data}, drawn from the {pool} pool and validated"
 
 
-def _exam(params: "Params", who: Model, adapter: str) -> tuple[str, str]:
-    name, exam = who.name, who.exam
+def _exam(params: "Params", model: Model, adapter: str) -> tuple[str, str]:
+    name, exam = model.name, model.exam
     for folder in (paths.graded(name), paths.cases(exam)):
         if not folder.exists():
             raise Absent(f"{folder} is not here; run `dvc checkout`, or `dvc repro {lock.exam_stage(params, name)}`")
@@ -201,7 +201,7 @@ def _exam(params: "Params", who: Model, adapter: str) -> tuple[str, str]:
         raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
     if exam not in params.imports:
         return found, f"sat {exam}, drawn from the exam pool, with these very weights"
-    check_apart(params, name, who, list(read_cases(paths.cases(exam), who.task)))
+    check_apart(params, name, model, list(read_cases(paths.cases(exam), model.task)))
     return found, f"sat {exam}, imported, with these very weights, and trained on none of its patients"
 
 
@@ -212,18 +212,18 @@ def _mining(name: str, data: str, adapter: str) -> Link:
         return Link(version=name, link="mining", state="open", digest="", says="has no mined errors yet")
 
     def check() -> tuple[str, str]:
-        said = json.loads(report.read_text(encoding="utf-8"))
+        held = json.loads(report.read_text(encoding="utf-8"))
         if not paths.cases(data).exists():
             raise Absent(f"{paths.cases(data)} is not here; run `dvc repro dataset@{data}`, which draws it")
         found = artifacts.read_manifest(paths.cases(data))
         again = f"run `dvc repro mine@{name}`"
-        if said["adapter_digest"] != adapter:
+        if held["adapter_digest"] != adapter:
             raise Refused(f"{report} is about another adapter than {name} now is; {again}")
-        if (said["data"], said["data_digest"]) != (data, artifacts.identity(found)):
+        if (held["data"], held["data_digest"]) != (data, artifacts.identity(found)):
             raise Refused(f"{report} is about other cases than {data} now holds; {again}")
-        if (said["pool"], found.spec["use"]) != ("mine", "mine"):
+        if (held["pool"], found.spec["use"]) != ("mine", "mine"):
             raise Refused(f"{data} is drawn from the {found.spec['use']} pool; errors are mined on the mine pool alone")
-        return said["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
+        return held["data_digest"], f"had its errors mined on {data}, drawn from the mine pool and no exam"
 
     return _link(name, "mining", check)
 
@@ -241,11 +241,11 @@ def _registry(params: "Params", name: str, manifest: Manifest) -> Link:
 
 def _unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
     """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
-    lines = audit_log.read(paths.ledger(), listed(params))
+    lines = audit_log.read(paths.ledger(), trusted_keys(params))
     if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
         return "", f"is not registered; `clinrl register {name}` does it ({why})"
     again = f"`clinrl register {name}`"
-    if release.champion_told(model, lines) == digest:
+    if release.recorded_champion(model, lines) == digest:
         again += f", then `clinrl promote {name}`, since the audit file says that it is champion"
     raise Refused(f"the registry has lost {name}, of which {paths.ledger()} tells; run {again}")
 
@@ -260,7 +260,7 @@ def _registered(params: "Params", model: str, name: str, manifest: Manifest) -> 
     for tag, expected in versions.origin(manifest).items():
         if entry.tags.get(tag) != expected:
             raise Refused(f"the registry's tag {tag} of {name} is not what its manifest says; register it again")
-    versions.intact(params, entry)
+    versions.check_intact(params, entry)
     names = f", {', '.join(entry.aliases)}" if entry.aliases else ""
     return digest, f"is version {entry.number} of the registered model {entry.model}{names}"
 
@@ -269,7 +269,7 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
     model = params.model(name).registered
     try:
-        lines = audit_log.read(paths.ledger(), listed(params))
+        lines = audit_log.read(paths.ledger(), trusted_keys(params))
         audit_log.check_committed(paths.ledger())
         digest = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
     except Refused as refused:
@@ -319,8 +319,8 @@ def _never_promoted(model: str, name: str, digest: str, lines: Sequence[audit_lo
 def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> "versions.Entry":
     """The registered version, which must be champion exactly if the audit file says so. Raises Refused."""
     entry = versions.find(model, name, digest=digest)
-    is_named, is_told = versions.CHAMPION in entry.aliases, release.champion_told(model, lines) == digest
-    if is_named != is_told:
+    is_named, is_recorded = versions.CHAMPION in entry.aliases, release.recorded_champion(model, lines) == digest
+    if is_named != is_recorded:
         raise Refused(
             f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.ledger()} "
             "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"

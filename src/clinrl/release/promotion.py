@@ -30,7 +30,7 @@ from clinrl.release import audit_log, gate
 from clinrl.release.gate import Decision
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import approval as approvals
-from clinrl.signing.keys import listed, signer
+from clinrl.signing.keys import signer, trusted_keys
 from clinrl.types import Case, Estimate
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def decide(params: "Params", name: str) -> Decision:
     """
     model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
-    versions.intact(params, entry)
+    versions.check_intact(params, entry)
     decision = judge(params, name, versions.holder(model, CHAMPION))
     if entry.digest != decision.candidate_digest:
         raise GateError(
@@ -58,11 +58,11 @@ def decide(params: "Params", name: str) -> Decision:
         )
     body = decision.model_dump(mode="json")
 
-    def is_told(lines: Sequence[audit_log.Entry]) -> bool:
-        told = [line.body for line in lines if line.kind == "decision"]
-        return next((b for b in reversed(told) if b["candidate_digest"] == entry.digest), None) == body
+    def is_recorded(lines: Sequence[audit_log.Entry]) -> bool:
+        decisions = [line.body for line in lines if line.kind == "decision"]
+        return next((b for b in reversed(decisions) if b["candidate_digest"] == entry.digest), None) == body
 
-    _write(params, "decision", body, unless=is_told)
+    _write(params, "decision", body, unless=is_recorded)
     versions.tag(entry, {"gate": "passed" if decision.promote else "refused", "decision": decision.digest})
     if not decision.promote and CANDIDATE in entry.aliases:
         versions.point(model, CANDIDATE, None)
@@ -81,7 +81,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     if reason := waiver(params, name):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
     lock.demand(params, name)
-    who, cases, blank = unanswered(params, name)
+    model, cases, blank = unanswered(params, name)
 
     def sittings(other: str, folder: Path) -> dict[str, Sitting]:
         return {mode: load_sitting(other, like, cases, folder) for mode, like in blank.items()}
@@ -94,17 +94,17 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         rivals[version] = sittings(version, paths.graded(version))
     digest = _answered_by(paths.graded(name))
     return gate.decide(
-        who.task,
-        params.gates[who.task.name],
+        model.task,
+        params.gates[model.task.name],
         params.scale,
         sittings(name, paths.graded(name)),
         rivals,
-        baselines.answers(who.task, cases, _training(params, name)),
+        baselines.answers(model.task, cases, _training(params, name)),
         model=params.model(name).registered,
         digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
         moved=_last_move(params.model(name).registered, _lines(params)),
-        rebuilders=rebuilt.count(params, name, digest) if params.gates[who.task.name].rebuilt else (),
+        rebuilders=rebuilt.count(params, name, digest) if params.gates[model.task.name].rebuilt else (),
     )
 
 
@@ -127,15 +127,15 @@ def gain(params: "Params", name: str) -> Estimate | None:
     champion = versions.holder(params.model(name).registered, CHAMPION)
     if champion is None:
         return None
-    who, cases, blank = unanswered(params, name)
+    model, cases, blank = unanswered(params, name)
     mine, theirs = (
         [load_sitting(other, like, cases, folder) for like in blank.values()]
         for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(params, champion)))
     )
 
     def cost(sittings: Sequence[Sitting], i: int) -> float:
-        gold = who.task.label(cases[i])
-        return math.fsum(who.task.improvement.cost(gold, sitting.answers[i]) for sitting in sittings) / len(sittings)
+        gold = model.task.label(cases[i])
+        return math.fsum(model.task.improvement.cost(gold, sitting.answers[i]) for sitting in sittings) / len(sittings)
 
     saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(cases))]
     return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)
@@ -156,7 +156,7 @@ def promote(
     """
     model = params.model(name).registered
     about = approved or decision.digest
-    who = named(approvals.approver_of(approval, about, approvals.approvers(params)))
+    approver = check_approver(approvals.approver_of(approval, about, approvals.approvers(params)))
     with artifacts.exclusive(_lock(model)):
         entry = versions.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
@@ -167,22 +167,22 @@ def promote(
             check_folded(params, name, approved)
         before = versions.holder(model, CHAMPION)
         if before is not None and before.digest == entry.digest:
-            return _completed(params, before)
+            return _complete(params, before)
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
             raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
         lock.demand(params, name)  # a person may have had a day to answer
-        versions.intact(params, entry)
+        versions.check_intact(params, entry)
         answers = artifacts.identity(artifacts.read_manifest(paths.graded(name)))
-        body = {"model": model, **_name(entry), "decision": decision.digest, "approver": who, "answers": answers}
+        body = {"model": model, **_name(entry), "decision": decision.digest, "approver": approver, "answers": answers}
         body |= {"approved": about, "approval": dict(approval)}
         _write(params, "approval", body, unless=lambda lines: _last_about(model, lines) == body)
-        versions.tag(entry, {"approver": who, "decision": decision.digest, "gate": "passed"})
+        versions.tag(entry, {"approver": approver, "decision": decision.digest, "gate": "passed"})
         _keep_answers(name, entry.digest)
         if before is not None:
             versions.point(model, PREVIOUS, before)
         versions.point(model, CHAMPION, entry)
-        return _completed(params, entry)
+        return _complete(params, entry)
 
 
 def approval_of(params: "Params", champion: Entry) -> tuple[dict[str, Any], str]:
@@ -220,22 +220,22 @@ def settle(params: "Params", name: str) -> Entry | None:
     mine = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
     with artifacts.exclusive(_lock(model)):
         champion = versions.holder(model, CHAMPION)
-        return _completed(params, champion) if champion is not None and champion.digest == mine else None
+        return _complete(params, champion) if champion is not None and champion.digest == mine else None
 
 
-def _completed(params: "Params", entry: Entry) -> Entry:
+def _complete(params: "Params", entry: Entry) -> Entry:
     """The champion, after what a kill may have left out: its line in the audit file, and that it is no candidate."""
     model, lines = entry.model, _lines(params)
     last = _last_line(model, lines)
     # Of a registry that was lost, the audit file knows the champion already: the new approval needs its promotion too.
     if last is not None and last.kind == "approval" and last.body["digest"] == entry.digest:
 
-        def is_told(now: Sequence[audit_log.Entry]) -> bool:
+        def is_recorded(now: Sequence[audit_log.Entry]) -> bool:
             after = _last_line(model, now)
-            return after is not None and after.kind != "approval" and champion_told(model, now) == entry.digest
+            return after is not None and after.kind != "approval" and recorded_champion(model, now) == entry.digest
 
-        _write(params, "promotion", last.body, unless=is_told)
-    elif champion_told(model, lines) != entry.digest:  # an approval of long ago is none of this
+        _write(params, "promotion", last.body, unless=is_recorded)
+    elif recorded_champion(model, lines) != entry.digest:  # an approval of long ago is none of this
         raise GateError(
             f"{entry.name} is the champion of {model}, but {paths.ledger()} knows of no approval that made it so: "
             "somebody moved the name by hand, or a rollback was cut short; give `clinrl rollback` again, or move the "
@@ -259,18 +259,18 @@ def rollback(params: "Params", model: str, *, approver: str) -> Entry:
     audit file does not know that it ever was one, or if `approver` is no name; SignatureError if this machine's key is
     not that person's; Busy as `promote` does.
     """
-    who = named(approver)
+    approver = check_approver(approver)
     with artifacts.exclusive(_lock(model)):
         now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
         lines = _lines(params)
         if (_last_about(model, lines) or {}).get("digest") == now.digest:  # a promotion, perhaps cut short at its end
-            now = _completed(params, now)
+            now = _complete(params, now)
             lines = _lines(params)
-        told = champion_told(model, lines)
-        if told not in (None, now.digest):  # the names moved, wholly or in part, and the audit file was not told
-            former = next((entry for entry in versions.entries(model) if entry.digest == told), None)
+        recorded = recorded_champion(model, lines)
+        if recorded not in (None, now.digest):  # the names moved, wholly or in part, and the audit file does not say so
+            former = next((entry for entry in versions.entries(model) if entry.digest == recorded), None)
             if former is None:
                 raise GateError(
                     f"{model} has lost the version that was champion by {paths.ledger()}; register it again"
@@ -278,11 +278,11 @@ def rollback(params: "Params", model: str, *, approver: str) -> Entry:
             now, before = former, now
         if now.digest == before.digest:
             raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
-        if before.digest not in _champions_told(model, lines):
+        if before.digest not in _recorded_champions(model, lines):
             raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
-        body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": who}
-        body["approval"] = approvals.given(params, artifacts.digest(body), who)
-        versions.intact(params, before)
+        body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
+        body["approval"] = approvals.sign_approval(params, artifacts.digest(body), approver)
+        versions.check_intact(params, before)
         versions.point(model, CHAMPION, before)
         versions.point(model, PREVIOUS, now)
         _write(params, "rollback", body)
@@ -295,13 +295,13 @@ def vouch(params: "Params", reason: str) -> list[str]:
     Whoever does that has read those lines. Nothing is written where every line's key counts. Raises ArtefactError if
     the chain is broken.
     """
-    revoked = audit_log.unlisted(paths.ledger(), listed(params))
+    revoked = audit_log.unlisted(paths.ledger(), trusted_keys(params))
     if revoked:
         _write(params, "review", {"reason": reason, "revoked": revoked}, reviewed=True)
     return revoked
 
 
-def named(approver: str) -> str:
+def check_approver(approver: str) -> str:
     """A person's name, trimmed. Raises GateError for an empty one or one with control characters: silence is no."""
     name = approver.strip()
     if not APPROVER.fullmatch(name):
@@ -309,12 +309,12 @@ def named(approver: str) -> str:
     return name
 
 
-def champion_told(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
+def recorded_champion(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
     """Whose digest the champion has by the audit file: the last promotion, or where a rollback went to."""
-    return next(reversed(_champions_told(model, lines)), None)
+    return next(reversed(_recorded_champions(model, lines)), None)
 
 
-def _champions_told(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
+def _recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
     """The digests of all that were champion by the audit file, oldest first."""
     held = [
         line.body if line.kind == "promotion" else line.body["to"]
@@ -325,12 +325,12 @@ def _champions_told(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
 
 
 def _lines(params: "Params") -> list[audit_log.Entry]:
-    return audit_log.read(paths.ledger(), listed(params))
+    return audit_log.read(paths.ledger(), trusted_keys(params))
 
 
 def _write(params: "Params", kind: audit_log.Kind, body: dict[str, Any], **how: Any) -> None:
     ours = signer(params.scale)  # the first one makes a key, which counts then
-    audit_log.append(paths.ledger(), kind, body, signer=ours, keys=listed(params), **how)
+    audit_log.append(paths.ledger(), kind, body, signer=ours, keys=trusted_keys(params), **how)
 
 
 def _last_about(model: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
@@ -361,12 +361,12 @@ def _champions_answers(params: "Params", champion: Entry) -> Path:
     neither those that dvc.lock records nor those that were there when it was promoted.
     """
     graded, kept = paths.graded(champion.name), paths.champions_answers(champion.digest)
-    told = {line.body["answers"] for line in _lines(params) if line.kind == "approval" and _is_of(line, champion)}
+    approved = {line.body["answers"] for line in _lines(params) if line.kind == "approval" and _is_of(line, champion)}
     for folder in (graded, kept):
         if not folder.exists() or _answered_by(folder) != champion.digest:
             continue
         is_recorded = folder == graded and lock.outputs(lock.read()).get(str(graded)) == md5(graded)
-        if is_recorded or artifacts.identity(artifacts.verified(folder)) in told:
+        if is_recorded or artifacts.identity(artifacts.verified(folder)) in approved:
             return folder
         raise ArtefactError(
             f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.ledger()} know; "

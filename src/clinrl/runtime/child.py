@@ -95,10 +95,10 @@ def _signal_group(group: int, number: int) -> None:
 
 def _supervise(grace_s: float, command: list[str]) -> int:
     """Run the command as this process's child. Everything here is of one process group, led by this process."""
-    asked: list[int] = []
+    received: list[int] = []
     # Handlers, since the command would inherit SIG_IGN; the group's signals reach the command by themselves.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _frame: asked.append(number))
+        signal.signal(number, lambda number, _frame: received.append(number))
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
     _adopt_orphans()
     # The name is that of clinrl.runtime.starter, which this program, started without libraries, cannot import.
@@ -114,7 +114,7 @@ def _supervise(grace_s: float, command: list[str]) -> int:
             continue
         child.returncode = os.waitstatus_to_exitcode(status)
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
-        if asked:  # a second SIGTERM would tell the trainer not to finish its step
+        if received:  # a second SIGTERM would tell the trainer not to finish its step
             continue
         if child.returncode >= 0:
             return code

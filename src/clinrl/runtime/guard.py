@@ -53,11 +53,11 @@ class Fence:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own(hosts[0], scope):
-            return said(403, "The Host header names no server here.")
+            return refusal_response(403, "The Host header names no server here.")
         if not _is_from_own_page(scope["type"] == "http" and scope["method"] in ("GET", "HEAD"), headers, hosts[0]):
-            return said(403, "A page of another origin may not ask this server.")
+            return refusal_response(403, "A page of another origin may not ask this server.")
         if self._login is not None and not _knows(self._login, headers.get("authorization", "")):
-            refused = said(401, "This server asks for a user and a password.")
+            refused = refusal_response(401, "This server asks for a user and a password.")
             refused.headers["www-authenticate"] = 'Basic realm="clinrl", charset="UTF-8"'
             return refused
         return None
@@ -85,13 +85,15 @@ class Fence:
             async with asyncio.timeout(self._limits.request_s):
                 body = await _read(receive, self._limits.body_bytes)
                 if body is None:
-                    refusal = said(413, f"A request may have {self._limits.body_bytes:,} bytes.")
+                    refusal = refusal_response(413, f"A request may have {self._limits.body_bytes:,} bytes.")
                     await refusal(scope, receive, noting)
                 else:
                     await self._app(scope, _replayed(body, receive), noting)
         except TimeoutError:
             if not started:
-                await said(408, f"A request may take {self._limits.request_s:g} seconds.")(scope, receive, send)
+                await refusal_response(408, f"A request may take {self._limits.request_s:g} seconds.")(
+                    scope, receive, send
+                )
 
     def _impatient(self, receive: Receive, send: Send) -> Receive:
         """A WebSocket's messages, which ends it when none comes for too long."""
@@ -111,7 +113,7 @@ class Fence:
         return receive_in_time
 
 
-def said(status: int, sentence: str) -> JSONResponse:
+def refusal_response(status: int, sentence: str) -> JSONResponse:
     """A refusal as JSON, in the form in which FastAPI says its own."""
     return JSONResponse({"detail": sentence}, status)
 

@@ -98,8 +98,8 @@ def _name(pid: int) -> str:
 def _of(pid: int, what: str) -> str:
     """What is known of a process by the name that `ps` gives it: `ppid` or `comm`."""
     if sys.platform != "linux":
-        told = subprocess.run(["ps", "-o", f"{what}=", "-p", str(pid)], capture_output=True, text=True, check=False)
-        return told.stdout.strip()
+        ps = subprocess.run(["ps", "-o", f"{what}=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return ps.stdout.strip()
     try:  # "number (name) state parent ...", where the name may hold anything
         before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     except OSError:

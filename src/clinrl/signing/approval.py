@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
 
 PREDICATE = "https://clinrl.dev/approval/v1"
-LONGEST = 120
+MAX_TOKEN = 120
 """Characters of a token; a signature has 92 to 96."""
 
 
@@ -38,7 +38,7 @@ def statement(decision: str, approver: str) -> dict[str, Any]:
 
 def token(decision: str, approver: str, signer: "Signer") -> str:
     """The approval of a decision, to be pasted where it is asked for: a signature as URL-safe Base64."""
-    return base64.urlsafe_b64encode(signer.sign(dsse.covered(statement(decision, approver)))).decode()
+    return base64.urlsafe_b64encode(signer.sign(dsse.signed_bytes(statement(decision, approver)))).decode()
 
 
 def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
@@ -63,7 +63,7 @@ def approvers(params: "Params", name: str = "") -> Mapping[str, "Key"]:
     return {name or keys.OURS: ours}
 
 
-def checked(params: "Params", decision: str, token: str, name: str = "") -> tuple[str, dict[str, Any]]:
+def check_token(params: "Params", decision: str, token: str, name: str = "") -> tuple[str, dict[str, Any]]:
     """Who made a token for a decision (its digest), and the envelope of their approval.
 
     `name` is who the answer says it is from: if given it must be them. Where `approvers` lists nobody, at scale
@@ -71,20 +71,20 @@ def checked(params: "Params", decision: str, token: str, name: str = "") -> tupl
     if nobody can approve.
     """
     try:
-        signature = base64.b64decode(token.strip(), altchars=b"-_", validate=True) if len(token) < LONGEST else b""
+        signature = base64.b64decode(token.strip(), altchars=b"-_", validate=True) if len(token) < MAX_TOKEN else b""
     except (binascii.Error, ValueError):
         signature = b""
     for approver, key in approvers(params, name).items():
-        said = statement(decision, approver)
-        if key.verifies(dsse.covered(said), signature):
-            return approver, dsse.sealed(said, key, signature)
+        claim = statement(decision, approver)
+        if key.verifies(dsse.signed_bytes(claim), signature):
+            return approver, dsse.make_envelope(claim, key, signature)
     raise SignatureError(
         "this token is no approval of this decision by anybody who is listed; `clinrl approve DECISION --as NAME` "
         "makes one"
     )
 
 
-def given(params: "Params", decision: str, approver: str) -> dict[str, Any]:
+def sign_approval(params: "Params", decision: str, approver: str) -> dict[str, Any]:
     """The approval of a decision (its digest), signed on the spot with this machine's key.
 
     Raises SignatureError if that key is not the one that `approvers` lists for that name.
@@ -104,9 +104,9 @@ def approver_of(envelope: Any, decision: str, listed: Mapping[str, "Key"]) -> st
     `listed` is `approvers`, or for what was approved long ago all whose signatures count. Whoever signed must be in it
     under the name that the approval gives; this checkout's own key, if it is in it, may give any.
     """
-    who, said = dsse.opened(envelope, listed)
-    predicate = said.get("predicate")
+    signer, claim = dsse.open_envelope(envelope, listed)
+    predicate = claim.get("predicate")
     name = str(predicate.get("approver")) if isinstance(predicate, dict) else ""
-    if said != statement(decision, name) or who not in (name, keys.OURS):
-        raise SignatureError(f"this is no approval of the decision {decision[:16]} by {who}")
+    if claim != statement(decision, name) or signer not in (name, keys.OURS):
+        raise SignatureError(f"this is no approval of the decision {decision[:16]} by {signer}")
     return name

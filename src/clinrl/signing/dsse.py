@@ -15,20 +15,20 @@ from clinrl_loader import opened as read
 if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
 
-__all__ = ["LARGEST", "PAYLOAD_TYPE", "STATEMENT", "covered", "envelope", "opened", "pae", "sealed"]
+__all__ = ["LARGEST", "PAYLOAD_TYPE", "STATEMENT", "envelope", "make_envelope", "open_envelope", "pae", "signed_bytes"]
 
 
-def covered(statement: Mapping[str, Any]) -> bytes:
+def signed_bytes(statement: Mapping[str, Any]) -> bytes:
     """The bytes that the signature of a statement is over. Its payload is canonical JSON."""
     return pae(PAYLOAD_TYPE, _payload(statement))
 
 
 def envelope(statement: Mapping[str, Any], signer: "Signer") -> dict[str, Any]:
     """A statement, signed. Raises SignatureError if there is no signature."""
-    return sealed(statement, signer.key, signer.sign(covered(statement)))
+    return make_envelope(statement, signer.key, signer.sign(signed_bytes(statement)))
 
 
-def sealed(statement: Mapping[str, Any], key: "Key", signature: bytes) -> dict[str, Any]:
+def make_envelope(statement: Mapping[str, Any], key: "Key", signature: bytes) -> dict[str, Any]:
     """The envelope of a statement and a signature that a key made over it."""
     return {
         "payload": base64.b64encode(_payload(statement)).decode(),
@@ -41,7 +41,7 @@ def _payload(statement: Mapping[str, Any]) -> bytes:
     return canonical_json(statement).encode()
 
 
-def opened(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, Any]]:
+def open_envelope(envelope: Any, keys: Mapping[str, "Key"]) -> tuple[str, dict[str, Any]]:
     """Who signed a statement, by the name of their key, and the statement.
 
     Nothing of the payload is read before a signature of a listed key was found on it. Raises SignatureError if there is

@@ -37,15 +37,15 @@ TRUSTED = FOLDER / "trusted"
 OURS = "this checkout"
 """Under what name the keyring holds this checkout's own key."""
 
-LONGEST_LINE = 1000
-LARGEST_FILE = 16384
+MAX_LINE = 1000
+MAX_FILE_BYTES = 16384
 """Bytes of a key file; more is no key."""
 AGENT = "agent"
 """What CLINRL_SIGNING_KEY is if the private key is in the agent of SSH_AUTH_SOCK."""
 
 
 class Key(Strict):
-    """A public key. Made by `parsed`, so that its line is one that OpenSSH would write."""
+    """A public key. Made by `parse_key`, so that its line is one that OpenSSH would write."""
 
     line: str
     """`ecdsa-sha2-nistp256 AAAA...`, without a comment."""
@@ -65,9 +65,9 @@ class Key(Strict):
         return clinrl_loader.verifies(self.line, data, signature)
 
 
-def parsed(line: str) -> Key:
+def parse_key(line: str) -> Key:
     """A public key from its OpenSSH line, whose comment is dropped. Raises SignatureError if it is no P-256 key."""
-    words = line.split() if len(line) <= LONGEST_LINE and line.isascii() else []
+    words = line.split() if len(line) <= MAX_LINE and line.isascii() else []
     if words[:1] != [KIND] or len(words) < 2 or "\n" in line.strip():
         raise SignatureError(
             f"this is no public key of the kind {KIND} on one line; `ssh-keygen -t ecdsa -b 256` makes one, and the "
@@ -101,13 +101,13 @@ def signer(scale: "Scale") -> Signer:
     several the one whose fingerprint CLINRL_SIGNING_FINGERPRINT names. CLINRL_SIGNING_PASSWORD opens an encrypted one.
     Where there is no key, scale `embedded` makes one and says so once; `full` refuses. Raises SignatureError.
     """
-    found = _configured()
+    found = _find_key()
     if found is None:
         if scale != "embedded":
             raise SignatureError(
                 "there is no signing key; set CLINRL_SIGNING_KEY or CLINRL_SIGNING_KEY_FILE, or run `clinrl keys init`"
             )
-        found = made()
+        found = make_key()
         if found is None:  # another process was quicker
             return signer(scale)
         print(
@@ -127,13 +127,13 @@ def init() -> Key:
             raise SignatureError(f"this checkout has another key in {PUBLIC}; move that file away to use the new one")
         publish(elsewhere.key)
         return elsewhere.key
-    found = made()
+    found = make_key()
     if found is None:
         raise SignatureError(f"{PRIVATE} exists and is not overwritten; what it signed would count no longer")
     return found.key
 
 
-def made() -> Signer | None:
+def make_key() -> Signer | None:
     """A new key in .clinrl/keys, or None if there is one already, which stays.
 
     Raises SignatureError if this checkout's key is elsewhere: signatures of another one would not count.
@@ -151,7 +151,7 @@ def made() -> Signer | None:
             )
         private = generate_private_key(SECP256R1())
         text = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        found = _holding(private)
+        found = _signer_of(private)
         write_text(PRIVATE, text.decode(), 0o600)
         write_text(PUBLIC, f"{found.key.line}\n", 0o644)  # after a kill before this, `signer` does it
         return found
@@ -195,13 +195,13 @@ def keyring() -> dict[str, Key]:
     return found | ({OURS: _read_public(PUBLIC)} if PUBLIC.exists() else {})
 
 
-def listed(params: "Params") -> dict[str, Key]:
+def trusted_keys(params: "Params") -> dict[str, Key]:
     """Whose signatures of registered folders, audit lines and approvals count in the project: those of this checkout's
     keyring, and of the approvers of params.yaml, who keep their names."""
     return {**keyring(), **params.approvers}
 
 
-def _configured() -> Signer | None:
+def _find_key() -> Signer | None:
     """The key that the environment names, or that of .clinrl/keys; None if there is none."""
     return _elsewhere() or (_of_file(PRIVATE) if PRIVATE.exists() else None)
 
@@ -212,7 +212,7 @@ def _elsewhere() -> Signer | None:
     if text.strip() == AGENT:
         return _of_agent()
     if text.strip():
-        return _loaded(text.encode(errors="replace"), "CLINRL_SIGNING_KEY")
+        return _load_key(text.encode(errors="replace"), "CLINRL_SIGNING_KEY")
     return _of_file(Path(named)) if named else None
 
 
@@ -223,12 +223,12 @@ def _of_file(path: Path) -> Signer:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
                 raise SignatureError(f"others may read the private key {path}; run `chmod 600 {path}`")
-            return _loaded(stream.read(LARGEST_FILE), str(path))
+            return _load_key(stream.read(MAX_FILE_BYTES), str(path))
     except OSError as error:
         raise SignatureError(f"the private key {path} cannot be read ({error.strerror}); check its path") from None
 
 
-def _loaded(text: bytes, where: str) -> Signer:
+def _load_key(text: bytes, where: str) -> Signer:
     """A private key from PEM, or from OpenSSH's form of it. Raises SignatureError without a word of what it holds."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -237,7 +237,7 @@ def _loaded(text: bytes, where: str) -> Signer:
     is_openssh = b"BEGIN OPENSSH PRIVATE KEY" in text
     load = serialization.load_ssh_private_key if is_openssh else serialization.load_pem_private_key
     try:
-        return _holding(load(text, password))
+        return _signer_of(load(text, password))
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise SignatureError(
             f"{where} holds no P-256 private key, or CLINRL_SIGNING_PASSWORD does not open it; give the whole PEM "
@@ -245,7 +245,7 @@ def _loaded(text: bytes, where: str) -> Signer:
         ) from None
 
 
-def _holding(private: Any) -> Signer:
+def _signer_of(private: Any) -> Signer:
     """A signer for a loaded private key. Raises ValueError if it is not on P-256."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -268,24 +268,24 @@ def _of_agent() -> Signer:
 
     socket, named = os.environ.get("SSH_AUTH_SOCK", ""), os.environ.get("CLINRL_SIGNING_FINGERPRINT", "")
 
-    def asked(question: Callable[[asyncssh.SSHAgentClient], Awaitable[T]]) -> T:
-        async def ask() -> T:
+    def query(question: Callable[[asyncssh.SSHAgentClient], Awaitable[T]]) -> T:
+        async def answer() -> T:
             agent = await asyncssh.connect_agent(socket)
             try:
                 return await question(agent)
             finally:
                 agent.close()
 
-        return asyncio.run(ask())
+        return asyncio.run(answer())
 
     if not socket:
         raise SignatureError("CLINRL_SIGNING_KEY is agent, but SSH_AUTH_SOCK names none; start one with `ssh-agent`")
     try:
-        pairs = asked(lambda agent: agent.get_keys())
+        pairs = query(lambda agent: agent.get_keys())
     except (OSError, ValueError, asyncssh.Error):
         raise SignatureError("the agent of SSH_AUTH_SOCK does not answer; `ssh-add -l` shows what it holds") from None
     blobs = [pair.public_data for pair in pairs if pair.algorithm == KIND.encode()]
-    held = {parsed(f"{KIND} {base64.b64encode(blob).decode()}"): blob for blob in blobs}
+    held = {parse_key(f"{KIND} {base64.b64encode(blob).decode()}"): blob for blob in blobs}
     keys = [key for key in held if named in ("", key.fingerprint)]
     if len(keys) != 1:
         which = f"with the fingerprint {named[:80]!r}" if named else "that could be meant"
@@ -296,7 +296,7 @@ def _of_agent() -> Signer:
 
     def sign(data: bytes) -> bytes:
         try:
-            packet = SSHPacket(asked(lambda agent: agent.sign(held[keys[0]], data)))
+            packet = SSHPacket(query(lambda agent: agent.sign(held[keys[0]], data)))
             packet.get_string()  # the kind of key, again
             numbers = SSHPacket(packet.get_string())
             return encode_dss_signature(numbers.get_mpint(), numbers.get_mpint())
@@ -319,7 +319,7 @@ def _read_public(path: Path) -> Key:
     """The key of a file .pub. Raises SignatureError naming the file."""
     try:
         with path.open("rb") as stream:
-            return parsed(stream.read(LARGEST_FILE).decode("ascii", errors="replace").strip())
+            return parse_key(stream.read(MAX_FILE_BYTES).decode("ascii", errors="replace").strip())
     except SignatureError as error:
         raise SignatureError(f"{path}: {error}") from None
     except OSError as error:

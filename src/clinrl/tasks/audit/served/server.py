@@ -18,7 +18,7 @@ from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
 from pydantic import ValidationError
 from starlette.responses import JSONResponse
 
-from clinrl.runtime.guard import Fence, Limits, said
+from clinrl.runtime.guard import Fence, Limits, refusal_response
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import AuditCase, cases
 from clinrl.tasks.audit.env import CLOSED, AuditEnv, calls_for, perform
@@ -157,8 +157,8 @@ async def _in_a_sentence(_: Request, error: Exception) -> JSONResponse:
     """What was wrong with a request, without a traceback and without the request in it."""
     if isinstance(error, HTTPException):
         detail = error.detail
-        return said(error.status_code, detail if isinstance(detail, str) else _sentence(detail))
-    return said(422, _sentence(error.errors()) if isinstance(error, RequestValidationError) else str(error))
+        return refusal_response(error.status_code, detail if isinstance(detail, str) else _sentence(detail))
+    return refusal_response(422, _sentence(error.errors()) if isinstance(error, RequestValidationError) else str(error))
 
 
 app = application()
