@@ -19,7 +19,7 @@ def check_unchanged(params: "Params", name: str) -> None:
     """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
     now = load_params()
     what: list[tuple[str, Any, Any]] = [("scale", params.scale, now.scale), ("modes", params.modes, now.modes)]
-    merges, merges_now = ({**held.merges.folds, **held.merges.blends} for held in (params, now))
+    merges, merges_now = params.merges.all, now.merges.all
     what.append((f"merges: {name}", merges.get(name), merges_now.get(name)))
     for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
         spec, spec_now = params.versions[version], now.versions.get(version)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clinrl.config.files import dump_yaml, merge, read_files, write_whole
+from clinrl.artifacts import dump_yaml
+from clinrl.config.files import merge_files, read_files, write_whole
 
 FILES = ("audit", "esi", "imaging", "drafts")
 """What dvc.yaml merges; `test_pipeline` holds this against it."""
@@ -34,13 +35,13 @@ def lay(folder: Path, params: Mapping[str, Any], top: str = "") -> None:
 
 def content(folder: Path) -> dict[str, Any]:
     """What a project's files of parameters say together."""
-    return merge(read_files(folder / "params.yaml"))[0]
+    return merge_files(read_files(folder / "params.yaml"))[0]
 
 
 def edit(folder: Path, change: Callable[[Any], None]) -> None:
     """Change what people wrote; drafts stay."""
     read = read_files(folder / "params.yaml")
-    content, _ = merge({file: held for file, held in read.items() if file.stem != "drafts"})
+    content, _ = merge_files({file: held for file, held in read.items() if file.stem != "drafts"})
     change(content)
     lay(folder, content)
 

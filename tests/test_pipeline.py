@@ -15,8 +15,8 @@ import laid
 from clinrl import paths
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
-from clinrl.config.stages import FIRST, command_of
 from clinrl.provenance import lock
+from clinrl.provenance.stages import FIRST, command_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

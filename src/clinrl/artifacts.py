@@ -6,10 +6,11 @@ killed stage therefore leaves nothing where the next stage would look.
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,17 @@ def sha256_file(path: Path) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write readable, sorted, newline-terminated JSON at once: a reader sees the old file or the new one."""
     write_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def dump_yaml(content: Mapping[str, Any]) -> str:
+    """A mapping as YAML text, each key on a line of its own."""
+    from ruamel.yaml import YAML
+
+    writer, text = YAML(typ="safe", pure=True), io.StringIO()
+    writer.default_flow_style, writer.width = False, 1 << 16  # in braces it leaves words bare that it cannot read again
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel.yaml declares it as None
+    writer.dump(content, text)
+    return text.getvalue()
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:

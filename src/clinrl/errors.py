@@ -3,9 +3,10 @@
 import errno
 import os
 import re
+import reprlib
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 REFUSALS = {
     errno.ENOSPC: ("disk is full", "free some space"),
@@ -121,3 +122,31 @@ class RegistryError(Refused):
 
 class SignatureError(Refused):
     """A key or a signature is not what it must be: names the file, and what to do; never a secret."""
+
+
+MAX_NAMES = 60
+"""Allowed names that a refusal lists."""
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
+
+
+def format_value(value: object) -> str:
+    """A value as a refusal quotes it: at most 60 characters, and of a large one no more is looked at."""
+    text = _BRIEF.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def did_you_mean(value: object, allowed: Collection[object]) -> str:
+    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many.
+
+    Names of a task begin with it. Of a value such as esi-v99, only those that begin as it does are listed, if any do.
+    """
+    import difflib  # when something is refused
+
+    text, names = str(value)[:80], sorted(map(str, allowed))
+    task, mark, _ = text.partition("-")
+    own = [name for name in names if mark and name.startswith(f"{task}-")] or names
+    near = difflib.get_close_matches(text, own, n=1) or difflib.get_close_matches(text, names, n=1)
+    listed = ", ".join(own[:MAX_NAMES]) or "none"
+    more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""
+    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"

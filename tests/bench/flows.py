@@ -15,7 +15,7 @@ from pathlib import Path
 
 import laid
 from clinrl import paths
-from clinrl.config.files import merge, read_files
+from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
 from clinrl.runtime import determinism
 
@@ -31,7 +31,7 @@ def project(folder: Path, lineage: tuple[str, ...]) -> Path:
     folder.mkdir()
     for name in ("dvc.yaml", "dvc.lock"):
         shutil.copyfile(ROOT / name, folder / name)
-    tree, _ = merge(read_files(ROOT / "params.yaml"))
+    tree, _ = merge_files(read_files(ROOT / "params.yaml"))
     tree["versions"] = {name: tree["versions"][name] for name in lineage}
     tree |= {
         "protocols": {"bases": {}, "versions": {}},

@@ -20,7 +20,7 @@ from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.config.params import load_params
 from clinrl.config.plain_yaml import read_yaml
-from clinrl.config.schema import GrpoProfile
+from clinrl.config.recipes import GrpoProfile
 from clinrl.evaluation.answers import HISTORY
 from clinrl.runtime import determinism
 

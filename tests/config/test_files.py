@@ -7,8 +7,9 @@ import pytest
 from ruamel.yaml import YAML
 
 import laid
+from clinrl.artifacts import dump_yaml
 from clinrl.cli import main as cli
-from clinrl.config.files import dump_yaml, merge, place_of, read_files, write_whole
+from clinrl.config.files import merge_files, place_of, read_files, write_whole
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ParamsError
 from valid_params import VALID
@@ -117,4 +118,4 @@ def test_the_place_of_a_key_is_not_that_of_a_longer_name() -> None:
 def test_what_commands_write_is_read_back(tmp_path: Path, text: str) -> None:
     content = {"versions": {"v1": {"why": text, "lr": 5e-05, "seed": 1, "x": [1, text], "y": {1: None, text: True}}}}
     write_whole(tmp_path / "params.yaml", content)
-    assert merge(read_files(tmp_path / "params.yaml"))[0] == content
+    assert merge_files(read_files(tmp_path / "params.yaml"))[0] == content

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from clinrl.config.base import did_you_mean
 from clinrl.config.params import HubBase, Params, SftTrainer, load_params
-from clinrl.config.schema import GrpoProfile, GrpoTrainer
-from clinrl.errors import ParamsError
+from clinrl.config.recipes import GrpoProfile, GrpoTrainer
+from clinrl.errors import ParamsError, did_you_mean
 from clinrl.tasks.base import get_task
 from valid_params import LORA, VALID
 

@@ -11,7 +11,7 @@ import pytest
 import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.config.schema import Phase
+from clinrl.config.recipes import Phase
 from clinrl.data import dataset, reward_audit, validate
 from clinrl.data.sampling import draw
 from clinrl.errors import ArtefactError, ProbeError

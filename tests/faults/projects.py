@@ -18,10 +18,9 @@ import laid
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json, write_text
 from clinrl.cli import main as cli
-from clinrl.config import stages
 from clinrl.config.params import Params, load_params
 from clinrl.data import dataset
-from clinrl.provenance import statements
+from clinrl.provenance import stages, statements
 from clinrl.release import promotion
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import Signer

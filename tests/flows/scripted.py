@@ -17,10 +17,10 @@ from safetensors.numpy import save_file
 from clinrl import paths
 from clinrl.analysis import baselines
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
-from clinrl.config import stages
 from clinrl.config.params import Params, load_params
 from clinrl.data import dataset
 from clinrl.evaluation import error_analysis, evaluate
+from clinrl.provenance import stages
 from clinrl.reports import figures, model_card
 from clinrl.runtime import starter
 from clinrl.tasks.base import get_task

@@ -20,8 +20,8 @@ import laid
 from clinrl import artifacts as artefacts
 from clinrl import paths
 from clinrl.config.params import Params, load_params
-from clinrl.config.stages import FIRST
 from clinrl.errors import GateError, Refused
+from clinrl.provenance.stages import FIRST
 from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release import promotion as releases

@@ -12,7 +12,7 @@ import laid
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli.main import main
-from clinrl.config.files import merge, read_files
+from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError
@@ -161,7 +161,7 @@ def test_a_draft_that_something_builds_on_is_not_dropped(project):
 
 def test_a_draft_that_a_person_moved_to_their_own_file_is_taken_out_by_hand(project):
     made = propose.stage(project, "esi", parent="v2")
-    moved, _ = merge(read_files(Path("params.yaml")))
+    moved, _ = merge_files(read_files(Path("params.yaml")))
     laid.lay(Path(), moved, COMMENT)
     DRAFTS.write_text("{}\n")
     before = laid.held(Path())

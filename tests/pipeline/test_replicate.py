@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 import dolls
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
-from clinrl.config.files import merge, read_files
+from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, ParamsError, TrainingError
@@ -33,7 +33,7 @@ def test_moving_the_seeds_of_a_lineage_moves_nothing_else(tmp_path):
 
     text = replicate.moved(PARAMS_FILE, lineage, 1000)
 
-    before, after = merge(read_files(PARAMS_FILE))[0], YAML(typ="safe").load(text)
+    before, after = merge_files(read_files(PARAMS_FILE))[0], YAML(typ="safe").load(text)
     for name in lineage:
         assert after["versions"][name].pop("seed") == before["versions"][name].pop("seed") + 1000
     assert after == before

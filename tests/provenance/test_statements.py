@@ -17,9 +17,8 @@ from securesystemslib.signer import SSlibKey
 
 import laid
 from clinrl.cli import main as cli
-from clinrl.config import stages
 from clinrl.errors import Refused, SignatureError
-from clinrl.provenance import dvc_yaml, lock, statements
+from clinrl.provenance import dvc_yaml, lock, stages, statements
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse, keys
 from intoto import validated

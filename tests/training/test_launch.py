@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 import dolls
 from clinrl import paths
 from clinrl.artifacts import read_manifest, verified, write_json
-from clinrl.config.schema import Phase
+from clinrl.config.recipes import Phase
 from clinrl.data.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.evaluation import evaluate

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from clinrl.cli.commands import COMMANDS
-from clinrl.config.base import did_you_mean, format_value
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, did_you_mean, format_value
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -17,11 +16,10 @@ BESIDES = {"evaluate": ("MERGE", "BASE"), **dict.fromkeys(("show", "protocol", "
 def names(params: "Params", kind: str) -> Mapping[str, str]:
     """The names of a kind, each with its task."""
     versions = {name: spec.task for name, spec in params.versions.items()}
-    merges = {name: fold.task for name, fold in params.merges.folds.items()}
-    merges |= {name: blend.task for name, blend in params.merges.blends.items()}
+    merges = {name: merge.task for name, merge in params.merges.all.items()}
     return {
         "TASK": {task: task for task in params.bases},
-        "BASE": {f"{task}-base": task for task in params.bases},
+        "BASE": params.roots,
         "DATASET": {name: spec.task for name, spec in params.all_data.items()},
         "VERSION": versions,
         "MERGE": merges,
@@ -46,6 +44,6 @@ def check_name(params: "Params", name: str, command: str, *, kind: str = "", tas
     if mark and alias and model in names(params, "MODEL"):
         hint = f"to say what an alias stands for: `clinrl lookup {model} {alias}`"
     else:
-        task = task or next((known for known in params.bases if name.startswith(f"{known}-")), "")
-        hint = did_you_mean(name, [known for known, of in taken.items() if task in ("", of)])
+        task = task or next((task for task in params.bases if name.startswith(f"{task}-")), "")
+        hint = did_you_mean(name, [other for other, of in taken.items() if task in ("", of)])
     raise ParamsError(f"{format_value(name)} is no {kind.lower()} that `clinrl {command}` knows; {hint}")

@@ -7,8 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Final
 
-from clinrl.config.base import did_you_mean
-from clinrl.errors import ParamsError, Refused
+from clinrl.errors import ParamsError, Refused, did_you_mean
 from clinrl.tasks.base import task_names
 
 EXAM_IS_OPEN: Final = "whoever trains on cases of the pool exam can show nothing by an exam any more"

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.names import check_name
-from clinrl.config import stages
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError
-from clinrl.provenance import lock, statements
+from clinrl.provenance import lock, stages, statements
 from clinrl.runtime import dvc_state
 
 if TYPE_CHECKING:

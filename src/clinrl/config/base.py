@@ -1,18 +1,13 @@
-"""What all mappings of params.yaml have in common: how they are read, and the sentence that says what is wrong.
+"""What all mappings of params.yaml have in common: how they are read, and the sentence that says what is wrong."""
 
-The sentence names the key path, the value and what is allowed, with the nearest allowed name for a typing error.
-"""
-
-import difflib
 import re
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from clinrl.errors import ParamsError, SignatureError
+from clinrl.errors import ParamsError, SignatureError, did_you_mean, format_value
 from clinrl.signing.keys import OURS, Key, parse_key
 
 Scale = Literal["embedded", "full"]
@@ -30,32 +25,20 @@ _PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
 """No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""
 MAX_TEXT = 80
 """Characters of a text that stands in a table."""
-MAX_NAMES = 60
-"""Allowed names that a refusal lists."""
-_BRIEF = reprlib.Repr()
-_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother, _BRIEF.maxlong = 4, 130, 130, 130
 
 T = TypeVar("T")
-
-
-def did_you_mean(value: object, allowed: Collection[object]) -> str:
-    """The end of a refusal: the nearest allowed name, if one is near, and the allowed names, the first of very many.
-
-    Names of a task begin with it. Of a value such as esi-v99, only those that begin as it does are listed, if any do.
-    """
-    text, names = str(value)[:MAX_TEXT], sorted(map(str, allowed))
-    task, mark, _ = text.partition("-")
-    own = [name for name in names if mark and name.startswith(f"{task}-")] or names
-    near = difflib.get_close_matches(text, own, n=1) or difflib.get_close_matches(text, names, n=1)
-    listed = ", ".join(own[:MAX_NAMES]) or "none"
-    more = f" and {len(own) - MAX_NAMES:,} more" if len(own) > MAX_NAMES else ""
-    return (f"did you mean {near[0]}? " if near else "") + f"allowed: {listed}{more}"
 
 
 def check_known(at: str, value: object, allowed: Collection[object], noun: str) -> None:
     """Refuse a value that is not allowed, with the nearest one that is. Raises ParamsError."""
     if value not in allowed:
         raise ParamsError(f"{at}: {format_value(value)} is not {noun}; {did_you_mean(value, allowed)}")
+
+
+def check_all(at: str, values: Iterable[object], allowed: Collection[object], noun: str) -> None:
+    """Refuse the first of many values that is not allowed."""
+    for value in values:
+        check_known(at, value, allowed, noun)
 
 
 def refusal(sentence: str, key: object = None) -> PydanticCustomError:
@@ -92,12 +75,9 @@ class Section(BaseModel):
     @classmethod
     def _keys(cls, section: Any) -> Any:
         if isinstance(section, Mapping):
-            fields = cls.model_fields
-            check_keys(
-                section,
-                {key: field.description or key for key, field in fields.items()},
-                optional={key for key, field in fields.items() if not field.is_required()},
-            )
+            fields = cls.model_fields.items()
+            optional = {key for key, field in fields if not field.is_required()}
+            check_keys(section, {key: field.description or key for key, field in fields}, optional)
         return section
 
 
@@ -135,9 +115,9 @@ def _place(value: str) -> str:
     return value
 
 
-def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     if len(set(values)) < len(values):
-        raise refusal(f"names {', '.join(values)}; each may be named once")
+        raise refusal(f"names {', '.join(map(str, values))}; each may be named once")
     return values
 
 
@@ -167,15 +147,6 @@ def _of_one_each(keys: dict[str, Key]) -> dict[str, Key]:
     return keys
 
 
-def _targets(value: Any) -> Any:
-    if value == "all-linear":
-        return value
-    names = value if isinstance(value, list | tuple) else ()
-    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        raise refusal(f"is {format_value(value)}; it must be all-linear or a list of distinct module names")
-    return tuple(sorted(names))
-
-
 PerScale = Annotated[dict[Scale, T], BeforeValidator(_scales)]
 Name = Annotated[str, AfterValidator(_name)]
 Text = Annotated[str, AfterValidator(_text)]
@@ -183,27 +154,19 @@ PublicKey = Annotated[Key, BeforeValidator(_public_key)]
 People = Annotated[dict[Annotated[Text, AfterValidator(_person)], PublicKey], AfterValidator(_of_one_each)]
 """Name to public key, each key once."""
 Place = Annotated[str, AfterValidator(_place)]
-Label = int | str
 Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Distinct = Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]
-Targets = Annotated[str | tuple[str, ...], BeforeValidator(_targets)]
+Seeds = Annotated[tuple[Seed, ...], Field(strict=False, min_length=1), AfterValidator(_distinct)]
 LearningRate = Annotated[float, Field(gt=0, lt=1)]
-
-
-def format_value(value: object) -> str:
-    """A value as a refusal quotes it: at most 60 characters, and of a large one no more is looked at."""
-    text = _BRIEF.repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _path(parts: Iterable[object]) -> str:
     """The key path of an error, without what pydantic adds: a profile's method, and the mark of a key."""
-    kept = [str(part) for part in parts if part not in ("", "[key]")]
-    kept = [
-        part if part.isprintable() and len(part) <= MAX_TEXT else format_value(part) for part in kept
-    ]  # a key may be any text
+    texts = [str(part) for part in parts if part not in ("", "[key]")]
+    # A key may be any text.
+    kept = [text if text.isprintable() and len(text) <= MAX_TEXT else format_value(text) for text in texts]
     if kept[:1] == ["profiles"] and len(kept) > 2:
         del kept[2]
     return ".".join(kept) or "the file"

@@ -1,7 +1,4 @@
-"""The blocks of params.yaml about bases: the model that a lineage starts from, and those that judge what it says.
-
-An option that came later is left out of what is recorded where it has its default, so that no older record changes.
-"""
+"""The blocks of params.yaml about bases: the model that a lineage starts from, and those that judge its answers."""
 
 import re
 from pathlib import Path
@@ -100,14 +97,12 @@ class HubJudge(HubModel):
     """A checkpoint that judges."""
 
     quantize: Literal["nf4", "none"]
-    """nf4: weights held in 4 bits. none: bfloat16."""
+    """nf4: weights held in 4 bits (QLoRA, where they are trained). none: bfloat16."""
 
 
-class HubBase(HubModel):
+class HubBase(HubJudge):
     """A checkpoint that starts a lineage, and those that the task's reward or measures ask."""
 
-    quantize: Literal["nf4", "none"]
-    """nf4: weights held in 4 bits (QLoRA). none: bfloat16."""
     max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
     """As at the embedded scale."""
     judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))
@@ -120,7 +115,7 @@ class BaseSpec(Section):
     """Where a task's lineage starts."""
 
     exam: str
-    """The exam data set that the base sits."""
+    """The exam data set that the base takes."""
     embedded: EmbeddedBase
     """The base at the embedded scale."""
     full: HubBase

@@ -1,20 +1,17 @@
 """params.yaml and the files of params/ beside it, read as one mapping.
 
-People write params.yaml and one file a task; commands write params/drafts.yaml, and always the whole of it. DVC merges
-the same files: dvc.yaml lists them under `vars`.
+People write params.yaml and one file a task; commands write the whole of params/drafts.yaml. DVC merges the same files.
 """
 
-import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.artifacts import write_text
-from clinrl.config.base import format_value
+from clinrl.artifacts import dump_yaml, write_text
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.config.schema import DatasetSpec, VersionSpec
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, format_value
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -41,7 +38,7 @@ def read_files(path: Path) -> dict[Path, Any]:
     return {file: read_yaml(file) for file in (path, *beside)}
 
 
-def merge(contents: Contents) -> tuple[dict[str, Any], dict[str, Path]]:
+def merge_files(contents: Contents) -> tuple[dict[str, Any], dict[str, Path]]:
     """All files as one mapping, and where its parts stand. Sections merge, entries do not.
 
     Raises ParamsError for a file that holds no mapping, and naming both files for a key that stands in two.
@@ -99,14 +96,3 @@ def check_places(params: "Params", places: Places) -> None:
 def write_whole(path: Path, content: Mapping[str, Any]) -> None:
     """Write a file that commands write: the content in the manner of YAML, below a line for people."""
     write_text(path, HEADER + dump_yaml(content))
-
-
-def dump_yaml(content: Mapping[str, Any]) -> str:
-    """A mapping as YAML text, each key on a line of its own."""
-    from ruamel.yaml import YAML
-
-    writer, text = YAML(typ="safe", pure=True), io.StringIO()
-    writer.default_flow_style, writer.width = False, 1 << 16  # in braces it leaves words bare that it cannot read again
-    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel.yaml declares it as None
-    writer.dump(content, text)
-    return text.getvalue()

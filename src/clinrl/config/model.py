@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel
 
 from clinrl import paths
-from clinrl.config.base import did_you_mean
-from clinrl.config.schema import SftProfile
-from clinrl.errors import ParamsError
+from clinrl.config.recipes import SftProfile
+from clinrl.config.schema import Blend, Fold
+from clinrl.errors import ParamsError, did_you_mean
 from clinrl.tasks.base import GIVEN, Task, as_variant, get_task
 from clinrl.types import Case
 
@@ -24,8 +24,7 @@ MERGED = "-merged"
 class Model:
     """A model to train, evaluate or register: its weights, its exam and the model it is compared with.
 
-    A base has neither parent nor training data. A merge has no training data of its own; its parent is the version that
-    was folded, or the first of those that were blended.
+    A base has no parent and no training data. A merge has no training data; its parent is the first of its parts.
     """
 
     name: str
@@ -53,34 +52,32 @@ class Model:
 
 def resolve(params: "Params", name: str) -> Model:
     """The model of a name. Raises ParamsError for one that params.yaml does not have."""
-    roots = {f"{task}-base": task for task in params.bases}
-    folds, blends = params.merges.folds, params.merges.blends
-    if name in roots:
-        task = get_task(roots[name])
+    if name in params.roots:
+        task = get_task(params.roots[name])
         return Model(
             name=name, kind="base", task=task, parts=(), parent=None, data=None, exam=params.bases[task.name].exam,
             reward=task.Reward(), folder=paths.adapter(name), registered=task.name,
             variants=tuple(task.reporting.variants),
         )  # fmt: skip
-    if name not in {*params.versions, *folds, *blends}:
-        allowed = did_you_mean(name, [*params.versions, *folds, *blends, *roots])
+    merge = params.merges.all.get(name)
+    if merge is None and name not in params.versions:
+        allowed = did_you_mean(name, [*params.versions, *params.merges.all, *params.roots])
         raise ParamsError(f"{name!r} is neither a version, a merge nor the base of a task; {allowed}")
     parts = params.parts(name)
     spec = params.versions[parts[0]]
     task, profile = get_task(spec.task), params.profiles[spec.profile]
-    merged = name not in params.versions
-    full = name in folds or (name in blends and not blends[name].is_adapter)
+    is_full = isinstance(merge, Fold) or (isinstance(merge, Blend) and not merge.is_adapter)
     return Model(
         name=name,
-        kind="merge" if merged else "version",
+        kind="merge" if merge else "version",
         task=task,
         parts=parts,
-        parent=parts[0] if merged else spec.parent,
-        data=None if merged else spec.data,
+        parent=parts[0] if merge else spec.parent,
+        data=None if merge else spec.data,
         exam=spec.exam,
         reward=task.Reward() if isinstance(profile, SftProfile) else params.reward(parts[0]),
-        folder=paths.merged(name) if merged else paths.adapter(name),
-        registered=task.name + MERGED if full else task.name,
+        folder=paths.merged(name) if merge else paths.adapter(name),
+        registered=task.name + MERGED if is_full else task.name,
         variant=profile.view,
         variants=tuple(task.reporting.variants) if profile.view == GIVEN else (),
     )

@@ -1,41 +1,21 @@
 """params.yaml and the files of params/, parsed once: every value, name and cross-reference is checked on loading.
 
-A `Params` object is therefore always sound, and a stage may look up what it names without asking again. Whatever is
-wrong is said in one sentence that names the key, the value and what is allowed.
+A `Params` object is therefore always sound, and a stage looks up what it names without a further check. A refusal
+names the key, the value and what is allowed.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_known, sentence
+from clinrl.config import schema
+from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_all, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
-from clinrl.config.files import Contents, check_places, merge, place_of, read_files
+from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
 from clinrl.config.model import Model, resolve
-from clinrl.config.schema import (
-    BASE,
-    Blend,
-    Comparison,
-    DatasetSpec,
-    External,
-    Fold,
-    Gate,
-    GrpoProfile,
-    GrpoTrainer,
-    ImportSpec,
-    Merges,
-    Mining,
-    Mode,
-    Protocols,
-    Schedule,
-    SftProfile,
-    SftTrainer,
-    VersionSpec,
-    lengths,
-)
+from clinrl.config.recipes import GrpoProfile, GrpoTrainer, SftProfile, SftTrainer, lengths
 from clinrl.errors import ParamsError
 from clinrl.tasks.base import GIVEN, get_task, task_names
 
@@ -47,29 +27,29 @@ class Params(Section):
     """embedded or full: which block of bases, budgets and trainers is active."""
     bases: dict[str, BaseSpec]
     """Task to its base."""
-    modes: dict[Name, Mode]
+    modes: dict[Name, schema.Mode]
     """Name to mode."""
-    datasets: dict[Name, DatasetSpec]
+    datasets: dict[Name, schema.DatasetSpec]
     """Name to data set that is drawn here; `all_data` has the imported ones too."""
     profiles: dict[Name, Annotated[SftProfile | GrpoProfile, Field(discriminator="method")]]
     """Name to recipe."""
-    versions: dict[Name, VersionSpec]
+    versions: dict[Name, schema.VersionSpec]
     """Name to version."""
-    merges: Merges = Merges()
+    merges: schema.Merges = schema.Merges()
     """Folds and blends by name."""
-    mining: dict[Name, Mining] = Field(default_factory=dict)
+    mining: dict[Name, schema.FurtherData] = Field(default_factory=dict)
     """Version to the data on which its errors are mined."""
-    imports: dict[Name, ImportSpec] = Field(default_factory=dict)
+    imports: dict[Name, schema.ImportSpec] = Field(default_factory=dict)
     """Name to data set that is read from somebody's records."""
-    external: dict[Name, External] = Field(default_factory=dict)
+    external: dict[Name, schema.FurtherData] = Field(default_factory=dict)
     """Version to the data of its external exam."""
-    protocols: Protocols = Protocols()
+    protocols: schema.Protocols = schema.Protocols()
     """Bases and versions whose evaluation goes beyond the exam, by name."""
-    comparisons: dict[Name, Comparison] = Field(default_factory=dict)
+    comparisons: dict[Name, schema.Comparison] = Field(default_factory=dict)
     """Name to recipes that are compared over seeds."""
-    gates: dict[str, Gate] = Field(default_factory=dict)
+    gates: dict[str, schema.Gate] = Field(default_factory=dict)
     """Task to its release gate; a task without one releases nothing."""
-    schedules: dict[str, Schedule] = Field(default_factory=dict)
+    schedules: dict[str, schema.Schedule] = Field(default_factory=dict)
     """Task to the schedule of its retraining."""
     approvers: People = Field(default_factory=dict)
     """Who may approve a release: name to public key, as one line of OpenSSH."""
@@ -82,38 +62,28 @@ class Params(Section):
             check_known("bases", task, task_names(), "a task")
             self._check_use(f"bases.{task}.exam", base.exam, "exam", task)
         for name, dataset in self.datasets.items():
-            check_known(f"datasets.{name}.task", dataset.task, task_names(), "a task")
-            check_known(
-                f"datasets.{name}.mix", dataset.mix, get_task(dataset.task).checks.mixes, f"a mix of {dataset.task}"
-            )
-            for rule in dataset.emphasis:
-                check_known(
-                    f"datasets.{name}.emphasis", rule, get_task(dataset.task).checks.rules, f"a rule of {dataset.task}"
-                )
+            at, task = f"datasets.{name}", dataset.task
+            check_known(f"{at}.task", task, task_names(), "a task")
+            check_known(f"{at}.mix", dataset.mix, get_task(task).checks.mixes, f"a mix of {task}")
+            check_all(f"{at}.emphasis", dataset.emphasis, get_task(task).checks.rules, f"a rule of {task}")
         for name, source in self.imports.items():
             check_known(f"imports.{name}.task", source.task, task_names(), "a task")
             if name in self.datasets:
                 raise ParamsError(f"imports.{name} is the name of a data set too; an import needs one of its own")
         for name, profile in self.profiles.items():
-            for mode in profile.modes:
-                check_known(f"profiles.{name}.modes", mode, self.modes, "a mode")
+            check_all(f"profiles.{name}.modes", profile.modes, self.modes, "a mode")
         for name, version in self.versions.items():
             self._check_names(f"versions.{name}", name, version)
         for name, version in self.versions.items():
             self._check_parent(name, version)
             self._check_recipe(name, version)
-        for name, fold in self.merges.folds.items():
-            self._check_merge(f"merges.folds.{name}", name, fold, {"version": fold.version})
-        for name, blend in self.merges.blends.items():
-            self._check_merge(f"merges.blends.{name}", name, blend, {"first": blend.first, "second": blend.second})
-        for name, mining in self.mining.items():
-            check_known("mining", name, self.versions, "a version")
-            check_known(f"mining.{name}.task", mining.task, [self.versions[name].task], "the task of the version")
-            self._check_use(f"mining.{name}.data", mining.data, "mine", mining.task)
-        for name, external in self.external.items():
-            check_known("external", name, self.versions, "a version")
-            check_known(f"external.{name}.task", external.task, [self.versions[name].task], "the task of the version")
-            self._check_use(f"external.{name}.data", external.data, "exam", external.task)
+        for name, merge in self.merges.all.items():
+            self._check_merge(name, merge)
+        for section, use, blocks in (("mining", "mine", self.mining), ("external", "exam", self.external)):
+            for name, block in blocks.items():
+                check_known(section, name, self.versions, "a version")
+                check_known(f"{section}.{name}.task", block.task, [self.versions[name].task], "the task of the version")
+                self._check_use(f"{section}.{name}.data", block.data, use, block.task)
         for name in self.protocols.all:
             self._check_protocol(name)
         for name, comparison in self.comparisons.items():
@@ -133,18 +103,16 @@ class Params(Section):
             check_known(at, name, self.versions, "a version")
             task, exam = self.versions[name].task, self.versions[name].exam
         else:
-            roots = {f"{task}-base": task for task in self.bases}
-            check_known(at, name, roots, "the base of a task")
-            task, exam = roots[name], self.bases[roots[name]].exam
+            check_known(at, name, self.roots, "the base of a task")
+            task, exam = self.roots[name], self.bases[self.roots[name]].exam
         check_known(f"{at}.task", spec.task, [task], "its task")
         published = get_task(task).benchmark
         if published is None:
             fitting = [task for task in task_names() if get_task(task).benchmark is not None]
             check_known(f"{at}.task", task, fitting, "a task with a published protocol")
             return
-        check_known(f"{at}.exam", spec.exam, [exam], "the exam that it sat")
-        for level in spec.levels:
-            check_known(f"{at}.levels", level, published.levels, f"a level of {task}")
+        check_known(f"{at}.exam", spec.exam, [exam], "the exam that it took")
+        check_all(f"{at}.levels", spec.levels, published.levels, f"a level of {task}")
         if name in protocols.versions:
             against = protocols.versions[name].against
             before = [*self.lineage(name)[:-1], f"{task}-base"]
@@ -157,36 +125,35 @@ class Params(Section):
                         f"{at}.{key} is not that of {against}, with which it is compared; both need the same"
                     )
 
-    def _check_merge(self, at: str, name: str, merge: Fold | Blend, parts: Mapping[str, str]) -> None:
+    def _check_merge(self, name: str, merge: schema.Fold | schema.Blend) -> None:
         """Refuse a merge that is called like a version, or whose versions are not of its task and exam."""
+        at = f"merges.{'folds' if name in self.merges.folds else 'blends'}.{name}"
         if name in self.versions or name.endswith("-base") or name in RESERVED:
             raise ParamsError(f"{at} is a name in use; a merge needs one of its own")
         if name in self.merges.folds and name in self.merges.blends:
             raise ParamsError(f"{at} names a fold and a blend; each merge needs a name of its own")
         check_known(f"{at}.task", merge.task, self.bases, "a task with a base")
-        family = [version for version, spec in self.versions.items() if spec.task == merge.task]
-        for key, version in parts.items():
-            check_known(f"{at}.{key}", version, family, f"a version of {merge.task}")
-        examined = self.versions[next(iter(parts.values()))].exam
-        check_known(f"{at}.exam", merge.exam, [examined], "the exam that its version sat, with which it is compared")
+        for key, version in merge.parts.items():
+            check_known(f"{at}.{key}", version, self.versions_of(merge.task), f"a version of {merge.task}")
+        exam = self.versions[next(iter(merge.parts.values()))].exam
+        check_known(f"{at}.exam", merge.exam, [exam], "the exam that its version took, with which it is compared")
 
-    def _check_comparison(self, at: str, comparison: Comparison) -> None:
+    def _check_comparison(self, at: str, comparison: schema.Comparison) -> None:
         """Refuse rows that are no recipes of one task and exam, and tests and columns of what is not there."""
         check_known(f"{at}.task", comparison.task, self.bases, "a task with a base")
         task, exam = get_task(comparison.task), self.bases[comparison.task].exam
-        for column in comparison.columns:
-            check_known(f"{at}.columns", column, task.metrics, f"a metric of {task.name}")
+        check_all(f"{at}.columns", comparison.columns, task.metrics, f"a metric of {task.name}")
         check_known(f"{at}.quality", comparison.quality, ["", *task.reporting.qualities], f"a quality of {task.name}")
         check_known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
-        bases = [BASE, *(f"{BASE}, {view}" for view in task.reporting.variants)]
-        family = [version for version, spec in self.versions.items() if spec.task == task.name]
+        bases = [schema.BASE, *(f"{schema.BASE}, {variant}" for variant in task.reporting.variants)]
+        family = self.versions_of(task.name)
         for row, versions in comparison.rows.items():
             if row in bases or (row in comparison.arms and row in comparison.controls):
                 raise ParamsError(f"{at}: {row!r} is the name of another row; each arm and control needs its own")
             for version in versions:
                 check_known(f"{at}, {row!r}", version, family, f"a version of {task.name}")
                 spec, first = self.versions[version], self.versions[versions[0]]
-                check_known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base sits")
+                check_known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base takes")
                 if (spec.profile, spec.data) != (first.profile, first.data):
                     raise ParamsError(
                         f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
@@ -204,14 +171,12 @@ class Params(Section):
         for printed in (comparison.published, *comparison.published_parts.values()):
             for row, figures in printed.items():
                 check_known(f"{at}.published", row, comparison.rows, "an arm or a control")
-                for metric in figures:
-                    check_known(f"{at}.published.{row}", metric, comparison.columns, "one of the columns")
+                check_all(f"{at}.published.{row}", figures, comparison.columns, "one of the columns")
 
-    def _check_gate(self, at: str, task: str, gate: Gate) -> None:
+    def _check_gate(self, at: str, task: str, gate: schema.Gate) -> None:
         check_known("gates", task, self.bases, "a task with a base")
         metrics = [*get_task(task).metrics, "no_parse", "mode_agreement"]
-        for metric in gate.limits:
-            check_known(f"{at}.limits", metric, metrics, f"a metric of {task}")
+        check_all(f"{at}.limits", gate.limits, metrics, f"a metric of {task}")
         if (safety := get_task(task).safety.metric) not in gate.limits:
             raise ParamsError(f"{at}.limits has no limit on `{safety}`; a release without one is not allowed")
         if gate.rebuilt and gate.rebuilt.least > len(self.rebuilders):
@@ -220,7 +185,7 @@ class Params(Section):
                 "or ask for fewer"
             )
 
-    def _check_schedule(self, at: str, task: str, schedule: Schedule) -> None:
+    def _check_schedule(self, at: str, task: str, schedule: schema.Schedule) -> None:
         check_known("schedules", task, self.gates, "a task with a gate")
         if len(schedule.cron.split()) != 5:
             raise ParamsError(f"{at}.cron is {schedule.cron!r}; it needs five fields, as in '0 3 * * 1'")
@@ -231,7 +196,7 @@ class Params(Section):
                 f"{at}.timezone is {schedule.timezone!r}, which is not in the time zone database; try 'UTC'"
             ) from None
 
-    def _check_names(self, at: str, name: str, version: VersionSpec) -> None:
+    def _check_names(self, at: str, name: str, version: schema.VersionSpec) -> None:
         if name.endswith("-base") or name in RESERVED:
             raise ParamsError(
                 f"{at} is a reserved name: a version is not called {', '.join(RESERVED)} or anything-base"
@@ -252,12 +217,11 @@ class Params(Section):
         instead = f" but {spec.use} data of {spec.task}" if spec else ""
         check_known(at, dataset, fitting, f"{use} data of {task}{instead}")
 
-    def _check_parent(self, name: str, version: VersionSpec) -> None:
+    def _check_parent(self, name: str, version: schema.VersionSpec) -> None:
         root = f"{version.task}-base"
         parent = self.versions.get(version.parent)
         if version.parent != root and (version.parent == name or parent is None or parent.task != version.task):
-            family = [other for other, spec in self.versions.items() if spec.task == version.task and other != name]
-            allowed = [root, *family]
+            allowed = [root, *(other for other in self.versions_of(version.task) if other != name)]
             check_known(
                 f"versions.{name}.parent", version.parent, allowed, f"another version of {version.task} or its base"
             )
@@ -277,35 +241,37 @@ class Params(Section):
                 "reward taught; allowed: a grpo profile, or an sft parent"
             )
 
-    def _check_recipe(self, name: str, version: VersionSpec) -> None:
+    def _check_recipe(self, name: str, version: schema.VersionSpec) -> None:
         """Refuse a profile that does not fit the task of a version that uses it."""
         at, profile, task = f"profiles.{version.profile}", self.profiles[version.profile], get_task(version.task)
         for key, labels in (("repeat", profile.stream.repeat), ("cap", profile.stream.cap)):
-            for label in labels:
-                check_known(f"{at}.stream.{key}", label, task.labels, f"a label of {task.name}")
+            check_all(f"{at}.stream.{key}", labels, task.labels, f"a label of {task.name}")
         for place, phase in enumerate(profile.stream.phases):
             check_known(
                 f"{at}.stream.phases.{place}.slice", phase.slice, task.reporting.slices, f"a slice of {task.name}"
             )
         for scale, trainer in profile.trainer.items():
-            if short := [
-                place for place, steps in enumerate(lengths(profile.stream.phases, trainer.steps)) if not steps
-            ]:
-                raise ParamsError(
-                    f"{at}.stream.phases.{short[0]}.share is {profile.stream.phases[short[0]].share:g}, less than half "
-                    f"a step of the {trainer.steps} at {scale} scale; raise it, or leave the phase out"
-                )
-        check_known(f"{at}.view", profile.view, [GIVEN, *task.reporting.variants], f"a view of {task.name}")
+            phases = profile.stream.phases
+            for place, (phase, steps) in enumerate(zip(phases, lengths(phases, trainer.steps), strict=True)):
+                if not steps:
+                    raise ParamsError(
+                        f"{at}.stream.phases.{place}.share is {phase.share:g}, less than half a step of the "
+                        f"{trainer.steps} at {scale} scale; raise it, or leave the phase out"
+                    )
+        check_known(f"{at}.view", profile.view, [GIVEN, *task.reporting.variants], f"an input variant of {task.name}")
         caps = profile.stream.cap.values()
         if len(caps) == len(task.labels) and sum(caps) < 1:
             raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")
         if isinstance(profile, SftProfile):
-            for rule in profile.omit:
-                check_known(f"{at}.omit", rule, task.checks.rules, f"a rule of {task.name}")
+            check_all(f"{at}.omit", profile.omit, task.checks.rules, f"a rule of {task.name}")
             return
         self.reward(name)
-        if task.episodes is not None:
-            self._check_episodes(at, profile, task.name)
+        for scale, trainer in profile.trainer.items():
+            if task.episodes is not None and trainer.held_out is not None:
+                raise ParamsError(
+                    f"{at}.trainer.{scale}.held_out is set, but a look at held-out cases is one turn and a case of "
+                    f"{task.name} is an episode; allowed: leave it out"
+                )
         quantize = self.bases[version.task].full.quantize
         if profile.trainer["full"].vllm and quantize != "none":
             raise ParamsError(
@@ -313,21 +279,21 @@ class Params(Section):
                 "serve the weights that are trained; allowed: quantize none, or vllm false"
             )
 
-    def _check_episodes(self, at: str, profile: GrpoProfile, task: str) -> None:
-        """Refuse what a training on episodes cannot have."""
-        for scale, trainer in profile.trainer.items():
-            if trainer.held_out is not None:
-                raise ParamsError(
-                    f"{at}.trainer.{scale}.held_out is set, but a look at held-out cases is one turn and a case of "
-                    f"{task} is an episode; allowed: leave it out"
-                )
+    @property
+    def roots(self) -> dict[str, str]:
+        """`<task>-base` to task."""
+        return {f"{task}-base": task for task in self.bases}
+
+    def versions_of(self, task: str) -> list[str]:
+        """The versions of a task, in the order of the file."""
+        return [name for name, spec in self.versions.items() if spec.task == task]
 
     @property
-    def all_data(self) -> dict[str, DatasetSpec | ImportSpec]:
+    def all_data(self) -> dict[str, schema.DatasetSpec | schema.ImportSpec]:
         """Every data set by name, drawn or imported."""
         return {**self.datasets, **self.imports}
 
-    def data_spec(self, name: str) -> DatasetSpec | ImportSpec:
+    def data_spec(self, name: str) -> schema.DatasetSpec | schema.ImportSpec:
         """The block of a data set, drawn or imported. Raises ParamsError for an unknown name."""
         check_known("params.yaml", name, self.all_data, "a data set")
         return self.all_data[name]
@@ -335,11 +301,8 @@ class Params(Section):
     def data_stages(self, name: str) -> tuple[str, str]:
         """The DVC addresses that make and validate a data set, in this order. Raises ParamsError for another name."""
         self.data_spec(name)
-        return (
-            (f"import@{name}", f"validate-import@{name}")
-            if name in self.imports
-            else (f"dataset@{name}", f"validate@{name}")
-        )
+        make, check = ("import", "validate-import") if name in self.imports else ("dataset", "validate")
+        return f"{make}@{name}", f"{check}@{name}"
 
     def base(self, task: str) -> EmbeddedBase | HubBase:
         """The base of a task at the active scale. Raises ParamsError for a task without one."""
@@ -352,8 +315,8 @@ class Params(Section):
         return self.profiles[profile].trainer[self.scale]
 
     def budget(self, mode: str, task: str) -> int:
-        """Tokens that an answer to a task may use in a mode, at the active scale: those of the mode, or of the task's
-        base, if it has its own. Raises ParamsError for an unknown mode."""
+        """Tokens of an answer at the active scale: of the task's base, or else of the mode. Raises ParamsError for
+        an unknown mode."""
         check_known("params.yaml", mode, self.modes, "a mode")
         base = self.bases.get(task)
         own = base and (base.embedded if self.scale == "embedded" else base.full).max_new_tokens
@@ -372,11 +335,9 @@ class Params(Section):
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The versions that a merge is made of; of a version, itself. Raises ParamsError for an unknown name."""
-        folds, blends = self.merges.folds, self.merges.blends
-        check_known("params.yaml", name, [*self.versions, *folds, *blends], "a version or a merge")
-        if name in folds:
-            return (folds[name].version,)
-        return (blends[name].first, blends[name].second) if name in blends else (name,)
+        merges = self.merges.all
+        check_known("params.yaml", name, [*self.versions, *merges], "a version or a merge")
+        return tuple(merges[name].parts.values()) if name in merges else (name,)
 
     def model(self, name: str) -> Model:
         """The version, merge or base of this name. Raises ParamsError for a name that is not here."""
@@ -405,7 +366,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 
 def parse(contents: Contents) -> Params:
     """The same for files that were read already, the first of which is params.yaml. Raises ParamsError as above."""
-    whole, places = merge(contents)
+    whole, places = merge_files(contents)
     try:
         check_places(params := Params.model_validate(whole), places)
     except (ValidationError, ParamsError) as error:

@@ -1,8 +1,7 @@
 """params.yaml as text that somebody else may have written: measured before anything is built of it.
 
-A few lines of YAML can ask for gigabytes. So the file's events are counted first, which builds nothing and takes
-milliseconds, and a file beyond the limits is refused. It is then read by the very parser that DVC uses for its
-templates, so that both read the same.
+A few lines of YAML can ask for gigabytes, so the file's events are counted first, which builds nothing. DVC uses the
+same parser for its templates.
 """
 
 import re
@@ -13,8 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, ScalarEvent
 
-from clinrl.config.base import format_value
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, format_value
 
 MAX_KIB = 256
 MAX_DEPTH = 40

@@ -1,31 +1,13 @@
-"""The blocks of params.yaml: what a data set, a recipe, a version, a merge and a gate consist of; `bases` has bases.
+"""The blocks of params.yaml about data, versions, merges, comparisons and releases; `recipes` and `bases` have more.
 
 Each block checks itself when it is read; `params` checks what they say of each other.
 """
 
-import math
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from clinrl.config.base import (
-    Count,
-    Distinct,
-    Label,
-    LearningRate,
-    Name,
-    PerScale,
-    Place,
-    Section,
-    Seed,
-    Share,
-    Targets,
-    Text,
-    refusal,
-    unless,
-)
+from clinrl.config.base import Count, Distinct, Name, PerScale, Place, Section, Seed, Seeds, Text, refusal
 
 
 class Mode(Section):
@@ -42,17 +24,22 @@ class Mode(Section):
 MAX_CASES = 1_000_000
 
 
-class DatasetSpec(Section):
-    """A data set drawn from one pool of one task."""
+class DataSpec(Section):
+    """What all data sets have in common."""
 
     task: str
     """A folder of clinrl/tasks."""
-    file: Annotated[str, Field(exclude=True)] = ""
-    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
     task_version: Count
     """The task's version that the data set was designed for; the dataset stage requires equality."""
     use: Literal["train", "mine", "exam"]
-    """The pool: training, error mining, or the exam. Pools share no template."""
+    """The pool: training, error mining, or the exam. Pools share no template and no patient."""
+
+
+class DatasetSpec(DataSpec):
+    """A data set drawn from one pool of one task."""
+
+    file: Annotated[str, Field(exclude=True)] = ""
+    """The file of params/ in which the block stands: what DVC watches. It is no part of what is recorded."""
     mix: str
     """One of the task's class mixes."""
     cases: Annotated[int, Field(ge=1, le=MAX_CASES)]
@@ -63,177 +50,13 @@ class DatasetSpec(Section):
     """Rule to how many times as often it decides a case as the mix has it, above 0; rules not named: once."""
 
 
-class ImportSpec(Section):
+class ImportSpec(DataSpec):
     """A data set read from somebody's records, which stay where they are."""
 
-    task: str
-    """A folder of clinrl/tasks."""
-    task_version: Count
-    """The task's version that the data set was designed for; the dataset stage requires equality."""
-    use: Literal["train", "mine", "exam"]
-    """The pool whose patients it takes: training, error mining, or the exam."""
     source: Place
     """Path of a file, or of a folder, that the task can read."""
     without: Place | Literal[""] = ""
     """Path of other records whose patients and texts are left out: those of an exam on the same patients."""
-
-
-class Lora(Section):
-    """The shape of an adapter. A version warm-starts from its parent's tensors, so a lineage has one shape."""
-
-    rank: int = Field(ge=1, le=1024)
-    """Rank of the update, 1 to 1024."""
-    alpha: float = Field(gt=0)
-    """The update is scaled by alpha / rank; above 0."""
-    targets: Targets
-    """all-linear, or names of the modules that are adapted."""
-
-    def __str__(self) -> str:
-        return f"rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}"
-
-
-class Phase(Section):
-    """A part of a training that serves some of the cases only."""
-
-    share: Annotated[float, Field(gt=0, le=1)]
-    """Of the optimiser steps, above 0 to 1; the shares of all phases sum to 1."""
-    slice: str
-    """A slice of the task, the same in all phases."""
-    values: Distinct
-    """Which of its values are served."""
-
-
-class Stream(Section):
-    """How training rows are drawn from a data set."""
-
-    repeat: dict[Label, Count] = Field(default_factory=dict)
-    """Label to weight of its cases, 1 or more; labels not named have weight 1."""
-    cap: dict[Label, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
-    """Label to the largest share of rows it may take, above 0 to 1."""
-    phases: Annotated[tuple[Phase, ...], Field(strict=False)] = Field(default=(), exclude_if=unless(()))
-    """Which cases are served when, in order; empty: all of them throughout."""
-
-    @model_validator(mode="after")
-    def _whole(self) -> "Stream":
-        total = math.fsum(phase.share for phase in self.phases)
-        if self.phases and not math.isclose(total, 1.0, abs_tol=1e-6):
-            raise refusal(f"have shares that sum to {total:g}; they must sum to 1", "phases")
-        if len(slices := sorted({phase.slice for phase in self.phases})) > 1:
-            raise refusal(f"name the slices {', '.join(slices)}; all phases must name one and the same", "phases")
-        return self
-
-
-def lengths(phases: Sequence[Phase], steps: int) -> list[int]:
-    """The optimiser steps of each phase, of so many together. Whole ones, each within one of its share."""
-    ends = [round(math.fsum(phase.share for phase in phases[: place + 1]) * steps) for place in range(len(phases))]
-    return [end - start for start, end in pairwise([0, *ends])]
-
-
-class Trainer(Section):
-    """What all trainers have in common."""
-
-    lr: LearningRate
-    """Peak learning rate, above 0 and below 1."""
-    steps: Count
-    """Optimiser steps."""
-    micro_batch: Count | None = None
-    """Sequences that are in memory at once; divides the sequences of a step. Null: all of them."""
-    checkpoint_every: Count = 5
-    """Optimiser steps between two checkpoints: what a killed run can lose."""
-    on_alarm: Literal["stop", "warn"] = "stop"
-    """stop: an alarm of that level ends the training. warn: it is said, and the training goes on."""
-
-    def _divides(self, sequences: int, what: str) -> None:
-        if self.micro_batch and sequences % self.micro_batch:
-            raise refusal(f"is {self.micro_batch}; it must divide {what} ({sequences})", "micro_batch")
-
-
-class SftTrainer(Trainer):
-    """Supervised fine-tuning at one scale."""
-
-    batch: Count
-    """Sequences a step."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "SftTrainer":
-        self._divides(self.batch, "batch")
-        return self
-
-
-class HeldOut(Section):
-    """What a run in progress is asked, on cases that it does not train on."""
-
-    cases: Count
-    """Cases of the mine pool, each answered greedily once in every mode of the recipe."""
-    every: Count
-    """Optimiser steps between two looks; the first is before the first step."""
-
-
-class GrpoTrainer(Trainer):
-    """GRPO at one scale. A step samples prompts x group completions."""
-
-    prompts: Count
-    """Distinct prompts a step."""
-    group: int = Field(ge=2)
-    """Completions a prompt, 2 or more: the advantage is relative to the group."""
-    temperature: float = Field(gt=0)
-    """Sampling temperature, above 0: a greedy group has no variance to learn from."""
-    beta: float = Field(ge=0)
-    """Weight of the KL penalty against the parent, 0 or more; 0 loads no reference."""
-    max_completion: int = Field(ge=8)
-    """Tokens of a completion, 8 or more."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """By what an advantage is divided: the deviation within its group, that of the step, or nothing, so that a small
-    difference of rewards teaches little (as in Dr. GRPO)."""
-    vllm: bool = False
-    """Sample with vLLM."""
-    held_out: HeldOut | None = None
-    """Held-out looks while training runs; null: none."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> "GrpoTrainer":
-        self._divides(self.prompts * self.group, "prompts x group")
-        return self
-
-
-class Profile(Section):
-    """What all recipes have in common."""
-
-    modes: Distinct
-    """Modes that training rows are asked in, in turn: row by row, in GRPO on episodes step by step."""
-    lora: Lora
-    """Shape of the adapter."""
-    stream: Stream = Stream()
-    """How rows are drawn."""
-    view: str = Field(default="given", exclude_if=unless("given"))
-    """How the cases are shown: given, as they are, or a view of the task."""
-    qlora: bool = Field(default=False, exclude_if=unless(False))
-    """Whether the base is held in 4 bits (nf4) where it is not quantised itself, in training and in the exam."""
-    waiver: str = ""
-    """Why a recipe that the probe refuses, or that an alarm would stop, is trained all the same; what it trains is
-    never released. Empty: it is not trained."""
-
-
-class SftProfile(Profile):
-    """A recipe that imitates the gold answers: the root of a lineage."""
-
-    method: Literal["sft"]
-    """sft or grpo."""
-    omit: dict[str, Share] = Field(default_factory=dict)
-    """Rule to the share of its cases whose label ignores it, 0 to 1: the declared gaps of the labels."""
-    trainer: PerScale[SftTrainer]
-    """The trainer at each scale."""
-
-
-class GrpoProfile(Profile):
-    """A recipe that follows a reward."""
-
-    method: Literal["grpo"]
-    """sft or grpo."""
-    reward: dict[str, Any]
-    """The task's Reward, as a mapping; `Params.reward` gives the object."""
-    trainer: PerScale[GrpoTrainer]
-    """The trainer at each scale."""
 
 
 class VersionSpec(Section):
@@ -257,24 +80,30 @@ class VersionSpec(Section):
     """Why the version exists; changing it invalidates nothing."""
 
 
-class Fold(Section):
+class Merge(Section):
+    """A model made of finished versions without training."""
+
+    task: str
+    """The task of the versions."""
+    exam: str
+    """The exam of the version, or of the first: the merged model takes it too."""
+
+
+class Fold(Merge):
     """A full model: a version's adapter added to the weights of its base."""
 
-    task: str
-    """The task of the version."""
     version: str
     """The version that is folded."""
-    exam: str
-    """The version's exam, which the merged model sits too."""
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Key to version."""
+        return {"version": self.version}
 
 
-class Blend(Section):
+class Blend(Merge):
     """Two versions of one base as one model: the weighted sum of what their adapters change, or a sparser reading."""
 
-    task: str
-    """The task of both versions."""
-    exam: str
-    """The first version's exam, which the blend sits too."""
     method: Literal["cat", "svd", "linear", "ties", "dare"]
     """cat: exact, an adapter of both ranks together. svd: the nearest adapter of the versions' own rank. linear, ties,
     dare: on the dense change of every weight, as a full model."""
@@ -288,6 +117,11 @@ class Blend(Section):
     """ties and dare: the share of entries that is kept, above 0 to 1."""
     seed: Seed = 0
     """dare: of the entries that are dropped, 0 to 2^32 - 1."""
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """Key to version."""
+        return {"first": self.first, "second": self.second}
 
     @property
     def is_adapter(self) -> bool:
@@ -311,23 +145,19 @@ class Merges(Section):
     blends: dict[Name, Blend] = Field(default_factory=dict)
     """Name to blend."""
 
-
-class Mining(Section):
-    """Error mining of one version."""
-
-    task: str
-    """The task of the version."""
-    data: str
-    """A data set whose use is mine."""
+    @property
+    def all(self) -> dict[str, Fold | Blend]:
+        """Both by name."""
+        return {**self.folds, **self.blends}
 
 
-class External(Section):
-    """An exam of one version on cases from elsewhere, beside published results."""
+class FurtherData(Section):
+    """An evaluation of one version on data other than its exam: its error analysis, or its external exam."""
 
     task: str
     """The task of the version."""
     data: str
-    """A data set whose use is exam."""
+    """A data set whose use is mine for an error analysis, exam for an external exam."""
 
 
 class BaseProtocol(Section):
@@ -336,8 +166,8 @@ class BaseProtocol(Section):
     task: str
     """The task, one with a published protocol."""
     exam: str
-    """The exam that it sat."""
-    seeds: Annotated[tuple[Seed, ...], Field(strict=False, min_length=1)]
+    """The exam that it took."""
+    seeds: Seeds
     """Seeds, each of one episode a level: of the draw and of the sampling."""
     levels: Distinct
     """Levels of the task."""
@@ -345,12 +175,6 @@ class BaseProtocol(Section):
     """Sampling temperature, above 0 to 2."""
     episodes: Count
     """Cases of the exam a level: the first so many."""
-
-    @model_validator(mode="after")
-    def _apart(self) -> "BaseProtocol":
-        if len(set(self.seeds)) < len(self.seeds):
-            raise refusal(f"names {', '.join(map(str, self.seeds))}; each may be named once", "seeds")
-        return self
 
 
 class VersionProtocol(BaseProtocol):
@@ -375,14 +199,14 @@ class Protocols(Section):
 
 
 BASE = "base"
-"""The row of the untrained base in a comparison; under another view of the task it is `base, <view>`."""
+"""The row of the untrained base in a comparison; as another input variant it is `base, <variant>`."""
 
 
 class Pair(Section):
     """Two rows of a comparison that are tested against each other."""
 
     first: str
-    """An arm, a control, `base`, or `base, <view>`."""
+    """An arm, a control, `base`, or `base, <variant>`."""
     second: str
     """Another; differences are the first less the second."""
     says: Text

@@ -17,7 +17,7 @@ from typing import Any
 
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.config.schema import GrpoTrainer, Phase, SftProfile
+from clinrl.config.recipes import GrpoTrainer, Phase, SftProfile
 from clinrl.data.dataset import is_import, manifest_of, progress, read_cases
 from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
 from clinrl.errors import ArtefactError, ProbeError

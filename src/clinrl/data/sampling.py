@@ -12,10 +12,9 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-from clinrl.config.base import did_you_mean
 from clinrl.config.params import Params
-from clinrl.config.schema import GrpoTrainer, Phase, lengths
-from clinrl.errors import DataError
+from clinrl.config.recipes import GrpoTrainer, Phase, lengths
+from clinrl.errors import DataError, did_you_mean
 from clinrl.tasks.base import Task, as_variant, get_task
 from clinrl.types import Case
 

@@ -30,11 +30,10 @@ from clinrl.analysis.benchmark import (
 )
 from clinrl.analysis.exam import estimates, measured
 from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
-from clinrl.config.base import did_you_mean
 from clinrl.config.model import Model
 from clinrl.data.dataset import progress, read_cases
 from clinrl.data.reward_audit import proven
-from clinrl.errors import ArtefactError, DataError, ParamsError
+from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_sitting, read_graded, sitting_of
 from clinrl.evaluation.evaluate import check_apart, open_sampler
 from clinrl.intervals import DIGITS, mean, rate

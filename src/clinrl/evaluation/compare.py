@@ -15,11 +15,10 @@ from clinrl.analysis.contrasts import ALL, Compared, Entry
 from clinrl.analysis.exam import VIEW, EvalReport, clusters_of, note_of
 from clinrl.analysis.paired import Sitting, comparable
 from clinrl.artifacts import exclusive, read_manifest, staged, write_json, write_text
-from clinrl.config.base import did_you_mean
 from clinrl.config.model import Model
 from clinrl.config.schema import BASE
 from clinrl.data.dataset import read_cases
-from clinrl.errors import ArtefactError, ParamsError
+from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import answered_under, load_report, load_sitting, read_graded, unanswered
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render

@@ -17,11 +17,10 @@ from pydantic import Field
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
 from clinrl.artifacts import exclusive, identity, verified, write_json, write_text
-from clinrl.config.base import did_you_mean
 from clinrl.config.model import Model
 from clinrl.data.dataset import manifest_of, read_cases
 from clinrl.data.reward_audit import proven
-from clinrl.errors import ArtefactError, ParamsError
+from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import decoding
 from clinrl.evaluation.evaluate import check_apart, keep, sit
 from clinrl.intervals import DIGITS, bootstrap, wilson

@@ -126,7 +126,7 @@ def check_apart(params: "Params", name: str, who: Model, cases: Sequence[Case]) 
 
     `cases` are those that `who` is about to answer. Raises DataError, and ArtefactError if training data is missing.
     """
-    if not any(map(importing.is_imported, cases)) or name in {f"{task}-base" for task in params.bases}:
+    if not any(map(importing.is_imported, cases)) or name in params.roots:
         return
     chain = [before for part in params.parts(name) for before in params.lineage(part)]
     trained = dict.fromkeys(params.versions[version].data for version in chain)

@@ -17,11 +17,10 @@ from clinrl.analysis import baselines
 from clinrl.analysis.exam import EvalReport, build, clusters_of, estimates
 from clinrl.artifacts import exclusive, verified, write_json, write_text
 from clinrl.artifacts import identity as identity_of
-from clinrl.config.base import did_you_mean
 from clinrl.config.model import Model
 from clinrl.data.dataset import manifest_of, read_cases
 from clinrl.data.reward_audit import proven
-from clinrl.errors import ArtefactError, ParamsError
+from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import decoding
 from clinrl.evaluation.evaluate import check_apart, hear, sit
 from clinrl.intervals import wilson

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from clinrl import paths
-from clinrl.config.base import did_you_mean
 from clinrl.config.model import Model
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_sitting, read_graded, unanswered
 from clinrl.tasks import importing
 from clinrl.tasks.base import names_of, parts_of

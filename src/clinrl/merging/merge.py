@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
 from clinrl.artifacts import exclusive, identity, seal, staged, verified, write_json, write_text
-from clinrl.config.base import did_you_mean
-from clinrl.config.schema import Blend, Fold
+from clinrl.config.schema import Fold
 from clinrl.data.dataset import progress
-from clinrl.errors import ArtefactError, ParamsError, Refused
+from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
 from clinrl.merging import checkpoint, lora_delta, safetensors_io
 from clinrl.merging.check import Check, Part, check
 from clinrl.models.bases import REFERENCE
@@ -46,7 +45,7 @@ def stage(params: "Params", name: str) -> None:
     another base, Refused for an adapter that cannot be merged exactly and for a result that does not say what base
     and adapter say, and Busy if another command makes the same merge.
     """
-    merges: Mapping[str, Fold | Blend] = {**params.merges.folds, **params.merges.blends}
+    merges = params.merges.all
     if name not in merges:
         raise ParamsError(f"{name!r} is not a merge; {did_you_mean(name, merges)}")
     merge = merges[name]

@@ -17,11 +17,11 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, read_manifest, verified, write_json
-from clinrl.config.base import NAME, Name, check_known, format_value, is_name
+from clinrl.config.base import NAME, Name, check_known, is_name
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
-from clinrl.config.schema import GrpoProfile
-from clinrl.errors import ArtefactError, ParamsError, Refused
+from clinrl.config.recipes import GrpoProfile
+from clinrl.errors import ArtefactError, ParamsError, Refused, format_value
 from clinrl.evaluation.error_analysis import LEAST, POOL, MineReport, of_kind
 from clinrl.tasks.base import get_task
 from clinrl.types import Estimate, Strict

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from clinrl import paths
-from clinrl.config.base import did_you_mean
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, did_you_mean
 from clinrl.evaluation import benchmark, compare, error_analysis, evaluate, external
 from clinrl.pipeline import replicate
 from clinrl.tasks.base import get_task
@@ -56,8 +55,7 @@ def stage(params: "Params", names: Sequence[str]) -> None:
 def reports(params: "Params") -> Iterator[Report]:
     """Every report that is there, task by task in the order of params.yaml."""
     modes = list(params.modes)
-    bases = [f"{task}-base" for task in params.bases]
-    for name in [*bases, *params.versions, *params.merges.folds, *params.merges.blends]:
+    for name in [*params.roots, *params.versions, *params.merges.all]:
         model = params.model(name)
         task = model.task
         if (folder := paths.report(name)).is_dir():

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.analysis.exam import NOTE
 from clinrl.analysis.paired import compare
-from clinrl.artifacts import digest, read_manifest, write_json, write_text
-from clinrl.config.files import dump_yaml, merge, read_files
+from clinrl.artifacts import digest, dump_yaml, read_manifest, write_json, write_text
+from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
@@ -106,7 +106,7 @@ def _recipe(params: "Params", profile: str) -> list[dict[str, Any]]:
 
 def moved(source: Path, lineage: Sequence[str], by: int) -> str:
     """All parameters as one params.yaml with `by` added to the seeds of the lineage; no other value changes."""
-    whole, _ = merge(read_files(source))
+    whole, _ = merge_files(read_files(source))
     seeds = {name: {**whole["versions"][name], "seed": whole["versions"][name]["seed"] + by} for name in lineage}
     return dump_yaml({**whole, "versions": {**whole["versions"], **seeds}})
 

@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, sha256_file
-from clinrl.config.stages import FIRST
 from clinrl.errors import ArtefactError, Refused
 from clinrl.provenance import lock, rebuilt
+from clinrl.provenance.stages import FIRST
 from clinrl.reports.tables import show
 from clinrl.runtime import child, dvc_state
 from clinrl.signing.keys import Signer, signer

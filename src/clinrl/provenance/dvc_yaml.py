@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from clinrl.config.files import merge, read_files
+from clinrl.config.files import merge_files, read_files
 from clinrl.errors import ArtefactError
 from clinrl.provenance import lock
 from clinrl.runtime.dvc_digest import FOLDER, md5
@@ -53,7 +53,7 @@ def read(source: Path = Path(PARAMS)) -> dict[str, Stage]:
 
     try:
         files = read_files(source)
-        whole, pipeline = merge(files)[0], YAML(typ="safe").load(PIPELINE)
+        whole, pipeline = merge_files(files)[0], YAML(typ="safe").load(PIPELINE)
         named = {
             (PARAMS if file == source else file.relative_to(source.parent).as_posix()): files[file] for file in files
         }

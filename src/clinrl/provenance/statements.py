@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.artifacts import MANIFEST, sha256_file, write_json
-from clinrl.config.stages import FIRST, command_of
 from clinrl.errors import ArtefactError, Refused, SignatureError
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
+from clinrl.provenance.stages import FIRST, command_of
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import keyring, signer

@@ -21,8 +21,7 @@ from urllib.parse import unquote, urlsplit
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import canonical_json, digest
-from clinrl.config.base import format_value
-from clinrl.errors import RegistryError, mask
+from clinrl.errors import RegistryError, format_value, mask
 from clinrl.types import Estimate, Manifest
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import clinrl_loader
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive
-from clinrl.config.base import NAME, did_you_mean, format_value
+from clinrl.config.base import NAME
 from clinrl.data import validate
-from clinrl.errors import RegistryError
+from clinrl.errors import RegistryError, did_you_mean, format_value
 from clinrl.registry.log_run import DIGEST, Recorded, check_signature, collect, download, fill, logged_model
 from clinrl.registry.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.registry.pyfunc import read

@@ -122,7 +122,7 @@ def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") 
     """
     if isinstance(recorded, ArtefactError):
         return Link(version=name, link="lock", state="unrecorded", digest="", says=str(recorded))
-    others = {*params.versions, *params.merges.folds, *params.merges.blends} - {name}
+    others = {*params.versions, *params.merges.all} - {name}
     every = lock.facts(recorded, lock.exam_stage(params, name))
     facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
     found = {fact.state: fact for fact in reversed(facts)}  # the first of each state

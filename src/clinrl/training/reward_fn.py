@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from clinrl.config.schema import Phase
+from clinrl.config.recipes import Phase
 from clinrl.data.sampling import served
 from clinrl.errors import TrainingError
 from clinrl.models.chat import decode, read_calls, read_turn

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from clinrl.config.schema import Phase
+from clinrl.config.recipes import Phase
 from clinrl.data.sampling import phase_of
 from clinrl.errors import DataError, TrainingError
 from clinrl.models import opening

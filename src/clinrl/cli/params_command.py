@@ -1,14 +1,15 @@
 """`clinrl params`: what a name of params.yaml really uses, gathered from all its blocks."""
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from clinrl.artifacts import dump_yaml
 from clinrl.config.base import check_known
-from clinrl.config.schema import Blend, Fold, SftProfile, VersionSpec
+from clinrl.config.recipes import SftProfile
+from clinrl.config.schema import Merge, VersionSpec
 from clinrl.signing.keys import Key
 
 if TYPE_CHECKING:
@@ -21,26 +22,19 @@ def stage(params: "Params", name: str | None = None, *, resolved: bool = False, 
     `resolved` fills in every default and, of a name, keeps the active scale alone. Raises ParamsError for an
     unknown name.
     """
-    shown = plain(params, defaults=resolved) if name is None else uses(params, name, resolved=resolved)
+    content = plain(params, defaults=resolved) if name is None else uses(params, name, resolved=resolved)
     if as_json:
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        print(json.dumps(content, indent=2, ensure_ascii=False))
         return
-    from ruamel.yaml import YAML
-
-    writer = YAML(typ="safe", pure=True)
-    writer.default_flow_style, writer.width = False, 100
-    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # ruamel.yaml declares it as None
-    writer.dump(shown, sys.stdout)
+    print(dump_yaml(content), end="")
 
 
 def uses(params: "Params", name: str, *, resolved: bool) -> dict[str, Any]:
     """What a version, a merge or a base is made of and examined with, each block under the name of its use."""
-    roots = {f"{task}-base": task for task in params.bases}
-    folds, blends = params.merges.folds, params.merges.blends
-    check_known("params.yaml", name, [*params.versions, *folds, *blends, *roots], "a version, a merge or a base")
-    everything: dict[str, VersionSpec | Fold | Blend] = {**params.versions, **folds, **blends}
-    made = everything.get(name)
-    task = made.task if made else roots[name]
+    built: dict[str, VersionSpec | Merge] = {**params.versions, **params.merges.all}
+    check_known("params.yaml", name, [*built, *params.roots], "a version, a merge or a base")
+    made = built.get(name)
+    task = made.task if made else params.roots[name]
     exam = made.exam if made else params.bases[task].exam
     found: dict[str, Any] = {"name": name, "task": task, "scale": params.scale}
     if name in params.versions:

@@ -8,8 +8,8 @@ import pytest
 
 from clinrl import paths
 from clinrl.cli import main as cli
-from clinrl.config import stages
 from clinrl.errors import ParamsError
+from clinrl.provenance import stages
 
 ROOT = Path(__file__).parents[2]
 

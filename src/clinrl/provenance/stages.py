@@ -8,11 +8,11 @@ from pathlib import Path
 
 from clinrl import paths
 from clinrl.artifacts import write_json
-from clinrl.config.base import did_you_mean, format_value, is_name
+from clinrl.config.base import is_name
 from clinrl.config.files import FOLDER
 from clinrl.config.params import load_params
 from clinrl.config.plain_yaml import read_yaml
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, did_you_mean, format_value
 
 FIRST = "params"
 """The stage that all others follow: it proves params.yaml."""

@@ -1,0 +1,178 @@
+"""The recipes of params.yaml: how training rows are drawn, the shape of the adapter, and the trainer at each scale."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from clinrl.config.base import Count, Distinct, LearningRate, PerScale, Section, Share, refusal, unless
+from clinrl.errors import format_value
+
+
+def _targets(value: Any) -> Any:
+    if value == "all-linear":
+        return value
+    names = value if isinstance(value, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise refusal(f"is {format_value(value)}; it must be all-linear or a list of distinct module names")
+    return tuple(sorted(names))
+
+
+class Lora(Section):
+    """The shape of an adapter. A version warm-starts from its parent's tensors, so a lineage has one shape."""
+
+    rank: int = Field(ge=1, le=1024)
+    """Rank of the update, 1 to 1024."""
+    alpha: float = Field(gt=0)
+    """The update is scaled by alpha / rank; above 0."""
+    targets: Annotated[str | tuple[str, ...], BeforeValidator(_targets)]
+    """all-linear, or names of the modules that are adapted."""
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, alpha {self.alpha:g}, targets {self.targets}"
+
+
+class Phase(Section):
+    """A part of a training that serves some of the cases only."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+    """Of the optimiser steps, above 0 to 1; the shares of all phases sum to 1."""
+    slice: str
+    """A slice of the task, the same in all phases."""
+    values: Distinct
+    """Which of its values are served."""
+
+
+class Stream(Section):
+    """How training rows are drawn from a data set."""
+
+    repeat: dict[int | str, Count] = Field(default_factory=dict)
+    """Label to weight of its cases, 1 or more; labels not named have weight 1."""
+    cap: dict[int | str, Annotated[float, Field(gt=0, le=1)]] = Field(default_factory=dict)
+    """Label to the largest share of rows it may take, above 0 to 1."""
+    phases: Annotated[tuple[Phase, ...], Field(strict=False)] = Field(default=(), exclude_if=unless(()))
+    """Which cases are served when, in order; empty: all of them throughout."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Stream":
+        total = math.fsum(phase.share for phase in self.phases)
+        if self.phases and not math.isclose(total, 1.0, abs_tol=1e-6):
+            raise refusal(f"have shares that sum to {total:g}; they must sum to 1", "phases")
+        if len(slices := sorted({phase.slice for phase in self.phases})) > 1:
+            raise refusal(f"name the slices {', '.join(slices)}; all phases must name one and the same", "phases")
+        return self
+
+
+def lengths(phases: Sequence[Phase], steps: int) -> list[int]:
+    """The optimiser steps of each phase, of so many together. Whole ones, each within one of its share."""
+    ends = [round(math.fsum(phase.share for phase in phases[: place + 1]) * steps) for place in range(len(phases))]
+    return [end - start for start, end in pairwise([0, *ends])]
+
+
+class Trainer(Section):
+    """What all trainers have in common."""
+
+    lr: LearningRate
+    """Peak learning rate, above 0 and below 1."""
+    steps: Count
+    """Optimiser steps."""
+    micro_batch: Count | None = None
+    """Sequences that are in memory at once; divides the sequences of a step. Null: all of them."""
+    checkpoint_every: Count = 5
+    """Optimiser steps between two checkpoints: what a killed run can lose."""
+    on_alarm: Literal["stop", "warn"] = "stop"
+    """stop: an alarm of that level ends the training. warn: it is printed, and the training goes on."""
+
+    def _divides(self, sequences: int, what: str) -> None:
+        if self.micro_batch and sequences % self.micro_batch:
+            raise refusal(f"is {self.micro_batch}; it must divide {what} ({sequences})", "micro_batch")
+
+
+class SftTrainer(Trainer):
+    """Supervised fine-tuning at one scale."""
+
+    batch: Count
+    """Sequences a step."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "SftTrainer":
+        self._divides(self.batch, "batch")
+        return self
+
+
+class HeldOut(Section):
+    """Checks of a run in progress on cases that it does not train on."""
+
+    cases: Count
+    """Cases of the mine pool, each answered greedily once in every mode of the recipe."""
+    every: Count
+    """Optimiser steps between two checks; the first is before the first step."""
+
+
+class GrpoTrainer(Trainer):
+    """GRPO at one scale. A step samples prompts x group completions."""
+
+    prompts: Count
+    """Distinct prompts a step."""
+    group: int = Field(ge=2)
+    """Completions a prompt, 2 or more: the advantage is relative to the group."""
+    temperature: float = Field(gt=0)
+    """Sampling temperature, above 0: a greedy group has no variance to learn from."""
+    beta: float = Field(ge=0)
+    """Weight of the KL penalty against the parent, 0 or more; 0 loads no reference."""
+    max_completion: int = Field(ge=8)
+    """Tokens of a completion, 8 or more."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """By what an advantage is divided: the deviation within its group, that of the step, or nothing, so that a small
+    difference of rewards teaches little (as in Dr. GRPO)."""
+    vllm: bool = False
+    """Sample with vLLM."""
+    held_out: HeldOut | None = None
+    """Held-out checks while training runs; null: none."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "GrpoTrainer":
+        self._divides(self.prompts * self.group, "prompts x group")
+        return self
+
+
+class Profile(Section):
+    """What all recipes have in common."""
+
+    modes: Distinct
+    """Modes of the training rows, in turn: row by row, in GRPO on episodes step by step."""
+    lora: Lora
+    """Shape of the adapter."""
+    stream: Stream = Stream()
+    """How rows are drawn."""
+    view: str = Field(default="given", exclude_if=unless("given"))
+    """How the cases are shown: given, as they are, or an input variant of the task."""
+    qlora: bool = Field(default=False, exclude_if=unless(False))
+    """Whether the base is held in 4 bits (nf4) where it is not quantised itself, in training and in the exam."""
+    waiver: str = ""
+    """Why a recipe that the probe refuses, or that an alarm would stop, is trained all the same; what it trains is
+    never released. Empty: it is not trained."""
+
+
+class SftProfile(Profile):
+    """A recipe that imitates the gold answers: the root of a lineage."""
+
+    method: Literal["sft"]
+    """sft or grpo."""
+    omit: dict[str, Share] = Field(default_factory=dict)
+    """Rule to the share of its cases whose label ignores it, 0 to 1: the declared gaps of the labels."""
+    trainer: PerScale[SftTrainer]
+    """The trainer at each scale."""
+
+
+class GrpoProfile(Profile):
+    """A recipe that follows a reward."""
+
+    method: Literal["grpo"]
+    """sft or grpo."""
+    reward: dict[str, Any]
+    """The task's Reward, as a mapping; `Params.reward` gives the object."""
+    trainer: PerScale[GrpoTrainer]
+    """The trainer at each scale."""
