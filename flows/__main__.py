@@ -18,7 +18,7 @@ from clinrl.config.base import check_known
 from clinrl.config.params import load_params
 from clinrl.errors import exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
-from flows import alone, serve, servers
+from flows import serve, servers
 
 if TYPE_CHECKING:
     from prefect import State
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers.configure()
         if servers.is_configured():
             return _run(name, arguments)
-        with alone.at_work(task, f"flows {name} {arguments.get('name', task)}"):
+        with servers.at_work(task, f"flows {name} {arguments.get('name', task)}"):
             return _run(name, arguments)
 
     return exit_code_of(run)
@@ -126,7 +126,7 @@ def check(arguments: dict[str, Any]) -> str:
 
 
 def _run(name: str, arguments: dict[str, Any]) -> int:
-    with nullcontext() if servers.is_configured() else alone.starting():
+    with nullcontext() if servers.is_configured() else servers.starting():
         server = servers.begin_private()
         if server is not None:
             atexit.register(child.end, server)  # before Prefect's own, hence after it: what it has to say is heard out

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 
 FOLDER = Path(".clinrl/servers")
@@ -38,13 +39,14 @@ def new() -> Credentials:
 
 
 def load_credentials() -> Credentials:
-    """The credentials of this project, made if there are none.
+    """The credentials of this project, made if there are none; call it while `servers.starting`.
 
     Raises Refused if others than the owner can read the file, or if it was edited into something else.
     """
     private_folder()
     if not FILE.exists():
-        _write(new())
+        lines = (f"{name}={value}\n" for name, value in new()._asdict().items())
+        write_text(FILE, "".join(lines), 0o600)
     found = FILE.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise Refused(f"{FILE} can be read by others than you; delete it, and the next `make serve` makes another")
@@ -58,18 +60,3 @@ def private_folder() -> None:
     """See that the folder of credentials and logs is there and its owner's alone."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     FOLDER.chmod(0o700)
-
-
-def _write(credentials: Credentials) -> None:
-    """Put a whole file in place, unless another process was quicker."""
-    lines = "".join(f"{name}={value}\n" for name, value in credentials._asdict().items())
-    partial = FILE.with_name(f"{FILE.name}.partial-{os.getpid()}")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(lines)
-    try:
-        FILE.hardlink_to(partial)
-    except FileExistsError:
-        return
-    finally:
-        partial.unlink()

@@ -17,7 +17,7 @@ from clinrl.cli.parser import Parser
 from clinrl.config.params import load_params
 from clinrl.errors import Refused, exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
-from flows import alone, credentials, servers
+from flows import credentials, servers
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -62,7 +62,7 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
         load_params()
         with ExitStack() as stack, suppress(KeyboardInterrupt):
             if arguments["servers"]:
-                with alone.starting():
+                with servers.starting():
                     _start_servers(stack, *ports)
             elif not servers.is_configured():
                 raise Refused("no Prefect server is configured: set PREFECT_API_URL, or give --servers to start one")

@@ -1,10 +1,12 @@
-"""Prefect and MLflow servers on loopback, which let in who has a password and end with the process that started them.
+"""Prefect and MLflow servers on loopback. They ask for a password, and end with the process that started them.
 
 A flow that is started on its own gets a private Prefect server over the project's database: the one that Prefect would
-start by itself outlives a killed flow, and forgets who held a concurrency slot.
+start by itself outlives a killed flow, and forgets the holders of concurrency slots. Such flows do not meet on a
+server, so a lock lets one process at a time work on a task; the kernel drops it with the process.
 """
 
 import base64
+import fcntl
 import os
 import socket
 import subprocess
@@ -12,12 +14,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from clinrl.errors import Refused
+from clinrl import paths
+from clinrl.errors import Busy, Refused
 from clinrl.runtime import child
-from flows import credentials, fenced
+from flows import credentials
+
+if TYPE_CHECKING:
+    from clinrl.runtime.guard import Fence
 
 HOST = "127.0.0.1"
 PREFECT_HOME = Path(".clinrl/prefect")
@@ -29,7 +37,11 @@ GRACE_S = 4.0
 LOGS_S = 7 * 86400.0
 """Seconds that the log of a server is kept after its last line."""
 PRIVATE = "CLINRL_PRIVATE_PREFECT"
-"""Set where the Prefect server is private to this process, so that nobody can be asked anything through it."""
+"""Set where the Prefect server is private to this process, so that no person can answer through it."""
+MLFLOW_LOGIN = "CLINRL_MLFLOW_LOGIN"
+"""User and password that the MLflow server asks for."""
+MLFLOW_STORE = "CLINRL_MLFLOW_STORE"
+"""The SQLite file that the MLflow server serves."""
 
 _SETTINGS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -93,8 +105,53 @@ def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
 
     store = mlflow_store.STORE.absolute()
     mlflow_store.prepare(store)
-    settings = {fenced.MLFLOW_LOGIN: login, fenced.MLFLOW_STORE: str(store)}
+    settings = {MLFLOW_LOGIN: login, MLFLOW_STORE: str(store)}
     return _start("mlflow", port, settings | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+
+
+def prefect_app() -> "Fence":
+    """Prefect behind the fence. It asks for its authentication string itself, which no browser adds by itself."""
+    from prefect.server.api.server import create_app
+
+    from clinrl.runtime.guard import Fence
+
+    return Fence(create_app())
+
+
+def mlflow_app() -> "Fence":
+    """MLflow behind the fence, which asks for the password: MLflow needs a second database of users to do so."""
+    from clinrl.registry import mlflow_store
+    from clinrl.runtime.guard import Fence
+
+    return Fence(mlflow_store.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))
+
+
+@contextmanager
+def at_work(task: str, flow: str) -> Iterator[None]:
+    """Hold the right to work on a task until the block ends. Raises Busy, naming the flow that holds it."""
+    paths.locks().mkdir(parents=True, exist_ok=True)
+    with (paths.locks() / f"flow-{task}.lock").open("a+", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            holder = stream.read().strip() or "another flow"
+            raise Busy(
+                f"{holder} is at work on {task} here; wait for it to end and give the same command again: it continues"
+            ) from None
+        stream.truncate(0)
+        stream.write(f"{flow} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')})")
+        stream.flush()
+        yield
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Wait until no other process of this project starts a server: two cannot make one database at once."""
+    paths.locks().mkdir(parents=True, exist_ok=True)
+    with (paths.locks() / "servers.lock").open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "") -> None:
@@ -125,7 +182,7 @@ def free_port() -> int:
 
 
 def _start(name: str, port: int, settings: dict[str, str]) -> "subprocess.Popen[str]":
-    app = ["--factory", f"flows.fenced:{name}", "--lifespan", "on", "--log-level", "error"]
+    app = ["--factory", f"flows.servers:{name}_app", "--lifespan", "on", "--log-level", "error"]
     ends = ["--timeout-graceful-shutdown", "2"]  # seconds; a page that is open elsewhere would hold it for ever
     command = [sys.executable, "-m", "uvicorn", *app, *ends, "--host", HOST, "--port", str(port)]
     credentials.private_folder()

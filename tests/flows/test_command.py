@@ -170,9 +170,9 @@ def test_of_five_retrainings_at_once_one_trains_and_four_say_who(empty: Path) ->
 
 
 SERVED = """
-from flows import alone, servers
+from flows import servers
 servers.configure()
-with alone.starting():
+with servers.starting():
     server = servers.begin_private()
     servers.wait("prefect", server, servers.health())
 """

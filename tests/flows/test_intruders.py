@@ -27,7 +27,7 @@ from websockets.sync.client import connect
 
 from clinrl.errors import Refused
 from clinrl.runtime import child
-from flows import credentials, fenced, servers
+from flows import credentials, servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +62,7 @@ def test_a_server_starts_behind_the_fence_with_its_password(
         assert settings["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
         assert settings["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == OURS
         monkeypatch.setattr("prefect.server.api.server.create_app", lambda: Response())
-    for key in (fenced.MLFLOW_LOGIN, fenced.MLFLOW_STORE):
+    for key in (servers.MLFLOW_LOGIN, servers.MLFLOW_STORE):
         if key in settings:
             monkeypatch.setenv(key, settings[key])
     module, _, factory = app.partition(":")
@@ -153,7 +153,7 @@ def test_the_secrets_are_in_one_file_of_their_owner_and_nowhere_else(guarded: Gu
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(guarded.logs.stat().st_mode) == 0o700
     listed = subprocess.run(["ps", "-eo", "args="], capture_output=True, text=True, check=True).stdout
-    assert "flows.fenced:prefect" in listed
+    assert "flows.servers:prefect_app" in listed
     texts = [path.read_text() for path in guarded.logs.iterdir() if path != file]
     assert not [secret for secret in secrets for text in (listed, *texts) if secret in text]
 
