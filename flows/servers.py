@@ -101,7 +101,7 @@ def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
     Clients on this machine read and write files by their own paths, so that a run is the same through the server and
     through the file.
     """
-    from clinrl.registry import mlflow_store
+    from clinrl.tracking import mlflow_store
 
     store = mlflow_store.STORE.absolute()
     mlflow_store.prepare(store)
@@ -120,8 +120,8 @@ def prefect_app() -> "Fence":
 
 def mlflow_app() -> "Fence":
     """MLflow behind the fence, which asks for the password: MLflow needs a second database of users to do so."""
-    from clinrl.registry import mlflow_store
     from clinrl.runtime.guard import Fence
+    from clinrl.tracking import mlflow_store
 
     return Fence(mlflow_store.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))
 

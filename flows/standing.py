@@ -42,7 +42,7 @@ def check_unchanged(params: "Params", name: str) -> None:
 def is_registered(params: "Params", name: str) -> bool:
     """Whether the version or merge that is on the disk is in the registry, with nothing left to be filled in."""
     from clinrl.registry import versions
-    from clinrl.registry.mlflow_store import connect
+    from clinrl.tracking.mlflow_store import connect
 
     try:
         mine = _digest(params, name)

@@ -16,9 +16,9 @@ import hypothesis
 import pytest
 
 from clinrl import intervals
-from clinrl.registry import mlflow_store
 from clinrl.reports import figures
 from clinrl.runtime import determinism
+from clinrl.tracking import mlflow_store
 from valid_params import VALID
 
 determinism.pin()  # before any test module imports torch, which chooses its kernels then

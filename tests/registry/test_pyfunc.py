@@ -34,11 +34,12 @@ from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.evaluation import evaluate
 from clinrl.models import bases
 from clinrl.models.judges import Oracles
-from clinrl.registry import mlflow_store, pyfunc, versions
-from clinrl.registry.mlflow_store import connect
+from clinrl.registry import pyfunc, versions
 from clinrl.runtime import determinism
 from clinrl.signing import folder, keys
 from clinrl.tasks.base import get_task
+from clinrl.tracking import mlflow_store
+from clinrl.tracking.mlflow_store import connect
 from clinrl_loader import Untrusted
 from unpickled import listening, strangers
 

@@ -19,10 +19,11 @@ from clinrl import intervals, paths
 from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation.answers import load_report
-from clinrl.registry import log_run, mlflow_store, pyfunc, versions
-from clinrl.registry.mlflow_store import connect
+from clinrl.registry import log_run, pyfunc, versions
 from clinrl.registry.versions import entries, find, holder, point, register, tag
 from clinrl.signing.keys import keyring
+from clinrl.tracking import mlflow_store
+from clinrl.tracking.mlflow_store import connect
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 

@@ -228,7 +228,7 @@ def test_a_real_training_takes_its_worker_and_its_follower_along(
         before = steps()
         process = begun(projects[1], DVC)
         eventually(lambda before=before: steps() >= before + 8, 120)
-        assert any("clinrl.registry.live_metrics" in words for words in below(process.pid).values())
+        assert any("clinrl.tracking.live_metrics" in words for words in below(process.pid).values())
         seconds = ends_with(process, victim)
         assert not paths.adapter("v1").exists(), "it was done before it could be killed"
         print(f"{seconds:.1f} s, load {os.getloadavg()[0]:.1f}")

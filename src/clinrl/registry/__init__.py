@@ -1,1 +1,1 @@
-"""MLflow: what it holds of a version, live metrics, names and aliases, and the model that is loaded from it."""
+"""The registry: what MLflow holds of a version, names and aliases, and the model that is loaded from it."""

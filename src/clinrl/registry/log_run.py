@@ -36,7 +36,12 @@ from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
 from clinrl.registry import pyfunc
-from clinrl.registry.mlflow_store import (
+from clinrl.reports import model_card
+from clinrl.reports.figures import read_history
+from clinrl.signing.folder import check, sign, signed_files
+from clinrl.signing.keys import Key, Signer, signer, trusted_keys
+from clinrl.tasks.importing import is_imported
+from clinrl.tracking.mlflow_store import (
     Point,
     beside,
     exam_metrics,
@@ -46,11 +51,6 @@ from clinrl.registry.mlflow_store import (
     log_points,
     points,
 )
-from clinrl.reports import model_card
-from clinrl.reports.figures import read_history
-from clinrl.signing.folder import check, sign, signed_files
-from clinrl.signing.keys import Key, Signer, signer, trusted_keys
-from clinrl.tasks.importing import is_imported
 from clinrl.types import Estimate, Manifest
 from clinrl_loader import NOTED, SIGNER
 

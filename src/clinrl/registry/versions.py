@@ -21,9 +21,9 @@ from clinrl.config.base import NAME
 from clinrl.data import validate
 from clinrl.errors import RegistryError, did_you_mean, format_value
 from clinrl.registry.log_run import DIGEST, Recorded, check_signature, collect, download, fill, logged_model
-from clinrl.registry.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.registry.pyfunc import read
 from clinrl.signing.keys import trusted_keys
+from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.types import Manifest, Strict
 
 if TYPE_CHECKING:

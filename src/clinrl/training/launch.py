@@ -249,7 +249,7 @@ def _live(folder: Path) -> Iterator[Callable[[str], None]]:
     said: list[str] = []
     sender = None
     if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
-        command = [sys.executable, "-m", "clinrl.registry.live_metrics", str(folder)]
+        command = [sys.executable, "-m", "clinrl.tracking.live_metrics", str(folder)]
         # In a session of its own, so that a signal to this one does not keep it from saying how the run ended.
         with suppress(OSError):
             sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)

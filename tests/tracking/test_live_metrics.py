@@ -21,8 +21,9 @@ import dolls
 import exhibits
 from clinrl import paths
 from clinrl.artifacts import canonical_json, digest, read_manifest, write_json
-from clinrl.registry import live_metrics, mlflow_store, versions
-from clinrl.registry.mlflow_store import connect
+from clinrl.registry import versions
+from clinrl.tracking import live_metrics, mlflow_store
+from clinrl.tracking.mlflow_store import connect
 from clinrl.training import launch
 
 pytestmark = pytest.mark.usefixtures("few_draws")

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import RegistryError, mask
-from clinrl.registry.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
 from clinrl.runtime import determinism, starter
+from clinrl.tracking.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
 from clinrl.training.launch import HANDLING, LIVE, SPEC, manifest_fields
 
 if TYPE_CHECKING:

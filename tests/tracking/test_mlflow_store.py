@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.errors import RegistryError
-from clinrl.registry import mlflow_store
-from clinrl.registry.mlflow_store import connect, exam_metrics, flat, points, store
+from clinrl.tracking import mlflow_store
+from clinrl.tracking.mlflow_store import connect, exam_metrics, flat, points, store
 from clinrl.types import Estimate, Manifest
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.integers())
@@ -203,8 +203,8 @@ KILLED = """
 import os, signal
 from alembic import command
 command.upgrade = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the first tables are made, their changes are not
-from clinrl.registry.mlflow_store import asked
-with asked():
+from clinrl.tracking.mlflow_store import connect
+with connect():
     pass
 """
 
