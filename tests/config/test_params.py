@@ -178,7 +178,7 @@ def test_a_comparison_is_of_one_exam_and_pairs_seeds(tmp_path):
     assert "comparisons.recipes.tests.0 pairs 2 versions with 3; seed by seed" in refusal(mapping, tmp_path)
     mapping["datasets"]["esi-x2"] = {**VALID["datasets"]["esi-x1"], "seed": 5}
     mapping["versions"]["v4"]["exam"] = "esi-x2"
-    assert "'other': the exam of v4: 'esi-x2' is not the exam that the base sits" in refusal(mapping, tmp_path)
+    assert "'other': the exam of v4: 'esi-x2' is not the exam that the base takes" in refusal(mapping, tmp_path)
 
 
 def test_a_folder_that_exists_is_a_base(tmp_path):

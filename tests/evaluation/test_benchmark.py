@@ -208,7 +208,7 @@ def changed(kind, name, **fields):
         (changed("bases", "esi-base"), "protocols.bases.esi-base: 'esi-base' is not the base of a task"),
         (changed("versions", "v9", against="v1"), "protocols.versions.v9: 'v9' is not a version"),
         (changed("versions", "v1", task="esi"), "protocols.versions.v1.task: 'esi' is not its task"),
-        (changed("versions", "v1", exam="d1"), "protocols.versions.v1.exam: 'd1' is not the exam that it sat"),
+        (changed("versions", "v1", exam="d1"), "protocols.versions.v1.exam: 'd1' is not the exam that it took"),
         (changed("versions", "v1", levels=["esay"]), "'esay' is not a level of audit; did you mean easy"),
         (changed("versions", "v1", against="v2"), "'v2' is not an ancestor or the base"),
         (changed("versions", "v1", episodes=5), "protocols.versions.v1.episodes is not that of audit-base"),
