@@ -285,7 +285,7 @@ def test_the_exam_is_sat_under_every_view_and_reported_in_words(project, monkeyp
 
 def test_a_view_that_the_task_has_not_is_refused():
     profiles = toys.PARAMS["profiles"]
-    with toys.at_home(), pytest.raises(Exception, match=r"profiles.imitate.view: 'bare' is not an input variant of toy"):
+    with toys.at_home(), pytest.raises(Exception, match=r"profiles.imitate.view: 'bare' is not an input variant"):
         toys.params(profiles=profiles | {"imitate": profiles["imitate"] | {"view": "bare"}})
 
 
