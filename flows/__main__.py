@@ -5,18 +5,22 @@ wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another comm
 """
 
 import atexit
+import fcntl
+import os
 import sys
 import textwrap
+import time
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clinrl import paths
 from clinrl.cli.parser import WIDTH, Parser
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import exit_code_of
+from clinrl.errors import Busy, exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
 from flows import serve, servers
 
@@ -97,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers.configure()
         if servers.is_configured():
             return _run(name, arguments)
-        with servers.at_work(task, f"flows {name} {arguments.get('name', task)}"):
+        with at_work(task, f"flows {name} {arguments.get('name', task)}"):
             return _run(name, arguments)
 
     return exit_code_of(run)
@@ -123,6 +127,28 @@ def check(arguments: dict[str, Any]) -> str:
         if params.approvers or params.scale != "embedded":
             approvers(params, approver)  # now: a training may take days
     return task
+
+
+@contextmanager
+def at_work(task: str, flow: str) -> Iterator[None]:
+    """Hold the right to work on a task until the block ends. Raises Busy, naming the flow that holds it.
+
+    Flows that are started on their own meet on no server. The kernel drops the lock with its process.
+    """
+    paths.locks().mkdir(parents=True, exist_ok=True)
+    with (paths.locks() / f"flow-{task}.lock").open("a+", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            holder = stream.read().strip() or "another flow"
+            raise Busy(
+                f"{holder} is at work on {task} here; wait for it to end and give the same command again: it continues"
+            ) from None
+        stream.truncate(0)
+        stream.write(f"{flow} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')})")
+        stream.flush()
+        yield
 
 
 def _run(name: str, arguments: dict[str, Any]) -> int:

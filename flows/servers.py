@@ -1,8 +1,7 @@
 """Prefect and MLflow servers on loopback. They ask for a password, and end with the process that started them.
 
 A flow that is started on its own gets a private Prefect server over the project's database: the one that Prefect would
-start by itself outlives a killed flow, and forgets the holders of concurrency slots. Such flows do not meet on a
-server, so a lock lets one process at a time work on a task; the kernel drops it with the process.
+start by itself outlives a killed flow, and forgets the holders of concurrency slots.
 """
 
 import base64
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clinrl import paths
-from clinrl.errors import Busy, Refused
+from clinrl.errors import Refused
 from clinrl.runtime import child
 from flows import credentials
 
@@ -124,25 +123,6 @@ def mlflow_app() -> "Fence":
     from clinrl.tracking import mlflow_store
 
     return Fence(mlflow_store.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))
-
-
-@contextmanager
-def at_work(task: str, flow: str) -> Iterator[None]:
-    """Hold the right to work on a task until the block ends. Raises Busy, naming the flow that holds it."""
-    paths.locks().mkdir(parents=True, exist_ok=True)
-    with (paths.locks() / f"flow-{task}.lock").open("a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stream.seek(0)
-            holder = stream.read().strip() or "another flow"
-            raise Busy(
-                f"{holder} is at work on {task} here; wait for it to end and give the same command again: it continues"
-            ) from None
-        stream.truncate(0)
-        stream.write(f"{flow} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')})")
-        stream.flush()
-        yield
 
 
 @contextmanager
