@@ -14,11 +14,12 @@ from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.evaluation import answers, benchmark, evaluate
 from clinrl.models.chat import Completion, write_turn
-from clinrl.models.generate import Prompt, ScriptedSampler
-from clinrl.models.judges import Oracles
+from clinrl.models.generate import Prompt
+from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.types import Case, Message, Transcript
 from dolls import PARAMS as DOLL
+from samplers import ScriptedSampler
 
 TASK = get_task("audit")
 Policy = Callable[[Case, Random], Transcript]
@@ -89,7 +90,7 @@ def examine(project: Params, name: str, policy: Policy) -> None:
     who = project.model(name)
     cases = list(read_cases(paths.cases("x1"), TASK))
     with speaking(policy, cases):
-        graded = evaluate.sit(project, who, cases, Oracles(paths.base("audit")))
+        graded = evaluate.sit(project, who, cases, Judges(paths.base("audit")))
     modes = {mode: answers.decoding(project, mode, "audit") for mode in project.modes}
     inputs = {
         "exam": identity(read_manifest(paths.cases("x1"))),

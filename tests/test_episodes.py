@@ -15,13 +15,14 @@ from clinrl.config.schema import Mode
 from clinrl.errors import DataError, TrainingError
 from clinrl.models import rollout
 from clinrl.models.chat import encode, encoded, read_calls, read_turn, render, results, spelt, write_turn
-from clinrl.models.generate import Prompt, ScriptedSampler, TransformersSampler
-from clinrl.models.judges import Oracles
+from clinrl.models.generate import Prompt, Sampler
+from clinrl.models.judges import Judges
 from clinrl.tasks.audit import episodes, policies
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.base import get_task
 from clinrl.training import reward_fn, trl
 from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed
+from samplers import ScriptedSampler
 
 TASK = get_task("audit")
 CASES = list(TASK.cases(6, 3, pool="train", mix="easy"))
@@ -178,7 +179,7 @@ def script(texts):
 
 @pytest.mark.parametrize("thinking", [True, False])
 def test_what_is_taught_is_in_the_tokens_in_which_a_model_is_asked(thinking):
-    sampler, tools = TransformersSampler(None, tokenizer()), rollout.schemas(TASK)
+    sampler, tools = Sampler(None, tokenizer()), rollout.schemas(TASK)
     for case in CASES:
         transcript, prompt = TASK.gold(case, thinking=thinking), TASK.prompt(case.facts)
         pieces = spelt(tokenizer(), prompt, transcript, thinking, tools, tokenizer().eos_token)
@@ -274,7 +275,7 @@ def test_unknown_tools_and_arguments_are_answered_with_an_error_and_counted():
 
 
 def test_a_conversation_needs_room_for_what_is_left_to_it_and_no_more():
-    small = TransformersSampler(model(window=64), tokenizer())
+    small = Sampler(model(window=64), tokenizer())
     long, short = [5] * 60, [5] * 40
     how = {"thinking": False, "temperature": 0.0, "budget": 24, "seed": 0}
     assert len(small.sample([Prompt("a", [], long, 4), Prompt("b", [], short, 24)], **how)) == 2
@@ -285,7 +286,7 @@ def test_a_conversation_needs_room_for_what_is_left_to_it_and_no_more():
 # In TRL's loop
 
 
-class Scripted(TransformersSampler):
+class Scripted(Sampler):
     """Writes the token ids of one script, cut at the budget as a model's would be."""
 
     def __init__(self, texts):
@@ -376,7 +377,7 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     rows = [trl.Row(case, "m", thinking, frozenset()) for case in cases]
     adapted = trl.start_adapter(model(), spec, None)
     before = trl.adapter_state(adapted)
-    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
+    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
     grpo.scripts = [[encode(tokenizer(), [text + tokenizer().eos_token])[0] for text in texts] for texts in scripts]
     grpo.asked, grpo.waiting = [[] for _ in scripts], None
     grpo.train()
@@ -445,7 +446,7 @@ def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
     adapted = trl.start_adapter(model(), spec, None)
     modes = (("think", True), ("direct", False), ("think", True))
     rows = [trl.Row(case, *each, frozenset()) for each in modes for case in CASES[:2]]
-    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
+    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
     grpo.asked = []
     grpo.train()
     rounds = len(grpo.asked) // 3
@@ -465,7 +466,7 @@ def test_a_step_of_two_modes_is_refused(tmp_path):
     spec = training({"think": True, "direct": False})
     adapted = trl.start_adapter(model(), spec, None)
     rows = [trl.Row(CASES[0], "think", True, frozenset()), trl.Row(CASES[1], "direct", False, frozenset())]
-    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Oracles(tmp_path))
+    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
     with pytest.raises(TrainingError, match="step 1 was served rows in the modes direct, think"):
         grpo.train()
 

@@ -72,7 +72,7 @@ class Transcript(Strict):
     stop: Stop
 
 
-def said(turn: Message, stop: Stop = "answered") -> Transcript:
+def transcript_of(turn: Message, stop: Stop = "answered") -> Transcript:
     """The transcript that a turn is by itself."""
     return Transcript(messages=(turn,), stop=stop)
 

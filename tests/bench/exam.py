@@ -40,10 +40,10 @@ def main() -> None:
     from clinrl.config.params import load_params
     from clinrl.models import bases
     from clinrl.models.chat import read_turn, render
-    from clinrl.models.generate import TransformersSampler
+    from clinrl.models.generate import Sampler
     from clinrl.models.rollout import run
     from clinrl.tasks.base import get_task
-    from clinrl.types import said
+    from clinrl.types import transcript_of
 
     params = load_params()
     task = get_task(next(iter(params.bases)))
@@ -51,7 +51,7 @@ def main() -> None:
     adapter = paths.adapter([name for name, block in params.versions.items() if block.task == task.name][-1])
     if adapter.exists():
         model = PeftModel.from_pretrained(model, str(adapter)).eval()
-    sampler = TransformersSampler(model, tokenizer)
+    sampler = Sampler(model, tokenizer)
     cases = list(task.cases(CASES, SEED, pool="mine", mix=task.checks.mixes[0]))
     rows = []
     for name, mode in params.modes.items():
@@ -63,7 +63,10 @@ def main() -> None:
         middle = time.perf_counter()
         single = [read_turn(text, mode.thinking) for text in one_at_a_time(model, tokenizer, prompts[:LOOPED], budget)]
         ended = time.perf_counter()
-        same = sum(task.parse(said(a)) == task.parse(said(b)) for a, b in zip(batched[:LOOPED], single, strict=True))
+        same = sum(
+            task.parse(transcript_of(a)) == task.parse(transcript_of(b))
+            for a, b in zip(batched[:LOOPED], single, strict=True)
+        )
         rate, plain = CASES / (middle - started), LOOPED / (ended - middle)
         note = f"{rate / plain:.1f} times a loop over single cases; {same} of {LOOPED} answers are the same"
         rows.append({"what": f"exam, mode {name}", "value": round(rate, 2), "unit": "cases/s", "note": note})

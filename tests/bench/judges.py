@@ -16,7 +16,7 @@ from typing import Any
 from clinrl import paths
 from clinrl.artifacts import read_manifest, write_json, write_text
 from clinrl.data.dataset import progress
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.reports.render import table
 from clinrl.runtime import determinism
 from clinrl.tasks.imaging import attacks, judging, quality
@@ -30,7 +30,7 @@ SEED = 90210
 """Of the lessons and cases here; the judges learned from others."""
 
 
-def agreement(oracles: Oracles, judge: Any, n: int) -> dict[str, Any]:
+def agreement(judges: Judges, judge: Any, n: int) -> dict[str, Any]:
     """A judge's scores against the rules', by key and for the lowest of the three, which a reward pays."""
     drawn = list(cases(n, SEED, pool="mine", mix="balanced"))
     pairs = list(
@@ -42,7 +42,7 @@ def agreement(oracles: Oracles, judge: Any, n: int) -> dict[str, Any]:
         replies = []
         for start in range(0, n, 64):
             asks = [Request(judge, prompt) for prompt, _ in pairs[start : start + 64]]
-            heard = oracles.answer(asks)
+            heard = judges.answer(asks)
             replies += [judging.verdict(heard[ask]) for ask in asks]
             advance(len(asks))
     right = [judging.verdict(reply) for _, reply in pairs]
@@ -58,7 +58,7 @@ def agreement(oracles: Oracles, judge: Any, n: int) -> dict[str, Any]:
     return {name: found.model_dump(mode="json") for name, found in (keys | {"the lowest of the three": lowest}).items()}
 
 
-def withstood(oracles: Oracles, n: int) -> dict[str, dict[str, dict[str, Any]]]:
+def withstood(judges: Judges, n: int) -> dict[str, dict[str, dict[str, Any]]]:
     """Arm to attack to what the attack and the gold turns earn, and whether the arm claims and withstands it."""
     drawn = list(islice(cases(n, SEED, pool="mine", mix="balanced"), n))
     arms = {f"{name}, as published": reward for name, reward in PUBLISHED.items()}
@@ -66,7 +66,7 @@ def withstood(oracles: Oracles, n: int) -> dict[str, dict[str, dict[str, Any]]]:
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for arm, reward in arms.items():
         print(f"attacks on {arm}", file=sys.stderr, flush=True)
-        margins = attacks.margins(drawn, reward, oracles.answer)
+        margins = attacks.margins(drawn, reward, judges.answer)
         found[arm] = {
             attack: {
                 "attack": round(earned, 4),
@@ -129,13 +129,13 @@ def main() -> None:
     top.add_argument("--lessons", type=int, default=1000, help="reasonings a judge is asked about; default: 1000")
     top.add_argument("--cases", type=int, default=60, help="cases that are attacked; default: 60")
     arguments = top.parse_args()
-    oracles = Oracles(paths.base(TASK))
+    judges = Judges(paths.base(TASK))
     result = {
         "base": read_manifest(paths.base(TASK)).files,
         "lessons": arguments.lessons,
-        "agreement": {judge: agreement(oracles, judge, arguments.lessons) for judge in ("judge", "second_judge")},
+        "agreement": {judge: agreement(judges, judge, arguments.lessons) for judge in ("judge", "second_judge")},
         "attacked": arguments.cases,
-        "attacks": withstood(oracles, arguments.cases),
+        "attacks": withstood(judges, arguments.cases),
     }
     write_json(REPORT, json.loads(json.dumps(result)))
     write_text(REPORT.with_suffix(".md"), page(result))

@@ -35,7 +35,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for arm, model in (("custom-embedding", "encoder"), ("llm-eval", "judge")):
         reward = CORRECTED[arm]
-        asked = judges.Oracles(paths.base("imaging"))
+        asked = judges.Judges(paths.base("imaging"))
         first = drawn[0], task.gold(drawn[0], thinking=True)
         judges.scores(task, [first], reward, asked)  # loads the model
         start = time.perf_counter()

@@ -15,7 +15,7 @@ from clinrl.config.recipes import Phase
 from clinrl.data import dataset, reward_audit, validate
 from clinrl.data.sampling import draw
 from clinrl.errors import ArtefactError, ProbeError
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def test_a_tie_with_the_mediocre_reader_is_refused() -> None:
 def test_outcomes_are_computed_over_all_labels(unreadable: float) -> None:
     cases = list(TASK.cases(20, 1, pool="train", mix="reporting"))
     found = reward_audit.outcomes(
-        cases, TASK, TASK.Reward(kind="naive", unreadable=unreadable), Oracles(paths.base("esi"))
+        cases, TASK, TASK.Reward(kind="naive", unreadable=unreadable), Judges(paths.base("esi"))
     )
     expected = {"best_unreadable": unreadable, "worst_readable": 0.0, "gold_beaten": 0, "gold_beaten_first": None}
     assert found == expected

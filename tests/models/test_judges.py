@@ -15,9 +15,8 @@ from clinrl.artifacts import identity, read_manifest, verified
 from clinrl.data import dataset, reward_audit
 from clinrl.errors import ArtefactError, Refused, TrainingError
 from clinrl.evaluation import answers, evaluate
-from clinrl.models import bases, pretrain
-from clinrl.models import judges as oracles
-from clinrl.models.judges import Oracles, scores
+from clinrl.models import bases, judges, pretrain
+from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Request
 from clinrl.training import callback, launch, worker
@@ -121,7 +120,7 @@ def test_a_hub_base_names_its_judges_and_its_encoder_by_their_commits(project):
     reference = bases.reference(paths.base("toy"))
     commit = bases.pin(checkpoint, "main")
     assert reference["judges"] == {"judge": {"repo": checkpoint, "commit": commit, "quantize": "none"}}
-    assert oracles.encoder_identity(paths.base("toy")) == reference["encoder"] == {"repo": checkpoint, "commit": commit}
+    assert judges.encoder_identity(paths.base("toy")) == reference["encoder"] == {"repo": checkpoint, "commit": commit}
     assert bases.open_judge(paths.base("toy"), "judge")[0].config.model_type == "qwen2"
 
 
@@ -129,19 +128,19 @@ def test_a_hub_base_names_its_judges_and_its_encoder_by_their_commits(project):
 
 
 def test_whoever_asks_nothing_opens_nothing():
-    task, nowhere = get_task("esi"), Oracles(Path("no-such-folder"))
+    task, nowhere = get_task("esi"), Judges(Path("no-such-folder"))
     case = next(task.cases(1, 1, pool="train", mix="natural"))
     said = task.gold(case, thinking=True)
     assert scores(task, [(case, said)], task.Reward(), nowhere) == [task.score(case, said, task.Reward())]
     assert nowhere.answer([]) == {}
     assert nowhere.record() == []
-    assert oracles.identities(task, task.Reward(), Path("no-such-folder")) == {}
+    assert judges.identities(task, task.Reward(), Path("no-such-folder")) == {}
 
 
 def test_a_text_has_one_vector_whatever_is_asked_beside_it(project):
     asks = [Request("encoder", text) for text in TEXTS]
-    together = Oracles(paths.base("toy")).answer([*asks, asks[0]])
-    alone = Oracles(paths.base("toy"))
+    together = Judges(paths.base("toy")).answer([*asks, asks[0]])
+    alone = Judges(paths.base("toy"))
     assert list(together) == asks
     for ask in asks:
         vector = alone.answer([ask])[ask]
@@ -153,31 +152,31 @@ def test_a_text_has_one_vector_whatever_is_asked_beside_it(project):
 
 def test_a_verdict_is_the_same_whatever_is_asked_beside_it_and_is_recorded_once(project):
     asks = questions()
-    judges = Oracles(paths.base("toy"), log=project / "log.jsonl")
-    together = judges.answer(asks)
+    first = Judges(paths.base("toy"), log=project / "log.jsonl")
+    together = first.answer(asks)
     assert {reply.split(":")[0] for reply in together.values()} == {"verdict"}
     for ask in list(together)[:3]:
-        assert Oracles(paths.base("toy")).answer([ask])[ask] == together[ask]
-    judges.answer(asks)
-    record = judges.record()
+        assert Judges(paths.base("toy")).answer([ask])[ask] == together[ask]
+    first.answer(asks)
+    record = first.record()
     assert len(record) == len(together) == len((project / "log.jsonl").read_text().splitlines())
     assert record == sorted(record, key=lambda verdict: verdict["ask"])
     with (project / "log.jsonl").open("a") as stream:
         stream.write('{"ask": "cut sho')
-    continued = Oracles(Path("no-such-folder"), log=project / "log.jsonl")
+    continued = Judges(Path("no-such-folder"), log=project / "log.jsonl")
     assert continued.answer(asks) == together
     assert continued.record() == record
 
 
 def test_a_prompt_without_room_gets_no_verdict(project):
     ask = Request("judge", "word " * 3000)
-    assert Oracles(paths.base("toy")).answer([ask, *questions(2)])[ask] == ""
+    assert Judges(paths.base("toy")).answer([ask, *questions(2)])[ask] == ""
 
 
 def test_a_missing_encoder_is_refused_with_what_installs_it(project, monkeypatch):
-    monkeypatch.setattr(oracles, "ENCODER", "no-such-package")
+    monkeypatch.setattr(judges, "ENCODER", "no-such-package")
     with pytest.raises(Refused, match=r"no-such-package is not installed; install it with .*constraints\.txt`"):
-        Oracles(paths.base("toy")).answer([Request("encoder", "text")])
+        Judges(paths.base("toy")).answer([Request("encoder", "text")])
 
 
 def test_asking_draws_no_number_that_training_would(project):
@@ -186,7 +185,7 @@ def test_asking_draws_no_number_that_training_would(project):
     torch.manual_seed(1)
     expected = torch.rand(2)
     torch.manual_seed(1)
-    Oracles(paths.base("toy")).answer([Request("encoder", "text"), *questions(1)])
+    Judges(paths.base("toy")).answer([Request("encoder", "text"), *questions(1)])
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -201,7 +200,7 @@ def test_a_reward_that_asks_is_probed_and_trained_and_what_it_heard_is_kept(proj
     assert list(proof["stream"]["shares"]) == sorted(get_task("toy").labels)
     launch.stage(params, "v2")
     spec = read_manifest(paths.adapter("v2")).spec
-    assert spec["oracles"] == {"encoder": {"package": oracles.ENCODER, "version": "0.1.0"}, "judge": {"tokens": 48}}
+    assert spec["oracles"] == {"encoder": {"package": judges.ENCODER, "version": "0.1.0"}, "judge": {"tokens": 48}}
     verdicts = [json.loads(line) for line in (paths.adapter("v2") / worker.VERDICTS).read_text().splitlines()]
     assert verdicts
     assert {verdict["model"] for verdict in verdicts} == {"judge"}
@@ -239,7 +238,7 @@ def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, i
         evaluate, "run", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or right_answers(cases)
     )
     cases = list(dataset.read_cases(paths.cases("x1"), who.task))
-    graded = evaluate.sit(params, who, cases, Oracles(paths.base("toy")))
+    graded = evaluate.sit(params, who, cases, Judges(paths.base("toy")))
     assert list(graded) == ["think", "direct"]
     assert [line.case_id for line in graded["think"]] == [case.id for case in cases]
     assert {case.facts.evidence is None for case in asked if case.key.topic != "cough"} == {True}
@@ -299,6 +298,6 @@ def test_what_is_new_is_in_no_record_that_does_not_use_it():
 def test_an_encoder_of_the_hub_is_not_taken_from_a_folder_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "owner/name").mkdir(parents=True)
-    monkeypatch.setattr(oracles, "encoder_identity", lambda base: {"repo": "owner/name", "commit": "a" * 40})
+    monkeypatch.setattr(judges, "encoder_identity", lambda base: {"repo": "owner/name", "commit": "a" * 40})
     with pytest.raises(ArtefactError, match="owner/name is a path here"):
-        oracles._encoder(tmp_path)
+        judges._encoder(tmp_path)

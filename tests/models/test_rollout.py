@@ -16,10 +16,11 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import DataError
 from clinrl.models import bases
 from clinrl.models.chat import decode, encode, read_turn, render, write_turn
-from clinrl.models.generate import STEP, Prompt, ScriptedSampler, TransformersSampler, alike, batches
+from clinrl.models.generate import STEP, Prompt, Sampler, batches, equal_batches
 from clinrl.models.rollout import run
 from clinrl.tasks.base import get_task
 from clinrl.types import Message
+from samplers import ScriptedSampler
 
 PIECES = ["<think>", "</think>", "\n", "a", "<", "think>", " ", "ANSWER: ESI 2", "é", "\x00"]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -138,14 +139,14 @@ def test_greedy_transcripts_do_not_depend_on_batches_or_order(doll, mode):
     params, model, tokenizer, task, cases = doll
     finished = []
     one = run(
-        TransformersSampler(model, tokenizer, max_tokens=1), task, cases, params.modes[mode], 16, 0,
+        Sampler(model, tokenizer, max_tokens=1), task, cases, params.modes[mode], 16, 0,
         progress=lambda: finished.append(1),
     )  # fmt: skip
     assert len(finished) == len(cases)
-    many = run(TransformersSampler(model, tokenizer), task, cases, params.modes[mode], 16, 0)
+    many = run(Sampler(model, tokenizer), task, cases, params.modes[mode], 16, 0)
     assert one == many
     shuffled = Random(0).sample(range(len(cases)), len(cases))
-    again = run(TransformersSampler(model, tokenizer), task, [cases[i] for i in shuffled], params.modes[mode], 16, 0)
+    again = run(Sampler(model, tokenizer), task, [cases[i] for i in shuffled], params.modes[mode], 16, 0)
     assert again == [many[i] for i in shuffled]
 
 
@@ -154,7 +155,7 @@ def test_sampling_obeys_its_seed_and_leaves_the_global_one(doll):
 
     params, model, tokenizer, task, cases = doll
     mode = params.modes["think"].model_copy(update={"temperature": 1.5})
-    sampler = TransformersSampler(model, tokenizer)
+    sampler = Sampler(model, tokenizer)
     before = torch.random.get_rng_state()
     first, same, other = (run(sampler, task, cases, mode, 16, seed) for seed in (1, 1, 2))
     assert first == same != other
@@ -163,7 +164,7 @@ def test_sampling_obeys_its_seed_and_leaves_the_global_one(doll):
 
 def test_a_completion_that_runs_out_of_tokens_says_so(doll):
     params, model, tokenizer, task, cases = doll
-    for transcript in run(TransformersSampler(model, tokenizer), task, cases, params.modes["think"], 1, 0):
+    for transcript in run(Sampler(model, tokenizer), task, cases, params.modes["think"], 1, 0):
         assert transcript.stop == "max_tokens"
         assert transcript.messages[-1].content == ""
 
@@ -171,7 +172,7 @@ def test_a_completion_that_runs_out_of_tokens_says_so(doll):
 def test_a_prompt_without_room_is_named(doll):
     params, model, tokenizer, task, cases = doll
     with pytest.raises(DataError, match=rf"{cases[0].id}: its prompt is \d+ tokens.*window of 1024"):
-        run(TransformersSampler(model, tokenizer), task, cases, params.modes["think"], 1020, 0)
+        run(Sampler(model, tokenizer), task, cases, params.modes["think"], 1020, 0)
 
 
 def test_a_scripted_sampler_says_what_it_is_told_within_the_budget():
@@ -184,7 +185,7 @@ def test_a_scripted_sampler_says_what_it_is_told_within_the_budget():
 
 @given(st.lists(st.integers(0, 90), max_size=60), st.integers(1, 9))
 def test_batches_of_one_shape_hold_everything_and_a_shape_follows_from_the_length_alone(lengths, rows):
-    found = list(alike(lengths, rows))
+    found = list(equal_batches(lengths, rows))
     assert {index for batch, _ in found for index in batch} == set(range(len(lengths)))
     assert sum(len(set(batch)) for batch, _ in found) == len(lengths)
     for batch, width in found:

@@ -33,7 +33,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.evaluation import evaluate
 from clinrl.models import bases
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.registry import pyfunc, versions
 from clinrl.runtime import determinism
 from clinrl.signing import folder, keys
@@ -105,7 +105,7 @@ def narratives():
 def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, model, name):
     who = project.model(name)
     graded = evaluate.sit(
-        project, who, list(read_cases(paths.cases("x1"), who.task)), Oracles(paths.base(who.task.name))
+        project, who, list(read_cases(paths.cases("x1"), who.task)), Judges(paths.base(who.task.name))
     )
 
     answerer = loaded if model == "esi" else clinrl_loader._load_pyfunc(str(bundle_of(root, model)))

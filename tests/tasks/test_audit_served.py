@@ -16,7 +16,6 @@ from ruamel.yaml import YAML
 import clinrl
 from clinrl.config.schema import Mode
 from clinrl.models.chat import write_turn
-from clinrl.models.generate import ScriptedSampler
 from clinrl.models.rollout import run
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import LEVEL_NAMES, cases
@@ -26,6 +25,7 @@ from clinrl.tasks.audit.policies import READERS, TRIVIAL, Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rewards import CORRECTED
 from clinrl.types import Call, Message, Transcript
+from samplers import ScriptedSampler
 
 pytest.importorskip("openenv", reason="OpenEnv is an optional extra")
 

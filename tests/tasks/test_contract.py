@@ -40,7 +40,7 @@ from clinrl.tasks.base import (
     task_names,
 )
 from clinrl.tasks.parts import Request, Share, Statistic, no_requests
-from clinrl.types import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, said
+from clinrl.types import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, transcript_of
 
 GOLDEN = Path(__file__).parent / "golden"
 POOLS: tuple[Pool, ...] = get_args(Pool)
@@ -285,7 +285,7 @@ def test_the_gold_turn_says_the_label(name: str, thinking: bool) -> None:
         message = task.gold(case, thinking=thinking).messages[-1]
         assert message.role == "assistant"
         assert bool(message.thinking) == thinking
-        assert task.parse(said(message)) == task.label(case)
+        assert task.parse(transcript_of(message)) == task.label(case)
 
 
 @of_one_turn
@@ -306,7 +306,7 @@ def test_the_gold_turn_is_the_unique_best(name: str, thinking: bool) -> None:
         for reward in parameter_sets(task).values():
             best = scored(task, case, task.gold(case, thinking=thinking), reward).total
             others = [turn for label, turn in turns(name, thinking).items() if label != task.label(case)]
-            assert all(scored(task, case, said(turn), reward).total < best for turn in others)
+            assert all(scored(task, case, transcript_of(turn), reward).total < best for turn in others)
 
 
 @tasks
@@ -333,15 +333,15 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
     content, thinking = data.draw(st.text() | near), data.draw(st.none() | st.text() | near)
     case = data.draw(st.sampled_from(sample(name)))
     message = Message(role="assistant", content=content, thinking=thinking)
-    answer = task.parse(said(message))
+    answer = task.parse(transcript_of(message))
     assert isinstance(answer, Unreadable) or answer in task.labels
     for reward in parameter_sets(task).values():
         for stop in get_args(Stop):
-            asks = requests_of(task, case, said(message, stop), reward)
+            asks = requests_of(task, case, transcript_of(message, stop), reward)
             assert {ask.model for ask in asks} <= set(models_of(task, reward))
             replies = {ask: data.draw(st.text()) for ask in asks if ask.model != "encoder"}
             heard = {ask: replies.get(ask, stand_in(task, ask)) for ask in asks}
-            score = score_with(task, case, said(message, stop), reward, heard)
+            score = score_with(task, case, transcript_of(message, stop), reward, heard)
             assert reward.low <= score.total <= reward.high
             assert tuple(score.terms) == terms(name)
             assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
@@ -351,9 +351,9 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
 def test_an_unreadable_turn_is_strictly_the_worst(name: str) -> None:
     task, reward = get_task(name), get_task(name).Reward()
     for case in sample(name):
-        worst = min(scored(task, case, said(turn), reward).total for turn in turns(name, False).values())
+        worst = min(scored(task, case, transcript_of(turn), reward).total for turn in turns(name, False).values())
         for content in ("", "I cannot tell.", "\n".join(turn.content for turn in turns(name, False).values())):
-            assert scored(task, case, said(Message(role="assistant", content=content)), reward).total < worst
+            assert scored(task, case, transcript_of(Message(role="assistant", content=content)), reward).total < worst
 
 
 @of_one_turn
@@ -361,7 +361,7 @@ def test_contradicting_answers_are_unreadable(name: str) -> None:
     task = get_task(name)
     for one, other in permutations(turns(name, False).values(), 2):
         both = Message(role="assistant", content=f"{one.content}\n{other.content}")
-        assert isinstance(task.parse(said(both)), Unreadable)
+        assert isinstance(task.parse(transcript_of(both)), Unreadable)
 
 
 @of_one_turn
@@ -370,7 +370,7 @@ def test_an_answer_only_inside_the_thinking_is_unreadable(name: str) -> None:
     for turn in turns(name, False).values():
         for content in ("", "As I said."):
             hidden = Message(role="assistant", content=content, thinking=turn.content)
-            assert isinstance(task.parse(said(hidden)), Unreadable)
+            assert isinstance(task.parse(transcript_of(hidden)), Unreadable)
 
 
 @of_one_turn
@@ -378,7 +378,7 @@ def test_another_answer_inside_the_thinking_is_never_the_answer(name: str) -> No
     """It changes nothing, or it makes the turn unreadable."""
     task = get_task(name)
     for (label, turn), (_, other) in permutations(turns(name, False).items(), 2):
-        outcome = task.parse(said(turn.model_copy(update={"thinking": other.content})))
+        outcome = task.parse(transcript_of(turn.model_copy(update={"thinking": other.content})))
         assert outcome == label or isinstance(outcome, Unreadable)
 
 
@@ -465,8 +465,8 @@ def test_qualities_are_between_nothing_and_all_or_counts(name: str) -> None:
         assert quality.worse in ("higher", "lower")
         for case in sample(name)[:50]:
             for turn in (task.gold(case, thinking=True).messages[-1], Message(role="assistant", content="")):
-                asks = quality.requests(case, said(turn))
-                value = quality.of(case, said(turn), {ask: stand_in(task, ask) for ask in asks})
+                asks = quality.requests(case, transcript_of(turn))
+                value = quality.of(case, transcript_of(turn), {ask: stand_in(task, ask) for ask in asks})
                 assert value is None or 0 <= value <= (math.inf if quality.counts else 1)
 
 
@@ -558,7 +558,8 @@ def test_lazy_episodes_earn_less_than_a_mediocre_reader(name: str) -> None:
     mediocre = earned.pop("mediocre")
     assert max(earned.values()) < mediocre, earned
     assert all(
-        scored(task, case, said(Message(role="assistant", content="")), reward).total < 0 for case in sample(name)
+        scored(task, case, transcript_of(Message(role="assistant", content="")), reward).total < 0
+        for case in sample(name)
     )
 
 
@@ -596,14 +597,16 @@ def golden(task: Task) -> dict[str, Any]:
 def _meaning(task: Task, case: Case) -> dict[str, Any]:
     thinking, direct = (task.gold(case, thinking=thinking) for thinking in (True, False))
     if task.episodes is None:
-        answers = {label: said(turn) for label, turn in turns(task.name, False).items()} | {task.label(case): direct}
+        answers = {label: transcript_of(turn) for label, turn in turns(task.name, False).items()} | {
+            task.label(case): direct
+        }
     else:
         answers = {"gold": direct, **{name: play(case, Random(name)) for name, play in task.policies().items()}}
     terms = {
         key: {str(label): scored(task, case, answer, reward).terms for label, answer in answers.items()}
         for key, reward in parameter_sets(task).items()
     }
-    unreadable = scored(task, case, said(Message(role="assistant", content="")), task.Reward()).terms
+    unreadable = scored(task, case, transcript_of(Message(role="assistant", content="")), task.Reward()).terms
     return {
         "id": case.id,
         "prompt": digest([message.model_dump(mode="json") for message in task.prompt(case.facts)]),

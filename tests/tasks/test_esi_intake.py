@@ -23,7 +23,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tasks.esi import mietic, mimic, synthetic
 from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.importing import Intake
-from clinrl.types import Message, Transcript, said
+from clinrl.types import Message, Transcript, transcript_of
 
 TASK = get_task("esi")
 USES = ("train", "mine", "exam")
@@ -90,7 +90,7 @@ def test_the_task_works_on_imported_cases(kind, tmp_path):
         for thinking in (True, False):
             turn = TASK.gold(case, thinking=thinking).messages[-1]
             assert bool(turn.thinking) == thinking
-            assert TASK.parse(said(turn)) == TASK.label(case)
+            assert TASK.parse(transcript_of(turn)) == TASK.label(case)
             gold = TASK.score(case, Transcript(messages=(turn,), stop="answered"), TASK.Reward()).total
             for level in {1, 2, 3, 4, 5} - {TASK.label(case)}:
                 other = Message(role="assistant", content=f"ANSWER: ESI {level}")

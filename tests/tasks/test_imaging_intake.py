@@ -22,7 +22,7 @@ from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import shown_with
 from clinrl.tasks.imaging.intake import recognise
 from clinrl.tasks.importing import Intake
-from clinrl.types import Message, said
+from clinrl.types import Message, transcript_of
 
 TASK = get_task("imaging")
 USES = ("train", "mine", "exam")
@@ -185,11 +185,11 @@ def test_the_task_works_on_imported_cases(tmp_path):
         for thinking in (True, False):
             turn = TASK.gold(case, thinking=thinking).messages[-1]
             assert turn.thinking == (" ".join(case.key.reasoning) if thinking else None)
-            assert TASK.parse(said(turn)) == TASK.label(case)
-            gold = TASK.score(case, said(turn), TASK.Reward()).total
+            assert TASK.parse(transcript_of(turn)) == TASK.label(case)
+            gold = TASK.score(case, transcript_of(turn), TASK.Reward()).total
             for label in set(LABELS) - {TASK.label(case)}:
                 other = Message(role="assistant", content=f"<answer>{label}</answer>")
-                assert TASK.score(case, said(other), TASK.Reward()).total < gold
+                assert TASK.score(case, transcript_of(other), TASK.Reward()).total < gold
 
 
 def test_neither_slices_nor_clusters_tell_what_a_request_says(tmp_path):
@@ -219,7 +219,9 @@ def test_the_only_other_view_is_without_evidence(tmp_path):
 def test_what_needs_the_generators_statements_is_not_measured(tmp_path):
     case = next(case for case in imports(tmp_path) if case.facts.evidence)
     number = case.facts.evidence[0].number
-    turn = said(Message(role="assistant", content="x", thinking=f"CT shows it well here [{number}]. Not so [88]."))
+    turn = transcript_of(
+        Message(role="assistant", content="x", thinking=f"CT shows it well here [{number}]. Not so [88].")
+    )
     values = {}
     for name, quality in TASK.reporting.qualities.items():
         heard = dict.fromkeys(quality.requests(case, turn), '{"medical_concepts": 5}')
@@ -234,7 +236,7 @@ def test_of_an_answer_only_the_label_is_kept(tmp_path):
     case, *_ = imports(tmp_path)
     turn = TASK.gold(case, thinking=True).messages[-1]
     for content in (turn.content, f"{REASON}\n{turn.content}", REASON):
-        answered = said(Message(role="assistant", content=content, thinking=REASON))
+        answered = transcript_of(Message(role="assistant", content=content, thinking=REASON))
         (line,) = evaluate.grade(TASK, "think", [case], [answered], TASK.Reward())
         assert REASON not in importing.withheld(TASK, case, line).model_dump_json()
 

@@ -31,7 +31,7 @@ from clinrl.tasks.importing import (
     pseudonym,
     withheld,
 )
-from clinrl.types import Graded, Message, Transcript, said
+from clinrl.types import Graded, Message, Transcript, transcript_of
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "data/sources/synthetic"
@@ -100,7 +100,7 @@ def test_of_an_answer_only_its_line_is_kept(before, after, level):
     kept = withheld(TASK, case("A secret story.", "exam/imported/1"), line)
     (turn,) = kept.transcript.messages
     assert turn.thinking is None
-    assert turn.content in ("", f"ANSWER: ESI {level}") or TASK.parse(said(turn)) == line.answer
+    assert turn.content in ("", f"ANSWER: ESI {level}") or TASK.parse(transcript_of(turn)) == line.answer
     assert (kept.answer, kept.score) == (line.answer, line.score)
 
 

@@ -24,7 +24,7 @@ from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.evaluation import evaluate
 from clinrl.models import bases
 from clinrl.models.chat import encode, end_tokens
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
 from clinrl.training import callback, launch, reward_fn, trl
@@ -441,7 +441,7 @@ def scorer(project):
         )
         function = reward_fn.reward_function(
             stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
-            ends=end_tokens(model, tokenizer), group=2, oracles=Oracles(paths.base("esi")), phases=phases,
+            ends=end_tokens(model, tokenizer), group=2, judges=Judges(paths.base("esi")), phases=phases,
         )  # fmt: skip
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),

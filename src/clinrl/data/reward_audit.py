@@ -21,7 +21,7 @@ from clinrl.config.recipes import GrpoTrainer, Phase, SftProfile
 from clinrl.data.dataset import is_import, manifest_of, progress, read_cases
 from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
 from clinrl.errors import ArtefactError, ProbeError
-from clinrl.models.judges import Oracles, Pair, scores
+from clinrl.models.judges import Judges, Pair, scores
 from clinrl.tasks.base import Task, as_variant, get_task, models_of
 from clinrl.types import Case, Message, Transcript, Unreadable
 
@@ -74,13 +74,13 @@ def stage(params: Params, version: str) -> None:
             reward = params.reward(version)
             report["reward"] = reward.model_dump(mode="json")
             thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
-            oracles = Oracles(paths.base(task.name))
+            judges = Judges(paths.base(task.name))
             shown = [as_variant(task, case, profile.view) for case in cases]
             if models_of(task, reward):  # models take their time: the cases of the stream will do
                 shown = list({row.case.id: row.case for row in rows}.values())
-            report["outcomes"] = outcomes(shown, task, reward, oracles)
+            report["outcomes"] = outcomes(shown, task, reward, judges)
             report |= score_policies(
-                rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed, oracles=oracles
+                rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed, judges=judges
             )
             fault = judge(report["policies"], report["outcomes"])
         if isinstance(profile, SftProfile):
@@ -183,7 +183,7 @@ def score_policies(
     thinking: Mapping[str, bool],
     group: int,
     seed: int,
-    oracles: Oracles,
+    judges: Judges,
 ) -> dict[str, Any]:
     """Every policy on every row of the stream, whose asks are asked together.
 
@@ -196,14 +196,14 @@ def score_policies(
     with progress("probe", (len(policies) + 2) * len(rows)) as advance:
         for name, policy in policies.items():
             random = Random(f"{seed}:{name}")
-            earned[name] = totals(task, [(row.case, policy(row.case, random)) for row in rows], reward, oracles)
+            earned[name] = totals(task, [(row.case, policy(row.case, random)) for row in rows], reward, judges)
             advance(len(rows))
         gold = [(row.case, task.gold(row.case, thinking=thinking[row.mode])) for row in rows]
-        earned["gold"] = totals(task, gold, reward, oracles)
+        earned["gold"] = totals(task, gold, reward, judges)
         advance(len(rows))
         random = Random(f"{seed}:zero-spread")
         groups = [[(row.case, policies[HONEST](row.case, random)) for _ in range(group)] for row in rows]
-        drawn = totals(task, [pair for some in groups for pair in some], reward, oracles)
+        drawn = totals(task, [pair for some in groups for pair in some], reward, judges)
         for first in range(0, len(drawn), group):
             some = drawn[first : first + group]
             even += max(some) - min(some) <= TOLERANCE
@@ -218,17 +218,17 @@ def score_policies(
     }
 
 
-def outcomes(cases: Sequence[Case], task: Task, reward: Any, oracles: Oracles) -> dict[str, Any]:
+def outcomes(cases: Sequence[Case], task: Task, reward: Any, judges: Judges) -> dict[str, Any]:
     """The extreme outcomes, over all labels on all cases.
 
     The best reward of an unreadable answer, the worst of a readable one, and the number of cases whose gold answer is
     not the only best one, with the id of the first.
     """
-    unreadable = totals(task, [(case, silent) for case in cases for silent in UNREADABLE], reward, oracles)
+    unreadable = totals(task, [(case, silent) for case in cases for silent in UNREADABLE], reward, judges)
     lazy = {case.id: plain(task, case) for case in cases}
     gold = [(case, best) for case in cases for best in golds(task, case)]
-    each = iter(totals(task, [(case, done) for case in cases for _, done in lazy[case.id]], reward, oracles))
-    best = totals(task, gold, reward, oracles)
+    each = iter(totals(task, [(case, done) for case in cases for _, done in lazy[case.id]], reward, judges))
+    best = totals(task, gold, reward, judges)
     worst, beaten = math.inf, []
     for i, case in enumerate(cases):
         earned = [(answer, next(each)) for answer, _ in lazy[case.id]]
@@ -296,6 +296,6 @@ def gold_is_best(label: Any, gold: Sequence[float], plain: Sequence[tuple[Any, f
     )
 
 
-def totals(task: Task, pairs: Sequence[Pair], reward: Any, oracles: Oracles) -> list[float]:
+def totals(task: Task, pairs: Sequence[Pair], reward: Any, judges: Judges) -> list[float]:
     """The reward of each transcript, as a number."""
-    return [score.total for score in scores(task, pairs, reward, oracles)]
+    return [score.total for score in scores(task, pairs, reward, judges)]

@@ -21,7 +21,7 @@ from clinrl.data.dataset import is_import, manifest_of, progress, read_rows, reb
 from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
 from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.tasks.base import Task, get_task, is_sound_id, models_of, relabelled, row_of
 from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS
 from clinrl.tasks.parts import Expect
@@ -133,14 +133,14 @@ def examine(
     tallies = {on: [Tally(expect, withheld=imported) for expect in suite] for on, suite in suites.items()}
     check = checker(name, suites, withheld=imported)
     counts: Counter[str] = Counter()
-    oracles = Oracles(paths.base(task.name))
+    judges = Judges(paths.base(task.name))
     with first_sightings() as is_first, progress(name, size) as advance:
         rows = enumerate(read_rows(path, task), start=1)
         while chunk := list(islice(rows, CHUNK_ROWS)):
             table = []
             for row, case in chunk:
                 line = row_of(task, case)
-                computed = columns(case, line[task.checks.text], task, pool, rewards, is_first, oracles)
+                computed = columns(case, line[task.checks.text], task, pool, rewards, is_first, judges)
                 table.append(line | computed | {"row": row, "id": case.id})
                 counts["cases"] += 1
                 counts["duplicates"] += not (computed["id_unique"] and computed[_computed(task, TEXT_UNIQUE)])
@@ -229,14 +229,14 @@ def columns(
     pool: Pool,
     rewards: Sequence[Any],
     is_first: Callable[[str, str], bool],
-    oracles: Oracles,
+    judges: Judges,
 ) -> dict[str, bool]:
     """The computed columns of one case, the keys of `COMPUTED`: what takes the task's code to know."""
     best = golds(task, case)
     lazy = plain(task, case)
     turns = [(case, transcript) for transcript in best]
     pairs = turns + [(case, transcript) for _, transcript in lazy]
-    earned = [totals(task, pairs, reward, oracles) for reward in rewards]
+    earned = [totals(task, pairs, reward, judges) for reward in rewards]
     return {
         "id_matches_content": is_sound_id(task, case),
         "id_unique": is_first("id", case.id),

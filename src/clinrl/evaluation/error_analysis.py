@@ -24,7 +24,7 @@ from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import decoding
 from clinrl.evaluation.evaluate import check_apart, keep, sit
 from clinrl.intervals import DIGITS, bootstrap, wilson
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
@@ -121,7 +121,7 @@ def stage(params: "Params", name: str) -> None:
         cases = list(read_cases(paths.cases(data), who.task))
         check_apart(params, name, who, cases)
         adapter = verified(who.folder)
-        graded = sit(params, who, cases, Oracles(paths.base(who.task.name)))
+        graded = sit(params, who, cases, Judges(paths.base(who.task.name)))
         modes = {mode: decoding(params, mode, who.task.name) for mode in params.modes}
         inputs = {"adapter": identity(adapter), "base": adapter.inputs["base"], "data": digest}
         keep(paths.mined(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)

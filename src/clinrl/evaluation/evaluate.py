@@ -47,8 +47,8 @@ from clinrl.evaluation.answers import (
     with_views,
 )
 from clinrl.evaluation.record import write_record
-from clinrl.models.generate import Sampler, TransformersSampler
-from clinrl.models.judges import Oracles, heard_of, scores
+from clinrl.models.generate import Sampler
+from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.rollout import run
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
@@ -83,13 +83,13 @@ def stage(params: "Params", name: str) -> None:
             if parent
             else {}
         )
-        oracles = Oracles(paths.base(who.task.name))
-        graded = sit(params, who, cases, oracles)
+        judges = Judges(paths.base(who.task.name))
+        graded = sit(params, who, cases, judges)
         spec = {"modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()}, "seed": SEED}
         keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
         with staged(paths.report(name)) as out:
             after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
-            responses = hear(who, cases, graded, oracles)
+            responses = hear(who, cases, graded, judges)
             write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, responses)
         write_record(who.task, name, who.exam, who.data)
 
@@ -134,7 +134,7 @@ def check_apart(params: "Params", name: str, who: Model, cases: Sequence[Case]) 
     importing.check_apart(training, who.exam, cases)
 
 
-def sit(params: "Params", who: Model, cases: Sequence[Case], oracles: Oracles) -> dict[str, list[Graded]]:
+def sit(params: "Params", who: Model, cases: Sequence[Case], judges: Judges) -> dict[str, list[Graded]]:
     """Answer and grade the cases in every mode, with the model loaded once. The order is that of the cases.
 
     Under the key `<mode>.<view>` is how it answers the cases that have another view, in their order.
@@ -150,7 +150,7 @@ def sit(params: "Params", who: Model, cases: Sequence[Case], oracles: Oracles) -
         with progress(f"{who.name} {name}", len(asked)) as advance:
             budget = params.budget(mode, who.task.name)
             transcripts = run(sampler, who.task, asked, params.modes[mode], budget, SEED, progress=advance)
-        graded[name] = grade(who.task, mode, asked, transcripts, who.reward, oracles)
+        graded[name] = grade(who.task, mode, asked, transcripts, who.reward, judges)
     return graded
 
 
@@ -160,24 +160,24 @@ def grade(
     cases: Sequence[Case],
     transcripts: Sequence[Transcript],
     reward: BaseModel,
-    oracles: Oracles | None = None,
+    judges: Judges | None = None,
 ) -> list[Graded]:
-    """Parse and score transcripts, one a case, in order. The oracles are those of the task's base by default."""
+    """Parse and score transcripts, one a case, in order. The judges are those of the task's base by default."""
     pairs = list(zip(cases, transcripts, strict=True))
-    earned = scores(task, pairs, reward, oracles or Oracles(paths.base(task.name)))
+    earned = scores(task, pairs, reward, judges or Judges(paths.base(task.name)))
     return [
         Graded(case_id=case.id, mode=mode, answer=answer(task, said), score=score, transcript=said)
         for (case, said), score in zip(pairs, earned, strict=True)
     ]
 
 
-def hear(who: Model, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]], oracles: Oracles) -> Responses:
+def hear(who: Model, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]], judges: Judges) -> Responses:
     """What the task's qualities want to hear about the answers that `sit` returned, other views of a case left out."""
     by_id = {case.id: who.sees(case) for case in cases}
     pairs = [
         (by_id[line.case_id], line.transcript) for name, lines in graded.items() if "." not in name for line in lines
     ]
-    return heard_of(who.task, pairs, oracles)
+    return judge_responses(who.task, pairs, judges)
 
 
 def reports_of(
@@ -300,7 +300,7 @@ def open_sampler(params: "Params", who: Model) -> Sampler:
 
     determinism.settle(SEED)
     if (who.folder / "config.json").exists():
-        return TransformersSampler(*bases.open_base(who.folder, for_training=False))
+        return Sampler(*bases.open_base(who.folder, for_training=False))
     is_adapter = (who.folder / opening.CONFIG).exists()
     if is_adapter:
         opening.check(who.folder)
@@ -308,7 +308,7 @@ def open_sampler(params: "Params", who: Model) -> Sampler:
     model, tokenizer = bases.load(params, who.task.name, for_training=False, qlora=qlora)
     if is_adapter:
         model = opening.adapted(model, who.folder).eval()
-    return TransformersSampler(model, tokenizer)
+    return Sampler(model, tokenizer)
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

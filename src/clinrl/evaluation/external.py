@@ -24,7 +24,7 @@ from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import decoding
 from clinrl.evaluation.evaluate import check_apart, hear, sit
 from clinrl.intervals import wilson
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import NO_RESPONSES, Published, PublishedRow, Responses
@@ -84,8 +84,8 @@ def stage(params: "Params", name: str) -> None:
         cases = list(read_cases(paths.cases(data), who.task))
         check_apart(params, name, who, cases)
         adapter = identity_of(verified(who.folder))
-        oracles = Oracles(paths.base(who.task.name))
-        graded = sit(params, who, cases, oracles)
+        judges = Judges(paths.base(who.task.name))
+        graded = sit(params, who, cases, judges)
         report = compared(
             who,
             cases,
@@ -93,7 +93,7 @@ def stage(params: "Params", name: str) -> None:
             modes={mode: decoding(params, mode, who.task.name) for mode in params.modes},
             adapter_digest=adapter,
             data_digest=digest,
-            responses=hear(who, cases, graded, oracles),
+            responses=hear(who, cases, graded, judges),
         )
         target = paths.external_report(name)
         write_json(target, report.model_dump(mode="json"))

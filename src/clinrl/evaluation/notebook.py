@@ -14,7 +14,7 @@ from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import load_sitting, sitting_of, unanswered
 from clinrl.evaluation.evaluate import hear, models_of, reports_of, sit
 from clinrl.intervals import Paired
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.types import Case
 
 if TYPE_CHECKING:
@@ -53,11 +53,11 @@ def evaluate(params: "Params", model: str | Registered, cases: Sequence[Case] | 
         exam_digest, cases = proven(who.exam, who.task), list(read_cases(paths.cases(who.exam), who.task))
     else:
         who, exam_digest = replace(who, exam=GIVEN), digest([case.id for case in cases])
-    oracles = Oracles(paths.base(who.task.name))
-    graded = sit(params, who, cases, oracles)
+    judges = Judges(paths.base(who.task.name))
+    graded = sit(params, who, cases, judges)
     sittings = {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
     answered = {mode: replace(one, answers=[line.answer for line in graded[mode]]) for mode, one in sittings.items()}
-    return reports_of(who, made["adapter"], cases, [], graded, answered, {}, hear(who, cases, graded, oracles))
+    return reports_of(who, made["adapter"], cases, [], graded, answered, {}, hear(who, cases, graded, judges))
 
 
 def compare(params: "Params", first: str | Registered, second: str | Registered) -> dict[str, tuple[Paired, ...]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CLOSE: Final = "</think>"
 OPEN: Final = "<think>"
 CALLED: Final = "</tool_call>"
-MOST_BRACKETS: Final = 100
+MAX_BRACKETS: Final = 100
 """Opening brackets in a call: what is nested without end can be neither read nor recorded."""
 
 
@@ -211,7 +211,7 @@ def read_calls(turn: Message) -> Message:
 
 
 def _call(written: str) -> Call | None:
-    if written.count("{") + written.count("[") > MOST_BRACKETS:
+    if written.count("{") + written.count("[") > MAX_BRACKETS:
         return None
     try:
         found = json.loads(written)

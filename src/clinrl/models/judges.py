@@ -1,12 +1,12 @@
 """The models that rewards and measures ask: a sentence encoder, and judges that write a verdict.
 
-Everything that scores transcripts asks here, for many of them at once. A model is loaded when it is asked first, so a
-task whose reward asks none never loads one, nor reads its base for it.
+All requests about many transcripts are answered at once. A model is loaded at its first request, so a task whose
+reward needs none never loads one.
 
-On the CPU what a model says of a text must not depend on what else is asked, or a continued training would earn other
-rewards than an unbroken one. Padding changes the last bits of an embedding (measured: of 52 of 64 texts), so the
-encoder gets texts one by one, which costs nothing there: 64 take as long together. Judges write many tokens, so they
-are asked in batches of one shape, where a row's numbers are its own (measured: 762 of 762 equal beside other rows).
+On the CPU a response must not depend on the other requests, or a continued training would earn other rewards than an
+unbroken one. Padding changes the last bits of an embedding (measured: of 52 of 64 texts), so the encoder gets texts one
+by one, which takes no longer there. Judges write many tokens, so they get batches of one shape, in which a row's
+numbers are its own (measured: 762 of 762 equal beside other rows).
 """
 
 import importlib.metadata
@@ -19,7 +19,7 @@ from clinrl.artifacts import canonical_json, digest
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases
 from clinrl.models.chat import encode
-from clinrl.models.generate import TransformersSampler, window
+from clinrl.models.generate import Prompt, Sampler, window
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
 from clinrl.tasks.parts import Request, Responses
 from clinrl.types import Case, Score, Transcript
@@ -32,59 +32,59 @@ EMBEDDED_BUDGET, FULL_BUDGET = 48, 100
 ROWS = 32
 """Judgements in a batch on the CPU."""
 TOGETHER = 16384
-"""Tokens of a padded batch of judgements on a GPU."""
+"""Tokens in a padded batch of judgements on a GPU."""
 
 Pair = tuple[Case, Transcript]
 
 
-class Oracles:
-    """Answers what is asked, each thing once.
+class Judges:
+    """Answers requests, each once. `base` is the folder of the task's base, which the judges are part of.
 
-    `base` is the folder of the task's base, which the judges are part of. Verdicts are appended to `log`, and those
-    that it holds already, from before a training was killed, are not asked again.
+    Verdicts are appended to `log`. Those that it holds already, from before a training was killed, are read from it.
     """
 
     def __init__(self, base: Path, log: Path | None = None) -> None:
         self.base = base
         self.log = log
         self._vectors: dict[str, Any] = {}
-        self._verdicts: dict[tuple[str, str], str] = {} if log is None else _logged(log)
+        self._verdicts: dict[tuple[str, str], str] = {} if log is None else _read_log(log)
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
-    def answer(self, asks: Iterable[Request]) -> dict[Request, Any]:
-        """What the models say: a float32 unit vector of the encoder, the text that a judge wrote.
+    def answer(self, requests: Iterable[Request]) -> dict[Request, Any]:
+        """The responses: a float32 unit vector of the encoder, the text that a judge wrote.
 
-        A judge that has no room for its prompt says nothing. Raises Refused if the encoder is not installed, and
-        ArtefactError if the base has no such judge.
+        A judge that has no room for its prompt writes an empty text. Raises Refused if the encoder is not installed,
+        and ArtefactError if the base has no such judge.
         """
-        wanted = list(dict.fromkeys(asks))
-        for name in dict.fromkeys(ask.model for ask in wanted):
-            new = [ask for ask in wanted if ask.model == name and not self._knows(ask)]
-            new.sort(key=lambda ask: (len(ask.text), ask.text))
+        wanted = list(dict.fromkeys(requests))
+        for name in dict.fromkeys(request.model for request in wanted):
+            new = [request for request in wanted if request.model == name and self._response(request) is None]
+            new.sort(key=lambda request: (len(request.text), request.text))
             if new:
-                self._keep(new, self._model(name)([ask.text for ask in new]))
-        return {ask: self._said(ask) for ask in wanted}
+                self._keep(name, new, self._model(name)([request.text for request in new]))
+        return {request: self._response(request) for request in wanted}
 
     def record(self) -> list[dict[str, str]]:
-        """Every verdict: the digest of what was asked, the judge and its reply, in the order of digests."""
-        rows = sorted((asked, judge, reply) for (judge, asked), reply in self._verdicts.items())
-        return [{"ask": asked, "model": judge, "reply": reply} for asked, judge, reply in rows]
+        """Every verdict: the digest of the request, the judge and its reply, in the order of digests."""
+        rows = sorted((request, judge, reply) for (judge, request), reply in self._verdicts.items())
+        return [{"ask": request, "model": judge, "reply": reply} for request, judge, reply in rows]
 
-    def _knows(self, ask: Request) -> bool:
-        return ask.text in self._vectors if ask.model == "encoder" else _key(ask) in self._verdicts
+    def _response(self, request: Request) -> Any:
+        """None: not answered yet."""
+        if request.model == "encoder":
+            return self._vectors.get(request.text)
+        return self._verdicts.get(_key(request))
 
-    def _said(self, ask: Request) -> Any:
-        return self._vectors[ask.text] if ask.model == "encoder" else self._verdicts[_key(ask)]
-
-    def _keep(self, asks: Sequence[Request], replies: Sequence[Any]) -> None:
-        said = list(zip(asks, replies, strict=True))
-        self._vectors |= {ask.text: reply for ask, reply in said if ask.model == "encoder"}
-        verdicts = {_key(ask): reply for ask, reply in said if ask.model != "encoder"}
+    def _keep(self, name: str, requests: Sequence[Request], replies: Sequence[Any]) -> None:
+        if name == "encoder":
+            self._vectors |= {request.text: reply for request, reply in zip(requests, replies, strict=True)}
+            return
+        verdicts = {_key(request): reply for request, reply in zip(requests, replies, strict=True)}
         self._verdicts |= verdicts
-        if self.log is not None and verdicts:
+        if self.log is not None:
             with self.log.open("a", encoding="utf-8") as stream:
-                for (judge, asked), reply in verdicts.items():
-                    stream.write(canonical_json({"ask": asked, "model": judge, "reply": reply}) + "\n")
+                for (judge, request), reply in verdicts.items():
+                    stream.write(canonical_json({"ask": request, "model": judge, "reply": reply}) + "\n")
 
     def _model(self, name: str) -> Callable[[Sequence[str]], Sequence[Any]]:
         import torch
@@ -97,7 +97,7 @@ class Oracles:
 
 
 def identities(task: Task, reward: Any, base: Path) -> dict[str, dict[str, Any]]:
-    """What the models that a reward asks follow from, beside the base folder itself; empty if it asks none."""
+    """What the models of a reward follow from, beside the base folder itself; empty if it needs none."""
     return {name: encoder_identity(base) if name == "encoder" else _budget(base) for name in models_of(task, reward)}
 
 
@@ -112,16 +112,16 @@ def encoder_identity(base: Path) -> dict[str, Any]:
         raise Refused(f"the reward asks a sentence encoder, but {ENCODER} is not installed; {INSTALL}") from None
 
 
-def scores(task: Task, pairs: Sequence[Pair], reward: Any, oracles: Oracles) -> list[Score]:
-    """The reward of each transcript, with all that is asked about any of them asked at once."""
-    responses = oracles.answer(one for case, said in pairs for one in requests_of(task, case, said, reward))
-    return [score_with(task, case, said, reward, responses) for case, said in pairs]
+def scores(task: Task, pairs: Sequence[Pair], reward: Any, judges: Judges) -> list[Score]:
+    """The reward of each transcript, all requests about any of them answered at once."""
+    responses = judges.answer(one for case, done in pairs for one in requests_of(task, case, done, reward))
+    return [score_with(task, case, done, reward, responses) for case, done in pairs]
 
 
-def heard_of(task: Task, pairs: Sequence[Pair], oracles: Oracles) -> Responses:
+def judge_responses(task: Task, pairs: Sequence[Pair], judges: Judges) -> Responses:
     """The responses that the task's qualities need about the transcripts."""
     qualities = task.reporting.qualities.values()
-    return oracles.answer(one for case, said in pairs for quality in qualities for one in quality.requests(case, said))
+    return judges.answer(one for case, done in pairs for quality in qualities for one in quality.requests(case, done))
 
 
 def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
@@ -170,13 +170,14 @@ def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
 def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     model, tokenizer = bases.open_judge(base, name)
     rows = ROWS if model.device.type == "cpu" else None
-    sampler = TransformersSampler(model, tokenizer, max_tokens=TOGETHER, rows=rows)
+    sampler = Sampler(model, tokenizer, max_tokens=TOGETHER, rows=rows)
     budget, limit = _budget(base)["tokens"], window(model)
 
     def judge(texts: Sequence[str]) -> Sequence[str]:
-        fits = [limit is None or len(ids) + budget <= limit for ids in encode(tokenizer, texts)]
-        asked = [text for text, fit in zip(texts, fits, strict=True) if fit]
-        replies = iter(sampler.write(asked, [name] * len(asked), temperature=0.0, budget=budget, seed=0))
+        rows = encode(tokenizer, texts)
+        fits = [limit is None or len(ids) + budget <= limit for ids in rows]
+        prompts = [Prompt(name, (), ids) for ids, fit in zip(rows, fits, strict=True) if fit]
+        replies = iter(sampler.sample(prompts, thinking=False, temperature=0.0, budget=budget, seed=0))
         return [next(replies).text if fit else "" for fit in fits]
 
     return judge
@@ -186,11 +187,11 @@ def _budget(base: Path) -> dict[str, int]:
     return {"tokens": FULL_BUDGET if bases.reference(base) else EMBEDDED_BUDGET}
 
 
-def _key(ask: Request) -> tuple[str, str]:
-    return ask.model, digest([ask.model, ask.text])
+def _key(request: Request) -> tuple[str, str]:
+    return request.model, digest([request.model, request.text])
 
 
-def _logged(log: Path) -> dict[tuple[str, str], str]:
+def _read_log(log: Path) -> dict[tuple[str, str], str]:
     """The verdicts of a log, without a last line that a kill cut short."""
     found = {}
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl.models.chat import read_calls, read_turn
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.tasks.base import Task
-from clinrl.types import Call, Case, Message, Stop, Transcript
+from clinrl.types import Call, Case, Message, Stop, Transcript, transcript_of
 
 if TYPE_CHECKING:
     from clinrl.config.schema import Mode
@@ -27,7 +27,13 @@ def run(
 ) -> list[Transcript]:
     """One transcript a case, in the order of the cases, in one mode. `budget`: tokens of all turns together."""
     if task.episodes is not None:
-        return converse(sampler, task, cases, mode, budget, seed, progress)
+        prompts = [task.prompt(case.facts) for case in cases]
+        tools = schemas(task)
+        episodes = [
+            _Episode(case, prompt, task.episodes.environment(), sampler.opening(prompt, tools, mode.thinking))
+            for case, prompt in zip(cases, prompts, strict=True)
+        ]
+        return _converse(sampler, episodes, task.episodes.turns, mode, budget, seed, progress)
     completions = sampler.sample(
         [Prompt(case.id, task.prompt(case.facts)) for case in cases],
         thinking=mode.thinking,
@@ -36,35 +42,30 @@ def run(
         seed=seed,
         progress=progress,
     )
-    return [
-        Transcript(messages=(read_turn(completion.text, mode.thinking),), stop=completion.stop)
-        for completion in completions
-    ]
+    return [transcript_of(read_turn(completion.text, mode.thinking), completion.stop) for completion in completions]
 
 
-def converse(
+def _converse(
     sampler: Sampler,
-    task: Task,
-    cases: Sequence[Case],
+    episodes: "list[_Episode]",
+    max_turns: int,
     mode: "Mode",
     budget: int,
     seed: int,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], None] | None,
 ) -> list[Transcript]:
-    """One episode a case: the model's turns, and what the environment answers to their calls, until a turn calls none.
+    """Play episodes to their ends: the model's turns and the results of their calls, until a turn makes no call.
 
-    An episode also ends after so many turns of its task, and where the budget leaves no room for results or for more of
-    a turn; calls whose results the model could not read any more are not in it as made: no result follows them. Results
-    that fill the budget to the last token are its end, as in TRL's loop.
+    An episode also ends after `max_turns`, and where the budget leaves no room for results or for more of a turn.
+    Calls whose results the model could not read any more are not made: no result follows them. Results that fill the
+    budget to the last token end the episode, as in TRL's loop.
     """
-    most, tools = _turns(task), schemas(task)
-    episodes = [_Episode(task, case, sampler.opening(task.prompt(case.facts), tools, mode.thinking)) for case in cases]
-    for turn in range(most):
+    for turn in range(max_turns):
         if not (going := [episode for episode in episodes if episode.stop is None]):
             break
         completions = sampler.sample(
             [
-                Prompt(episode.case.id, [*episode.prompt, *episode.said], episode.ids, budget - episode.used)
+                Prompt(episode.case.id, [*episode.prompt, *episode.messages], episode.ids, budget - episode.used)
                 for episode in going
             ],
             thinking=mode.thinking,
@@ -75,40 +76,37 @@ def converse(
         for episode, completion in zip(going, completions, strict=True):
             left = budget - episode.used
             written = completion if completion.tokens <= left else sampler.cut(completion, left)
-            said = read_calls(read_turn(written.text, mode.thinking))
-            episode.said.append(said)
-            if written.stop == "max_tokens" or not said.calls or turn == most - 1:
-                ended: Stop = "max_turns" if said.calls else "answered"
-                episode.stop = "max_tokens" if written.stop == "max_tokens" else ended
+            message = read_calls(read_turn(written.text, mode.thinking))
+            episode.messages.append(message)
+            if written.stop == "max_tokens":
+                episode.stop = "max_tokens"
+            elif not message.calls:
+                episode.stop = "answered"
+            elif turn == max_turns - 1:
+                episode.stop = "max_turns"
             else:
-                found = [act(episode.environment, call) for call in said.calls]
+                found = [act(episode.environment, call) for call in message.calls]
                 ids = [*written.ids, *sampler.after(found, mode.thinking)]
-                if episode.used + len(ids) > budget:
-                    episode.stop = "max_tokens"
-                else:
-                    episode.said += found
+                if episode.used + len(ids) <= budget:
+                    episode.messages += found
                     episode.ids += ids
                     episode.stop = "max_tokens" if episode.used == budget else None
+                else:
+                    episode.stop = "max_tokens"
             if episode.stop is not None and progress is not None:
                 progress()
-    return [Transcript(messages=tuple(episode.said), stop=episode.stop or "max_turns") for episode in episodes]
-
-
-def _turns(task: Task) -> int:
-    assert task.episodes is not None
-    return task.episodes.turns
+    return [Transcript(messages=tuple(episode.messages), stop=episode.stop or "max_turns") for episode in episodes]
 
 
 class _Episode:
     """A conversation in progress."""
 
-    def __init__(self, task: Task, case: Case, opening: list[int]) -> None:
-        assert task.episodes is not None
-        self.case, self.prompt = case, task.prompt(case.facts)
-        self.environment = task.episodes.environment()
+    def __init__(self, case: Case, prompt: list[Message], environment: Any, opening: list[int]) -> None:
+        self.case, self.prompt = case, prompt
+        self.environment = environment
         self.environment.reset(case=case)
         self.opened, self.ids = len(opening), opening
-        self.said: list[Message] = []
+        self.messages: list[Message] = []
         self.stop: Stop | None = None
 
     @property
@@ -134,10 +132,10 @@ def tools(environment: Any) -> dict[str, Callable[..., Any]]:
 
 
 def act(environment: Any, call: Call) -> Message:
-    """Make a call, and say what it returned.
+    """Make a call; the turn with its result.
 
-    A tool that does not exist, or not with these arguments, is answered as TRL answers it: with an error for the model
-    to read. Whatever else a tool raises is a fault of the environment and is raised.
+    A tool that does not exist, or not with these arguments, has the result that TRL gives: an error for the model to
+    read. Whatever else a tool raises is a fault of the environment and is raised.
     """
     tool = tools(environment).get(call.name)
     if tool is None:

@@ -25,12 +25,12 @@ from clinrl.artifacts import canonical_json, identity, read_manifest, verified, 
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, encode, read_turn, render
-from clinrl.models.generate import Prompt, TransformersSampler, check_room, window
+from clinrl.models.generate import Prompt, Sampler, check_room, window
 from clinrl.provenance import pins
 from clinrl.runtime import determinism
 from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.marks import holds_mark
-from clinrl.types import Strict, Unreadable, said
+from clinrl.types import Strict, Unreadable, transcript_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -199,7 +199,7 @@ def load(path: str) -> "Answerer":
     if served.form == "adapter":
         verified(folder / ADAPTER)  # as `open_base` did with its folder: what was checked may have changed since
         model = opening.adapted(model, folder / ADAPTER).eval()
-    return Answerer(served, task, TransformersSampler(model, tokenizer), novelty.read(folder / EXAMINED))
+    return Answerer(served, task, Sampler(model, tokenizer), novelty.read(folder / EXAMINED))
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,7 @@ class Row:
 class Answerer:
     """What MLflow holds of a loaded model."""
 
-    def __init__(
-        self, served: Served, task: Task, sampler: TransformersSampler, examined: novelty.Examined | None
-    ) -> None:
+    def __init__(self, served: Served, task: Task, sampler: Sampler, examined: novelty.Examined | None) -> None:
         self.served = served
         self.task = task
         self.sampler = sampler
@@ -251,7 +249,7 @@ class Answerer:
                 lines.append((None, None, None, row.mode, REFUSED + row.refusal, row.novelty))
                 continue
             turn = read_turn(completion.text, self.served.modes[row.mode].thinking)
-            answer = self.task.parse(said(turn))
+            answer = self.task.parse(transcript_of(turn))
             silent = isinstance(answer, Unreadable)
             status = answer.reason if silent else READ
             lines.append((None if silent else answer, turn.content, turn.thinking, row.mode, status, row.novelty))

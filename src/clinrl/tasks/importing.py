@@ -22,7 +22,7 @@ from clinrl import paths
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task
 from clinrl.tasks.marks import holds_mark
-from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, said
+from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, transcript_of
 
 MARK = "/imported/"
 LONGEST_NARRATIVE_CHARACTERS = 4_000
@@ -289,4 +289,6 @@ def _answer_line(task: Task, content: str, answer: Any) -> str:
     if isinstance(answer, Unreadable):  # whatever made it unreadable may quote the narrative
         return ""
     lines = (line.strip() for line in content.splitlines())
-    return next((line for line in lines if task.parse(said(Message(role="assistant", content=line))) == answer), "")
+    return next(
+        (line for line in lines if task.parse(transcript_of(Message(role="assistant", content=line))) == answer), ""
+    )

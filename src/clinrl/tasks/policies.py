@@ -14,7 +14,7 @@ RIGHT = 0.6
 NO_PRIORS: Mapping[str, Mapping[Any, float]] = MappingProxyType({})
 
 
-def says(content: str, thinking: str | None = None, stop: Stop = "answered") -> Transcript:
+def write_answer(content: str, thinking: str | None = None, stop: Stop = "answered") -> Transcript:
     """A transcript of one turn."""
     return Transcript(messages=(Message(role="assistant", content=content, thinking=thinking),), stop=stop)
 
@@ -36,26 +36,26 @@ def lazy_policies(
     """
 
     def always(label: Any) -> Policy:
-        return lambda case, rng: says(write(label))
+        return lambda case, rng: write_answer(write(label))
 
     def drawn(weights: Mapping[Any, float]) -> Policy:
         known, shares = zip(*weights.items(), strict=True)
-        return lambda case, rng: says(write(rng.choices(known, shares)[0]))
+        return lambda case, rng: write_answer(write(rng.choices(known, shares)[0]))
 
     def mediocre(case: Any, rng: Random) -> Transcript:
         label = gold(case)
         if rng.random() >= RIGHT:
             label = rng.choice([other for other in labels if other != label] if near is None else near(label))
-        return says(write(label))
+        return write_answer(write(label))
 
     hedged = f"{write(labels[0])} or {write(labels[1])}" if hedge is None else hedge
-    cut = says(write(labels[0])[:4], stop="max_tokens") if truncated is None else truncated
+    cut = write_answer(write(labels[0])[:4], stop="max_tokens") if truncated is None else truncated
     return {
         **{f"always_{label}": always(label) for label in labels},
         "random": drawn(dict.fromkeys(labels, 1.0)),
         **{f"prior_{mix}": drawn(weights) for mix, weights in priors.items()},
-        "hedge": lambda case, rng: says(hedged),
-        "empty": lambda case, rng: says(""),
+        "hedge": lambda case, rng: write_answer(hedged),
+        "empty": lambda case, rng: write_answer(""),
         "truncated": lambda case, rng: cut,
         "mediocre": mediocre,
     }

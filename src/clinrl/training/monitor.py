@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from clinrl.models.chat import Completion, encode, read_turn, render
-from clinrl.models.generate import Prompt, TransformersSampler, batches
+from clinrl.models.generate import Prompt, Sampler, batches
 from clinrl.tasks.base import GIVEN, Task, as_variant
-from clinrl.types import said
+from clinrl.types import transcript_of
 
 HELD_OUT_SEED = 271828
 """Of the held-out cases of every run: they are the same for all versions."""
@@ -41,7 +41,7 @@ class HeldOut:
     def look(self, model: Any) -> dict[str, float]:
         """What the policy does now, by metric."""
         answers = [
-            self.task.parse(said(read_turn(completion.text, thinking)))
+            self.task.parse(transcript_of(read_turn(completion.text, thinking)))
             for thinking in self.thinking.values()
             for completion in self._sample(model, thinking, 0.0)
         ]
@@ -59,7 +59,7 @@ class HeldOut:
 
     def _sample(self, model: Any, thinking: bool, temperature: float) -> list[Completion]:
         prompts = [Prompt(case.id, self.task.prompt(case.facts)) for case in self.cases]
-        sampler = TransformersSampler(model, self.tokenizer)
+        sampler = Sampler(model, self.tokenizer)
         return sampler.sample(
             prompts, thinking=thinking, temperature=temperature, budget=self.budget, seed=HELD_OUT_SEED
         )

@@ -8,9 +8,9 @@ from clinrl.config.recipes import Phase
 from clinrl.data.sampling import served
 from clinrl.errors import TrainingError
 from clinrl.models.chat import decode, read_calls, read_turn
-from clinrl.models.judges import Oracles, scores
+from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import Task, parts_of
-from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, said
+from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, transcript_of
 
 
 class Reader:
@@ -67,7 +67,7 @@ def reward_function(
     tokenizer: Any,
     ends: frozenset[int],
     group: int,
-    oracles: Oracles,
+    judges: Judges,
     phases: Sequence[Phase] = (),
 ) -> Callable[..., list[float]]:
     """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
@@ -97,7 +97,8 @@ def reward_function(
         if task.episodes is None:
             written = [decode(tokenizer, ids, ends) for ids in completion_ids]
             done = [
-                said(read_turn(text.text, thinking[name]), text.stop) for text, name in zip(written, mode, strict=True)
+                transcript_of(read_turn(text.text, thinking[name]), text.stop)
+                for text, name in zip(written, mode, strict=True)
             ]
         else:
             done = [
@@ -106,7 +107,7 @@ def reward_function(
             ]
         pairs = [(known[text], transcript) for text, transcript in zip(case, done, strict=True)]
         began = time.monotonic()
-        earned = scores(task, pairs, reward, oracles)
+        earned = scores(task, pairs, reward, judges)
         log_metric("reward_time", time.monotonic() - began)  # no part of the history: a clock decides it
         for transcript, score, text, name in zip(done, earned, case, mode, strict=True):
             if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:

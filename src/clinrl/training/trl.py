@@ -25,7 +25,7 @@ from clinrl.errors import DataError, TrainingError
 from clinrl.models import opening
 from clinrl.models.chat import encode, encoded, end_tokens, render, results, spelt
 from clinrl.models.generate import check_room, window
-from clinrl.models.judges import Oracles
+from clinrl.models.judges import Judges
 from clinrl.models.rollout import schemas
 from clinrl.tasks.base import Task
 from clinrl.training.monitor import HeldOut
@@ -265,7 +265,7 @@ def grpo_trainer(
     spec: Mapping[str, Any],
     rows: Sequence[Row],
     output: Path,
-    oracles: Oracles,
+    judges: Judges,
 ) -> Grpo:
     """GRPO on the task's reward: each row is one group of completions, each step one round of generation.
 
@@ -313,7 +313,7 @@ def grpo_trainer(
         tokenizer=tokenizer,
         ends=end_tokens(model, tokenizer),
         group=trainer["group"],
-        oracles=oracles,
+        judges=judges,
         phases=phases,
     )
     grpo = Grpo(

@@ -89,7 +89,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl import paths
     from clinrl.artifacts import canonical_json
     from clinrl.models import bases
-    from clinrl.models.judges import Oracles
+    from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
     from clinrl.training import trl
     from clinrl.training.callback import history
@@ -104,9 +104,9 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     parent = None if spec["parent"] == f"{spec['task']}-base" else paths.adapter(spec["parent"])
     model = trl.start_adapter(model, spec, parent)
     start = trl.adapter_state(model)
-    oracles = Oracles(paths.base(spec["task"]), log=folder / VERDICTS)
+    judges = Judges(paths.base(spec["task"]), log=folder / VERDICTS)
     trainer = (
-        trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", oracles)
+        trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges)
         if spec["method"] == "grpo"
         else trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer")
     )
@@ -131,7 +131,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         adapter.mkdir()
         write_adapter(model, tokenizer, spec, adapter)
         (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
-        if verdicts := oracles.record():
+        if verdicts := judges.record():
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
             (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
     return int(trainer.state.global_step)

@@ -9,7 +9,7 @@ from typing import Any
 
 from clinrl.tasks.base import Task, content_id
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Judged, Quality, Reporting, Request, Responses, Share, Statistic
-from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, said
+from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, transcript_of
 
 LABELS = ("Usually Appropriate", "May Be Appropriate", "Usually Not Appropriate")
 TOPICS = ("headache", "back pain", "cough", "dizziness", "chest pain", "knee injury")
@@ -74,7 +74,7 @@ def prompt(facts: Facts) -> list[Message]:
 def gold(case: ToyCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
     label = LABELS[1] if case.key.rule in omit else case.key.label
     thought = f"With {case.key.topic} a scan is {label.lower()}." if thinking else None
-    return said(Message(role="assistant", content=f"ANSWER: {label}", thinking=thought))
+    return transcript_of(Message(role="assistant", content=f"ANSWER: {label}", thinking=thought))
 
 
 def bare(case: ToyCase) -> ToyCase | None:

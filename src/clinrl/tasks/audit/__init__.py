@@ -7,8 +7,8 @@ from typing import Any
 from clinrl.tasks.audit import episodes, metrics, policies, protocol, quality, rewards
 from clinrl.tasks.audit.cases import (
     LEVEL_NAMES,
+    MAX_PROPOSALS,
     MIXES,
-    MOST_PROPOSALS,
     AuditCase,
     case_id,
     cases,
@@ -140,7 +140,7 @@ class Audit(Task):
         expectations=(
             expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^audit-[0-9a-f]{16}$"),
             expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVEL_NAMES)),
-            expect("ExpectColumnValuesToBeBetween", "proposals", min_value=2, max_value=MOST_PROPOSALS),
+            expect("ExpectColumnValuesToBeBetween", "proposals", min_value=2, max_value=MAX_PROPOSALS),
             Expect(
                 type="ExpectColumnPairValuesAToBeGreaterThanB",
                 arguments={"column_A": "proposals", "column_B": "errors", "or_equal": True},
@@ -149,7 +149,7 @@ class Audit(Task):
         ),
     )
     episodes = Episodes(
-        environment=AuditEnv, turns=MOST_PROPOSALS + 3, parts=episodes.parts, part_names=episodes.part_names
+        environment=AuditEnv, turns=MAX_PROPOSALS + 3, parts=episodes.parts, part_names=episodes.part_names
     )
     benchmark = protocol.PROTOCOL
 

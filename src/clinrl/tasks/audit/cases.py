@@ -34,7 +34,7 @@ from clinrl.types import Case, Pool, Strict
 
 Level = Literal["easy", "medium", "hard"]
 LEVEL_NAMES: Final[tuple[Level, ...]] = ("easy", "medium", "hard")
-MOST_PROPOSALS: Final = 12
+MAX_PROPOSALS: Final = 12
 
 
 class Proposal(Strict):
@@ -53,7 +53,7 @@ class AuditFacts(Strict):
 
     level: Level
     protocol: TrialProtocol
-    proposals: tuple[Proposal, ...] = Field(min_length=1, max_length=MOST_PROPOSALS)
+    proposals: tuple[Proposal, ...] = Field(min_length=1, max_length=MAX_PROPOSALS)
     records: tuple[PatientRecord, ...]
     """Of the patients who are proposed, and of a few others, in any order."""
 

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 from clinrl.tasks.audit.phrases import FALLACY_NAMES
 from clinrl.tasks.audit.rules import Differences
 
-MOST_CHARACTERS: Final = 160
+MAX_CHARACTERS: Final = 160
 """A longer reason says nothing."""
-MOST_WORDS: Final = 8
+MAX_WORDS: Final = 8
 """Words that may stand beside values and fallacies."""
-MOST_BEYOND: Final = 2
+MAX_BEYOND: Final = 2
 """True values that may be cited beyond those that decide."""
 
 _FALLACIES: Final = frozenset(FALLACY_NAMES)
@@ -40,7 +40,7 @@ NOTHING: Final = Reason(claims=frozenset(), fallacies=(), acceptable=False)
 
 def read(reason: str) -> Reason:
     """What a reason cites and names. Never raises; linear in its length, of which only a bounded part is read."""
-    if len(reason) > MOST_CHARACTERS:
+    if len(reason) > MAX_CHARACTERS:
         return NOTHING
     claims: set[Claim] = set()
     fallacies: list[str] = []
@@ -60,7 +60,7 @@ def read(reason: str) -> Reason:
             name = token
             continue
         name = ""
-    return Reason(frozenset(claims), tuple(fallacies), not stray and words <= MOST_WORDS)
+    return Reason(frozenset(claims), tuple(fallacies), not stray and words <= MAX_WORDS)
 
 
 def truths(found: Differences) -> dict[str, frozenset[Claim]]:
@@ -105,7 +105,7 @@ def supports(reason: Reason, found: Differences, deciding: tuple[str, ...]) -> b
         reason.acceptable
         and reason.claims <= frozenset().union(*true.values())
         and all(reason.claims & true[name] for name in deciding)
-        and len(reason.claims) <= len(deciding) + MOST_BEYOND
+        and len(reason.claims) <= len(deciding) + MAX_BEYOND
     )
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from clinrl.tasks.audit.cases import MOST_PROPOSALS, AuditCase, Truth
+from clinrl.tasks.audit.cases import MAX_PROPOSALS, AuditCase, Truth
 from clinrl.tasks.audit.env import (
     APPROVE,
     COHORT,
@@ -30,7 +30,7 @@ from clinrl.types import Strict
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
-MOST_CALLS: Final = calls_for(MOST_PROPOSALS)
+MAX_CALLS: Final = calls_for(MAX_PROPOSALS)
 """Of the largest episode; what the declared range of the bonuses rests on."""
 
 
@@ -86,7 +86,7 @@ class Dense(Strict):
         """A bound below every total: the largest episode, all of it at the worst price."""
         decision = min(self.flag, self.false_flag, self.approval, self.false_approval, 0.0)
         call = min(self.duplicate, self.invalid, self.decided_twice, *self._look_ups, 0.0) + min(self.step, 0.0)
-        return MOST_PROPOSALS * decision + 2 * MOST_CALLS * call
+        return MAX_PROPOSALS * decision + 2 * MAX_CALLS * call
 
     @property
     def high(self) -> float:
@@ -94,7 +94,7 @@ class Dense(Strict):
         decision = max(self.flag + max(self.fallacy, 0.0), self.approval, self.false_flag, self.false_approval, 0.0)
         call = max(*self._look_ups, 0.0)
         report = sum(max(part, 0.0) for part in (self.report, self.report_quality, self.completion))
-        return MOST_PROPOSALS * decision + MOST_CALLS * (call + max(self.step, 0.0)) + report
+        return MAX_PROPOSALS * decision + MAX_CALLS * (call + max(self.step, 0.0)) + report
 
 
 FALLACY_KEYWORDS: Final[Mapping[ErrorType, tuple[str, ...]]] = MappingProxyType(
@@ -158,7 +158,7 @@ def dense(case: AuditCase, log: Sequence[Call], malformed: int, numbers: Dense) 
     truths = {truth.proposal_id: truth for truth in case.key.truths}
     broken = {proposal.patient_id: truths[proposal.proposal_id].broken for proposal in case.facts.proposals}
     terms = dict.fromkeys(("detection", "approvals", "fallacy", "look_ups", "report", "steps", "invalid"), 0.0)
-    terms["malformed"] = numbers.invalid * min(malformed, MOST_CALLS)
+    terms["malformed"] = numbers.invalid * min(malformed, MAX_CALLS)
     seen: set[tuple[str, ...]] = set()
     decided = 0
     for call in log:

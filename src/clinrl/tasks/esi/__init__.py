@@ -9,12 +9,12 @@ from clinrl.tasks.esi import answer, metrics, rewards, triggers
 from clinrl.tasks.esi.cases import MIXES, EsiCase, case_id, cases, pool_of
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
 from clinrl.tasks.esi.intake import recognise
-from clinrl.tasks.esi.measured import BOUNDS, LEAST_PULSE_PRESSURE_MMHG
+from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.published import PUBLISHED
 from clinrl.tasks.esi.rules import RULE_IDS, Presentation, decide
 from clinrl.tasks.parts import Checks, Expect, Improvement, Reporting, Safety, expect
-from clinrl.tasks.policies import Policy, lazy_policies, says
+from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -38,7 +38,7 @@ POLICIES = lazy_policies(
     lambda case: case.key.level,
     priors={mix: MIXES[mix] for mix in ("natural", "reporting")},
     hedge="ANSWER: ESI 2 or 3",
-    truncated=says("EXTRACTION:\n- Chief complaint: ", stop="max_tokens"),
+    truncated=write_answer("EXTRACTION:\n- Chief complaint: ", stop="max_tokens"),
     near=lambda level: [near for near in (level - 1, level + 1) if near in LEVELS],
 )
 """Ways to answer without reading, and the mediocre reader."""
@@ -154,7 +154,7 @@ class Esi(Task):
             _within("dbp_mmhg", of="imported"),
             _within("temp_c"),
             _within("pain"),
-            expect("ExpectColumnValuesToBeBetween", "pulse_pressure_mmhg", min_value=LEAST_PULSE_PRESSURE_MMHG),
+            expect("ExpectColumnValuesToBeBetween", "pulse_pressure_mmhg", min_value=MIN_PULSE_PRESSURE_MMHG),
             expect("ExpectColumnValueLengthsToBeBetween", "narrative", of="drawn", min_value=20, max_value=1200),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", regex=r"[\x00-\x1f\x7f]"),
             expect(

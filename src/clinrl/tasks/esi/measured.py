@@ -26,7 +26,7 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
 )
 """What a living patient's values lie within, ends included: the bounds of expectations and of imports."""
 
-LEAST_PULSE_PRESSURE_MMHG: Final = 5
+MIN_PULSE_PRESSURE_MMHG: Final = 5
 """What the systolic pressure is above the diastolic, at least."""
 
 CELSIUS: Final = (25.0, 44.0)
@@ -136,6 +136,6 @@ def identifier(text: str, column: str) -> str:
 
 
 def pressures(sbp_mmhg: int | None, dbp_mmhg: int | None) -> None:
-    """Refuse a systolic pressure that is not `LEAST_PULSE_PRESSURE_MMHG` above the diastolic."""
-    if sbp_mmhg is not None and dbp_mmhg is not None and sbp_mmhg - dbp_mmhg < LEAST_PULSE_PRESSURE_MMHG:
-        raise Unclear("sbp", f"is not {LEAST_PULSE_PRESSURE_MMHG} above dbp")
+    """Refuse a systolic pressure that is not `MIN_PULSE_PRESSURE_MMHG` above the diastolic."""
+    if sbp_mmhg is not None and dbp_mmhg is not None and sbp_mmhg - dbp_mmhg < MIN_PULSE_PRESSURE_MMHG:
+        raise Unclear("sbp", f"is not {MIN_PULSE_PRESSURE_MMHG} above dbp")

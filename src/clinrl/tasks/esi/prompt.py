@@ -8,7 +8,7 @@ from clinrl.tasks.esi.cases import EsiCase, EsiFacts
 from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.esi.phrases import FINDINGS
 from clinrl.tasks.esi.rules import DANGER_VITALS, RULES, Decision, Presentation, band, decide, hypotension_limit_mmhg
-from clinrl.types import Message, Transcript, said
+from clinrl.types import Message, Transcript, transcript_of
 
 SYSTEM = (
     "You are an experienced emergency triage nurse. Read the note and assign an Emergency Severity Index level from 1 "
@@ -28,7 +28,7 @@ def prompt(facts: EsiFacts) -> list[Message]:
 def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
     """The turn of a nurse who reads everything and knows every rule except `omit`, which means nothing to imports."""
     if isinstance(case.key, ImportedKey):
-        return said(imported.gold(case.key, thinking=thinking))
+        return transcript_of(imported.gold(case.key, thinking=thinking))
     patient = case.key.presentation
     decision = decide(patient, omit=omit)
     turn = Message(
@@ -36,7 +36,7 @@ def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -
         content=_blocks(patient, decision),
         thinking=_thoughts(patient, decision) if thinking else None,
     )
-    return said(turn)
+    return transcript_of(turn)
 
 
 def red_flags(p: Presentation) -> tuple[str, ...]:

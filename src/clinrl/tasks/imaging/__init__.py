@@ -13,13 +13,13 @@ from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import MIXES, ImagingCase, case_id, cases, is_held_out, pool_of, shown_with
 from clinrl.tasks.imaging.guideline import MODALITIES, RADIATION, true_yield
-from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MOST_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
+from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MAX_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
 from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
 from clinrl.tasks.importing import normalised, pseudonym
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, expect
-from clinrl.tasks.policies import Policy, lazy_policies, says
+from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable
 
 TWO_STEPS = 1.0
@@ -32,7 +32,7 @@ POLICIES = lazy_policies(
     lambda case: case.key.label,
     priors={"natural": MIXES["natural"]},
     hedge=f"<answer>{LABELS[0]} or {LABELS[1]}</answer>",
-    truncated=says("", "The procedure shows", "max_tokens"),
+    truncated=write_answer("", "The procedure shows", "max_tokens"),
 )
 """Ways to answer without reading, and the mediocre reader."""
 
@@ -213,7 +213,7 @@ class Imaging(Task):
             expect("ExpectColumnValuesToBeBetween", "studies", of="drawn", min_value=0, max_value=3),
             expect("ExpectColumnValuesToBeBetween", "studies", of="imported", min_value=0, max_value=len(NUMBERS)),
             expect("ExpectColumnValuesToBeBetween", "reasons", of="drawn", min_value=2, max_value=12),
-            expect("ExpectColumnValuesToBeBetween", "reasons", of="imported", min_value=1, max_value=MOST_SENTENCES),
+            expect("ExpectColumnValuesToBeBetween", "reasons", of="imported", min_value=1, max_value=MAX_SENTENCES),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="drawn", regex=_LABEL_IN_TEXT),
             expect("ExpectColumnValuesToNotMatchRegex", "shown", of="imported", regex=NAMES_A_LABEL),
             expect("ExpectColumnValuesToNotMatchRegex", "shown", of="imported", regex=HOLDS_A_TAG),

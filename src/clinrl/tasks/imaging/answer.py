@@ -34,7 +34,7 @@ REASONS: Final = (
 )  # fmt: skip
 """Every reason that `parse` gives, the one that is named first when a turn earns several: see `parse`."""
 
-LEAST_THOUGHT: Final = 3
+MIN_THOUGHT_WORDS: Final = 3
 """Words that a think block must hold to be one: fewer are a way to have the block without thinking."""
 
 _TAG = re.compile(r"<(/?)(think|answer)>", re.IGNORECASE)
@@ -45,11 +45,11 @@ _BY_TEXT: Final = {label.lower(): label for label in LABELS}
 def parse(message: Message) -> str | Unreadable:
     """The label of a turn, one of `LABELS`, or Unreadable with a reason out of `REASONS`.
 
-    Never raises, and takes time in proportion to the length of the text. Reasons, in order of precedence: `empty`
-    (nothing said outside the think block, as when that never ended), `empty_think` (a block with fewer than
-    `LEAST_THOUGHT` words), `stray_tag` (any tag within the reasoning, a think tag or a closing tag out of place after
-    it), `no_answer` (no answer tag), `unclosed`, `nested`, `duplicate` (more than one block), `preamble`, `trailing`
-    (text before or after the block), `empty_answer`, `hedged` (a label and more, or several), `unknown_label`.
+    Never raises, and takes time in proportion to the length of the text. Reasons, in order of precedence: `empty` (no
+    content, as when the think block never ended), `empty_think` (a block with fewer than `MIN_THOUGHT_WORDS` words),
+    `stray_tag` (any tag within the reasoning, a think tag or a closing tag out of place after it), `no_answer` (no
+    answer tag), `unclosed`, `nested`, `duplicate` (more than one block), `preamble`, `trailing` (text before or after
+    the block), `empty_answer`, `hedged` (a label and more, or several), `unknown_label`.
     """
     reason = _fault_of_thought(message.thinking) if message.content.strip() else EMPTY
     if reason:
@@ -103,7 +103,7 @@ def published_format(text: str) -> bool:
 def _fault_of_thought(thinking: str | None) -> str | None:
     if thinking is None:
         return None
-    if len(_WORD.findall(thinking)) < LEAST_THOUGHT:
+    if len(_WORD.findall(thinking)) < MIN_THOUGHT_WORDS:
         return EMPTY_THINK
     return STRAY_TAG if _TAG.search(thinking) else None
 

@@ -19,7 +19,7 @@ RULE: Final = "imported"
 KIND: Final = "appropriateness"
 
 LONGEST_SENTENCE: Final = 2_000
-MOST_SENTENCES: Final = 60
+MAX_SENTENCES: Final = 60
 
 NAMES_A_LABEL: Final = r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\W{1,3}be\W{1,3}appropriate\b"
 """Text that gives the answer away."""
@@ -38,7 +38,7 @@ class ImportedKey(Strict):
     """As the panel gave it."""
     rule: Literal["imported"] = RULE
     reasoning: tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_SENTENCE)], ...] = Field(
-        min_length=1, max_length=MOST_SENTENCES
+        min_length=1, max_length=MAX_SENTENCES
     )
     """The reasons as sentences, in order; studies are cited as [n], those without an abstract too."""
 

@@ -56,7 +56,7 @@ LONGEST: Final = {"condition": 300, "category": 300, "variant": 2_000, "procedur
 LONGEST_ABSTRACT: Final = 6_000
 LONGEST_EVIDENCE: Final = 100_000
 """Characters of all abstracts: of a language without spaces, the count of words bounds nothing."""
-MOST_WORDS: Final = 3_300
+MAX_WORDS: Final = 3_300
 """Of all abstracts: records with more were left out of the published data."""
 NUMBERS: Final = range(1, 100)
 """What a study may be cited as."""
@@ -223,8 +223,8 @@ def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
             raise Unclear(column, "has an entry without an abstract")
         text = given["abstract"] if isinstance(given, Mapping) else given
         texts[number] = _string(text, column, "has an abstract that is no text")
-    if sum(len(text.split()) for text in texts.values()) > MOST_WORDS:
-        raise Unclear(column, f"holds more than {MOST_WORDS:,} words of abstracts")
+    if sum(len(text.split()) for text in texts.values()) > MAX_WORDS:
+        raise Unclear(column, f"holds more than {MAX_WORDS:,} words of abstracts")
     if sum(map(len, texts.values())) > LONGEST_EVIDENCE:
         raise Unclear(column, f"holds more than {LONGEST_EVIDENCE:,} characters of abstracts")
     for text in filter(None, texts.values()):
@@ -245,8 +245,8 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
     found = tuple(_closed(sentence) for line in given for sentence in split(cleaned(line)))
     if not found:
         raise Unclear(column, "is empty")
-    if len(found) > imported.MOST_SENTENCES:
-        raise Unclear(column, f"has more than {imported.MOST_SENTENCES} sentences")
+    if len(found) > imported.MAX_SENTENCES:
+        raise Unclear(column, f"has more than {imported.MAX_SENTENCES} sentences")
     for sentence in found:
         imported.check(sentence, column, imported.LONGEST_SENTENCE)
         if not all(number in NUMBERS for number in citations(sentence)):

@@ -8,7 +8,7 @@ from clinrl.tasks.imaging.cases import ImagingCase, ImagingFacts, sentences
 from clinrl.tasks.imaging.evidence import told
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.rules import decide
-from clinrl.types import Message, Transcript, said
+from clinrl.types import Message, Transcript, transcript_of
 
 SYSTEM = (
     "You advise on imaging. Say whether the procedure is appropriate for exactly this variant of this condition. Think "
@@ -36,7 +36,7 @@ def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset(
     Who does not know what a procedure shows here believes the studies that are shown.
     """
     if isinstance(case.key, ImportedKey):
-        return said(imported.gold(case.key.label, case.key.reasoning, thinking=thinking))
+        return transcript_of(imported.gold(case.key.label, case.key.reasoning, thinking=thinking))
     s, key = case.key.scenario, case.key
     decision = decide(s, omit, told(key.studies, s))
     reasons = sentences(s, key.studies, decision, case.facts.variant) if omit else key.reasoning
@@ -45,4 +45,4 @@ def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset(
         content=f"<answer>{decision.label}</answer>",
         thinking=" ".join(reasons) if thinking else None,
     )
-    return said(turn)
+    return transcript_of(turn)

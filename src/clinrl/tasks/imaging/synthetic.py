@@ -18,7 +18,7 @@ from typing import Any, Final
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import ImagingCase, ImagingKey, case_of, cases
 from clinrl.tasks.imaging.guideline import CONTRAST, MODALITIES
-from clinrl.tasks.imaging.intake import MOST_WORDS
+from clinrl.tasks.imaging.intake import MAX_WORDS
 
 FORMATS: Final = ("json", "jsonl", "csv")
 COLUMNS: Final = ("category", "variant", "procedure", "appropriateness", "reasoning_traces", "citations", "topic_id")
@@ -87,7 +87,7 @@ def _record(rng: Random, case: ImagingCase, other: ImagingCase) -> Record:
 def _long(rng: Random) -> str:
     """An abstract of which nine are more than a prompt can hold."""
     words = ("patients", "images", "were", "read", "again", "by", "two", "readers", "who", "agreed")
-    return " ".join(rng.choice(words) for _ in range(MOST_WORDS // 8))
+    return " ".join(rng.choice(words) for _ in range(MAX_WORDS // 8))
 
 
 def write(folder: Path, rows: int, seed: int, form: str) -> Path:
