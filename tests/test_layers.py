@@ -56,7 +56,7 @@ DOORS = {
     "torch": {"merging", "models", "registry.pyfunc", "runtime.determinism", "training"},
     "transformers": {"merging", "models", "runtime.determinism", "training"},
     "trl": {"models.pretrain", "training.trl"},
-    "vllm": {"models.generate"},
+    "vllm": set[str](),
 }
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 

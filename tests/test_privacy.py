@@ -15,7 +15,8 @@ from clinrl.config.params import Params
 from clinrl.data import dataset, reward_audit, validate
 from clinrl.errors import DataError
 from clinrl.evaluation import error_analysis, evaluate, external
-from clinrl.registry import versions
+from clinrl.registry import mlflow_store, versions
+from clinrl.tasks.base import content_id
 from clinrl.tracking import mlflow_store
 from clinrl.training import launch
 
@@ -113,7 +114,7 @@ def spoil(name: str, change) -> None:
         key, facts = content["key"], content["facts"]
         try:
             case = get_task("esi").Case.model_validate(content)
-            content["id"] = get_task("esi").checks.case_id(case.facts, case.key)
+            content["id"] = content_id("esi", case.facts, case.key)
         except ValueError:
             assert key is not facts
         lines.append(artifacts.canonical_json(content) + "\n")

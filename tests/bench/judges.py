@@ -19,10 +19,14 @@ from clinrl.data.dataset import progress
 from clinrl.models.judges import Judges
 from clinrl.reports.render import table
 from clinrl.runtime import determinism
-from clinrl.tasks.imaging import attacks, judging, quality
+from clinrl.tasks.imaging import judging, quality
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED
 from clinrl.tasks.parts import Request
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import attacks
+from agreement import agreement as scores_agreement
 
 TASK = "imaging"
 REPORT = Path("data/reports/judges.json")
@@ -34,25 +38,23 @@ def agreement(judges: Judges, judge: Any, n: int) -> dict[str, Any]:
     """A judge's scores against the rules', by key and for the lowest of the three, which a reward pays."""
     drawn = list(cases(n, SEED, pool="mine", mix="balanced"))
     pairs = list(
-        judging.lessons(
-            judge, n, SEED, drawn, falsify=quality.falsified, paraphrase=quality.reworded, same=quality.same
-        )
+        judging.lessons(judge, n, SEED, drawn, falsify=quality.falsify, paraphrase=quality.reword, same=quality.is_same)
     )
     with progress(judge, n) as advance:
         replies = []
         for start in range(0, n, 64):
             asks = [Request(judge, prompt) for prompt, _ in pairs[start : start + 64]]
-            heard = judges.answer(asks)
-            replies += [judging.verdict(heard[ask]) for ask in asks]
+            responses = judges.answer(asks)
+            replies += [judging.verdict(responses[ask]) for ask in asks]
             advance(len(asks))
     right = [judging.verdict(reply) for _, reply in pairs]
     keys = {
-        key: judging.agreement(
+        key: scores_agreement(
             [(float(want[i]), None if got is None else float(got[i])) for want, got in zip(right, replies, strict=True)]
         )
         for i, key in enumerate(judging.KEYS)
     }
-    lowest = judging.agreement(
+    lowest = scores_agreement(
         [(float(min(want)), None if got is None else float(min(got))) for want, got in zip(right, replies, strict=True)]
     )
     return {name: found.model_dump(mode="json") for name, found in (keys | {"the lowest of the three": lowest}).items()}

@@ -29,7 +29,7 @@ def main() -> None:
     drawn = list(cases(N, 4, pool="mine", mix="balanced"))
     pairs = []
     for case in drawn:
-        said = " ".join(quality.reworded(sentence, rng) for sentence in rng.choice([case, drawn[0]]).key.reasoning)
+        said = " ".join(quality.reword(sentence, rng) for sentence in rng.choice([case, drawn[0]]).key.reasoning)
         turn = Message(role="assistant", content=f"<answer>{case.key.label}</answer>", thinking=said)
         pairs.append((case, Transcript(messages=(turn,), stop="answered")))
     rows: list[dict[str, Any]] = []

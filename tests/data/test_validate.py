@@ -16,7 +16,7 @@ from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.data import data_docs, dataset, validate
 from clinrl.errors import ArtefactError, DataError
-from clinrl.tasks.base import get_task
+from clinrl.tasks.base import content_id, get_task
 from clinrl.tasks.parts import Expect
 from clinrl.types import Case
 
@@ -101,7 +101,7 @@ def edited(line: str, change: Callable[[dict[str, Any]], Any], *, renamed: bool 
     change(content)
     if renamed:
         case: Case = TASK.Case.model_validate(content)
-        content["id"] = TASK.checks.case_id(case.facts, case.key)
+        content["id"] = content_id(TASK.name, case.facts, case.key)
     return artifacts.canonical_json(content) + "\n"
 
 

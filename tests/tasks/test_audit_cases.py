@@ -20,7 +20,6 @@ from clinrl.tasks.audit.cases import (
     MIXES,
     PUBLISHED_LEVELS,
     AuditCase,
-    case_id,
     cases,
     differences_of,
     pool_of,
@@ -40,6 +39,7 @@ from clinrl.tasks.audit.rules import (
     differences,
     violations,
 )
+from clinrl.tasks.base import content_id
 
 POOLS = ("base", "train", "mine", "exam")
 PROTOCOL = TrialProtocol(
@@ -308,7 +308,7 @@ def test_cases_are_distinct_of_their_pool_and_hashed(pool, mix):
     assert len({case.id for case in chosen}) == 60
     for case in chosen:
         assert pool_of(case.group) == pool
-        assert case.id == case_id(case.facts, case.key)
+        assert case.id == content_id("audit", case.facts, case.key)
         assert AuditCase.model_validate_json(case.model_dump_json()) == case
     assert {case.facts.level for case in chosen} == set(MIXES[mix])
 

@@ -19,7 +19,7 @@ from clinrl.artifacts import canonical_json
 from clinrl.data import dataset
 from clinrl.errors import DataError
 from clinrl.tasks import importing
-from clinrl.tasks.base import get_task
+from clinrl.tasks.base import get_task, is_sound_id
 from clinrl.tasks.esi import mietic, mimic, synthetic
 from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.importing import Intake
@@ -66,7 +66,7 @@ def test_lines_are_what_the_records_dump(kind, tmp_path):
         for line in lines:
             case = TASK.Case.model_validate_json(line)
             assert line == canonical_json(case.model_dump(mode="json"))
-            assert case.id == TASK.checks.case_id(case.facts, case.key)
+            assert is_sound_id(TASK, case)
             assert TASK.checks.pool_of(case.group) == use
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clinrl.tasks.imaging import answer as reader
-from clinrl.tasks.imaging.answer import LABELS, REASONS, UNKNOWN, parse, published_format, published_label, written
-from clinrl.tasks.imaging.sentences import citations, plain, published_split, split, uncited
+from clinrl.tasks.imaging.answer import LABELS, REASONS, UNKNOWN, full_text, parse, published_format, published_label
+from clinrl.tasks.imaging.sentences import citations, drop_citations, plain_words, published_split, split
 from clinrl.types import Message, Unreadable
 
 UNA, MBA, UA = LABELS
@@ -97,16 +97,16 @@ def test_a_tag_within_the_thought_makes_the_turn_unreadable(tag):
 def test_any_turn_gives_a_label_or_a_known_reason(content, thinking):
     outcome = parse(turn(content, thinking))
     assert outcome in LABELS if isinstance(outcome, str) else outcome.reason in REASONS
-    assert published_label(written(turn(content, thinking))) in (*LABELS, UNKNOWN)
-    assert published_format(written(turn(content, thinking))) in (True, False)
+    assert published_label(full_text(turn(content, thinking))) in (*LABELS, UNKNOWN)
+    assert published_format(full_text(turn(content, thinking))) in (True, False)
 
 
 @given(PIECES, st.none() | PIECES)
 def test_what_the_strict_reader_reads_the_lenient_one_reads_alike(content, thinking):
     outcome = parse(turn(content, thinking))
     if isinstance(outcome, str):
-        assert published_label(written(turn(content, thinking))) == outcome
-        assert published_format(written(turn(content, thinking))) == (thinking is not None)
+        assert published_label(full_text(turn(content, thinking))) == outcome
+        assert published_format(full_text(turn(content, thinking))) == (thinking is not None)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_a_hundred_thousand_pieces_are_read(filler):
     """Anything worse than linear would not come back from this."""
     long = turn(filler * 100_000 + f"<answer>{MBA}</answer>", filler * 100_000)
     assert isinstance(parse(long), str | Unreadable)
-    published_label(written(long))
-    published_format(written(long))
+    published_label(full_text(long))
+    published_format(full_text(long))
 
 
 # Sentences
@@ -192,14 +192,14 @@ def test_splits_into_sentences(text, sentences):
 
 @given(st.text(alphabet="aB .!?-\"'\n\t"))
 def test_splitting_loses_no_word(text):
-    assert [word for sentence in split(text) for word in plain(sentence).split()] == plain(text).split()
+    assert [word for sentence in split(text) for word in plain_words(sentence).split()] == plain_words(text).split()
 
 
 @given(st.text() | PIECES)
 def test_any_text_has_sentences_and_citations(text):
-    assert all(plain(sentence) for sentence in split(text))
+    assert all(plain_words(sentence) for sentence in split(text))
     assert all(number >= 0 for number in citations(text))
-    assert citations(uncited(text)) == () or "[" in text
+    assert citations(drop_citations(text)) == () or "[" in text
     assert all(published_split(text))
 
 
@@ -220,7 +220,7 @@ def test_reads_citations(text, numbers):
 
 def test_published_split_cuts_decimals():
     assert published_split("Seen in 87.6% here. Good.") == ("Seen in 87", "6% here", "Good")
-    assert uncited("Seen [2] here. [1-3]") == "Seen here."
+    assert drop_citations("Seen [2] here. [1-3]") == "Seen here."
 
 
 @pytest.mark.parametrize("filler", [". ", "[1", "[2].", "a.", "No. ", "...", "\n1. ", "[1-9] "])

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from clinrl.tasks.imaging import attacks, judging, statements
-from clinrl.tasks.imaging.answer import LABELS, parse, published_label, written
-from clinrl.tasks.imaging.attacks import ATTACKS, FOOLED, ON_LABEL, claimed, honest, margins, withstood
+import attacks
+from attacks import ATTACKS, FOOLED, ON_LABEL, claimed, honest, margins, withstood
+from clinrl.tasks.imaging import judging, statements
+from clinrl.tasks.imaging.answer import LABELS, full_text, parse, published_label
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED, Reward, requests, score
 from clinrl.tasks.imaging.sentences import split
@@ -111,7 +112,7 @@ def test_a_published_judge_pays_the_wrong_label_as_much_as_the_right_one():
 def test_lenient_readers_take_for_right_what_commits_to_nothing(name):
     for case in known():
         turn = ATTACKS[name](case, Random(0), known()).messages[-1]
-        assert published_label(written(turn)) == case.key.label
+        assert published_label(full_text(turn)) == case.key.label
         assert isinstance(parse(turn), Unreadable)
 
 

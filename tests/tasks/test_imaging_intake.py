@@ -15,11 +15,11 @@ from clinrl.artifacts import canonical_json
 from clinrl.data import dataset, validate
 from clinrl.errors import DataError
 from clinrl.evaluation import evaluate
-from clinrl.tasks import importing
-from clinrl.tasks.base import get_task
-from clinrl.tasks.imaging import formats, intake, synthetic
+from clinrl.tasks import importing, json_reader
+from clinrl.tasks.base import get_task, is_sound_id
+from clinrl.tasks.imaging import intake, synthetic
 from clinrl.tasks.imaging.answer import LABELS
-from clinrl.tasks.imaging.cases import shown_with
+from clinrl.tasks.imaging.cases import with_evidence
 from clinrl.tasks.imaging.intake import recognise
 from clinrl.tasks.importing import Intake
 from clinrl.types import Message, transcript_of
@@ -78,7 +78,7 @@ def test_lines_are_what_the_records_dump(form, tmp_path):
         for line in lines:
             case = TASK.Case.model_validate_json(line)
             assert line == canonical_json(case.model_dump(mode="json"))
-            assert case.id == TASK.checks.case_id(case.facts, case.key)
+            assert is_sound_id(TASK, case)
             assert TASK.checks.pool_of(case.group) == use
 
 
@@ -213,7 +213,7 @@ def test_the_only_other_view_is_without_evidence(tmp_path):
         if bare is not None:
             assert not bare.facts.evidence
             assert (bare.id, bare.group, bare.key) == (case.id, case.group, case.key)
-        assert shown_with(case, ()).facts.condition == case.facts.condition
+        assert with_evidence(case, ()).facts.condition == case.facts.condition
 
 
 def test_what_needs_the_generators_statements_is_not_measured(tmp_path):
@@ -508,7 +508,7 @@ def test_json_that_is_no_text_or_too_long_is_refused(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b'[\n"\xff"]')
     with pytest.raises(DataError, match="line 2 is not UTF-8 text"):
         recognise(tmp_path / "x")
-    monkeypatch.setattr(formats, "LONGEST_JSON", 1 << 20)
+    monkeypatch.setattr(json_reader, "LONGEST_JSON", 1 << 20)
     (tmp_path / "x").write_bytes(b"[" + b" " * (1 << 20) + b"]")
     with pytest.raises(DataError, match="is longer than 1 MiB; save it as JSON Lines"):
         recognise(tmp_path / "x")

@@ -8,20 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agreement import agreement, spread
+from attacks import NO_LITERATURE, OPENER
 from clinrl.tasks.imaging import statements
-from clinrl.tasks.imaging.attacks import NO_LITERATURE, OPENER
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import (
     KEYS,
     WORDING,
-    agreement,
-    denied,
+    deny,
     lessons,
     prompt,
     published_verdict,
     reply,
     rule_scores,
-    spread,
     verdict,
     worth,
 )
@@ -197,7 +196,7 @@ def test_lessons_need_reasoning():
 def test_denied_is_the_opposite():
     from random import Random
 
-    assert denied("CT shows it.", Random(0)).endswith("cT shows it.")
+    assert deny("CT shows it.", Random(0)).endswith("cT shows it.")
 
 
 # Agreement

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from agreement import spread
 from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging, quality
 from clinrl.tasks.imaging.cases import cases
@@ -22,14 +23,14 @@ def thinks(text: str | None) -> Transcript:
 
 
 def measured(case, text):
-    heard = {ask: judging.reply((4, 7, 9)) for ask in quality.second_asks(case, thinks(text))}
+    heard = {ask: judging.reply((4, 7, 9)) for ask in quality.second_requests(case, thinks(text))}
     return {name: how.of(case, thinks(text), heard) for name, how in quality.QUALITIES.items()}
 
 
 @pytest.mark.parametrize("case", CASES[:20], ids=lambda case: case.id)
 def test_gold_is_perfect_in_every_wording(case):
     rng = Random(case.id)
-    for text in (" ".join(case.key.reasoning), " ".join(quality.reworded(x, rng) for x in case.key.reasoning)):
+    for text in (" ".join(case.key.reasoning), " ".join(quality.reword(x, rng) for x in case.key.reasoning)):
         found = measured(case, text)
         assert found.pop("second_opinion") == 0.4
         cites = any(read(sentence).kind == CITES for sentence in case.key.reasoning)
@@ -58,7 +59,7 @@ def test_what_is_false_of_the_request_is_a_contradiction():
     rng = Random(1)
     for case in CASES[:50]:
         sentence = next(x for x in case.key.reasoning if read(x).kind == "rating")
-        assert measured(case, quality.falsified(sentence, rng))["contradiction"] == 1.0
+        assert measured(case, quality.falsify(sentence, rng))["contradiction"] == 1.0
 
 
 def test_studies_that_do_not_exist_are_not_valid_citations():
@@ -80,4 +81,4 @@ def test_lessons_are_of_the_base_pool_and_show_paraphrases_of_gold():
     assert len(pairs) == 300
     assert pairs == list(TASK.judged.lessons("judge", 300, 5)) != list(TASK.judged.lessons("judge", 300, 6))
     assert all(judging.verdict(reply) is not None for _, reply in pairs)
-    assert len(judging.spread(pairs)) == 11
+    assert len(spread(pairs)) == 11

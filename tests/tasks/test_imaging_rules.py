@@ -17,7 +17,7 @@ from clinrl.tasks.imaging.guideline import (
     true_yield,
     usual_yield,
 )
-from clinrl.tasks.imaging.rules import LOCAL_YIELD, RULE_IDS, RULES, START, Scenario, decide, deciding, label_of
+from clinrl.tasks.imaging.rules import LOCAL_YIELD, RULE_IDS, RULES, START, Scenario, decide, deciding_rule, label_of
 
 
 def request(**facts) -> Scenario:
@@ -107,7 +107,7 @@ def test_a_rating_is_its_start_moved_by_the_rules_that_apply(s, omit):
 
 @given(requests())
 def test_the_deciding_rule_is_one_whose_omission_changes_the_label(s):
-    rule = deciding(s)
+    rule = deciding_rule(s)
     if rule == "yield":
         assert all(decide(s, frozenset({other})).label == decide(s).label for other in RULE_IDS)
     else:
@@ -118,7 +118,7 @@ def test_the_deciding_rule_is_one_whose_omission_changes_the_label(s):
 def test_a_reader_who_forgets_what_a_chapter_knows_believes_the_usual(s):
     assert decide(s, frozenset({LOCAL_YIELD})).shown == usual_yield(s.target, s.modality)
     assert decide(s, frozenset({LOCAL_YIELD}), "fair").shown == "fair"
-    assert decide(s, told="fair") == decide(s)
+    assert decide(s, believed="fair") == decide(s)
 
 
 def test_ratings_and_labels_are_the_general_scheme():

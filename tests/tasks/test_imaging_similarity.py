@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from clinrl.tasks.imaging import cues, statements
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.similarity import encoded, matched, published, valid_citations
+from clinrl.tasks.imaging.sentences import drop_citations
+from clinrl.tasks.imaging.similarity import matched_similarity, mean_similarity, valid_citations
 
 GOLD = ("CT shows a stone well here.", "Study [1] supports this.", "The rating is 8 of 9.")
 EVIDENCE = [(1, "CT in 227 patients with flank pain. Results: a stone was seen in 97%."), (2, "MRI of the brain.")]
@@ -25,7 +26,7 @@ sentences = st.lists(
 def vector(text: str) -> numpy.ndarray:
     """A unit vector of its words: equal texts have equal ones, texts that share words are close."""
     seen = numpy.zeros(64, dtype=numpy.float32)
-    for word in encoded(text).lower().split():
+    for word in drop_citations(text).lower().split():
         seen[hashlib.sha256(word.encode()).digest()[0] % 64] += 1
     norm = float(numpy.linalg.norm(seen))
     return seen / norm if norm else seen
@@ -36,22 +37,22 @@ def vectors(texts) -> numpy.ndarray:
 
 
 def similar(said, gold=GOLD, slack=1, floor=0.4) -> float:
-    return matched(gold, said, vectors(gold), vectors(said), EVIDENCE, floor=floor, slack=slack)
+    return matched_similarity(gold, said, vectors(gold), vectors(said), EVIDENCE, floor=floor, slack=slack)
 
 
 def test_published_is_the_mean_of_best_cosines_in_both_scalings():
     gold = numpy.eye(4, dtype=numpy.float32)[:2]
     said = numpy.asarray([[1, 0, 0, 0], [0.6, 0.0, 0.8, 0], [0, 0, -1, 0]], dtype=numpy.float32)
-    assert published(gold, said, halved=False) == pytest.approx((1 + 0) / 2)
-    assert published(gold, said, halved=True) == pytest.approx(0.75)
-    assert published(gold, said[1:2], halved=False) == pytest.approx(0.3)
-    assert published(gold, -gold[:1], halved=False) == pytest.approx(-0.5)
-    assert published(gold, said[:0], halved=True) == published(gold[:0], said, halved=True) == 0.0
+    assert mean_similarity(gold, said, halved=False) == pytest.approx((1 + 0) / 2)
+    assert mean_similarity(gold, said, halved=True) == pytest.approx(0.75)
+    assert mean_similarity(gold, said[1:2], halved=False) == pytest.approx(0.3)
+    assert mean_similarity(gold, -gold[:1], halved=False) == pytest.approx(-0.5)
+    assert mean_similarity(gold, said[:0], halved=True) == mean_similarity(gold[:0], said, halved=True) == 0.0
 
 
 def test_published_never_minds_more_sentences():
     few, many = vectors(GOLD[:1]), vectors([*GOLD[:1], "Padding.", "More of it.", *GOLD[1:]])
-    assert published(vectors(GOLD), many, halved=False) >= published(vectors(GOLD), few, halved=False)
+    assert mean_similarity(vectors(GOLD), many, halved=False) >= mean_similarity(vectors(GOLD), few, halved=False)
 
 
 @given(sentences, sentences, st.integers(0, 3), st.floats(0, 0.9))
@@ -153,11 +154,11 @@ def test_a_batch_takes_less_than_fifty_milliseconds():
     batch = [case.key.reasoning for case in islice(cases(64, 3, pool="train", mix="natural"), 64)]
     said = [(*gold[::-1], *(f"Point {i} counts." for i in range(6 - len(gold)))) for gold in batch]
     ready = [(gold, mine, vectors(gold), vectors(mine)) for gold, mine in zip(batch, said, strict=True)]
-    matched(*ready[0], EVIDENCE, floor=0.4, slack=1)
+    matched_similarity(*ready[0], EVIDENCE, floor=0.4, slack=1)
     cues.of.cache_clear()
     start = time.perf_counter()
     for row in ready:
-        matched(*row, EVIDENCE, floor=0.4, slack=1)
+        matched_similarity(*row, EVIDENCE, floor=0.4, slack=1)
     took = time.perf_counter() - start
     print(f"64 completions: {1e3 * took:.1f} ms")
     assert took < 0.05

@@ -9,7 +9,7 @@ from clinrl import artifacts, paths
 from clinrl.data import dataset, validate
 from clinrl.errors import DataError
 from clinrl.models.pretrain import LLAMA, QWEN
-from clinrl.tasks.base import get_task, task_names
+from clinrl.tasks.base import content_id, get_task, task_names
 from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case
 
@@ -55,7 +55,7 @@ def poison(folder: Path, mark: str) -> None:
     task = get_task("esi")
     cases = list(dataset.read_rows(folder / paths.CASES_FILE, task))
     facts = cases[2].facts.model_copy(update={"narrative": f"{cases[2].facts.narrative}{mark}"})
-    told = {"facts": facts, "id": task.checks.case_id(facts, cases[2].key)}
+    told = {"facts": facts, "id": content_id(task.name, facts, cases[2].key)}
     cases[2] = cases[2].model_copy(update=told)
     lines = [artifacts.canonical_json(Case.model_dump(case, mode="json")) + "\n" for case in cases]
     (folder / paths.CASES_FILE).write_text("".join(lines), encoding="utf-8")

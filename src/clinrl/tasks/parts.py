@@ -105,8 +105,6 @@ class Checks:
     """The label recomputed from the latent facts by the rules, never read from the case; None: there are none."""
     pool_of: Callable[[str], Pool] = _first_part
     """The pool of a group, by its name alone."""
-    case_id: Callable[[Any, Any], str] | None = None
-    """The content hash of facts and key that must be a case's id; None: `base.content_id`."""
     row: Callable[[Any], dict[str, Any]] | None = None
     """A flat row of a case for `expectations`; None: its id, group, label, text, and the plain fields of its facts."""
     text: str = "text"

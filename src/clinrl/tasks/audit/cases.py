@@ -5,7 +5,6 @@ one another, so that nothing but a record tells a right decision from a wrong on
 numbers give its pool for good.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
@@ -14,7 +13,6 @@ from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clinrl.artifacts import canonical_json
 from clinrl.tasks.audit.patients import draw_patient
 from clinrl.tasks.audit.phrases import CITATIONS, FALLACIES, Action, argue
 from clinrl.tasks.audit.rules import (
@@ -29,7 +27,7 @@ from clinrl.tasks.audit.rules import (
     deciding,
     differences,
 )
-from clinrl.tasks.base import pool_by_hash
+from clinrl.tasks.base import content_id, pool_by_hash
 from clinrl.types import Case, Pool, Strict
 
 Level = Literal["easy", "medium", "hard"]
@@ -178,12 +176,6 @@ def pool_of(group: str) -> Pool:
 _pool_of_protocol = cache(pool_of)  # the number of protocols is fixed, so the cache is bounded
 
 
-def case_id(facts: AuditFacts, key: AuditKey) -> str:
-    """The content hash that is the case's id."""
-    content = canonical_json([facts.model_dump(mode="json"), key.model_dump(mode="json")])
-    return "audit-" + hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
 def cases(
     n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[AuditCase]:
@@ -250,7 +242,7 @@ def _draw(rng: Random, level: Level, pool: Pool, emphasis: Mapping[str, float], 
     facts = AuditFacts(level=level, protocol=protocol, proposals=tuple(proposals), records=tuple(records))
     pool_errors = rng.choices(tuple(spec.pool_errors), tuple(spec.pool_errors.values()))[0] if published else sum(wrong)
     key = AuditKey(truths=tuple(truths), pool_errors=pool_errors)
-    return AuditCase(id=case_id(facts, key), group=group, facts=facts, key=key)
+    return AuditCase(id=content_id("audit", facts, key), group=group, facts=facts, key=key)
 
 
 def _wrong(rng: Random, n: int) -> list[bool]:

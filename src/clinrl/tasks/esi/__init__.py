@@ -6,7 +6,7 @@ from typing import Any
 
 from clinrl.tasks.base import Task
 from clinrl.tasks.esi import answer, metrics, rewards, triggers
-from clinrl.tasks.esi.cases import MIXES, EsiCase, case_id, cases, pool_of
+from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
 from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
@@ -132,7 +132,6 @@ class Esi(Task):
         omittable=_omittable,
         relabel=_relabel,
         pool_of=pool_of,
-        case_id=case_id,
         row=_row,
         text="narrative",
         share="share_level",

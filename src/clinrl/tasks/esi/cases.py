@@ -5,7 +5,6 @@ sentences). The hash of the template's name gives its pool for good, so paraphra
 training into an exam.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
@@ -14,9 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from clinrl.artifacts import canonical_json
 from clinrl.tasks import importing
-from clinrl.tasks.base import pool_by_hash
+from clinrl.tasks.base import content_id, pool_by_hash
 from clinrl.tasks.esi.imported import ImportedKey
 from clinrl.tasks.esi.narrative import OPENINGS, ORDERS, narrative
 from clinrl.tasks.esi.phrases import COMPLAINTS, CUES, FINDINGS, Complaint
@@ -131,12 +129,6 @@ def pool_of(group: str) -> Pool:
 _pool_of_template = cache(pool_of)  # the number of templates is fixed, so the cache is bounded
 
 
-def case_id(facts: EsiFacts, key: EsiKey | ImportedKey) -> str:
-    """The content hash that is the case's id."""
-    content = canonical_json([facts.model_dump(mode="json"), key.model_dump(mode="json")])
-    return "esi-" + hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
 def cases(
     n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[EsiCase]:
@@ -177,7 +169,7 @@ def _draw(rng: Random, level: int, cells: Mapping[str, float], pool: Pool) -> Es
         boundary=_boundary(patient, decision, denied),
         ambiguous=decision.ambiguous,
     )
-    return EsiCase(id=case_id(facts, key), group=group, facts=facts, key=key)
+    return EsiCase(id=content_id("esi", facts, key), group=group, facts=facts, key=key)
 
 
 @cache

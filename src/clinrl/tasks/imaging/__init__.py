@@ -11,7 +11,7 @@ from typing import Any
 from clinrl.tasks.base import FORM, Task
 from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
-from clinrl.tasks.imaging.cases import MIXES, ImagingCase, case_id, cases, is_held_out, pool_of, shown_with
+from clinrl.tasks.imaging.cases import MIXES, ImagingCase, cases, is_held_out, pool_of, with_evidence
 from clinrl.tasks.imaging.guideline import MODALITIES, RADIATION, true_yield
 from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MAX_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
@@ -38,7 +38,7 @@ POLICIES = lazy_policies(
 
 
 def _without(case: ImagingCase) -> ImagingCase | None:
-    return shown_with(case, ()) if case.facts.evidence else None
+    return with_evidence(case, ()) if case.facts.evidence else None
 
 
 def _swapped(case: ImagingCase) -> ImagingCase | None:
@@ -46,7 +46,7 @@ def _swapped(case: ImagingCase) -> ImagingCase | None:
     if isinstance(case.key, ImportedKey):
         return None
     s, found = case.key.scenario, case.key.studies
-    return shown_with(case, evidence.swapped(found, s, case.id)) if found else None
+    return with_evidence(case, evidence.swap(found, s, case.id)) if found else None
 
 
 def _contradicted(case: ImagingCase) -> ImagingCase | None:
@@ -57,7 +57,7 @@ def _contradicted(case: ImagingCase) -> ImagingCase | None:
     truth = true_yield(condition_of(s), s.target, s.modality)
     if all(evidence.stance(study, s, truth) == "elsewhere" for study in found):
         return None
-    return shown_with(case, evidence.contradicted(found, s, truth, case.id))
+    return with_evidence(case, evidence.contradict(found, s, truth, case.id))
 
 
 _LABEL_IN_TEXT = r"(?i)usually (?:not )?appropriate|may be appropriate|\b[1-9] of 9\b|<answer"
@@ -81,7 +81,7 @@ def _omittable(case: ImagingCase) -> tuple[str, ...]:
     """The rules whose omission changes this case's label."""
     if isinstance(case.key, ImportedKey):
         return ()
-    s, said = case.key.scenario, evidence.told(case.key.studies, case.key.scenario)
+    s, said = case.key.scenario, evidence.find_majority(case.key.studies, case.key.scenario)
     return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), said).label != case.key.label)
 
 
@@ -197,7 +197,6 @@ class Imaging(Task):
         omittable=_omittable,
         relabel=_relabel,
         pool_of=pool_of,
-        case_id=case_id,
         row=_row,
         text="narrative",
         share="share_level",

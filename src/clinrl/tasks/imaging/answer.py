@@ -66,7 +66,7 @@ def parse(message: Message) -> str | Unreadable:
     return _label(message.content[opening.end() : closing.start()])
 
 
-def written(message: Message) -> str:
+def full_text(message: Message) -> str:
     """The turn as the model wrote it, with its think block: what the published rewards read."""
     return message.content if message.thinking is None else f"<think>{message.thinking}</think>{message.content}"
 

@@ -5,7 +5,6 @@ variant's name gives its pool for good, so all procedures of a variant lie in on
 alone. Conditions, ratings, reasons and studies are inventions; none is clinical guidance.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from random import Random
@@ -14,9 +13,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from clinrl.artifacts import canonical_json
 from clinrl.tasks import importing
-from clinrl.tasks.base import pool_by_hash
+from clinrl.tasks.base import content_id, pool_by_hash
 from clinrl.tasks.imaging import evidence
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.evidence import Abstract, Study
@@ -42,7 +40,7 @@ from clinrl.tasks.imaging.rules import (
     Decision,
     Scenario,
     decide,
-    deciding,
+    deciding_rule,
     weak_kidneys,
 )
 from clinrl.tasks.imaging.statements import Statement, of_decision, word
@@ -134,12 +132,6 @@ def is_held_out(case: ImagingCase) -> bool:
     return case.group.split("/")[0] in _HELD_OUT_IDS
 
 
-def case_id(facts: ImagingFacts, key: ImagingKey | ImportedKey) -> str:
-    """The content hash that is the case's id."""
-    content = canonical_json([facts.model_dump(mode="json"), key.model_dump(mode="json")])
-    return "imaging-" + hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
 def cases(
     n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
 ) -> Iterator[ImagingCase]:
@@ -184,10 +176,10 @@ def case_of(rng: Random, scenario: Scenario, group: str) -> ImagingCase:
         studies=found,
         label=decision.label,
         rating=decision.rating,
-        rule=deciding(scenario),
+        rule=deciding_rule(scenario),
         reasoning=sentences(scenario, found, decision, facts.variant),
     )
-    return ImagingCase(id=case_id(facts, key), group=group, facts=facts, key=key)
+    return ImagingCase(id=content_id("imaging", facts, key), group=group, facts=facts, key=key)
 
 
 def variant_of(s: Scenario) -> str:
@@ -217,7 +209,7 @@ def procedure(s: Scenario) -> str:
     return f"{s.modality} of the {s.region}{contrast}"
 
 
-def shown_with(case: ImagingCase, found: tuple[Study, ...]) -> ImagingCase:
+def with_evidence(case: ImagingCase, found: tuple[Study, ...]) -> ImagingCase:
     """The same request with other evidence, and the reasons that then are gold. The label stays.
 
     The reasons of an imported case are their author's and stay too.

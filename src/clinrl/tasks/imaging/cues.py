@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from clinrl.tasks.imaging.sentences import citations, plain, uncited
+from clinrl.tasks.imaging.sentences import citations, drop_citations, plain_words
 
 AXES: Final[Mapping[str, Mapping[str, str]]] = {
     "yield": {
@@ -104,13 +104,13 @@ class Cues:
 @lru_cache(maxsize=4096)
 def of(sentence: str) -> Cues:
     """The cues of a sentence. Takes time in proportion to its length."""
-    text = " | ".join(plain(clause) for clause in _CLAUSE.split(uncited(sentence)))
+    text = " | ".join(plain_words(clause) for clause in _CLAUSE.split(drop_citations(sentence)))
     sides = {axis: frozenset(_sides(pattern, text)) for axis, pattern in _AXES.items()}
     return Cues(
         sides={axis: found for axis, found in sides.items() if found},
         negations=len(_NOT.findall(text)),
         words=frozenset(word.removesuffix("s") for word in _BROUGHT.sub(" ", _NOT.sub(" ", text)).split()),
-        figures=Counter(_FIGURE.findall(uncited(sentence))),
+        figures=Counter(_FIGURE.findall(drop_citations(sentence))),
         studies=frozenset(citations(sentence)),
         modalities=frozenset(match.lastgroup or "" for match in _MODALITY.finditer(text)),
     )

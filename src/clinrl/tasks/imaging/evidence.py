@@ -66,7 +66,7 @@ def stance(study: Study, s: Scenario, shown: Yield) -> Stance:
     return "agrees" if study.shown == shown else "disagrees"
 
 
-def told(found: tuple[Study, ...], s: Scenario) -> Yield | None:
+def find_majority(found: tuple[Study, ...], s: Scenario) -> Yield | None:
     """What most studies on a request say that the procedure shows, of equally many the first; None without any."""
     bearing = Counter(study.shown for study in found if (study.condition, study.modality) == (s.condition, s.modality))
     return bearing.most_common(1)[0][0] if bearing else None
@@ -84,13 +84,13 @@ def abstract(study: Study) -> Abstract:
     return Abstract(number=study.number, text=text[0].upper() + text[1:])
 
 
-def swapped(found: tuple[Study, ...], s: Scenario, seed: str) -> tuple[Study, ...]:
+def swap(found: tuple[Study, ...], s: Scenario, seed: str) -> tuple[Study, ...]:
     """As many studies, all on other conditions: evidence that belongs to somebody else's request."""
     rng = Random(f"swapped/{seed}")
     return tuple(_study(rng, s, study.number, "elsewhere") for study in found)
 
 
-def contradicted(found: tuple[Study, ...], s: Scenario, truth: Yield, seed: str) -> tuple[Study, ...]:
+def contradict(found: tuple[Study, ...], s: Scenario, truth: Yield, seed: str) -> tuple[Study, ...]:
     """The same studies, but those that bear on the request find what is not so."""
     rng = Random(f"contradicted/{seed}")
     return tuple(

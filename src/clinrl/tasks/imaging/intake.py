@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from clinrl.errors import DataError
+from clinrl.tasks import json_reader
 from clinrl.tasks.base import pool_at
-from clinrl.tasks.imaging import answer, formats, imported
+from clinrl.tasks.imaging import answer, imported
 from clinrl.tasks.imaging.answer import LABELS
-from clinrl.tasks.imaging.formats import TWICE, WHOLE, Fields, Records
 from clinrl.tasks.imaging.sentences import citations, split
 from clinrl.tasks.importing import (
     Intake,
@@ -30,6 +30,7 @@ from clinrl.tasks.importing import (
     pseudonym,
     sift,
 )
+from clinrl.tasks.json_reader import TWICE, WHOLE, Fields, Records
 from clinrl.types import Pool, Unreadable
 
 CONDITION: Final = ("condition", "category")
@@ -131,7 +132,7 @@ def _parts(path: Path) -> tuple[Part, ...]:
 
 
 def _records(path: Path) -> Records:
-    found = formats.recognise(path, lambda columns: all(not set(columns).isdisjoint(names) for names in NEEDED))
+    found = json_reader.recognise(path, lambda columns: all(not set(columns).isdisjoint(names) for names in NEEDED))
     if found is None:
         raise DataError(f"{path} has other columns, or its first record lacks some; {EXPECTED}")
     return found
@@ -313,7 +314,7 @@ def _json(value: Any, column: str) -> Any:
     if not value.strip():
         return None
     try:
-        return formats.parsed(value)
+        return json_reader.parse_json(value)
     except ValueError:
         raise Unclear(column, "is no JSON") from None
 

@@ -1,11 +1,11 @@
-"""What a judge is asked about a reasoning, and how its verdict is read: as published, and so that it cannot be forged.
+"""The prompt of a judge about a reasoning, and its verdict: as published, and so that it cannot be forged.
 
 The judge compares two texts and writes three whole scores from 0 to 10 as JSON. The published reader takes whatever
 numbers the last JSON object holds. The corrected one wants the three keys and nothing else, takes the first object,
 bounds the scores, and counts the weakest: a text that is long enough to hold every gold point is not a good one.
 
-What an embedded judge learns is counted, not felt: which gold sentences a reasoning holds, how much else, and whether
-the studies that it cites exist. Nobody's opinion is in it.
+The lessons of an embedded judge are counted: which gold sentences a reasoning holds, how much else, and whether the
+studies that it cites exist.
 """
 
 import json
@@ -14,13 +14,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from clinrl.tasks.imaging.sentences import citations, plain, split
+from clinrl.tasks.imaging.sentences import citations, plain_words, split
 from clinrl.tasks.imaging.similarity import valid_citations
-from clinrl.types import Case, Strict
-
-Judge = Literal["judge", "second_judge"]
+from clinrl.types import Case
 
 KEYS: Final = ("medical_concepts", "logic_alignment", "supporting_evidence")
 TOP: Final = 10
@@ -39,9 +37,9 @@ WORDING: Final[Mapping[str, tuple[str, str, str, str]]] = {
         "Grades: ",
     ),
 }
-"""The line that asks, and what stands before gold, before the judged text and before the reply.
+"""The question, and what stands before gold, before the judged text and before the reply.
 
-The second judge is asked in other words, so that one who has learned to please the first has not learned the second.
+The second judge has other words, so that a model that has learned to please the first has not learned the second.
 """
 
 Same = Callable[[str, str], bool]
@@ -67,7 +65,7 @@ PRAISE: Final = (
     "Nothing is missing here.",
     "An expert would write the same.",
 )
-"""Sentences by which a text praises itself. The attacks use others, so that they show what a judge made of these."""
+"""Sentences by which a text praises itself. The attacks use others, which show what a judge learned."""
 
 SPOILT: Final = 0.3
 """Share of lessons whose text does not even try: it borrows, repeats, copies or praises itself."""
@@ -79,12 +77,12 @@ _UNSAFE = re.compile(rf"</?\w{{1,20}}>|[{{}}<>\"\u201c\u201d`\\\s]|{'|'.join(KEY
 _OBJECT = re.compile(r"\{[^{}]*\}")
 
 
-def prompt(judge: str, gold: str, said: str, *, guarded: bool) -> str:
+def prompt(judge: str, gold: str, reasoning: str, *, guarded: bool) -> str:
     """What a judge reads. `guarded`: the judged text has no braces, tags, quotes, line ends or names of scores, so that
     it can neither leave its place nor write the verdict; otherwise it is pasted as it is, as published."""
-    asked, one, two, reply = WORDING[judge]
-    text = _guarded(said) if guarded else said
-    return f'{asked}\n{one}{gold}"\n{two}{text}"\n{reply}'
+    question, one, two, reply = WORDING[judge]
+    text = " ".join(_UNSAFE.sub(" ", reasoning).split()) if guarded else reasoning
+    return f'{question}\n{one}{gold}"\n{two}{text}"\n{reply}'
 
 
 def published_verdict(text: str) -> float:
@@ -94,7 +92,7 @@ def published_verdict(text: str) -> float:
     anything but whole numbers, and for no object. Never raises.
     """
     for found in reversed(_OBJECT.findall(text)):
-        scores = _parsed(found)
+        scores = _parse(found)
         if scores is None:
             continue
         values = [value for _, value in scores]
@@ -112,7 +110,7 @@ def verdict(text: str) -> tuple[int, int, int] | None:
     keys, each once, and no other, with whole numbers. Never raises.
     """
     found = _OBJECT.search(text)
-    scores = _parsed(found[0]) if found else None
+    scores = _parse(found[0]) if found else None
     if scores is None or len(scores) != len(KEYS) or {key for key, _ in scores} != set(KEYS):
         return None
     values = dict(scores)
@@ -132,31 +130,33 @@ def reply(scores: Sequence[int]) -> str:
     return json.dumps(dict(zip(KEYS, scores, strict=True)))
 
 
-def identical(a: str, b: str) -> bool:
+def has_same_words(a: str, b: str) -> bool:
     """The same words and the same studies cited."""
-    return (plain(a), citations(a)) == (plain(b), citations(b))
+    return (plain_words(a), citations(a)) == (plain_words(b), citations(b))
 
 
-def rule_scores(gold: Sequence[str], said: Sequence[str], known: Collection[int], same: Same = identical) -> list[int]:
-    """The three scores, 0 to 10, in the order of `judging.KEYS`; zeros where nothing is said.
+def rule_scores(
+    gold: Sequence[str], found: Sequence[str], studies: Collection[int], same: Same = has_same_words
+) -> list[int]:
+    """The three scores of a reasoning, 0 to 10, in the order of `KEYS`; zeros for one without sentences.
 
-    The share of gold sentences that are said, the share of what is said that is gold, and the share of cited studies
-    that are among the `known`. Each sentence counts once: one said twice is once too many.
+    The share of gold sentences that are found, the share of sentences found that are gold, and the share of cited
+    studies that exist. Each sentence counts once: a repeated one is one too many.
     """
-    if not gold or not said:
+    if not gold or not found:
         return [0, 0, 0]
     left = list(gold)
-    for sentence in said:
+    for sentence in found:
         match = next((i for i, other in enumerate(left) if same(other, sentence)), None)
         if match is not None:
             del left[match]
-    found = len(gold) - len(left)
-    shares = (found / len(gold), found / len(said), valid_citations(said, tuple(known)))
+    hits = len(gold) - len(left)
+    shares = (hits / len(gold), hits / len(found), valid_citations(found, tuple(studies)))
     return [round(TOP * share) for share in shares]
 
 
-def denied(sentence: str, rng: Random) -> str:
-    """The opposite of a sentence, in plain words."""
+def deny(sentence: str, rng: Random) -> str:
+    """The opposite of a sentence."""
     opening = rng.choice(("It is not so that", "It is wrong that", "Nobody found that"))
     return f"{opening} {sentence[0].lower()}{sentence[1:]}"
 
@@ -167,9 +167,9 @@ def lessons(
     seed: int,
     cases: Iterable[Case],
     *,
-    falsify: Rewrite = denied,
+    falsify: Rewrite = deny,
     paraphrase: Rewrite | None = None,
-    same: Same = identical,
+    same: Same = has_same_words,
 ) -> Iterator[tuple[str, str]]:
     """`n` pairs of a guarded prompt to `judge` and the right reply.
 
@@ -185,75 +185,19 @@ def lessons(
     given = Counter[int]()
     for _ in range(n):
         case = rng.choice(usable)
-        known = [abstract.number for abstract in case.facts.evidence]
+        studies = [abstract.number for abstract in case.facts.evidence]
         if rng.random() < SPOILT:
-            said = _spoilt(rng, case, usable, paraphrase)
-            scores = rule_scores(case.key.reasoning, said, known, same)
+            text = _spoil(rng, case, usable, paraphrase)
+            scores = rule_scores(case.key.reasoning, text, studies, same)
         else:
-            made = [_candidate(rng, case, usable, known, falsify, paraphrase) for _ in range(DRAWS)]
-            scored = [(said, rule_scores(case.key.reasoning, said, known, same)) for said in made]
-            said, scores = min(scored, key=lambda pair: given[_mean(pair[1])])
+            made = [_candidate(rng, case, usable, studies, falsify, paraphrase) for _ in range(DRAWS)]
+            scored = [(text, rule_scores(case.key.reasoning, text, studies, same)) for text in made]
+            text, scores = min(scored, key=lambda pair: given[_mean(pair[1])])
             given[_mean(scores)] += 1
-        yield prompt(judge, " ".join(case.key.reasoning), " ".join(said), guarded=True), reply(scores)
+        yield prompt(judge, " ".join(case.key.reasoning), " ".join(text), guarded=True), reply(scores)
 
 
-def spread(pairs: Iterable[tuple[str, str]]) -> Counter[int]:
-    """How many lessons have which mean score, rounded."""
-    return Counter(_mean(list(json.loads(right).values())) for _, right in pairs)
-
-
-class Agreement(Strict):
-    """How a judge's scores fit those of the rules, on a scale of 0 to 10, beside two judges who have not read."""
-
-    n: int
-    silent: float
-    """Share of texts without a verdict. They count as 0."""
-    pearson: float | None
-    """None where either side gives the same score to all."""
-    mean_absolute_error: float
-    within_one: float
-    """Share of texts whose two scores differ by at most 1."""
-    constant_error: float
-    """Mean absolute error of always giving the median of the right scores: the best that a constant can do."""
-    constant_within_one: float
-    shuffled_pearson: float | None
-    """Of this judge's scores, dealt out among the texts by chance."""
-    shuffled_error: float
-    shuffled_within_one: float
-
-
-def agreement(pairs: Sequence[tuple[float, float | None]]) -> Agreement:
-    """How well scores agree: pairs of the right score and the judge's, None for no verdict.
-
-    The shuffle is a fixed one, so that the baselines follow from the pairs alone. Raises ValueError for no pairs.
-    """
-    import numpy
-
-    if not pairs:
-        raise ValueError("agreement needs at least one pair of scores")
-    right = numpy.array([a for a, _ in pairs], dtype=float)
-    judged = numpy.array([b or 0.0 for _, b in pairs], dtype=float)
-    constant = numpy.full(len(pairs), numpy.median(right))
-    shuffled = numpy.random.default_rng(0).permutation(judged)
-    return Agreement(
-        n=len(pairs),
-        silent=sum(b is None for _, b in pairs) / len(pairs),
-        pearson=_pearson(right, judged),
-        mean_absolute_error=_error(right, judged),
-        within_one=_within_one(right, judged),
-        constant_error=_error(right, constant),
-        constant_within_one=_within_one(right, constant),
-        shuffled_pearson=_pearson(right, shuffled),
-        shuffled_error=_error(right, shuffled),
-        shuffled_within_one=_within_one(right, shuffled),
-    )
-
-
-def _guarded(text: str) -> str:
-    return " ".join(_UNSAFE.sub(" ", text).split())
-
-
-def _parsed(text: str) -> list[tuple[str, Any]] | None:
+def _parse(text: str) -> list[tuple[str, Any]] | None:
     """Keys and values of a JSON object, in order, repeated keys and all; None if it is none."""
     try:
         found = json.loads(text, object_pairs_hook=list)
@@ -262,26 +206,12 @@ def _parsed(text: str) -> list[tuple[str, Any]] | None:
     return found if isinstance(found, list) else None
 
 
-def _pearson(a: Any, b: Any) -> float | None:
-    import numpy
-
-    return float(numpy.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else None
-
-
-def _error(a: Any, b: Any) -> float:
-    return float(abs(a - b).mean())
-
-
-def _within_one(a: Any, b: Any) -> float:
-    return float((abs(a - b) <= 1).mean())
-
-
 def _mean(scores: Sequence[int]) -> int:
     return round(sum(scores) / len(scores))
 
 
 def _candidate(
-    rng: Random, case: Case, cases: Sequence[Case], known: Sequence[int], falsify: Rewrite, paraphrase: Rewrite | None
+    rng: Random, case: Case, cases: Sequence[Case], studies: Sequence[int], falsify: Rewrite, paraphrase: Rewrite | None
 ) -> list[str]:
     """Sentences out of gold and out of what is not gold, each part of a size of its own, sometimes none."""
     gold: list[str] = list(case.key.reasoning)
@@ -294,15 +224,15 @@ def _candidate(
     padding = rng.sample(PADDING + PRAISE, rng.choice((0, 0, 0, 1, 3)))
     if paraphrase is not None:
         kept = [paraphrase(sentence, rng) if rng.random() < 0.7 else sentence for sentence in kept]
-    said = kept + foreign + false + padding
+    text = kept + foreign + false + padding
     if rng.random() < 0.25:
-        said.append(f"Study [{max([0, *known]) + rng.randint(1, 9)}] found the same.")
+        text.append(f"Study [{max([0, *studies]) + rng.randint(1, 9)}] found the same.")
     if rng.random() < 0.3:
-        rng.shuffle(said)
-    return said
+        rng.shuffle(text)
+    return text
 
 
-def _spoilt(rng: Random, case: Case, cases: Sequence[Case], paraphrase: Rewrite | None) -> list[str]:
+def _spoil(rng: Random, case: Case, cases: Sequence[Case], paraphrase: Rewrite | None) -> list[str]:
     """A text that does not try: somebody else's reasoning, one point again and again, the evidence, praise, or air."""
     gold: list[str] = list(case.key.reasoning)
     other: list[str] = list(rng.choice(cases).key.reasoning)
@@ -314,10 +244,10 @@ def _spoilt(rng: Random, case: Case, cases: Sequence[Case], paraphrase: Rewrite 
         other,
         [rng.choice(gold)] * rng.randint(2, 10),
         copied or other,
-        [denied(sentence, rng) for sentence in gold],
+        [deny(sentence, rng) for sentence in gold],
         rng.sample(PADDING, rng.randint(1, 3)),
         rng.sample(PRAISE, rng.randint(1, 4)),
         [],
     )
-    said = list(rng.choice(kinds))
-    return said + rng.sample(PRAISE, 2) if rng.random() < 0.2 else said
+    text = list(rng.choice(kinds))
+    return text + rng.sample(PRAISE, 2) if rng.random() < 0.2 else text

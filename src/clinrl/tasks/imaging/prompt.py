@@ -5,7 +5,7 @@ The contract and the fields of the request are the published ones; the wording i
 
 from clinrl.tasks.imaging import imported
 from clinrl.tasks.imaging.cases import ImagingCase, ImagingFacts, sentences
-from clinrl.tasks.imaging.evidence import told
+from clinrl.tasks.imaging.evidence import find_majority
 from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.rules import decide
 from clinrl.types import Message, Transcript, transcript_of
@@ -31,18 +31,13 @@ def prompt(facts: ImagingFacts) -> list[Message]:
 
 
 def gold(case: ImagingCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
-    """The turn of a reader who knows every rule except `omit`; of an imported case, what its author said.
+    """The turn of a reader who knows every rule except `omit`; of an imported case, its author's reasons and label.
 
-    Who does not know what a procedure shows here believes the studies that are shown.
+    A reader who does not know the local yield believes the studies in the prompt.
     """
     if isinstance(case.key, ImportedKey):
         return transcript_of(imported.gold(case.key.label, case.key.reasoning, thinking=thinking))
     s, key = case.key.scenario, case.key
-    decision = decide(s, omit, told(key.studies, s))
+    decision = decide(s, omit, find_majority(key.studies, s))
     reasons = sentences(s, key.studies, decision, case.facts.variant) if omit else key.reasoning
-    turn = Message(
-        role="assistant",
-        content=f"<answer>{decision.label}</answer>",
-        thinking=" ".join(reasons) if thinking else None,
-    )
-    return transcript_of(turn)
+    return transcript_of(imported.gold(decision.label, reasons, thinking=thinking))

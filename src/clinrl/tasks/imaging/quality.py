@@ -1,4 +1,4 @@
-"""How good a reasoning is, measured by what no reward uses: the statements that the generator knows to be so.
+"""How good a reasoning is, measured by what no reward uses: the statements that the generator knows to be true.
 
 The studies that a text cites are counted apart from its other statements, so that readers with and without evidence
 can be compared. Of an imported case no statement is known, so what needs them is None for it.
@@ -20,66 +20,70 @@ from clinrl.types import Transcript
 SECOND: Final[Literal["second_judge"]] = "second_judge"
 
 
-def said(transcript: Transcript) -> list[Statement | None] | None:
-    """The sentences of the think block as statements, None for one that states nothing; None without a block."""
+def read_thoughts(case: ImagingCase, transcript: Transcript) -> list[Statement | None] | None:
+    """The sentences of the think block as statements, None for one that states nothing.
+
+    None without a block, and for an imported case, of which no statement is known.
+    """
     thinking = transcript.messages[-1].thinking
-    return None if thinking is None else [read(sentence) for sentence in split(thinking)]
+    if thinking is None or isinstance(case.key, ImportedKey):
+        return None
+    return [read(sentence) for sentence in split(thinking)]
 
 
-def known(case: ImagingCase) -> set[Statement]:
+def gold_statements(case: ImagingCase) -> set[Statement]:
     """The gold statements of a case."""
     return {statement for sentence in case.key.reasoning if (statement := read(sentence)) is not None}
 
 
+def _recall(case: ImagingCase, transcript: Transcript, *, cites: bool) -> float | None:
+    """Share of the gold statements, citations or others, that the think block makes. None if there are none."""
+    found = read_thoughts(case, transcript)
+    gold = {statement for statement in gold_statements(case) if (statement.kind == CITES) == cites}
+    return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
+
+
 def statement_recall(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the gold statements, citations apart, that the think block makes, 0 to 1. None without a block."""
-    found = None if isinstance(case.key, ImportedKey) else said(transcript)
-    gold = {statement for statement in known(case) if statement.kind != CITES}
-    return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
+    return _recall(case, transcript, cites=False)
 
 
 def statement_precision(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the sentences, citations apart, that are gold statements, 0 to 1, each once. None without a block."""
-    found = None if isinstance(case.key, ImportedKey) else said(transcript)
+    found = read_thoughts(case, transcript)
     if found is None:
         return None
     plain = [statement for statement in found if statement is None or statement.kind != CITES]
-    return len(known(case).intersection(plain)) / len(plain) if plain else 0.0
+    return len(gold_statements(case).intersection(plain)) / len(plain) if plain else 0.0
 
 
 def contradiction(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """1 if a statement is false of the request, else 0: gold holds every statement that is so. None without a block."""
-    found = None if isinstance(case.key, ImportedKey) else said(transcript)
-    if found is None:
-        return None
-    return float(any(some is not None and some not in known(case) for some in found))
+    """1 if a statement is false of the request, else 0: gold holds every true statement. None without a block."""
+    found = read_thoughts(case, transcript)
+    gold = gold_statements(case)
+    return None if found is None else float(any(some is not None and some not in gold for some in found))
 
 
 def citation_validity(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the cited numbers that are those of a study in the prompt, 0 to 1. None where nothing is cited."""
-    thinking = transcript.messages[-1].thinking
-    cited = citations(thinking or "")
-    shown = {abstract.number for abstract in case.facts.evidence}
-    return sum(number in shown for number in cited) / len(cited) if cited else None
+    cited = citations(transcript.messages[-1].thinking or "")
+    studies = {abstract.number for abstract in case.facts.evidence}
+    return sum(number in studies for number in cited) / len(cited) if cited else None
 
 
 def citation_truth(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """Share of the studies in the prompt of which it is said rightly what they find. None without studies or block."""
-    gold = {statement for statement in known(case) if statement.kind == CITES}
-    found = None if isinstance(case.key, ImportedKey) else said(transcript)
-    return None if found is None or not gold else len(gold.intersection(found)) / len(gold)
+    """Share of the studies in the prompt whose finding is stated rightly. None without studies or block."""
+    return _recall(case, transcript, cites=True)
 
 
 def second_opinion(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """What a judge that no reward asks thinks of the reasoning, 0 to 1. None without a think block."""
-    asked = second_asks(case, transcript)
-    if not asked:
-        return None
-    return judging.worth(judging.verdict(responses[asked[0]]))
+    """The verdict of a judge that no reward uses on the reasoning, 0 to 1. None without a think block."""
+    requests = second_requests(case, transcript)
+    return judging.worth(judging.verdict(responses[requests[0]])) if requests else None
 
 
-def second_asks(case: ImagingCase, transcript: Transcript) -> tuple[Request, ...]:
-    """What the second judge is asked about a transcript."""
+def second_requests(case: ImagingCase, transcript: Transcript) -> tuple[Request, ...]:
+    """The request to the second judge about a transcript."""
     thinking = transcript.messages[-1].thinking
     if thinking is None:
         return ()
@@ -93,7 +97,7 @@ QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
         "contradiction": Quality(of=contradiction, worse="higher"),
         "citation_validity": Quality(of=citation_validity, worse="lower"),
         "citation_truth": Quality(of=citation_truth, worse="lower"),
-        "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_asks),
+        "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_requests),
     }
 )
 """Shares of cases or means over cases, all in [0, 1]."""
@@ -102,26 +106,26 @@ QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
 def lessons(judge: str, n: int, seed: int) -> Iterator[tuple[str, str]]:
     """Prompts and right replies for one of the judges: cases of the base pool, the seed deciding which."""
     drawn = cases(n, seed, pool="base", mix="balanced")
-    return judging.lessons(judge, n, seed, drawn, falsify=falsified, paraphrase=reworded, same=same)
+    return judging.lessons(judge, n, seed, drawn, falsify=falsify, paraphrase=reword, same=is_same)
 
 
-def same(one: str, other: str) -> bool:
+def is_same(one: str, other: str) -> bool:
     """Whether two sentences make the same statement, or, where one states nothing, are of the same words."""
     first, second = read(one), read(other)
-    return judging.identical(one, other) if first is None or second is None else first == second
+    return judging.has_same_words(one, other) if first is None or second is None else first == second
 
 
-def reworded(sentence: str, rng: Random) -> str:
+def reword(sentence: str, rng: Random) -> str:
     """The same statement in one of its wordings; a sentence that states nothing stays as it is."""
     statement = read(sentence)
     return sentence if statement is None else word(statement, rng.randrange(3))
 
 
-def falsified(sentence: str, rng: Random) -> str:
-    """A statement of the same form that is not so: another yield, stance or rating; else the sentence denied."""
+def falsify(sentence: str, rng: Random) -> str:
+    """A false statement of the same form: another yield, stance or rating; else the opposite of the sentence."""
     statement = read(sentence)
     if statement is None:
-        return judging.denied(sentence, rng)
+        return judging.deny(sentence, rng)
     kind, about = statement
     if kind.startswith("shows_"):
         kind = rng.choice([other for other in WORDINGS if other.startswith("shows_") and other != kind])
@@ -129,5 +133,5 @@ def falsified(sentence: str, rng: Random) -> str:
         slot = "stance" if kind == CITES else "rating"
         about = (*about[:-1], rng.choice([value for value in SLOTS[slot] if value != about[-1]]))
     else:
-        return judging.denied(sentence, rng)
+        return judging.deny(sentence, rng)
     return word(Statement(kind, about), rng.randrange(3))

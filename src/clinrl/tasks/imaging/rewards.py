@@ -4,7 +4,7 @@ Every number is a field of `Reward`. The four published arms and the corrected o
 so that what a correction is worth can be measured. Gold always comes from the very case that was answered; the
 published scripts looked it up by the place in the batch.
 
-Pure: what models say is asked for by `requests`, answered elsewhere, and given to `score` as `responses`.
+Pure: `requests` names what other models must be asked, and `score` takes their `responses`.
 """
 
 import math
@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from clinrl.errors import DataError
 from clinrl.tasks.imaging import judging, sentences, similarity
-from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, parse, published_format, published_label, written
+from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, full_text, parse, published_format, published_label
 from clinrl.tasks.parts import NO_RESPONSES, Request, Responses
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable
 
@@ -54,7 +54,7 @@ class Similar(Strict):
     """What the similarity of the reasoning to gold is worth."""
 
     kind: Literal["none", "paper", "code", "matched"] = "none"
-    """paper, code: the published mean of best cosines, with both of its scalings. matched: `similarity.matched`."""
+    """paper, code: the published mean of best cosines, with both of its scalings. matched: `matched_similarity`."""
     weight: Weight = 1.0
     gated: bool = True
     """Only for the right label."""
@@ -70,7 +70,7 @@ class Similar(Strict):
 
 
 class Reward(Strict):
-    """Every number of the reward. The default asks no model: right 1, wrong 0, and unreadable strictly the worst."""
+    """Every number of the reward. The default needs no model: right 1, wrong 0, and unreadable strictly the worst."""
 
     parser: Literal["strict", "published"] = "strict"
     """published: the first label that the published reader finds; a turn without one may still earn other terms."""
@@ -153,22 +153,22 @@ CONTROLS: Final[Mapping[str, Reward]] = MappingProxyType(
 
 
 def models(reward: Reward) -> tuple[str, ...]:
-    """The models that a reward asks."""
+    """The models that a reward needs."""
     judge = (reward.judge.model,) if reward.judge.reader != "none" else ()
     return (*judge, "encoder") if reward.similarity.kind != "none" else judge
 
 
 def requests(case: Case, transcript: Transcript, reward: Reward) -> tuple[Request, ...]:
-    """What `score` wants to hear about this transcript, each ask once. Nothing that a gate makes worthless."""
+    """The requests whose responses `score` needs, each once. None for a term that a gate makes worthless."""
     turn = _turn(transcript)
-    label = _said(turn, reward)
+    label = _read_label(turn, reward)
     wanted: dict[Request, None] = {}
-    if _counts(reward.judge, _judges(reward.judge, turn), case, label, reward):
+    if _counts_verdict(case, turn, label, reward):
         wanted[_judge_request(case, turn, reward.judge)] = None
-    if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
-        gold, said = _compared(case, turn, reward.similarity)
-        if gold and said:
-            wanted |= dict.fromkeys(_encoder_request(text, reward.similarity) for text in (*gold, *said))
+    if _counts_similarity(case, label, reward):
+        gold, written = _compared(case, turn, reward.similarity)
+        if gold and written:
+            wanted |= dict.fromkeys(_encoder_request(text, reward.similarity) for text in (*gold, *written))
     return tuple(wanted)
 
 
@@ -181,17 +181,17 @@ def score(case: Case, transcript: Transcript, reward: Reward, responses: Respons
     if case.key.label not in LABELS:
         raise DataError(f"gold label is {case.key.label!r}; labels are {', '.join(LABELS)}: rebuild the data set")
     turn = _turn(transcript)
-    label = _said(turn, reward)
+    label = _read_label(turn, reward)
     terms = dict.fromkeys(TERMS, 0.0)
     if isinstance(label, Unreadable):
         terms["unreadable"] = reward.unreadable
     else:
         terms["answer"] = reward.right if label == case.key.label else reward.wrong
     if reward.format and (reward.parser == "published" or not isinstance(label, Unreadable)):
-        terms["format"] = reward.format * published_format(written(turn))
-    if _counts(reward.judge, _judges(reward.judge, turn), case, label, reward):
+        terms["format"] = reward.format * published_format(full_text(turn))
+    if _counts_verdict(case, turn, label, reward):
         terms["judge"] = reward.judge.weight * _judged(case, turn, reward.judge, responses)
-    if _counts(reward.similarity, reward.similarity.kind != "none", case, label, reward):
+    if _counts_similarity(case, label, reward):
         terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, responses)
     return Score(terms=terms, total=math.fsum(terms.values()))
 
@@ -201,28 +201,34 @@ def _turn(transcript: Transcript) -> Message:
     return next((turn for turn in reversed(transcript.messages) if turn.role == "assistant"), SILENT)
 
 
-def _said(turn: Message, reward: Reward) -> str | Unreadable:
+def _read_label(turn: Message, reward: Reward) -> str | Unreadable:
     if reward.parser == "strict":
         return parse(turn)
-    label = published_label(written(turn))
+    label = published_label(full_text(turn))
     return Unreadable(reason=UNKNOWN.lower()) if label == UNKNOWN else label
 
 
-def _counts(part: Judged | Similar, on: bool, case: Case, label: str | Unreadable, reward: Reward) -> bool:
+def _counts_verdict(case: Case, turn: Message, label: str | Unreadable, reward: Reward) -> bool:
+    """Whether there is something to judge: as published any turn, corrected only one with a think block."""
+    reader = reward.judge.reader
+    judged = reader == "published" or (reader == "corrected" and turn.thinking is not None)
+    return judged and _counts(reward.judge, case, label, reward)
+
+
+def _counts_similarity(case: Case, label: str | Unreadable, reward: Reward) -> bool:
+    return reward.similarity.kind != "none" and _counts(reward.similarity, case, label, reward)
+
+
+def _counts(part: Judged | Similar, case: Case, label: str | Unreadable, reward: Reward) -> bool:
     """Whether a term about the reasoning can be anything but zero."""
-    if not on or not part.weight or (isinstance(label, Unreadable) and reward.parser == "strict"):
+    if not part.weight or (isinstance(label, Unreadable) and reward.parser == "strict"):
         return False
     return not part.gated or label == case.key.label
 
 
-def _judges(judged: Judged, turn: Message) -> bool:
-    """Whether there is something to judge: as published any turn, corrected only one with a think block."""
-    return judged.reader == "published" or (judged.reader == "corrected" and turn.thinking is not None)
-
-
 def _judge_request(case: Case, turn: Message, judged: Judged) -> Request:
     guarded = judged.reader == "corrected"
-    thought = turn.thinking if turn.thinking and turn.thinking.strip() else written(turn)
+    thought = turn.thinking if turn.thinking and turn.thinking.strip() else full_text(turn)
     return Request(judged.model, judging.prompt(judged.model, " ".join(case.key.reasoning), thought, guarded=guarded))
 
 
@@ -242,29 +248,31 @@ def _compared(case: Case, turn: Message, similar: Similar) -> tuple[tuple[str, .
 
 
 def _encoder_request(sentence: str, similar: Similar) -> Request:
-    return Request("encoder", similarity.encoded(sentence) if similar.kind == "matched" else sentence)
+    return Request("encoder", sentences.drop_citations(sentence) if similar.kind == "matched" else sentence)
 
 
 def _similar(case: Case, turn: Message, similar: Similar, responses: Responses) -> float:
     import numpy
 
-    gold, said = _compared(case, turn, similar)
-    if not gold or not said:
+    gold, written = _compared(case, turn, similar)
+    if not gold or not written:
         return 0.0
-    hers, his = (
+    gold_vectors, written_vectors = (
         numpy.asarray([_answer(responses, _encoder_request(text, similar)) for text in side], dtype=numpy.float32)
-        for side in (gold, said)
+        for side in (gold, written)
     )
     if similar.kind != "matched":
-        return similarity.published(hers, his, halved=similar.kind == "code")
+        return similarity.mean_similarity(gold_vectors, written_vectors, halved=similar.kind == "code")
     evidence = [(abstract.number, abstract.text) for abstract in case.facts.evidence]
-    return similarity.matched(gold, said, hers, his, evidence, floor=similar.floor, slack=similar.slack)
+    return similarity.matched_similarity(
+        gold, written, gold_vectors, written_vectors, evidence, floor=similar.floor, slack=similar.slack
+    )
 
 
-def _answer(responses: Responses, ask: Request) -> Any:
-    if ask not in responses:
+def _answer(responses: Responses, request: Request) -> Any:
+    if request not in responses:
         raise DataError(
-            f"the reward needs what the {ask.model} says about {ask.text[:60]!r}, and nobody asked it; "
+            f"the reward needs what the {request.model} says about {request.text[:60]!r}, and nobody asked it; "
             "have everything answered that `requests` names before scoring"
         )
-    return responses[ask]
+    return responses[request]

@@ -123,13 +123,13 @@ def label_of(rating: int) -> str:
     return LABELS[(rating - 1) // 3]
 
 
-def decide(s: Scenario, omit: frozenset[str] = frozenset(), told: Yield | None = None) -> Decision:
+def decide(s: Scenario, omit: frozenset[str] = frozenset(), believed: Yield | None = None) -> Decision:
     """The rating by a reader who knows every rule except `omit`. Pure.
 
-    `told`: what the evidence says that the procedure shows. Who does not know it believes that, and without evidence
-    what is usual; who knows it believes no study against it.
+    `believed`: the yield that the evidence reports. A reader who does not know the local yield takes that one, and
+    without evidence the usual one; a reader who knows it believes no study against it.
     """
-    usual = told or usual_yield(s.target, s.modality)
+    usual = believed or usual_yield(s.target, s.modality)
     shown = usual if LOCAL_YIELD in omit else true_yield(condition_of(s), s.target, s.modality)
     applied = [rule for rule in RULES if rule.id not in omit and rule.holds(s)]
     if applied and applied[0].id == "wrong_region":
@@ -138,7 +138,7 @@ def decide(s: Scenario, omit: frozenset[str] = frozenset(), told: Yield | None =
     return Decision(rating=rating, label=label_of(rating), shown=shown, applied=tuple(rule.id for rule in applied))
 
 
-def deciding(s: Scenario) -> str:
+def deciding_rule(s: Scenario) -> str:
     """The first rule whose omission changes the label, or "yield" if what the procedure shows decides alone."""
     label = decide(s).label
     return next((rule for rule in RULE_IDS if decide(s, frozenset({rule})).label != label), "yield")

@@ -49,12 +49,12 @@ def citations(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def uncited(text: str) -> str:
+def drop_citations(text: str) -> str:
     """The text without its bracketed citations."""
     return " ".join(_CITED.sub(" ", text).split()).replace(" .", ".").replace(" ,", ",")
 
 
-def plain(text: str) -> str:
+def plain_words(text: str) -> str:
     """The words of a text alone, in lower case and without citations: equal for sentences that say the same words."""
     return _NOT_WORD.sub(" ", _CITED.sub(" ", text).lower()).strip()
 
@@ -83,5 +83,5 @@ def _ends(line: str, start: int, stop: re.Match[str]) -> bool:
 
 
 def _said(piece: str) -> Iterator[str]:
-    if plain(piece):
+    if plain_words(piece):
         yield piece.strip()

@@ -53,7 +53,7 @@ def _object(pairs: list[tuple[str, Any]]) -> Any:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def parsed(text: str) -> Any:
+def parse_json(text: str) -> Any:
     """A JSON value; an object that names a field twice is `TWICE`. Raises ValueError, also for one that is too deep."""
     try:
         return _DECODER.decode(text)
@@ -122,7 +122,7 @@ def _lines(path: Path) -> Iterator[Row]:
 def _line(line: bytes) -> Any:
     """The value of a line, or Unclear if it has none."""
     try:
-        return parsed(line.decode("utf-8"))
+        return parse_json(line.decode("utf-8"))
     except UnicodeDecodeError:
         return Unclear(WHOLE, "is not UTF-8 text")
     except ValueError:
@@ -204,13 +204,13 @@ def _list_in(path: Path, text: str) -> int:
     else:
         at = _skip(text, at + 1)
         while text[at : at + 1] == '"':
-            _, at = _decoded(path, text, at)
+            _, at = _decode(path, text, at)
             at = _expect(path, text, at, ":")
             if text[at : at + 1] == "[":
                 found.append(at)
                 at = _end(_values(path, text, at))
             else:
-                _, at = _decoded(path, text, at)
+                _, at = _decode(path, text, at)
             at = _skip(text, at)
             if text[at : at + 1] == ",":
                 at = _skip(text, at + 1)
@@ -228,7 +228,7 @@ def _values(path: Path, text: str, at: int) -> Generator[tuple[int, Any], None, 
     if text[at : at + 1] == "]":
         return at + 1
     while True:
-        value, end = _decoded(path, text, at)
+        value, end = _decode(path, text, at)
         yield at, value
         at = _skip(text, end)
         if text[at : at + 1] == "]":
@@ -244,7 +244,7 @@ def _end(values: Generator[tuple[int, Any], None, int]) -> int:
             return int(done.value)
 
 
-def _decoded(path: Path, text: str, at: int) -> tuple[Any, int]:
+def _decode(path: Path, text: str, at: int) -> tuple[Any, int]:
     try:
         return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
