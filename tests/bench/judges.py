@@ -21,12 +21,12 @@ from clinrl.reports.render import table
 from clinrl.runtime import determinism
 from clinrl.tasks.imaging import judging, quality
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED
 from clinrl.tasks.parts import Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import agreement as agreeing
 import attacks
-from agreement import agreement as scores_agreement
+from arms import CORRECTED, PUBLISHED
 
 TASK = "imaging"
 REPORT = Path("data/reports/judges.json")
@@ -49,12 +49,12 @@ def agreement(judges: Judges, judge: Any, n: int) -> dict[str, Any]:
             advance(len(asks))
     right = [judging.verdict(reply) for _, reply in pairs]
     keys = {
-        key: scores_agreement(
+        key: agreeing.agreement(
             [(float(want[i]), None if got is None else float(got[i])) for want, got in zip(right, replies, strict=True)]
         )
         for i, key in enumerate(judging.KEYS)
     }
-    lowest = scores_agreement(
+    lowest = agreeing.agreement(
         [(float(min(want)), None if got is None else float(min(got))) for want, got in zip(right, replies, strict=True)]
     )
     return {name: found.model_dump(mode="json") for name, found in (keys | {"the lowest of the three": lowest}).items()}

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.tasks.imaging import answer as reader
 from clinrl.tasks.imaging.answer import LABELS, REASONS, UNKNOWN, full_text, parse, published_format, published_label
 from clinrl.tasks.imaging.sentences import citations, drop_citations, plain_words, published_split, split
 from clinrl.types import Message, Unreadable
@@ -48,34 +47,34 @@ def test_reads_the_contract(content, thinking, label):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", reader.EMPTY),
-        (" \n", reader.EMPTY),
-        (MBA, reader.NO_ANSWER),
-        ("answer: May Be Appropriate", reader.NO_ANSWER),
-        (f"<answer>{MBA}", reader.UNCLOSED),
-        (f"<answer>{MBA}<answer>", reader.UNCLOSED),
-        (f"{MBA}</answer>", reader.STRAY_TAG),
-        (f"</answer><answer>{MBA}", reader.STRAY_TAG),
-        (f"<answer>{MBA}</answer></answer>", reader.STRAY_TAG),
-        (f"</think><answer>{MBA}</answer>", reader.STRAY_TAG),
-        (f"<answer><think>x</think>{MBA}</answer>", reader.STRAY_TAG),
-        (f"<answer><answer>{MBA}</answer></answer>", reader.NESTED),
-        (f"<answer>{MBA}</answer><answer>{MBA}</answer>", reader.DUPLICATE),
-        (f"<answer>{MBA}</answer>\n<answer>{UA}</answer>", reader.DUPLICATE),
-        (f"So: <answer>{MBA}</answer>", reader.PREAMBLE),
-        (f"<answer>{MBA}</answer> I hope", reader.TRAILING),
-        (f"<answer>{MBA}</answer><|im_end|>", reader.TRAILING),
-        ("<answer></answer>", reader.EMPTY_ANSWER),
-        ("<answer> . </answer>", reader.EMPTY_ANSWER),
-        (f"<answer>{MBA} or {UA}</answer>", reader.HEDGED),
-        (f"<answer>{UNA}, {MBA}, {UA}</answer>", reader.HEDGED),
-        (f"<answer>{MBA}, if contrast is given</answer>", reader.HEDGED),
-        (f"<answer>The procedure is {UNA}</answer>", reader.HEDGED),
-        (f"<answer>{MBA}..</answer>", reader.HEDGED),
-        ("<answer>appropriate</answer>", reader.UNKNOWN_LABEL),
-        ("<answer>Appropriate</answer>", reader.UNKNOWN_LABEL),
-        ("<answer>Not Appropriate</answer>", reader.UNKNOWN_LABEL),
-        ("<answer>5</answer>", reader.UNKNOWN_LABEL),
+        ("", "empty"),
+        (" \n", "empty"),
+        (MBA, "no_answer"),
+        ("answer: May Be Appropriate", "no_answer"),
+        (f"<answer>{MBA}", "unclosed"),
+        (f"<answer>{MBA}<answer>", "unclosed"),
+        (f"{MBA}</answer>", "stray_tag"),
+        (f"</answer><answer>{MBA}", "stray_tag"),
+        (f"<answer>{MBA}</answer></answer>", "stray_tag"),
+        (f"</think><answer>{MBA}</answer>", "stray_tag"),
+        (f"<answer><think>x</think>{MBA}</answer>", "stray_tag"),
+        (f"<answer><answer>{MBA}</answer></answer>", "nested"),
+        (f"<answer>{MBA}</answer><answer>{MBA}</answer>", "duplicate"),
+        (f"<answer>{MBA}</answer>\n<answer>{UA}</answer>", "duplicate"),
+        (f"So: <answer>{MBA}</answer>", "preamble"),
+        (f"<answer>{MBA}</answer> I hope", "trailing"),
+        (f"<answer>{MBA}</answer><|im_end|>", "trailing"),
+        ("<answer></answer>", "empty_answer"),
+        ("<answer> . </answer>", "empty_answer"),
+        (f"<answer>{MBA} or {UA}</answer>", "hedged"),
+        (f"<answer>{UNA}, {MBA}, {UA}</answer>", "hedged"),
+        (f"<answer>{MBA}, if contrast is given</answer>", "hedged"),
+        (f"<answer>The procedure is {UNA}</answer>", "hedged"),
+        (f"<answer>{MBA}..</answer>", "hedged"),
+        ("<answer>appropriate</answer>", "unknown_label"),
+        ("<answer>Appropriate</answer>", "unknown_label"),
+        ("<answer>Not Appropriate</answer>", "unknown_label"),
+        ("<answer>5</answer>", "unknown_label"),
     ],
 )
 def test_refuses_anything_else(content, reason):
@@ -85,12 +84,12 @@ def test_refuses_anything_else(content, reason):
 
 @pytest.mark.parametrize("thinking", ["", " ", ".", "a b c", "1 2 3 4", "\u2713 \u2713 \u2713", "So be", "--- ..."])
 def test_a_think_block_without_thought_is_no_turn(thinking):
-    assert parse(turn(f"<answer>{UA}</answer>", thinking)) == Unreadable(reason=reader.EMPTY_THINK)
+    assert parse(turn(f"<answer>{UA}</answer>", thinking)) == Unreadable(reason="empty_think")
 
 
 @pytest.mark.parametrize("tag", ["<think>", "</think>", "<answer>", "</answer>", "<Answer>", f"<answer>{UA}</answer>"])
 def test_a_tag_within_the_thought_makes_the_turn_unreadable(tag):
-    assert parse(turn(f"<answer>{UA}</answer>", f"{THOUGHT} {tag}")) == Unreadable(reason=reader.STRAY_TAG)
+    assert parse(turn(f"<answer>{UA}</answer>", f"{THOUGHT} {tag}")) == Unreadable(reason="stray_tag")
 
 
 @given(PIECES | st.text(), st.none() | PIECES | st.text())

@@ -508,7 +508,7 @@ def test_json_that_is_no_text_or_too_long_is_refused(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b'[\n"\xff"]')
     with pytest.raises(DataError, match="line 2 is not UTF-8 text"):
         recognise(tmp_path / "x")
-    monkeypatch.setattr(json_reader, "LONGEST_JSON", 1 << 20)
+    monkeypatch.setattr(json_reader, "MAX_JSON_BYTES", 1 << 20)
     (tmp_path / "x").write_bytes(b"[" + b" " * (1 << 20) + b"]")
     with pytest.raises(DataError, match="is longer than 1 MiB; save it as JSON Lines"):
         recognise(tmp_path / "x")

@@ -21,7 +21,7 @@ _MARK = "\ufeff".encode()
 MARKS = (_MARK.decode("cp1252").encode().decode("cp1252").encode(), _MARK.decode("cp1252").encode(), _MARK)
 """A byte-order mark encoded three times, twice and once: what programs that take UTF-8 for cp1252 leave behind."""
 
-LONGEST_CELL = 1 << 20
+MAX_CELL_CHARACTERS = 1 << 20
 """Characters. The csv module's own limit is below what the abstracts of one record can take."""
 
 Row = tuple[int, list[str]]
@@ -55,7 +55,7 @@ class Table:
 
         Raises DataError for a quote that is not closed, or closed in the middle of a cell.
         """
-        csv.field_size_limit(LONGEST_CELL)
+        csv.field_size_limit(MAX_CELL_CHARACTERS)
         with reading(self.path), _text(self.path, self._mark, self.encoding) as stream:
             reader = csv.reader(stream, strict=True)
             before = 0

@@ -25,7 +25,7 @@ from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, transcript_of
 
 MARK = "/imported/"
-LONGEST_NARRATIVE_CHARACTERS = 4_000
+MAX_NARRATIVE_CHARACTERS = 4_000
 COLUMNS = ("file", "line", "column", "reason")
 """Of the list of refused rows."""
 
@@ -225,8 +225,8 @@ def check_text(text: str, column: str) -> None:
     """Refuse text that is empty, too long, or holds a mark or what looks like an identifier. Raises Unclear."""
     if not text:
         raise Unclear(column, "is empty")
-    if len(text) > LONGEST_NARRATIVE_CHARACTERS:
-        raise Unclear(column, f"is longer than {LONGEST_NARRATIVE_CHARACTERS:,} characters")
+    if len(text) > MAX_NARRATIVE_CHARACTERS:
+        raise Unclear(column, f"is longer than {MAX_NARRATIVE_CHARACTERS:,} characters")
     if holds_mark(text):
         raise Unclear(column, "holds a mark of a chat template")
     for kind, shape in _IDENTIFIERS.items():

@@ -15,9 +15,9 @@ from clinrl.errors import DataError
 from clinrl.tasks.csv_reader import MARKS, Table, open_table, opened, reading
 from clinrl.tasks.importing import Unclear
 
-LONGEST_JSON: Final = 128 << 20
+MAX_JSON_BYTES: Final = 128 << 20
 """Bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which needs no memory."""
-LONGEST_ROW: Final = 1 << 20
+MAX_ROW_BYTES: Final = 1 << 20
 """Bytes of a line of JSON Lines. One beyond it is refused unread, so that no file can fill the memory."""
 
 WHOLE: Final = "(the whole row)"
@@ -67,9 +67,9 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
     Raises DataError if the file is missing or damaged.
     """
     with reading(path), opened(path) as raw:
-        first = _without_mark(raw.readline(LONGEST_ROW))
+        first = _without_mark(raw.readline(MAX_ROW_BYTES))
         while first and not first.strip():
-            first = raw.readline(LONGEST_ROW)
+            first = raw.readline(MAX_ROW_BYTES)
     opening = first.lstrip()[:1]
     if opening not in (b"{", b"["):
         table = open_table(path)
@@ -108,11 +108,11 @@ def _of_table(table: Table) -> Records:
 def _lines(path: Path) -> Iterator[Row]:
     with reading(path), opened(path) as raw:
         number = 0
-        while line := raw.readline(LONGEST_ROW):
+        while line := raw.readline(MAX_ROW_BYTES):
             number += 1
-            if len(line) == LONGEST_ROW and not line.endswith(b"\n"):
+            if len(line) == MAX_ROW_BYTES and not line.endswith(b"\n"):
                 _skip_line(raw)
-                yield number, Unclear(WHOLE, f"is longer than {LONGEST_ROW:,} bytes")
+                yield number, Unclear(WHOLE, f"is longer than {MAX_ROW_BYTES:,} bytes")
                 continue
             line = _without_mark(line) if number == 1 else line
             if line.strip():
@@ -136,7 +136,7 @@ def _fields(value: Any) -> Fields | Unclear:
 
 
 def _skip_line(raw: BinaryIO) -> None:
-    while (rest := raw.readline(LONGEST_ROW)) and not rest.endswith(b"\n"):
+    while (rest := raw.readline(MAX_ROW_BYTES)) and not rest.endswith(b"\n"):
         pass
 
 
@@ -181,11 +181,11 @@ def _elements(path: Path, start: int) -> Iterator[Row]:
 
 def _text(path: Path) -> str:
     with reading(path), opened(path) as raw:
-        data = raw.read(LONGEST_JSON + 1)
-    if len(data) > LONGEST_JSON:
+        data = raw.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
         raise DataError(
-            f"{path} is longer than {LONGEST_JSON >> 20} MiB; save it as JSON Lines, one record a line, which may have "
-            "any length"
+            f"{path} is longer than {MAX_JSON_BYTES >> 20} MiB; save it as JSON Lines, one record a line, which may "
+            "have any length"
         )
     data = _without_mark(data)
     try:

@@ -6,7 +6,7 @@ tag inside the reasoning makes a turn unreadable: a reader that takes the first 
 """
 
 import re
-from typing import Final
+from typing import Final, Literal, get_args
 
 from clinrl.types import Message, Unreadable
 
@@ -16,22 +16,11 @@ LABELS: Final = ("Usually Not Appropriate", "May Be Appropriate", "Usually Appro
 UNKNOWN: Final = "Unknown"
 """What the published reader makes of a text without a label."""
 
-EMPTY: Final = "empty"
-EMPTY_THINK: Final = "empty_think"
-STRAY_TAG: Final = "stray_tag"
-NO_ANSWER: Final = "no_answer"
-UNCLOSED: Final = "unclosed"
-NESTED: Final = "nested"
-DUPLICATE: Final = "duplicate"
-PREAMBLE: Final = "preamble"
-TRAILING: Final = "trailing"
-EMPTY_ANSWER: Final = "empty_answer"
-HEDGED: Final = "hedged"
-UNKNOWN_LABEL: Final = "unknown_label"
-REASONS: Final = (
-    EMPTY, EMPTY_THINK, STRAY_TAG, NO_ANSWER, UNCLOSED, NESTED, DUPLICATE, PREAMBLE, TRAILING, EMPTY_ANSWER, HEDGED,
-    UNKNOWN_LABEL,
-)  # fmt: skip
+Fault = Literal[
+    "empty", "empty_think", "stray_tag", "no_answer", "unclosed", "nested", "duplicate", "preamble", "trailing",
+    "empty_answer", "hedged", "unknown_label",
+]  # fmt: skip
+REASONS: Final[tuple[Fault, ...]] = get_args(Fault)
 """Every reason that `parse` gives, the one that is named first when a turn earns several: see `parse`."""
 
 MIN_THOUGHT_WORDS: Final = 3
@@ -51,7 +40,7 @@ def parse(message: Message) -> str | Unreadable:
     answer tag), `unclosed`, `nested`, `duplicate` (more than one block), `preamble`, `trailing` (text before or after
     the block), `empty_answer`, `hedged` (a label and more, or several), `unknown_label`.
     """
-    reason = _fault_of_thought(message.thinking) if message.content.strip() else EMPTY
+    reason = _fault_of_thought(message.thinking) if message.content.strip() else "empty"
     if reason:
         return Unreadable(reason=reason)
     tags = list(_TAG.finditer(message.content))
@@ -60,9 +49,9 @@ def parse(message: Message) -> str | Unreadable:
         return Unreadable(reason=reason)
     opening, closing = tags
     if message.content[: opening.start()].strip():
-        return Unreadable(reason=PREAMBLE)
+        return Unreadable(reason="preamble")
     if message.content[closing.end() :].strip():
-        return Unreadable(reason=TRAILING)
+        return Unreadable(reason="trailing")
     return _label(message.content[opening.end() : closing.start()])
 
 
@@ -83,8 +72,8 @@ def published_label(text: str) -> str:
         return UNKNOWN
     closing = next((tag for tag in tags if tag[1] and tag.start() >= opening.end()), None)
     end = text.find("<", opening.end()) if closing is None else closing.start()
-    said = (text[opening.end() :] if end < 0 else text[opening.end() : end]).strip().lower()
-    return next((label for low, label in _BY_TEXT.items() if said.startswith(low)), UNKNOWN)
+    written = (text[opening.end() :] if end < 0 else text[opening.end() : end]).strip().lower()
+    return next((label for low, label in _BY_TEXT.items() if written.startswith(low)), UNKNOWN)
 
 
 def published_format(text: str) -> bool:
@@ -100,39 +89,38 @@ def published_format(text: str) -> bool:
     return between and not text[:start].strip() and not text[end:].strip()
 
 
-def _fault_of_thought(thinking: str | None) -> str | None:
+def _fault_of_thought(thinking: str | None) -> Fault | None:
     if thinking is None:
         return None
     if len(_WORD.findall(thinking)) < MIN_THOUGHT_WORDS:
-        return EMPTY_THINK
-    return STRAY_TAG if _TAG.search(thinking) else None
+        return "empty_think"
+    return "stray_tag" if _TAG.search(thinking) else None
 
 
-def _fault_of_tags(tags: list[str]) -> str | None:
+def _fault_of_tags(tags: list[str]) -> Fault | None:
     """What is wrong with the tags of the content, in order; None for one answer block and no other tag."""
     if any("think" in tag for tag in tags):
-        return STRAY_TAG
+        return "stray_tag"
     if not tags:
-        return NO_ANSWER
+        return "no_answer"
     if tags[0] == "</answer>":
-        return STRAY_TAG
+        return "stray_tag"
     if tags == ["<answer>", "</answer>"]:
         return None
     if "</answer>" not in tags:
-        return UNCLOSED
+        return "unclosed"
     if tags[1] == "<answer>":
-        return NESTED
-    return DUPLICATE if "<answer>" in tags[2:] else STRAY_TAG
+        return "nested"
+    return "duplicate" if "<answer>" in tags[2:] else "stray_tag"
 
 
 def _label(inner: str) -> str | Unreadable:
-    said = " ".join(inner.lower().split())
-    said = said.removesuffix(".").rstrip()
-    if not said:
-        return Unreadable(reason=EMPTY_ANSWER)
-    if said in _BY_TEXT:
-        return _BY_TEXT[said]
-    return Unreadable(reason=HEDGED if any(label in said for label in _BY_TEXT) else UNKNOWN_LABEL)
+    text = " ".join(inner.lower().split()).removesuffix(".").rstrip()
+    if not text:
+        return Unreadable(reason="empty_answer")
+    if text in _BY_TEXT:
+        return _BY_TEXT[text]
+    return Unreadable(reason="hedged" if any(label in text for label in _BY_TEXT) else "unknown_label")
 
 
 def _blocks(text: str, name: str) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from pydantic import Field
 
-from clinrl.tasks.imaging.guideline import BY_ID, CONDITIONS, MODALITIES, Condition, Modality, Target, Yield, true_yield
+from clinrl.tasks.imaging.guideline import BY_ID, CONDITIONS, MODALITIES, Modality, Target, Yield, true_yield
 from clinrl.tasks.imaging.rules import Scenario
 from clinrl.tasks.imaging.statements import Stance
 from clinrl.types import Strict
@@ -67,7 +67,7 @@ def stance(study: Study, s: Scenario, shown: Yield) -> Stance:
 
 
 def find_majority(found: tuple[Study, ...], s: Scenario) -> Yield | None:
-    """What most studies on a request say that the procedure shows, of equally many the first; None without any."""
+    """The yield that most studies on a request report, of equally many the first; None without any."""
     bearing = Counter(study.shown for study in found if (study.condition, study.modality) == (s.condition, s.modality))
     return bearing.most_common(1)[0][0] if bearing else None
 
@@ -104,7 +104,9 @@ def _study(rng: Random, s: Scenario, number: int, kind: str) -> Study:
     if kind == "elsewhere":
         condition = rng.choice([other for other in CONDITIONS if other.id != s.condition])
         target, modality = rng.choice(condition.targets), rng.choice(MODALITIES)
-    shown = _shown(rng, condition, target, modality, wrong=kind == "disagrees")
+    truth = true_yield(condition, target, modality)
+    others: list[Yield] = [other for other in SEEN_PCT if other != truth]
+    shown = rng.choice(others) if kind == "disagrees" else truth
     return Study(
         number=number,
         condition=condition.id,
@@ -115,11 +117,3 @@ def _study(rng: Random, s: Scenario, number: int, kind: str) -> Study:
         patients=rng.randint(20, 900),
         wording=rng.randrange(len(WORDINGS)),
     )
-
-
-def _shown(rng: Random, condition: Condition, target: Target, modality: Modality, *, wrong: bool) -> Yield:
-    truth = true_yield(condition, target, modality)
-    if not wrong:
-        return truth
-    others: list[Yield] = [other for other in SEEN_PCT if other != truth]
-    return rng.choice(others)

@@ -18,7 +18,7 @@ RULE: Final = "imported"
 
 KIND: Final = "appropriateness"
 
-LONGEST_SENTENCE: Final = 2_000
+MAX_SENTENCE_CHARACTERS: Final = 2_000
 MAX_SENTENCES: Final = 60
 
 NAMES_A_LABEL: Final = r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\W{1,3}be\W{1,3}appropriate\b"
@@ -37,7 +37,7 @@ class ImportedKey(Strict):
     label: Literal["Usually Not Appropriate", "May Be Appropriate", "Usually Appropriate"]
     """As the panel gave it."""
     rule: Literal["imported"] = RULE
-    reasoning: tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_SENTENCE)], ...] = Field(
+    reasoning: tuple[Annotated[str, Field(min_length=1, max_length=MAX_SENTENCE_CHARACTERS)], ...] = Field(
         min_length=1, max_length=MAX_SENTENCES
     )
     """The reasons as sentences, in order; studies are cited as [n], those without an abstract too."""

@@ -1,8 +1,8 @@
-"""Somebody's own records of rated imaging procedures as cases: a JSON, JSON Lines or CSV file in the published schema.
+"""Records of rated imaging procedures as cases: a JSON, JSON Lines or CSV file in the published schema.
 
-All procedures of a variant are in one pool, by the hash of its condition and text. Who wants whole conditions held out
-puts the records into a folder with a file for each use, named train, mine or exam (as in exam.jsonl): then the files
-alone decide, and a variant that is in two of them is refused in both.
+All procedures of a variant are in one pool, by the hash of its condition and text. To hold out whole conditions, give a
+folder with a file for each use, named train, mine or exam (as in exam.jsonl): then the files alone decide, and a
+variant that is in two of them is refused in both.
 """
 
 import re
@@ -52,11 +52,10 @@ EXPECTED: Final = (
 SHARES: Final[Mapping[Pool, int]] = {"train": 65, "mine": 15, "exam": 20}
 """Percentage of variants in each pool, by their hash."""
 
-LONGEST: Final = {"condition": 300, "category": 300, "variant": 2_000, "procedure": 300}
-"""Characters."""
-LONGEST_ABSTRACT: Final = 6_000
-LONGEST_EVIDENCE: Final = 100_000
-"""Characters of all abstracts: of a language without spaces, the count of words bounds nothing."""
+MAX_CHARACTERS: Final = {"condition": 300, "category": 300, "variant": 2_000, "procedure": 300}
+MAX_ABSTRACT_CHARACTERS: Final = 6_000
+MAX_EVIDENCE_CHARACTERS: Final = 100_000
+"""Of all abstracts: in a language without spaces the count of words bounds nothing."""
 MAX_WORDS: Final = 3_300
 """Of all abstracts: records with more were left out of the published data."""
 NUMBERS: Final = range(1, 100)
@@ -81,7 +80,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Request:
-    """What a record asks, and its label."""
+    """The request of a record, and its label."""
 
     condition: str
     variant: str
@@ -149,15 +148,15 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
 
     def taker(part: Part) -> Callable[[Fields | Unclear], Taken]:
         def take(row: Fields | Unclear) -> Taken:
-            asked = request(row)
-            triplet, whose = asked.triplet, asked.whose
+            request = read_request(row)
+            triplet, whose = request.triplet, request.whose
             if whose in astray:
                 raise Unclear("variant", "is in the file of another use too")
             if triplet in contested:
                 raise Unclear("appropriateness", "another row gives the same request another label")
             if triplet in seen:
                 raise Unclear(WHOLE, "an earlier row has the same condition, variant and procedure")
-            taken = _taken(row, asked, part.use or pool_of_variant(whose))
+            taken = _taken(row, request, part.use or pool_of_variant(whose))
             seen.add(triplet)
             return taken
 
@@ -175,33 +174,33 @@ def _conflicts(parts: tuple[Part, ...]) -> tuple[set[str], set[str]]:
     for part in parts:
         for _, row in part.records.rows():
             try:
-                asked = request(row)
+                request = read_request(row)
             except Unclear:
                 continue  # it is refused for that
-            if labels.setdefault(asked.triplet, asked.label) != asked.label:
-                contested.add(asked.triplet)
-            if uses.setdefault(asked.whose, part.use) != part.use:
-                astray.add(asked.whose)
+            if labels.setdefault(request.triplet, request.label) != request.label:
+                contested.add(request.triplet)
+            if uses.setdefault(request.whose, part.use) != part.use:
+                astray.add(request.whose)
     return contested, astray
 
 
-def request(row: Fields | Unclear) -> Request:
-    """What a row asks, and its label. Raises Unclear."""
+def read_request(row: Fields | Unclear) -> Request:
+    """The request and the label of a row. Raises Unclear."""
     if isinstance(row, Unclear):
         raise Unclear(row.column, row.reason)
-    condition, variant, procedure = (_asked(row, names) for names in (CONDITION, VARIANT, PROCEDURE))
+    condition, variant, procedure = (_request_text(row, names) for names in (CONDITION, VARIANT, PROCEDURE))
     column, value = _value(row, LABEL)
     return Request(condition, variant, procedure, label_of(_string(value, column), column))
 
 
 def label_of(text: str, column: str) -> str:
     """One of `LABELS`, whole, whatever its case and spaces. Raises Unclear."""
-    said = text.casefold()
-    if said in _BY_TEXT:
-        return _BY_TEXT[said]
-    if not said:
+    label = text.casefold()
+    if label in _BY_TEXT:
+        return _BY_TEXT[label]
+    if not label:
         raise Unclear(column, "is empty")
-    if _DISAGREEMENT.fullmatch(said):
+    if _DISAGREEMENT.fullmatch(label):
         raise Unclear(column, "is a disagreement of the panel, which is no label")
     raise Unclear(column, "is none of the three labels")
 
@@ -226,10 +225,10 @@ def evidence_of(value: Any, column: str) -> list[dict[str, Any]]:
         texts[number] = _string(text, column, "has an abstract that is no text")
     if sum(len(text.split()) for text in texts.values()) > MAX_WORDS:
         raise Unclear(column, f"holds more than {MAX_WORDS:,} words of abstracts")
-    if sum(map(len, texts.values())) > LONGEST_EVIDENCE:
-        raise Unclear(column, f"holds more than {LONGEST_EVIDENCE:,} characters of abstracts")
+    if sum(map(len, texts.values())) > MAX_EVIDENCE_CHARACTERS:
+        raise Unclear(column, f"holds more than {MAX_EVIDENCE_CHARACTERS:,} characters of abstracts")
     for text in filter(None, texts.values()):
-        imported.check(text, column, LONGEST_ABSTRACT)
+        imported.check(text, column, MAX_ABSTRACT_CHARACTERS)
         imported.check_shown(text, column)
     return [{"number": number, "text": text} for number, text in sorted(texts.items()) if text]
 
@@ -243,47 +242,46 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
         raise Unclear(column, "is empty")
     if not isinstance(given, list) or not all(isinstance(line, str) for line in given):
         raise Unclear(column, "is no list of sentences")
-    found = tuple(_closed(sentence) for line in given for sentence in split(cleaned(line)))
+    found = tuple(_close(sentence) for line in given for sentence in split(cleaned(line)))
     if not found:
         raise Unclear(column, "is empty")
     if len(found) > imported.MAX_SENTENCES:
         raise Unclear(column, f"has more than {imported.MAX_SENTENCES} sentences")
     for sentence in found:
-        imported.check(sentence, column, imported.LONGEST_SENTENCE)
+        imported.check(sentence, column, imported.MAX_SENTENCE_CHARACTERS)
         if not all(number in NUMBERS for number in citations(sentence)):
             raise Unclear(column, f"cites a number outside {NUMBERS[0]} to {NUMBERS[-1]}")
     return found
 
 
-def _taken(row: Fields | Unclear, asked: Request, pool: Pool) -> Taken:
+def _taken(row: Fields | Unclear, request: Request, pool: Pool) -> Taken:
     assert not isinstance(row, Unclear)
     column, value = _value(row, REASONING)
     reasoning = reasoning_of(value, column)
-    if isinstance(answer.parse(imported.gold(asked.label, reasoning, thinking=True)), Unreadable):
+    if isinstance(answer.parse(imported.gold(request.label, reasoning, thinking=True)), Unreadable):
         raise Unclear(column, "is too short to be a reasoning")
     facts = {
-        "condition": asked.condition,
-        "variant": asked.variant,
-        "procedure": asked.procedure,
+        "condition": request.condition,
+        "variant": request.variant,
+        "procedure": request.procedure,
         "evidence": evidence_of(_value(row, CITATIONS)[1], CITATIONS[0]),
     }
-    check_text(f"{asked.condition} | {asked.variant} | {asked.procedure}", WHOLE)
-    return Taken(pool, asked.whose, facts, imported.fields(asked.label, reasoning))
+    check_text(f"{request.condition} | {request.variant} | {request.procedure}", WHOLE)
+    return Taken(pool, request.whose, facts, imported.fields(request.label, reasoning))
 
 
-def _asked(row: Fields, names: tuple[str, ...]) -> str:
+def _request_text(row: Fields, names: tuple[str, ...]) -> str:
     """A text of the request."""
     column, value = _value(row, names)
-    if isinstance(value, str) and len(value) <= 2 * LONGEST[column]:
-        return _asked_text(value, column)
-    return _asked_text(_string(value, column), column)
+    short = isinstance(value, str) and len(value) <= 2 * MAX_CHARACTERS[column]
+    return _prompt_text(value if short else _string(value, column), column)
 
 
 @lru_cache(1 << 13)
-def _asked_text(value: str, column: str) -> str:
+def _prompt_text(value: str, column: str) -> str:
     """A text that a prompt may hold. Remembered, since the procedures of a variant repeat the rest."""
     text = cleaned(value)
-    imported.check(text, column, LONGEST[column])
+    imported.check(text, column, MAX_CHARACTERS[column])
     check_text(text, column)
     imported.check_shown(text, column)
     return text
@@ -328,6 +326,6 @@ def _number(name: str, column: str) -> int:
     return int(match[1])
 
 
-def _closed(sentence: str) -> str:
+def _close(sentence: str) -> str:
     """A sentence with its full stop, without which it would run into the next one."""
     return sentence if _CLOSED.search(sentence) else f"{sentence}."
