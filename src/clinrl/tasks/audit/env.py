@@ -5,9 +5,9 @@ case alone: it could not tell right from wrong if it were asked to. Nothing that
 done is answered with a text that begins with "error:", counted, and changes nothing.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from clinrl.tasks.audit.cases import AuditCase, AuditFacts, Proposal, differences_of
 from clinrl.tasks.audit.observations import (
@@ -48,7 +48,15 @@ ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 CLOSED: Final = "closed"
 """The answer to any call after submission, or beyond the limit of calls. Such calls are not in the log."""
 
-_FEATURES: Final = frozenset(CATEGORICAL) | frozenset(NUMERIC)
+RECORDED: Final = "recorded"
+"""The answer to a decision."""
+
+
+T = TypeVar("T")
+
+
+class _Invalid(Exception):
+    """A call that cannot be done, and why."""
 
 
 class Call(Strict):
@@ -72,11 +80,6 @@ def was_submitted(log: Iterable[Call]) -> bool:
     return any(call.valid and call.tool == SUBMIT for call in log)
 
 
-def _is_text(value: object) -> bool:
-    """Models do not keep to the declared types."""
-    return isinstance(value, str)
-
-
 class AuditEnv:
     """One audit in progress; `reset` starts another, of which nothing before it is left."""
 
@@ -98,13 +101,11 @@ class AuditEnv:
         Args:
             proposal_id: The proposal.
         """
-        given = {"proposal_id": proposal_id}
-        if self._over:
-            return CLOSED
-        proposal = self._proposals.get(proposal_id) if isinstance(proposal_id, str) else None
-        if proposal is None:
-            return self._refuse(REVIEW, given, self._no_proposal())
-        return self._answer(REVIEW, given, review_line(proposal))
+        return self._call(
+            REVIEW,
+            {"proposal_id": proposal_id},
+            lambda: review_line(_find(self._proposals, proposal_id, "proposal")),
+        )
 
     def investigate_patient(self, patient_id: str) -> str:
         """Read a patient's record without dates, with the signed distance of each value from its limit.
@@ -112,13 +113,11 @@ class AuditEnv:
         Args:
             patient_id: The patient.
         """
-        given = {"patient_id": patient_id}
-        if self._over:
-            return CLOSED
-        record = self._records.get(patient_id) if isinstance(patient_id, str) else None
-        if record is None:
-            return self._refuse(INVESTIGATE, given, self._no_patient())
-        return self._answer(INVESTIGATE, given, patient_lines(record, self._differences[patient_id]))
+        return self._call(
+            INVESTIGATE,
+            {"patient_id": patient_id},
+            lambda: patient_lines(_find(self._records, patient_id, "patient"), self._differences[patient_id]),
+        )
 
     def request_shap(self, patient_id: str, feature: str) -> str:
         """Get the Shapley value of a number of the record in a fixed risk score.
@@ -127,15 +126,13 @@ class AuditEnv:
             patient_id: The patient.
             feature: The number, for example age.
         """
-        given = {"patient_id": patient_id, "feature": feature}
-        if self._over:
-            return CLOSED
-        record = self._records.get(patient_id) if isinstance(patient_id, str) else None
-        if record is None:
-            return self._refuse(SHAP, given, self._no_patient())
-        if not isinstance(feature, str) or feature not in NUMERIC:
-            return self._refuse(SHAP, given, f"no such number; there are {' '.join(NUMERIC)}")
-        return self._answer(SHAP, given, shapley_line(record, tuple(self._records.values()), feature))
+
+        def line() -> str:
+            record = _find(self._records, patient_id, "patient")
+            _find(NUMERIC, feature, "number")
+            return shapley_line(record, tuple(self._records.values()), feature)
+
+        return self._call(SHAP, {"patient_id": patient_id, "feature": feature}, line)
 
     def cohort_analysis(self, feature: str) -> str:
         """Compare both arms of the trial in one field of the records.
@@ -143,12 +140,12 @@ class AuditEnv:
         Args:
             feature: The field, for example sex.
         """
-        given = {"feature": feature}
-        if self._over:
-            return CLOSED
-        if not isinstance(feature, str) or feature not in _FEATURES:
-            return self._refuse(COHORT, given, f"no such field; there are {' '.join((*NUMERIC, *CATEGORICAL))}")
-        return self._answer(COHORT, given, cohort_line(tuple(self._records.values()), feature))
+
+        def line() -> str:
+            _find({**NUMERIC, **CATEGORICAL}, feature, "field")
+            return cohort_line(tuple(self._records.values()), feature)
+
+        return self._call(COHORT, {"feature": feature}, line)
 
     def temporal_audit(self, patient_id: str) -> str:
         """Read a patient's delay and death in days, with the signed distance from each limit.
@@ -156,13 +153,11 @@ class AuditEnv:
         Args:
             patient_id: The patient.
         """
-        given = {"patient_id": patient_id}
-        if self._over:
-            return CLOSED
-        found = self._differences.get(patient_id) if isinstance(patient_id, str) else None
-        if found is None:
-            return self._refuse(TIMELINE, given, self._no_patient())
-        return self._answer(TIMELINE, given, timeline_line(patient_id, found))
+        return self._call(
+            TIMELINE,
+            {"patient_id": patient_id},
+            lambda: timeline_line(patient_id, _find(self._differences, patient_id, "patient")),
+        )
 
     def flag_error(self, proposal_id: str, error_type: str, reason: str) -> str:
         """Decide that the Actor is wrong about a proposal.
@@ -172,17 +167,14 @@ class AuditEnv:
             error_type: The rule that the Actor missed or misapplied.
             reason: The distances that decide, then the Actor's fallacy.
         """
-        given = {"proposal_id": proposal_id, "error_type": error_type, "reason": reason}
-        if self._over:
-            return CLOSED
-        if (refusal := self._undecidable(proposal_id)) is not None:
-            return self._refuse(FLAG, given, refusal)
-        if not isinstance(error_type, str) or error_type not in ERROR_TYPES:
-            return self._refuse(FLAG, given, f"no such error type; there are {' '.join(ERROR_TYPES)}")
-        if not _is_text(reason):
-            return self._refuse(FLAG, given, "the reason must be a text")
-        self._decided.add(proposal_id)
-        return self._answer(FLAG, given, "recorded")
+
+        def flag() -> str:
+            self._check_open(proposal_id)
+            _find(dict.fromkeys(ERROR_TYPES), error_type, "error type")
+            _check_text(reason, "reason")
+            return self._decide(proposal_id)
+
+        return self._call(FLAG, {"proposal_id": proposal_id, "error_type": error_type, "reason": reason}, flag)
 
     def approve(self, proposal_id: str) -> str:
         """Decide that the Actor is right about a proposal.
@@ -190,13 +182,7 @@ class AuditEnv:
         Args:
             proposal_id: The proposal.
         """
-        given = {"proposal_id": proposal_id}
-        if self._over:
-            return CLOSED
-        if (refusal := self._undecidable(proposal_id)) is not None:
-            return self._refuse(APPROVE, given, refusal)
-        self._decided.add(proposal_id)
-        return self._answer(APPROVE, given, "recorded")
+        return self._call(APPROVE, {"proposal_id": proposal_id}, lambda: self._decide(proposal_id))
 
     def submit_audit_report(self, report: str) -> str:
         """Hand in the audit. Nothing can be done after it.
@@ -204,13 +190,13 @@ class AuditEnv:
         Args:
             report: What was found, in a few words.
         """
-        given = {"report": report}
-        if self._over:
-            return CLOSED
-        if not _is_text(report):
-            return self._refuse(SUBMIT, given, "the report must be a text")
-        self._submitted = True
-        return self._answer(SUBMIT, given, "submitted")
+
+        def submit() -> str:
+            _check_text(report, "report")
+            self._submitted = True
+            return "submitted"
+
+        return self._call(SUBMIT, {"report": report}, submit)
 
     @property
     def log(self) -> tuple[Call, ...]:
@@ -221,10 +207,6 @@ class AuditEnv:
     def submitted(self) -> bool:
         """Whether the audit was handed in."""
         return self._submitted
-
-    @property
-    def _over(self) -> bool:
-        return self._submitted or len(self._log) >= self._limit
 
     def _clear(self) -> None:
         self._proposals: dict[str, Proposal] = {}
@@ -242,24 +224,37 @@ class AuditEnv:
         self._differences = differences_of(facts)
         self._limit = calls_for(len(facts.proposals))
 
-    def _answer(self, tool: str, arguments: dict[str, Any], result: str, *, valid: bool = True) -> str:
+    def _call(self, tool: str, arguments: dict[str, Any], answer: Callable[[], str]) -> str:
+        """Make a call and log it. An error never repeats what the model wrote, which may be of any length."""
+        if self._submitted or len(self._log) >= self._limit:
+            return CLOSED
+        try:
+            result, valid = answer(), True
+        except _Invalid as error:
+            result, valid = f"error: {error}", False
         self._log.append(Call(tool=tool, arguments=arguments, result=result, valid=valid))
         return result
 
-    def _refuse(self, tool: str, arguments: dict[str, Any], why: str) -> str:
-        """Answer with an error. It never repeats what the model wrote, which may be of any length."""
-        return self._answer(tool, arguments, f"error: {why}", valid=False)
+    def _check_open(self, proposal_id: str) -> None:
+        _find(self._proposals, proposal_id, "proposal")
+        if proposal_id in self._decided:
+            raise _Invalid(f"{proposal_id} is already decided")
 
-    def _no_proposal(self) -> str:
-        return f"no such proposal; there are {' '.join(self._proposals)}"
+    def _decide(self, proposal_id: str) -> str:
+        self._check_open(proposal_id)
+        self._decided.add(proposal_id)
+        return RECORDED
 
-    def _no_patient(self) -> str:
-        return f"no such patient; there are {' '.join(self._records)}"
 
-    def _undecidable(self, proposal_id: Any) -> str | None:
-        if not isinstance(proposal_id, str) or proposal_id not in self._proposals:
-            return self._no_proposal()
-        return f"{proposal_id} is already decided" if proposal_id in self._decided else None
+def _find(known: Mapping[str, T], name: object, kind: str) -> T:
+    if not isinstance(name, str) or name not in known:  # models do not keep to the declared types
+        raise _Invalid(f"no such {kind}; there are {' '.join(known)}")
+    return known[name]
+
+
+def _check_text(value: object, kind: str) -> None:
+    if not isinstance(value, str):
+        raise _Invalid(f"the {kind} must be a text")
 
 
 def perform(env: AuditEnv, tool: str, arguments: Mapping[str, Any]) -> str:

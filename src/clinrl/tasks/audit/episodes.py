@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from clinrl.tasks.audit.cases import AuditCase
-from clinrl.tasks.audit.env import APPROVE, ARGUMENTS, FLAG, SUBMIT, AuditEnv, perform
+from clinrl.tasks.audit.env import APPROVE, ARGUMENTS, FLAG, RECORDED, SUBMIT, AuditEnv, perform
 from clinrl.tasks.audit.env import Call as Logged
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.rules import ERROR_TYPES
@@ -20,8 +20,6 @@ LABELS: Final = (APPROVED, *ERROR_TYPES)
 
 DONE: Final = "Done."
 """The last words of an auditor, after whom no tool is called."""
-
-RECORDED: Final = "recorded"
 
 
 class Played(NamedTuple):
