@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 import attacks
-from arms import CORRECTED, PUBLISHED
 from attacks import ATTACKS, FOOLED, ON_LABEL, claimed, honest, margins, withstood
 from clinrl.tasks.imaging import judging, statements
 from clinrl.tasks.imaging.answer import LABELS, full_text, parse, published_label
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.rewards import Reward, requests, score
+from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED, Reward, requests, score
 from clinrl.tasks.imaging.sentences import split
 from clinrl.tasks.parts import Request
 from clinrl.types import Unreadable

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from arms import CONTROLS, CORRECTED, PUBLISHED
 from clinrl.errors import DataError
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import reply
 from clinrl.tasks.imaging.rewards import (
+    CONTROLS,
+    CORRECTED,
+    PUBLISHED,
     TERMS,
     Judged,
     Reward,
