@@ -15,7 +15,7 @@ from clinrl.config.params import Params
 from clinrl.data import dataset, reward_audit, validate
 from clinrl.errors import DataError
 from clinrl.evaluation import error_analysis, evaluate, external
-from clinrl.registry import mlflow_store, versions
+from clinrl.registry import versions
 from clinrl.tasks.base import content_id
 from clinrl.tracking import mlflow_store
 from clinrl.training import launch
