@@ -86,17 +86,13 @@ def build(project: Params, players: Mapping[str, Policy]) -> None:
 
 
 def examine(project: Params, name: str, policy: Policy) -> None:
-    """Let a script sit the exam, and keep what it said as `evaluate` does."""
-    who = project.model(name)
+    """Let a script take the exam, and keep its transcripts as `evaluate` does."""
     cases = list(read_cases(paths.cases("x1"), TASK))
+    run = answers.run_of(project, project.model(name), cases, identity(read_manifest(paths.cases("x1"))))
     with speaking(policy, cases):
-        graded = evaluate.sit(project, who, cases, Judges(paths.base("audit")))
-    modes = {mode: answers.decoding(project, mode, "audit") for mode in project.modes}
-    inputs = {
-        "exam": identity(read_manifest(paths.cases("x1"))),
-        "adapter": identity(read_manifest(paths.adapter(name))),
-    }
-    evaluate.keep(paths.graded(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)
+        run = evaluate.answer_exam(project, run, Judges(paths.base("audit")))
+    inputs = {"exam": run.exam_digest, "adapter": identity(read_manifest(paths.adapter(name)))}
+    evaluate.keep(paths.graded(name), run, inputs)
 
 
 @contextmanager

@@ -93,35 +93,29 @@ def build(readers: dict[str, Reader], cases: int = 120) -> Params:
         dataset.stage(params, data)
         named = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
         write_json(paths.data_proof(data), named)
-    sit(params, "imaging-base", readers["base"])
+    examine(params, "imaging-base", readers["base"])
     for version, spec in params.versions.items():
-        sit(params, version, readers[spec.profile])
+        examine(params, version, readers[spec.profile])
     return params
 
 
-def sit(params: Params, name: str, reader: Reader, seed: str | None = None) -> None:
+def examine(params: Params, name: str, reader: Reader, seed: str | None = None) -> None:
     """Let a scripted reader answer the exam as `name`, and write what `clinrl evaluate` writes."""
-    who = params.model(name)
-    cases = list(read_cases(paths.cases(who.exam), TASK))
+    model = params.model(name)
+    run = answers.open_run(params, model)
     graded = {}
     for mode, spec in params.modes.items():
-        for view in (who.variant, *(who.variants if spec.thinking else ())):
-            shown = [(case, other) for case in cases if (other := _seen(case, view, who.variant)) is not None]
-            said = [turn(other, reader, f"{seed or name}/{view}", thinking=spec.thinking) for _, other in shown]
-            key = mode if view == who.variant else f"{mode}.{view}"
-            graded[key] = evaluate.grade(TASK, mode, [other for _, other in shown], said, who.reward)
-    exam = identity(read_manifest(paths.cases(who.exam)))
-    blank = {mode: answers.sitting_of(who, mode, params, exam, cases) for mode in params.modes}
-    spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
-    evaluate.keep(paths.graded(name), who, cases, graded, spec=spec, inputs={"exam": exam, "adapter": "a" * 64})
-    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
-    training = list(read_cases(paths.cases(who.data), TASK)) if who.data else []
-    before = {
-        mode: answers.with_views(answers.load_sitting(who.parent, like, cases), cases)
-        for mode, like in (blank if who.parent else {}).items()
-    }
+        for variant in (model.variant, *(model.variants if spec.thinking else ())):
+            shown = [other for case in run.cases if (other := _seen(case, variant, model.variant)) is not None]
+            turns = [turn(case, reader, f"{seed or name}/{variant}", thinking=spec.thinking) for case in shown]
+            key = mode if variant == model.variant else f"{mode}.{variant}"
+            graded[key] = evaluate.grade(TASK, mode, shown, turns, model.reward)
+    run = replace(run, adapter_digest="a" * 64, graded=graded)
+    evaluate.keep(paths.graded(name), run, {"exam": run.exam_digest, "adapter": "a" * 64})
+    training = list(read_cases(paths.cases(model.data), TASK)) if model.data else []
+    parent = {mode: found for mode in run.modes if (found := answers.load_parent(run, mode)) is not None}
     with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, who, "a" * 64, cases, training, graded, after, before, Agreeable())
+        evaluate.write_reports(out, run, training, parent, Agreeable())
 
 
 class Agreeable(dict[Any, Any]):

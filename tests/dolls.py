@@ -22,7 +22,7 @@ from typing import Any
 from unittest import mock
 
 from clinrl import paths
-from clinrl.artifacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
+from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
@@ -223,29 +223,22 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def sit(doll: Params, name: str, pattern: Sequence[int]) -> None:
+def examine(doll: Params, name: str, pattern: Sequence[int]) -> None:
     """Let `name` answer the exam with a pattern of levels, repeated, in every mode; 0 stands for the right one.
 
     Writes graded answers and reports as `evaluate` does. What answers need not exist.
     """
-    who = doll.model(name)
-    cases = list(read_cases(paths.cases("x1"), who.task))
-    exam = identity(read_manifest(paths.cases("x1")))
-    model = identity(read_manifest(who.folder)) if who.folder.exists() else "a" * 64
-    levels = [level or who.task.label(case) for case, level in zip(cases, cycle(pattern), strict=False)]
+    model = doll.model(name)
+    cases = list(read_cases(paths.cases("x1"), model.task))
+    run = answers.run_of(doll, model, cases, identity(read_manifest(paths.cases("x1"))))
+    adapter = identity(read_manifest(model.folder)) if model.folder.exists() else "a" * 64
+    levels = [level or gold for gold, level in zip(run.golds, cycle(pattern), strict=False)]
     turns = [Message(role="assistant", content=f"ANSWER: ESI {level}") for level in levels]
     transcripts = [Transcript(messages=(turn,), stop="answered") for turn in turns]
-    graded = {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
-    blank = {mode: answers.sitting_of(who, mode, doll, exam, cases) for mode in doll.modes}
-    with staged(paths.graded(name)) as out:
-        for mode, lines in graded.items():
-            rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in lines)
-            write_text(out / f"{mode}.jsonl", "".join(rows))
-        spec = {"modes": {mode: dict(like.mode_spec) for mode, like in blank.items()}}
-        inputs = {"exam": exam, "adapter": model}
-        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
-    after = {mode: replace(like, answers=[line.answer for line in graded[mode]]) for mode, like in blank.items()}
-    before = {mode: answers.load_sitting(who.parent, like, cases) for mode, like in blank.items() if who.parent}
+    graded = {mode: evaluate.grade(model.task, mode, cases, transcripts, model.reward) for mode in doll.modes}
+    run = replace(run, adapter_digest=adapter, graded=graded)
+    evaluate.keep(paths.graded(name), run, {"exam": run.exam_digest, "adapter": adapter})
+    parent = {mode: answers.load_answers(run, mode, model.parent) for mode in run.modes if model.parent}
     with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, who, model, cases, [], graded, after, before)
-    write_record(who.task, name, who.exam, who.data)
+        evaluate.write_reports(out, run, [], parent)
+    write_record(model.task, name, model.exam, model.data)

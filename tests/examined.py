@@ -68,20 +68,20 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
     with staged(paths.adapter("esi-base")) as out:
         base = identity(read_manifest(paths.base("esi")))
         seal(out, kind="adapter", name="esi-base", task="esi", task_version=1, spec={}, inputs={"base": base})
-    dolls.sit(params, "esi-base", [1])
+    dolls.examine(params, "esi-base", [1])
     for name, pattern in answers.items():
         if name in params.versions:
             train(name)
         else:
             merge(params, name)
-        dolls.sit(params, name, pattern)
+        dolls.examine(params, name, pattern)
     locks.record(params)
     return params
 
 
-def sit(params: Params, name: str, pattern: Sequence[int]) -> None:
+def examine(params: Params, name: str, pattern: Sequence[int]) -> None:
     """Let a name sit its exam again, and have dvc.lock record it."""
-    dolls.sit(params, name, pattern)
+    dolls.examine(params, name, pattern)
     locks.record(params)
 
 

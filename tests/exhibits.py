@@ -41,13 +41,13 @@ def built() -> Path:
         write_json(paths.data_proof("x1"), named)
         for data in ("d1", "x1"):
             write_text(paths.data_docs(data) / "index.html", f"<html>{data}</html>")
-        dolls.sit(params(), "esi-base", [3])
+        dolls.examine(params(), "esi-base", [3])
         adapter("v1", 1)
         adapter("v2", 2)
         fold()
-        dolls.sit(params(), "v1", [1, 2, 3])
-        dolls.sit(params(), "v2", [1, 2, 3, 4])
-        dolls.sit(params(), FOLDED, [1, 2, 3])
+        dolls.examine(params(), "v1", [1, 2, 3])
+        dolls.examine(params(), "v2", [1, 2, 3, 4])
+        dolls.examine(params(), FOLDED, [1, 2, 3])
         locks.record(params())
     return folder
 

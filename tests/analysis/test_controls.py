@@ -16,7 +16,7 @@ from clinrl.artifacts import write_json
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
 from clinrl.evaluation import compare as comparison
-from clinrl.evaluation.answers import load_report, load_sitting, unanswered
+from clinrl.evaluation.answers import load_answers, load_report, open_run
 from clinrl.reports.render import render
 
 READERS = {
@@ -104,18 +104,18 @@ def test_rows_are_those_of_the_versions_own_reports_to_the_digit(built, monkeypa
     assert "| recall_mba | " in whole
 
 
-def test_the_tests_are_those_of_two_sittings(built, monkeypatch):
+def test_the_tests_are_those_between_two_models(built, monkeypatch):
     monkeypatch.chdir(built)
     params = Params.model_validate(contest.mapping(CASES))
-    _, cases, blank = unanswered(params, "imaging-base")
+    run = open_run(params, params.model("imaging-base"))
     for version in ("better-2", "blind-1"):
         for mode in report(version).modes:
-            mine = load_sitting(version, blank[mode.mode], cases)
+            mine = load_answers(run, mode.mode, version)
             wanted = [
                 test
                 for other in CONTROLS
                 if other != version
-                for test in compare(mine, load_sitting(other, blank[mode.mode], cases), contest.TASK.compared)
+                for test in compare(mine, load_answers(run, mode.mode, other), contest.TASK.compared)
             ]
             assert list(mode.paired) == wanted
             assert {test.metric for test in wanted} == set(contest.TASK.compared)
@@ -193,14 +193,14 @@ def test_who_descends_from_another_version_stands_beside_it_and_beside_the_base(
     monkeypatch.chdir(built)
     members = {}
     params = Params.model_validate(contest.mapping(CASES))
-    _, cases, blank = unanswered(params, "imaging-base")
+    run = open_run(params, params.model("imaging-base"))
     for name in ("imaging-base", "plain-1", "better-1", "blind-1"):
         members[name] = controls.Member(
             recipe="" if name == "imaging-base" else name[:-2],
             control=name == "blind-1",
             parent=None if name == "imaging-base" else "imaging-base",
             data="d1",
-            sitting=load_sitting(name, blank["think"], cases),
+            answers=load_answers(run, "think", name),
             report=load_report(name, "think"),
         )
     child = members["better-1"].report

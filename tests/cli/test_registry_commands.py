@@ -155,9 +155,9 @@ def test_on_a_terminal_the_form_follows_the_findings(project, capsys, monkeypatc
 def test_a_rollback_says_that_the_full_model_is_still_champion(run):
     params = load_params()
     examined.train("v2")
-    dolls.sit(params, "v2", examined.RIGHT)
+    dolls.examine(params, "v2", examined.RIGHT)
     examined.merge(params, "v2-full")
-    dolls.sit(params, "v2-full", examined.RIGHT)
+    dolls.examine(params, "v2-full", examined.RIGHT)
     locks.record(params)
     for name in ("v2", "v2-full"):
         run("register", name)

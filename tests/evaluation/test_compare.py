@@ -237,7 +237,7 @@ def test_a_base_that_answered_other_cases_under_a_view_is_refused(project):
     (base / "think.without_evidence.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
     changed = {"think.without_evidence.jsonl": sha256_file(base / "think.without_evidence.jsonl")}
     write_json(base / "manifest.json", manifest.model_copy(update={"files": manifest.files | changed}).model_dump())
-    with pytest.raises(ArtefactError, match="does not answer the cases of this exam that have the view"):
+    with pytest.raises(ArtefactError, match="does not answer the cases of this exam that have the variant"):
         compare.stage(project, "recipes")
 
 

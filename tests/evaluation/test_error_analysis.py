@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import chdir
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -55,16 +56,17 @@ def project(built, tmp_path, monkeypatch):
 def answering(answer):
     """A stand-in for the model: `answer` of a case gives the level, or None for an unreadable turn."""
 
-    def sit(doll, who, cases, *_):
+    def answer_exam(_params, run, *_):
         def transcript(case):
             level = answer(case)
             text = "I do not know." if level is None else f"ANSWER: ESI {level}"
             return Transcript(messages=(Message(role="assistant", content=text),), stop="answered")
 
-        transcripts = [transcript(case) for case in cases]
-        return {mode: evaluate.grade(who.task, mode, cases, transcripts, who.reward) for mode in doll.modes}
+        transcripts = [transcript(case) for case in run.cases]
+        graded = {mode: evaluate.grade(run.task, mode, run.cases, transcripts, run.model.reward) for mode in run.modes}
+        return replace(run, graded=graded)
 
-    return sit
+    return answer_exam
 
 
 def report() -> MineReport:
@@ -79,7 +81,7 @@ def misses(rule):
 @pytest.mark.parametrize("rule", ["severe_pain", "done_intervention"])
 @pytest.mark.usefixtures("real")
 def test_the_rule_that_is_missed_comes_first(project, monkeypatch, rule):
-    monkeypatch.setattr(error_analysis, "sit", answering(misses(rule)))
+    monkeypatch.setattr(error_analysis, "answer_exam", answering(misses(rule)))
     error_analysis.stage(project, "v1")
     found = report()
     first, *others = of_kind(found, "rule")
@@ -87,7 +89,7 @@ def test_the_rule_that_is_missed_comes_first(project, monkeypatch, rule):
     assert first.total > 0
     assert {group.total for group in others} == {0}
     assert (found.pool, found.n, found.data_digest) == ("mine", 60, identity(read_manifest(paths.cases("m1"))))
-    assert {shown.rule for shown in found.worst} == {rule}
+    assert {line.rule for line in found.worst} == {rule}
     text = paths.mine_report("v1").with_suffix(".md").read_text()
     assert f"| {rule} | " in text
     assert "of the mine pool, which is neither training nor exam" in text
@@ -102,7 +104,7 @@ def test_dangerous_errors_outweigh_more_frequent_harmless_ones(project, monkeypa
     answers = {2: 5, 5: 4}
     monkeypatch.setattr(
         error_analysis,
-        "sit",
+        "answer_exam",
         answering(lambda case: answers[TASK.label(case)] if case.id in wrong else TASK.label(case)),
     )
     error_analysis.stage(project, "v1")
@@ -111,7 +113,7 @@ def test_dangerous_errors_outweigh_more_frequent_harmless_ones(project, monkeypa
 
 
 def test_a_perfect_reader_has_nothing_to_repair(project, monkeypatch):
-    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    monkeypatch.setattr(error_analysis, "answer_exam", answering(TASK.label))
     error_analysis.stage(project, "v1")
     found = report()
     assert found.cost.value == 0
@@ -122,7 +124,7 @@ def test_a_perfect_reader_has_nothing_to_repair(project, monkeypatch):
 
 
 def test_silence_is_an_error_that_costs_the_most(project, monkeypatch):
-    monkeypatch.setattr(error_analysis, "sit", answering(lambda _case: None))
+    monkeypatch.setattr(error_analysis, "answer_exam", answering(lambda _case: None))
     error_analysis.stage(project, "v1")
     found = report()
     assert found.wrong["think"].value == 1
@@ -134,7 +136,7 @@ def test_equal_answers_give_equal_bytes(project, monkeypatch):
     files = [paths.mine_report("v1").with_suffix(suffix) for suffix in (".json", ".md", ".png")]
     levels = cycle([1, 2, 3])
     wrong = {case.id: next(levels) for case in read_cases(paths.cases("m1"), TASK)}
-    monkeypatch.setattr(error_analysis, "sit", answering(lambda case: wrong[case.id]))
+    monkeypatch.setattr(error_analysis, "answer_exam", answering(lambda case: wrong[case.id]))
     kept = []
     for _ in range(2):
         error_analysis.stage(project, "v1")
@@ -155,7 +157,7 @@ def test_an_exam_is_refused_even_under_the_name_of_mine_data(project, monkeypatc
     dataset.stage(project, "x1")
     shutil.rmtree(paths.cases("m1"))
     shutil.copytree(paths.cases("x1"), paths.cases("m1"))
-    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    monkeypatch.setattr(error_analysis, "answer_exam", answering(TASK.label))
     with pytest.raises(ArtefactError, match="is drawn from the exam pool; errors are mined on the mine pool"):
         error_analysis.stage(project, "v1")
     assert not paths.mine_report("v1").exists()
@@ -164,7 +166,7 @@ def test_an_exam_is_refused_even_under_the_name_of_mine_data(project, monkeypatc
 def test_mining_opens_no_file_of_an_exam(project, monkeypatch):
     dataset.stage(project, "x1")
     shutil.rmtree(paths.cases("x1"))
-    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    monkeypatch.setattr(error_analysis, "answer_exam", answering(TASK.label))
     error_analysis.stage(project, "v1")
 
 
@@ -181,6 +183,6 @@ def test_under_triage_costs_at_least_what_over_triage_of_the_same_distance_does(
 
 
 def test_the_report_is_canonical_json(project, monkeypatch):
-    monkeypatch.setattr(error_analysis, "sit", answering(TASK.label))
+    monkeypatch.setattr(error_analysis, "answer_exam", answering(TASK.label))
     error_analysis.stage(project, "v1")
     assert json.loads(paths.mine_report("v1").read_text())["name"] == "v1"

@@ -11,7 +11,8 @@ import pytest
 import dolls
 from clinrl import paths
 from clinrl.analysis import baselines
-from clinrl.analysis.paired import Sitting, between_modes, comparable, compare
+from clinrl.analysis.paired import Answers, between_modes, comparable, compare
+from clinrl.analysis.run import Run
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.data import dataset
@@ -37,8 +38,8 @@ def says(answer, stop="answered"):
     return Transcript(messages=(Message(role="assistant", content=text),), stop=stop)
 
 
-def sitting(answers, name="v2", mode="direct"):
-    return Sitting(
+def answered(answers, name="v2", mode="direct"):
+    return Answers(
         name=name, task="esi", task_version=ESI.version, mode=mode, mode_spec=DECODING, exam_digest="e" * 64,
         golds=GOLDS, answers=answers,
     )  # fmt: skip
@@ -57,6 +58,14 @@ def graded(answers, mode="direct"):
     return grade(ESI, mode, EXAM, transcripts, ESI.Reward())
 
 
+def run_of(model, answers):
+    """A run whose model answered so, by mode."""
+    return Run(
+        model=model, cases=EXAM, exam_digest="e" * 64, adapter_digest="a" * 64, modes=dict.fromkeys(answers, DECODING),
+        graded={mode: graded(given, mode) for mode, given in answers.items()},
+    )  # fmt: skip
+
+
 MINE = [NOTHING, NOTHING, *GOLDS[2:]]
 THEIRS = [NOTHING, *[1] * 23]
 
@@ -70,12 +79,8 @@ def project(tmp_path, monkeypatch):
 def write(folder):
     """The reports of v2, which fell silent twice in direct mode and is perfect in think mode."""
     folder.mkdir(parents=True)
-    answers = {"direct": MINE, "think": GOLDS}
-    write_reports(
-        folder, model(), "a" * 64, EXAM, TRAINING, {mode: graded(given, mode) for mode, given in answers.items()},
-        {mode: sitting(given, mode=mode) for mode, given in answers.items()},
-        {mode: sitting(THEIRS, "v1", mode) for mode in answers},
-    )  # fmt: skip
+    run = run_of(model(), {"direct": MINE, "think": GOLDS})
+    write_reports(folder, run, TRAINING, {mode: answered(THEIRS, "v1", mode) for mode in run.modes})
     return folder
 
 
@@ -105,12 +110,10 @@ def test_grading_keeps_order_answer_score_and_stop():
 
 
 def test_a_parent_that_was_shown_the_cases_in_other_ways_has_a_row_for_each(project):
-    parent = replace(sitting(THEIRS, "v1"), under={"without_evidence": GOLDS})
+    parent = replace(answered(THEIRS, "v1"), under={"without_evidence": GOLDS})
     folder = paths.report("v2")
     folder.mkdir(parents=True)
-    write_reports(
-        folder, model(), "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE)}, {"direct": parent}
-    )
+    write_reports(folder, run_of(model(), {"direct": MINE}), [], {"direct": parent})
     rows = {row.name: row.metrics["exact"].value for row in answers.load_report("v2", "direct").rows}
     assert list(rows)[:3] == ["v2", "v1", "v1, without_evidence"]
     assert rows["v1, without_evidence"] == 1.0
@@ -202,8 +205,8 @@ def test_equal_answers_give_equal_bytes(reports, tmp_path):
 def test_the_base_has_no_parent_no_tests_and_no_row_that_learned(project):
     folder = paths.report("esi-base")
     folder.mkdir(parents=True)
-    who = model(name="esi-base", kind="base", parts=(), parent=None, data=None)
-    write_reports(folder, who, "a" * 64, EXAM, [], {"direct": graded(MINE)}, {"direct": sitting(MINE, "esi-base")}, {})
+    base = model(name="esi-base", kind="base", parts=(), parent=None, data=None)
+    write_reports(folder, run_of(base, {"direct": MINE}), [], {})
     report = answers.load_report("esi-base", "direct")
     assert report.paired == ()
     assert [row.name for row in report.rows] == ["esi-base", *(f"always {level}" for level in range(1, 6)), "random"]
@@ -235,12 +238,12 @@ def test_the_page_says_what_the_test_says_and_no_more(reports):
     ],
 )
 def test_compare_refuses_answers_to_different_questions(change, sentence):
-    mine, other = sitting(MINE), replace(sitting(THEIRS, "v1"), **change)
+    mine, other = answered(MINE), replace(answered(THEIRS, "v1"), **change)
     with pytest.raises(ArtefactError, match=f"v2 and v1 cannot be compared.*{sentence}"):
         compare(mine, other, ESI.compared)
 
 
-def test_two_reports_are_comparable_or_refused_like_two_sittings(reports):
+def test_two_reports_are_comparable_or_refused_like_two_sets_of_answers(reports):
     direct, think = answers.load_report("v2", "direct"), answers.load_report("v2", "think")
     comparable(direct, direct.model_copy(update={"name": "v1"}))
     with pytest.raises(ArtefactError, match="their mode differs"):
@@ -262,22 +265,23 @@ def write_graded(name, answers, *, exam="e" * 64):
 
 def test_answers_are_read_back_from_the_graded_folder(project):
     write_graded("v1", MINE)
-    assert answers.load_sitting("v1", sitting([]), EXAM) == sitting(MINE, "v1")
+    assert answers.load_answers(run_of(model(), {"direct": MINE}), "direct", "v1") == answered(MINE, "v1")
 
 
 def test_graded_answers_to_another_question_are_refused(project):
+    run = run_of(model(), {"direct": MINE})
     write_graded("v1", MINE, exam="f" * 64)
     with pytest.raises(ArtefactError, match="exam digest differs"):
-        answers.load_sitting("v1", sitting([]), EXAM)
+        answers.load_answers(run, "direct", "v1")
     write_graded("v1", MINE)
     with pytest.raises(ArtefactError, match="no answers in mode think, only in direct"):
-        answers.load_sitting("v1", sitting([], mode="think"), EXAM)
+        answers.load_answers(run_of(model(), {"think": MINE}), "think", "v1")
     with pytest.raises(ArtefactError, match="does not answer the cases"):
-        answers.load_sitting("v1", sitting([]), EXAM[::-1])
+        answers.load_answers(replace(run, cases=EXAM[::-1]), "direct", "v1")
     with (paths.graded("v1") / "direct.jsonl").open("a") as stream:
         stream.write("\n")
     with pytest.raises(ArtefactError, match="was altered"):
-        answers.load_sitting("v1", sitting([]), EXAM)
+        answers.load_answers(run, "direct", "v1")
 
 
 def test_a_missing_report_says_how_to_make_it(project):

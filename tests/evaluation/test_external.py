@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -43,12 +44,13 @@ def prove(name):
 def answering(answer):
     """A stand-in for the model."""
 
-    def sit(params, who, cases, *_):
-        said = [Message(role="assistant", content=f"ANSWER: ESI {answer(case)}") for case in cases]
+    def answer_exam(_params, run, *_):
+        said = [Message(role="assistant", content=f"ANSWER: ESI {answer(case)}") for case in run.cases]
         transcripts = [Transcript(messages=(turn,), stop="answered") for turn in said]
-        return {mode: grade(who.task, mode, cases, transcripts, who.reward) for mode in params.modes}
+        graded = {mode: grade(run.task, mode, run.cases, transcripts, run.model.reward) for mode in run.modes}
+        return replace(run, graded=graded)
 
-    return sit
+    return answer_exam
 
 
 def report() -> ExternalReport:
@@ -60,7 +62,7 @@ def page() -> str:
 
 
 def test_a_version_stands_beside_what_was_published(project, monkeypatch):
-    monkeypatch.setattr(external, "sit", answering(TASK.label))
+    monkeypatch.setattr(external, "answer_exam", answering(TASK.label))
     external.stage(project, "v1")
     found = report()
     assert found.same_make
@@ -82,7 +84,7 @@ def test_a_version_stands_beside_what_was_published(project, monkeypatch):
 def test_another_exam_is_not_compared(project, monkeypatch):
     dataset.stage(project, "x1")
     prove("x1")
-    monkeypatch.setattr(external, "sit", answering(lambda _case: 3))
+    monkeypatch.setattr(external, "answer_exam", answering(lambda _case: 3))
     external.stage(project.model_copy(update={"external": {"v1": project.external["v1"].model_copy(
         update={"data": "x1"})}}), "v1")  # fmt: skip
     assert not report().same_make
@@ -91,7 +93,7 @@ def test_another_exam_is_not_compared(project, monkeypatch):
 
 
 def test_equal_answers_give_equal_bytes_and_no_answer_is_kept(project, monkeypatch):
-    monkeypatch.setattr(external, "sit", answering(lambda _case: 2))
+    monkeypatch.setattr(external, "answer_exam", answering(lambda _case: 2))
     kept = []
     for _ in range(2):
         external.stage(project, "v1")
@@ -151,6 +153,6 @@ def test_whether_the_version_knows_the_exam_is_asked_before_it_answers(project, 
         raise DataError("they share patients")
 
     monkeypatch.setattr(external, "check_apart", refuse)
-    monkeypatch.setattr(external, "sit", lambda *_: pytest.fail("a model was asked"))
+    monkeypatch.setattr(external, "answer_exam", lambda *_: pytest.fail("a model was asked"))
     with pytest.raises(DataError, match="they share patients"):
         external.stage(project, "v1")

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,11 +251,8 @@ def test_a_task_of_one_turn_is_shown_too(tmp_path, monkeypatch, capsys):
     cases = list(read_cases(paths.cases("x1"), who.task))
     said = Transcript(messages=(Message(role="assistant", content="ANSWER: ESI 3", thinking="Seen."),), stop="answered")
     graded = {mode: evaluate.grade(who.task, mode, cases, [said] * len(cases), who.reward) for mode in params.modes}
-    evaluate.keep(
-        paths.graded("esi-base"), who, cases, graded,
-        spec={"modes": {mode: answers.decoding(params, mode, who.task.name) for mode in params.modes}},
-        inputs={"exam": named["data"]["identity"], "adapter": "0" * 64},
-    )  # fmt: skip
+    run = replace(answers.open_run(params, who), graded=graded)
+    evaluate.keep(paths.graded("esi-base"), run, {"exam": run.exam_digest, "adapter": "0" * 64})
     right = next(i for i, case in enumerate(cases) if who.task.label(case) == 3)
     assert cli.main(["show", "esi-base", str(right + 1)]) == 0
     text = capsys.readouterr().out

@@ -90,10 +90,10 @@ def released(folder: Path) -> None:
             proof = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
             write_json(paths.data_proof(data), proof)
             write_text(paths.data_docs(data) / "index.html", f"<html>{data}</html>")
-        dolls.sit(params, "esi-base", [3])
+        dolls.examine(params, "esi-base", [3])
         for shift, (name, every) in enumerate({"v1": 5, NAME: 10}.items(), start=1):
             exhibits.adapter(name, shift)
-            dolls.sit(params, name, [*[0] * (every - 1), 2])
+            dolls.examine(params, name, [*[0] * (every - 1), 2])
         committed(GROUPS)
         for command, names in RECORDED.items():
             for name in names:

@@ -76,7 +76,7 @@ def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["scripted.py"])
         for module, name in (
-            ("evaluation.evaluate", "sit"),
+            ("evaluation.evaluate", "answer_exam"),
             ("analysis.baselines", "answers"),
             ("reports.figures", "confusion"),
         ):

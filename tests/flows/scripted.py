@@ -7,6 +7,7 @@ writes a few numbers, and the exam is answered by the gold turns, with a mistake
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.numpy import save_file
 
 from clinrl import paths
 from clinrl.analysis import baselines
+from clinrl.analysis.run import Run
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.params import Params, load_params
 from clinrl.data import dataset
@@ -96,7 +98,7 @@ def main(address: str) -> None:
 def run(params: Params, stage: str, name: str) -> None:
     """Do what a stage's command does."""
     {
-        "base": base, "dataset": dataset.stage, "validate": prove, "probe": probe, "train": learn, "evaluate": sit,
+        "base": base, "dataset": dataset.stage, "validate": prove, "probe": probe, "train": learn, "evaluate": examine,
         "merge": merge, "mine": mined,
     }[stage](params, name)  # fmt: skip
 
@@ -145,19 +147,22 @@ def learn(params: Params, version: str) -> None:
         seal(out, **fields)
 
 
-def sit(params: Params, name: str) -> None:
+def examine(params: Params, name: str) -> None:
     """The exam, answered by the script. No table of simple policies and no drawing, which take longest."""
     _take_time()
 
-    def answers(params: Params, who: Any, cases: Any, *_: Any) -> dict[str, Any]:
-        return {
+    def answer_exam(_params: Params, run: Run, *_: Any) -> Run:
+        model = run.model
+        graded = {
             mode: evaluate.grade(
-                who.task, mode, cases, [_answer(who, case, i, mode) for i, case in enumerate(cases)], who.reward
+                model.task, mode, run.cases, [_answer(model, case, i, mode) for i, case in enumerate(run.cases)],
+                model.reward,
             )
-            for mode in params.modes
-        }
+            for mode in run.modes
+        }  # fmt: skip
+        return replace(run, graded=graded)
 
-    evaluate.sit = answers
+    evaluate.answer_exam = answer_exam
     evaluate.baselines.answers = lambda *_: {}
     assert baselines is evaluate.baselines
     figures.confusion = lambda _counts, _title, out, **_: out.write_bytes(b"picture")
@@ -168,11 +173,13 @@ def sit(params: Params, name: str) -> None:
 def mined(params: Params, name: str) -> None:
     """The mine data, answered wrongly where one rule decides."""
 
-    def answers(params: Params, who: Any, cases: Any, *_: Any) -> dict[str, Any]:
-        said = [Transcript(messages=(_mined(who, case),), stop="answered") for case in cases]
-        return {mode: evaluate.grade(who.task, mode, cases, said, who.reward) for mode in params.modes}
+    def answer_exam(_params: Params, run: Run, *_: Any) -> Run:
+        model = run.model
+        transcripts = [Transcript(messages=(_mined(model, case),), stop="answered") for case in run.cases]
+        grades = {mode: evaluate.grade(model.task, mode, run.cases, transcripts, model.reward) for mode in run.modes}
+        return replace(run, graded=grades)
 
-    error_analysis.sit = answers
+    error_analysis.answer_exam = answer_exam
     figures.groups = lambda _groups, _title, out: out.write_bytes(b"picture")
     error_analysis.stage(params, name)
 

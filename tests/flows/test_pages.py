@@ -1,7 +1,7 @@
 """What a person reads before they approve: everybody who answered, how far the candidate is ahead, and every limit."""
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.paired import Sitting
+from clinrl.analysis.paired import Answers
 from clinrl.config.schema import Gate, Limit
 from clinrl.release.gate import Decision, decide
 from clinrl.tasks.base import get_task
@@ -14,9 +14,9 @@ SIMPLE = {"always 2": [2] * 100, BAG_OF_WORDS: [1, 2, 3, 4, 2] * 10 + [2] * 50}
 def decided(answers: list[int], champion: str | None = "v1") -> Decision:
     """A decision on answers that are the same in both modes, against a champion who calls every ESI 1 ESI 2."""
 
-    def both(name: str, answered: list[int]) -> dict[str, Sitting]:
+    def both(name: str, answered: list[int]) -> dict[str, Answers]:
         common = {"name": name, "task": "esi", "task_version": 1, "mode_spec": {}, "exam_digest": "e" * 64}
-        return {mode: Sitting(**common, mode=mode, golds=GOLDS, answers=answered) for mode in ("think", "direct")}
+        return {mode: Answers(**common, mode=mode, golds=GOLDS, answers=answered) for mode in ("think", "direct")}
 
     rules = Gate(least_cases=10, limits={"dangerous": Limit(max={"embedded": 0.02, "full": 0.0})})
     held = (champion, "b" * 64) if champion else (None, None)

@@ -235,10 +235,11 @@ def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, i
     asked = []
     monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
     monkeypatch.setattr(
-        evaluate, "run", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or right_answers(cases)
+        evaluate, "rollout", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or right_answers(cases)
     )
     cases = list(dataset.read_cases(paths.cases("x1"), who.task))
-    graded = evaluate.sit(params, who, cases, Judges(paths.base("toy")))
+    run = answers.run_of(params, who, cases, "e" * 64)
+    graded = evaluate.answer_exam(params, run, Judges(paths.base("toy"))).graded
     assert list(graded) == ["think", "direct"]
     assert [line.case_id for line in graded["think"]] == [case.id for case in cases]
     assert {case.facts.evidence is None for case in asked if case.key.topic != "cough"} == {True}
@@ -260,7 +261,7 @@ def right_answers(cases):
 
 def test_the_exam_is_sat_under_every_view_and_reported_in_words(project, monkeypatch):
     monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
-    monkeypatch.setattr(evaluate, "run", lambda _sampler, task, cases, *_, **__: right_answers(cases))
+    monkeypatch.setattr(evaluate, "rollout", lambda _sampler, task, cases, *_, **__: right_answers(cases))
     evaluate.stage(toys.params(), "toy-base")
     cases = list(dataset.read_cases(paths.cases("x1"), get_task("toy")))
     shown = [case for case in cases if case.key.topic != "cough"]

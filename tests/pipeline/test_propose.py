@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,13 @@ def project(built, tmp_path, monkeypatch):
 def mined(monkeypatch, *missed, name="v2"):
     """The mining report of a reader that knows everything but these rules."""
 
-    def sit(params, who, cases, *_):
-        turns = [TASK.gold(case, thinking=False, omit=frozenset(missed)).messages[-1] for case in cases]
+    def answer_exam(_params, run, *_):
+        turns = [TASK.gold(case, thinking=False, omit=frozenset(missed)).messages[-1] for case in run.cases]
         said = [Transcript(messages=(Message(role="assistant", content=t.content),), stop="answered") for t in turns]
-        return {mode: evaluate.grade(who.task, mode, cases, said, who.reward) for mode in params.modes}
+        graded = {mode: evaluate.grade(run.task, mode, run.cases, said, run.model.reward) for mode in run.modes}
+        return replace(run, graded=graded)
 
-    monkeypatch.setattr(error_analysis, "sit", sit)
+    monkeypatch.setattr(error_analysis, "answer_exam", answer_exam)
     error_analysis.stage(load_params(), name)
 
 

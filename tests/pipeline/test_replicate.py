@@ -90,9 +90,9 @@ def examined(tmp_path_factory):
         YAML(typ="safe").dump(dolls.PARAMS, Path("params.yaml"))
         for data in ("d1", "x1"):
             dataset.stage(dolls.params(), data)
-        dolls.sit(dolls.params(), "esi-base", [1])
-        dolls.sit(dolls.params(), "v1", [1, 2])
-        dolls.sit(dolls.params(), "v2", [1, 2, 3])
+        dolls.examine(dolls.params(), "esi-base", [1])
+        dolls.examine(dolls.params(), "v1", [1, 2])
+        dolls.examine(dolls.params(), "v2", [1, 2, 3])
     return root
 
 
@@ -107,8 +107,8 @@ def project(examined, tmp_path, monkeypatch):
 def test_finished_replicates_are_found_and_reported(project):
     folder = replicate.prepare(project, LINEAGE, 1, Path("params.yaml"))
     with chdir(folder):
-        dolls.sit(dolls.params(), "v1", [5])
-        dolls.sit(dolls.params(), "v2", [4, 3])
+        dolls.examine(dolls.params(), "v1", [5])
+        dolls.examine(dolls.params(), "v2", [4, 3])
 
     replicate.stage(project, "v2", seeds=2)
 

@@ -31,7 +31,7 @@ from clinrl.artifacts import write_json
 from clinrl.config.model import MERGED
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, Refused
-from clinrl.evaluation import evaluate
+from clinrl.evaluation import answers, evaluate
 from clinrl.models import bases
 from clinrl.models.judges import Judges
 from clinrl.registry import pyfunc, versions
@@ -103,13 +103,11 @@ def narratives():
 
 @pytest.mark.parametrize(("model", "name"), [("esi", "v1"), ("esi-merged", exhibits.FOLDED)])
 def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, model, name):
-    who = project.model(name)
-    graded = evaluate.sit(
-        project, who, list(read_cases(paths.cases("x1"), who.task)), Judges(paths.base(who.task.name))
-    )
-
+    cases = list(read_cases(paths.cases("x1"), pyfunc.get_task("esi")))
+    run = answers.run_of(project, project.model(name), cases, "e" * 64)
+    run = evaluate.answer_exam(project, run, Judges(paths.base("esi")))
     answerer = loaded if model == "esi" else clinrl_loader._load_pyfunc(str(bundle_of(root, model)))
-    for mode, lines in graded.items():
+    for mode, lines in run.graded.items():
         table = answerer.predict(pd.DataFrame({"narrative": narratives(), "mode": mode}))
         assert list(table.columns) == ["level", "rationale", "thinking", "mode", "parse_status", "novelty"]
         for row, line in zip(table.to_dict("records"), lines, strict=True):

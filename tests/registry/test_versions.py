@@ -344,7 +344,7 @@ def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_
     table, name = column
     with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
         store.execute(f"UPDATE {table} SET {name} = ?", (elsewhere.as_uri(),))
-    dolls.sit(exhibits.params(), "v1", [5])  # so that files of the run are to be sent again
+    dolls.examine(exhibits.params(), "v1", [5])  # so that files of the run are to be sent again
     locks.record(project)
     with pytest.raises(RegistryError, match=r"which is not in .*artifacts: it was edited"):
         register(project, "v1")
@@ -377,7 +377,7 @@ def test_weights_that_change_while_they_are_registered_are_not_signed(project, m
 
 def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     first = register(project, "v2")
-    dolls.sit(exhibits.params(), "v2", [5])
+    dolls.examine(exhibits.params(), "v2", [5])
     with pytest.raises(ArtefactError, match=r"data/graded/v2 is not what dvc\.lock records of evaluate@v2"):
         register(project, "v2")
     locks.record(project)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from clinrl.analysis import baselines
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.paired import Sitting
+from clinrl.analysis.paired import Answers
 from clinrl.config.schema import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
 from clinrl.release.gate import BOTH_MODES, decide
@@ -37,7 +37,7 @@ def sitting(name, answers, mode="think", **changes):
         "name": name, "task": "esi", "task_version": 1, "mode": mode,
         "mode_spec": {"thinking": mode == "think"}, "exam_digest": "e" * 64, "golds": GOLDS, "answers": answers,
     }  # fmt: skip
-    return Sitting(**(fields | changes))
+    return Answers(**(fields | changes))
 
 
 def both(name, answers, other=None, **changes):

@@ -83,7 +83,7 @@ def test_a_blend_leads_to_both_its_versions(params):
 
 def test_a_version_that_was_trained_anew_is_not_what_was_merged(params):
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", examined.RIGHT)
+    dolls.examine(params, "v2", examined.RIGHT)
     locks.record(params)
     found = broken(params, "v2-full")
     assert set(found) == {("v2-full", "parent"), ("v2", "registry")}
@@ -114,7 +114,7 @@ def test_an_altered_weight_breaks_its_version_and_the_way_from_its_child(params)
 
 def test_a_parent_that_was_trained_anew_is_another_parent(params):
     examined.train("v1", seed=1)
-    dolls.sit(params, "v1", examined.GOOD)
+    dolls.examine(params, "v1", examined.GOOD)
     locks.record(params)
     found = broken(params)
     assert set(found) == {("v2", "parent"), ("v1", "registry")}

@@ -87,7 +87,7 @@ def test_a_refused_version_stays_what_it_was(params):
 
 
 def test_who_answers_the_same_to_everything_is_no_first_champion(params):
-    dolls.sit(params, "v1", [2])
+    dolls.examine(params, "v1", [2])
     locks.record(params)
     decision = promotion.decide(params, "v1")
     assert not decision.promote
@@ -179,7 +179,7 @@ def test_a_decision_is_about_one_adapter(params):
     with pytest.raises(GateError, match="another adapter than the v1"):
         examined.promote(params, "v1", ADA, decision)
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", examined.GOOD)
+    dolls.examine(params, "v2", examined.GOOD)
     locks.record(params)
     with pytest.raises(GateError, match="not those of the v2 that is registered; run `clinrl register v2`"):
         promotion.decide(params, "v2")
@@ -188,7 +188,7 @@ def test_a_decision_is_about_one_adapter(params):
 def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_were_kept(params):
     promoted(params, "v2")
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", [5])
+    dolls.examine(params, "v2", [5])
     locks.record(params)
     versions.register(params, "v2")
     refused = promotion.decide(params, "v2")  # the new one, against the old
@@ -204,7 +204,7 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
     first = versions.find("esi", "v2")
     shutil.copytree("data", "kept")
     examined.train("v2", seed=1)
-    dolls.sit(params, "v2", examined.GOOD)
+    dolls.examine(params, "v2", examined.GOOD)
     locks.record(params)
     assert versions.register(params, "v2").number == 5
     shutil.rmtree("data")
@@ -356,7 +356,7 @@ def test_a_decision_that_comes_back_is_told_again(params):
 
 
 def test_a_fold_must_keep_up_with_its_own_version(params):
-    dolls.sit(params, "v2-full", [4])
+    dolls.examine(params, "v2-full", [4])
     locks.record(params)
     versions.register(params, "v2-full")
     decision = promotion.decide(params, "v2-full")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.data import dataset, validate
 from clinrl.errors import ArtefactError, DataError, ParamsError
-from clinrl.evaluation import error_analysis, evaluate
+from clinrl.evaluation import answers, error_analysis, evaluate
 from clinrl.pipeline import plan
 from clinrl.reports.render import render
 from clinrl.tasks import importing
@@ -239,12 +240,12 @@ def test_a_page_of_mined_imports_shows_no_text(project, monkeypatch):
     said = [Transcript(messages=(Message(role="assistant", content="So.\nANSWER: ESI 5"),), stop="answered")] * len(
         cases
     )
-    who = params.model("v1")
-    lines = {"direct": evaluate.grade(TASK, "direct", cases, said, TASK.Reward())}
-    report = error_analysis.mined(who, cases, lines, modes={"direct": {}}, adapter_digest="a", data_digest="b")
+    graded = {mode: evaluate.grade(TASK, mode, cases, said, TASK.Reward()) for mode in params.modes}
+    run = answers.run_of(params, params.model("v1"), cases, "e" * 64)
+    report = error_analysis.report_of(replace(run, graded=graded))
     assert report.worst
     assert {(shown.narrative, shown.text) for shown in report.worst} == {("", "")}
-    page = render("mining", report=report, most=error_analysis.SHOWN)
+    page = render("mining", report=report, most=error_analysis.MAX_GROUPS)
     assert "Narrative and answer are withheld" in page
     assert not any(case.facts.narrative in page for case in cases)
 

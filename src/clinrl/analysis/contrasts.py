@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from clinrl.analysis.exam import Confusion, Estimates, clusters_of, column, columns, confusion
-from clinrl.analysis.paired import Sitting, compare
+from clinrl.analysis.exam import Confusion, Estimates, column, columns, confusion
+from clinrl.analysis.paired import Answers, compare
+from clinrl.analysis.run import clusters_of
 from clinrl.config.schema import Pair
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
 from clinrl.tasks.base import Task
@@ -42,8 +43,8 @@ class Entry:
     """Of the qualities that ask no model: a number a case and run, None where there is none."""
     reported: Mapping[str, Sequence[Estimate]] = field(default_factory=dict)
     """Qualities that ask a model, from each version's own report: on all cases."""
-    views: Mapping[str, Sequence[Estimates]] = field(default_factory=dict)
-    """View to the metrics under it, from each version's own report."""
+    variants: Mapping[str, Sequence[Estimates]] = field(default_factory=dict)
+    """Input variant to the metrics under it, from each version's own report."""
 
 
 class Figure(Strict):
@@ -78,7 +79,7 @@ class Row(Strict):
 
 
 class ViewRow(Strict):
-    """A row under one way to show the cases, on the cases that have other ways."""
+    """A row under one input variant, on the cases that have the variant."""
 
     name: str
     view: str
@@ -191,7 +192,7 @@ def section(
         commonest=str(commonest),
         rows=tuple(rows),
         contrasts=_contrasts(task, mode, golds, {entry.name: entry for entry in here}, measured, pairs, chosen[0]),
-        views=tuple(_view_rows(here)) if part == ALL else (),
+        views=tuple(_variant_rows(here)) if part == ALL else (),
     )
 
 
@@ -212,7 +213,7 @@ def _at(entry: Entry, of: Sequence[int]) -> Entry:
         answers=[[run[i] for i in of] for run in entry.answers],
         qualities={name: [[run[i] for i in of] for run in runs] for name, runs in entry.qualities.items()},
         reported=entry.reported,
-        views=entry.views,
+        variants=entry.variants,
     )
 
 
@@ -294,10 +295,10 @@ def _summed(tables: Sequence[Confusion]) -> Confusion:
     return tables[0].model_copy(update={"counts": tuple(map(tuple, cells))})
 
 
-def _view_rows(entries: Sequence[Entry]) -> list[ViewRow]:
+def _variant_rows(entries: Sequence[Entry]) -> list[ViewRow]:
     found = []
     for entry in entries:
-        for view, reports in entry.views.items():
+        for view, reports in entry.variants.items():
             names = [name for name in reports[0] if all(name in report for report in reports)]
             metrics = {name: _reported([report[name] for report in reports]) for name in names}
             found.append(ViewRow(name=entry.name, view=view, metrics=metrics))
@@ -347,12 +348,12 @@ def _contrasts(
 def _mcnemar(
     task: Task, mode: str, golds: Sequence[Any], mine: Entry, theirs: Entry
 ) -> list[tuple[tuple[str, str], Paired]]:
-    """Seed by seed; who has a single version meets all of the other's."""
+    """Seed by seed; a row with a single version is tested against each of the other's."""
     count = max(len(mine.answers), len(theirs.answers))
     found = []
     for k in range(count):
         one, other = (
-            Sitting(
+            Answers(
                 name=_of(entry.versions or (entry.name,), k), task=task.name, task_version=task.version, mode=mode,
                 mode_spec={}, exam_digest="", golds=golds, answers=_of(entry.answers, k),
             )

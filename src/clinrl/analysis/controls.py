@@ -1,16 +1,16 @@
-"""A version beside the controls: everybody who shows what it must beat, as rows of one table a mode.
+"""The control table of a version: every baseline that it must beat, one table per mode.
 
-A control that is trained cannot be a row of the exam's own report: each exam would then wait for the trainings of the
-controls, and theirs for themselves. Here all have been examined. The numbers are those of the reports; only the tests
-against trained controls are new. Pure functions of records: no files, no models, no clock.
+Trained controls cannot stand in a version's own report: its evaluation would then depend on their trainings, and theirs
+on each other, in a cycle. Here all have been evaluated. The numbers are those of the reports; only the tests against
+trained controls are new. Pure functions of records: no files, no models, no clock.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from clinrl.analysis.exam import Estimates, EvalReport, Row
-from clinrl.analysis.paired import Sitting, compare
+from clinrl.analysis.paired import Answers, compare
 from clinrl.errors import ArtefactError
 from clinrl.intervals import Paired
 from clinrl.tasks.base import Task
@@ -25,44 +25,46 @@ WHAT: dict[Kind, str] = {
     "base": "untrained",
     "trivial": "trivial",
 }
-"""What a reader is told of each kind."""
+"""The name of each kind on pages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """Somebody who was examined, in one mode."""
+    """An evaluated model of the comparison, in one mode."""
 
     recipe: str
     """The row of the comparison; empty for the base."""
     control: bool
     parent: str | None
     data: str | None
-    """What it was trained on, and so what the rows that learn learned from."""
-    sitting: Sitting
+    """Its training data, which the bag of words of its report learned from too."""
+    answers: Answers
     report: EvalReport
+    qualities: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """Of the qualities that ask no judge: a number for every case."""
 
 
 class Line(Strict):
     """One line of the table."""
 
     name: str
-    """As the reports name it: a version, the base, the base under a view, or a trivial row."""
+    """As the reports name it: a version, the base, the base under an input variant, or a trivial row."""
     recipe: str
-    """The row of the comparison that it is of; empty for who was not trained in it."""
+    """Its row of the comparison; empty for a model that is not trained in it."""
     kind: Kind
     metrics: Estimates
-    """What every line has, as it stands in the rows of reports."""
+    """The metrics that every line has, as the rows of reports have them."""
     others: Estimates
-    """What only its own report knows; empty for who has none."""
+    """The metrics that only its own report has; empty for a row without one."""
 
     @property
     def label(self) -> str:
-        """A version with its recipe; anybody else by name."""
+        """A version with its recipe; any other by name."""
         return f"{self.recipe} ({self.name})" if self.recipe else self.name
 
 
 class Mode(Strict):
-    """One mode: the version first, then everybody beside it."""
+    """One mode: the version first, then the rows beside it."""
 
     mode: str
     lines: tuple[Line, ...]
@@ -90,7 +92,7 @@ class Beside(Strict):
 def besides(
     comparison: str, task: Task, base: str, modes: Mapping[str, Mapping[str, Member]], clusters: int | None
 ) -> dict[str, Beside]:
-    """Each version of a comparison beside its controls, by name. `modes` hold everybody by name, the base too.
+    """Each version of a comparison beside its controls, by name. `modes` hold all members by name, the base too.
 
     Raises ArtefactError if two reports differ in a row that is the same for both.
     """
@@ -118,7 +120,7 @@ def besides(
 
 
 def _check(mode: str, base: str, members: Mapping[str, Member]) -> None:
-    """Refuse reports that say different things of one row: of the base, or of who is the same for alike trainings."""
+    """Refuse reports that differ in one row: the base's, or one that is the same for trainings alike."""
     alike: dict[tuple[str | None, str | None], str] = {}
     untrained = members[base].report.rows[0]
     for name, member in members.items():
@@ -147,7 +149,7 @@ def _mode(task: Task, mode: str, base: str, members: Mapping[str, Member], name:
     trained += [(other, "seed") for other in seeds]
     trained += [(other, "control") for other in controls]
     found = {other: (kind, members[other].report.rows[0]) for other, kind in trained}
-    # Who descends from another version has that one in its report, and not the base.
+    # The report of a version with a trained parent has that parent's row, and not the base's.
     untrained = {base: members[base].report.rows[0]}
     untrained |= {row: it for member in members.values() for row, it in _rest(member).items() if _of(base, row)}
     for row, it in (*_rest(me).items(), *untrained.items()):
@@ -157,18 +159,18 @@ def _mode(task: Task, mode: str, base: str, members: Mapping[str, Member], name:
     return Mode(
         mode=mode,
         lines=tuple(sorted(lines, key=lambda line: order.index(line.kind))),
-        paired=tuple(test for other in controls for test in compare(me.sitting, members[other].sitting, task.compared)),
+        paired=tuple(test for other in controls for test in compare(me.answers, members[other].answers, task.compared)),
     )
 
 
 def _line(name: str, row: Row, kind: Kind, member: Member | None) -> Line:
-    known = member.report.metrics if member else {}
+    metrics = member.report.metrics if member else {}
     return Line(
         name=name,
         recipe=member.recipe if member else "",
         kind=kind,
         metrics=row.metrics,
-        others={metric: estimate for metric, estimate in known.items() if metric not in row.metrics},
+        others={metric: estimate for metric, estimate in metrics.items() if metric not in row.metrics},
     )
 
 
@@ -177,6 +179,6 @@ def _rest(member: Member) -> dict[str, Row]:
     return {row.name: row for row in member.report.rows[1:]}
 
 
-def _of(who: str | None, row: str) -> bool:
-    """A row is about somebody's answers, to the cases as given or under another view."""
-    return who is not None and (row == who or row.startswith(f"{who}, "))
+def _of(model: str | None, row: str) -> bool:
+    """Whether a row holds the answers of a model, to the cases as given or under an input variant."""
+    return model is not None and (row == model or row.startswith(f"{model}, "))

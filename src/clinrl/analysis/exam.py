@@ -8,11 +8,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import Field
 
+from clinrl.analysis.run import Run, clusters_of
 from clinrl.intervals import DIGITS, Paired, bootstrap, mean, rate
 from clinrl.tasks.base import GIVEN, Task, as_variant, get_task, parts_of
 from clinrl.tasks.importing import is_imported
@@ -20,8 +20,8 @@ from clinrl.tasks.parts import NO_RESPONSES, Quality, Responses, Share, Statisti
 from clinrl.types import Case, Estimate, Graded, Strict, Transcript, Unreadable
 
 UNREADABLE = "unreadable"
-VIEW = "view"
-"""The slice of other ways to show the cases."""
+VARIANTS = "view"
+"""The slice of input variants, as reports name it."""
 NOTE = "Research only, synthetic data."
 IMPORTED_NOTE = "Research only, imported cases."
 """The note of an exam on somebody's records."""
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Row(Strict):
-    """One line of the comparison table: somebody's answers to the same exam."""
+    """One line of the comparison table: a model or a baseline on the same exam."""
 
     name: str
     metrics: Estimates
@@ -84,7 +84,7 @@ class EvalReport(Strict):
     """Cases, or their decisions, by answer."""
     confusion: Confusion
     slices: dict[str, dict[str, Estimates]]
-    """Slice, then value, then metric. Values of the slice `view` are other ways to show the cases that have them."""
+    """Slice, then value, then metric. Values of the slice `view` are input variants, on the cases that have them."""
     terms: dict[str, float]
     """Mean contribution of each reward term over all cases. They sum to `reward`."""
     reward: float
@@ -99,57 +99,46 @@ class EvalReport(Strict):
 
 
 def build(
-    *,
-    task: Task,
-    name: str,
+    run: Run,
     mode: str,
-    mode_spec: dict[str, Any],
-    exam: str,
-    exam_digest: str,
-    adapter_digest: str,
-    cases: Sequence[Case],
-    graded: Sequence[Graded],
+    *,
     others: Mapping[str, Sequence[Any]],
     tests: Sequence[Paired],
     responses: Responses = NO_RESPONSES,
-    view: str = GIVEN,
-    views: Mapping[str, Sequence[Graded]] = MappingProxyType({}),
     qualities: Mapping[str, Quality] | None = None,
 ) -> EvalReport:
-    """The report on graded answers, given in the order of the exam's cases.
+    """The report on the graded answers of a mode.
 
     `others` are the answers of the other rows by name, `tests` the paired tests already made, `responses` those of
-    the models that the task's qualities need. `view` is how the cases were shown, `views` holds the answers under
-    others. `qualities` are the measures of whole transcripts, by default all of the task's. Raises
-    ValueError if the graded answers are not those of the cases.
+    the judges that the task's qualities need. `qualities` are the measures of whole transcripts, by default all of the
+    task's. Raises ValueError if the graded answers are not those of the cases.
     """
+    task, cases, graded, clusters = run.task, run.cases, run.graded[mode], run.clusters
     if [case.id for case in cases] != [line.case_id for line in graded]:
-        raise ValueError(f"the graded answers of {name} in mode {mode} are not in the order of exam {exam}")
-    golds, answers = [task.label(case) for case in cases], [line.answer for line in graded]
+        raise ValueError(f"the graded answers of {run.model.name} in mode {mode} are not in the order of its exam")
+    golds, answers = run.golds, [line.answer for line in graded]
     silent = Counter(answer.reason for answer in answers if isinstance(answer, Unreadable))
     stops = Counter[str](line.transcript.stop for line in graded)
     predicted = Counter(given for _, given in _cells(task, golds, answers))
-    clusters = clusters_of(task, cases)
     metrics = estimates(task.metrics, golds, answers, clusters)
-    shown = [as_variant(task, case, view) for case in cases]
     measures = task.reporting.qualities if qualities is None else qualities
-    metrics |= measured(measures, shown, [line.transcript for line in graded], responses, clusters)
+    metrics |= measured(measures, run.shown, [line.transcript for line in graded], responses, clusters)
     metrics["no_parse"] = rate([isinstance(answer, Unreadable) for answer in answers], clusters)
     metrics["clipped"] = rate([line.transcript.stop == "max_tokens" for line in graded], clusters)
-    rows = {name: answers, **others}
+    rows, variants = {run.model.name: answers, **others}, run.variants(mode)
     terms = {
         term: _mean([line.score.terms.get(term, 0.0) for line in graded])
         for term in dict.fromkeys(chain.from_iterable(line.score.terms for line in graded))
     }
     return EvalReport(
-        name=name,
+        name=run.model.name,
         task=task.name,
         task_version=task.version,
         mode=mode,
-        mode_spec=mode_spec,
-        exam=exam,
-        exam_digest=exam_digest,
-        adapter_digest=adapter_digest,
+        mode_spec=dict(run.modes[mode]),
+        exam=run.model.exam,
+        exam_digest=run.exam_digest,
+        adapter_digest=run.adapter_digest,
         n=len(cases),
         metrics=metrics,
         stops=dict(stops),
@@ -157,12 +146,12 @@ def build(
         predicted={outcome: predicted[outcome] for outcome in columns(task)},
         confusion=confusion(task, golds, answers),
         slices={
-            **{what: _slice(task, cases, shown, golds, graded, of) for what, of in task.reporting.slices.items()},
-            **({VIEW: _views(task, cases, {GIVEN: graded, **views})} if views else {}),
+            **{what: _slice(run, graded, of) for what, of in task.reporting.slices.items()},
+            **({VARIANTS: _variants(run, {GIVEN: graded, **variants})} if variants else {}),
         },
         terms=terms,
         reward=_mean([line.score.total for line in graded]),
-        rows=tuple(Row(name=who, metrics=_row(task, golds, theirs, clusters)) for who, theirs in rows.items()),
+        rows=tuple(Row(name=row, metrics=_row(task, golds, theirs, clusters)) for row, theirs in rows.items()),
         paired=tuple(tests),
         note=note_of(cases),
     )
@@ -171,11 +160,6 @@ def build(
 def note_of(cases: Sequence[Case]) -> str:
     """What every page about these cases begins with."""
     return IMPORTED_NOTE if any(map(is_imported, cases)) else NOTE
-
-
-def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
-    """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
-    return None if task.reporting.cluster is None else [task.reporting.cluster(case) for case in cases]
 
 
 def estimates(
@@ -225,7 +209,7 @@ def measured(
     """The mean of each quality over the cases that it is defined on, with its bootstrap interval."""
     found: Estimates = {}
     for name, quality in qualities.items():
-        values = [quality.of(case, said, responses) for case, said in zip(cases, transcripts, strict=True)]
+        values = [quality.of(case, transcript, responses) for case, transcript in zip(cases, transcripts, strict=True)]
         inside = [i for i, value in enumerate(values) if value is not None]
         if inside:
             found[name] = mean([values[i] or 0.0 for i in inside], clusters and _at(clusters, inside))
@@ -263,51 +247,40 @@ def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any], clusters: Seq
     return estimates({name: task.metrics[name] for name in task.reporting.row_metrics}, golds, answers, clusters)
 
 
-def _slice(
-    task: Task,
-    cases: Sequence[Case],
-    shown: Sequence[Case],
-    golds: Sequence[Any],
-    graded: Sequence[Graded],
-    of: Callable[[Case], str],
-) -> dict[str, Estimates]:
-    """The cases by a property, `shown` as they were seen."""
+def _slice(run: Run, graded: Sequence[Graded], of: Callable[[Case], str]) -> dict[str, Estimates]:
+    """The measures of a slice, by the value that `of` gives each case."""
     members: dict[str, list[int]] = {}
-    for i, case in enumerate(cases):
+    for i, case in enumerate(run.cases):
         members.setdefault(of(case), []).append(i)
-    metrics = {name: task.metrics[name] for name in task.reporting.slice_measures if name in task.metrics}
-    qualities = {
-        name: task.reporting.qualities[name]
-        for name in task.reporting.slice_measures
-        if name in task.reporting.qualities
-    }
-    clusters = clusters_of(task, cases)
+    reporting = run.task.reporting
+    metrics = {name: run.task.metrics[name] for name in reporting.slice_measures if name in run.task.metrics}
+    qualities = {name: reporting.qualities[name] for name in reporting.slice_measures if name in reporting.qualities}
     found = {}
     for value, rows in sorted(members.items()):
-        alike, lines = clusters and _at(clusters, rows), _at(graded, rows)
-        said = [line.transcript for line in lines]
-        found[value] = estimates(metrics, _at(golds, rows), [line.answer for line in lines], alike)
-        found[value] |= measured(qualities, _at(shown, rows), said, NO_RESPONSES, alike)
+        clusters, lines = run.clusters and _at(run.clusters, rows), _at(graded, rows)
+        transcripts = [line.transcript for line in lines]
+        found[value] = estimates(metrics, _at(run.golds, rows), [line.answer for line in lines], clusters)
+        found[value] |= measured(qualities, _at(run.shown, rows), transcripts, NO_RESPONSES, clusters)
     return found
 
 
-def _views(task: Task, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]]) -> dict[str, Estimates]:
-    """The same answers as given and under other views, each on the cases that have the view.
+def _variants(run: Run, graded: Mapping[str, Sequence[Graded]]) -> dict[str, Estimates]:
+    """The same model on the cases as given and under input variants, each on the cases that have the variant.
 
-    Of the qualities those that ask no model: a judge would be asked about every case once for each view.
+    Of the qualities those that ask no judge: a judge would be asked about every case once for each variant.
     """
-    by_id = {case.id: case for case in cases}
-    others = {line.case_id for view, lines in graded.items() if view != GIVEN for line in lines}
+    task, by_id = run.task, {case.id: case for case in run.cases}
+    others = {line.case_id for variant, lines in graded.items() if variant != GIVEN for line in lines}
     chosen = [name for name in task.reporting.headline if isinstance(task.metrics.get(name), Statistic)]
     metrics = {name: task.metrics[name] for name in (*task.compared, *chosen)}
     plain = {name: quality for name, quality in task.reporting.qualities.items() if quality.requests is no_requests}
     found = {}
-    for view, lines in graded.items():
+    for variant, lines in graded.items():
         kept = [line for line in lines if line.case_id in others]
-        shown = [as_variant(task, by_id[line.case_id], view) for line in kept]
+        shown = [as_variant(task, by_id[line.case_id], variant) for line in kept]
         clusters = clusters_of(task, [by_id[line.case_id] for line in kept])
         golds = [task.label(case) for case in shown]
-        found[view] = {
+        found[variant] = {
             **estimates(metrics, golds, [line.answer for line in kept], clusters),
             **measured(plain, shown, [line.transcript for line in kept], NO_RESPONSES, clusters),
         }

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sitting:
-    """One name's answers to one exam in one mode, in exam order."""
+class Answers:
+    """The answers of one model to one exam in one mode, in exam order."""
 
     name: str
     task: str
@@ -27,19 +27,19 @@ class Sitting:
     golds: Sequence[Any]
     answers: Sequence[Any]
     under: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    """Answers to the cases as other views show them, by view; as given, where a case has no such view."""
+    """Answers by input variant; a case without the variant keeps its answer as given."""
     clusters: Sequence[str] | None = None
     """The cluster of each case, for intervals; None where cases are by themselves."""
 
 
-def compare(a: Sitting, b: Sitting, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
-    """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two sat different exams."""
+def compare(a: Answers, b: Answers, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
+    """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two took different exams."""
     comparable(a, b)
     return tuple(_paired(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in metrics)
 
 
-def comparable(a: "Sitting | EvalReport", b: "Sitting | EvalReport") -> None:
-    """Two reports, or two sittings, answer the same question. Raises ArtefactError naming what differs."""
+def comparable(a: "Answers | EvalReport", b: "Answers | EvalReport") -> None:
+    """Raise ArtefactError naming what differs if two reports, or two sets of answers, are of different questions."""
     for what, mine, theirs in (
         ("task", a.task, b.task),
         ("task version", a.task_version, b.task_version),

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis.exam import EvalReport, clusters_of
-from clinrl.analysis.paired import Sitting, comparable
+from clinrl.analysis.exam import EvalReport
+from clinrl.analysis.paired import Answers, comparable
+from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
 from clinrl.config.model import Model
 from clinrl.data.dataset import read_cases
@@ -20,23 +21,12 @@ from clinrl.types import Case, Graded, Transcript, Unreadable
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-
 SEED = 1
 """Of sampling, in modes with a temperature above 0: the same for all versions, so that comparisons stay paired."""
-
-
 HISTORY = "history.jsonl"
-
-
 SUMMARY = "summary.json"
-
-
 BETWEEN_MODES = "between_modes.json"
-
-
 ALARMS = "alarms.json"
-
-
 HISTORY_TABLE = "history.csv"
 
 
@@ -46,33 +36,19 @@ def answer(task: Task, transcript: Transcript) -> Any | Unreadable:
     return task.parse(transcript) if spoke else Unreadable(reason="no assistant turn")
 
 
-def sitting_of(who: Model, mode: str, params: "Params", exam_digest: str, cases: Sequence[Case]) -> Sitting:
-    """The exam of `who` in a mode, before it is answered: everything that two sittings must share to be compared.
+def open_run(params: "Params", model: Model) -> Run:
+    """A model on its exam, before it answers: what every model that is compared with it must share.
 
-    `exam_digest` is the exam's identity, `cases` are its cases in order. The decoding is that of the active scale.
+    Raises ArtefactError if the exam is missing, altered or without its proof.
     """
-    return Sitting(
-        name=who.name,
-        task=who.task.name,
-        task_version=who.task.version,
-        mode=mode,
-        mode_spec=decoding(params, mode, who.task.name),
-        exam_digest=exam_digest,
-        golds=[who.task.label(case) for case in cases],
-        answers=(),
-        clusters=clusters_of(who.task, cases),
-    )
+    exam_digest = proven(model.exam, model.task)
+    return run_of(params, model, list(read_cases(paths.cases(model.exam), model.task)), exam_digest)
 
 
-def unanswered(params: "Params", name: str) -> tuple[Model, list[Case], dict[str, Sitting]]:
-    """Who `name` is, the cases of its exam, and the exam before it is answered, by mode: what answers are loaded into.
-
-    Raises ArtefactError if the exam is missing, altered or without its proof, ParamsError for an unknown name.
-    """
-    who = params.model(name)
-    cases = list(read_cases(paths.cases(who.exam), who.task))
-    exam_digest = proven(who.exam, who.task)
-    return who, cases, {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
+def run_of(params: "Params", model: Model, cases: Sequence[Case], exam_digest: str) -> Run:
+    """A model on given cases, before it answers, decoding as params.yaml says."""
+    modes = {mode: decoding(params, mode, model.task.name) for mode in params.modes}
+    return Run(model=model, cases=cases, exam_digest=exam_digest, modes=modes)
 
 
 def decoding(params: "Params", mode: str, task: str) -> dict[str, Any]:
@@ -90,35 +66,36 @@ def load_report(name: str, mode: str) -> EvalReport:
         raise ArtefactError(f"{path} does not exist: run `dvc repro evaluate@{name}`") from None
 
 
-def load_sitting(name: str, like: Sitting, cases: Sequence[Case], folder: Path | None = None) -> Sitting:
-    """The answers of `name` to the exam, and in the mode, of another sitting; from `folder`, or its graded one.
+def load_answers(run: Run, mode: str, name: str, folder: Path | None = None) -> Answers:
+    """The answers of `name` to the exam of a run, in one of its modes; from `folder`, or its graded one.
 
-    Raises ArtefactError if the folder is missing or altered, or if it does not answer the same question as `like`.
+    Raises ArtefactError if the folder is missing or altered, or if it answers another exam or was decoded otherwise.
     """
     folder = folder or paths.graded(name)
     advice = f"run `dvc repro evaluate@{name}`"
     manifest = verified(folder)
     modes = manifest.spec["modes"]
-    if like.mode not in modes:
-        raise ArtefactError(f"{folder} has no answers in mode {like.mode}, only in {', '.join(modes)}; {advice}")
-    sitting = replace(
-        like,
+    if mode not in modes:
+        raise ArtefactError(f"{folder} has no answers in mode {mode}, only in {', '.join(modes)}; {advice}")
+    mine = run.answers(mode)
+    found = replace(
+        mine,
         name=name,
         task=manifest.task,
         task_version=manifest.task_version,
-        mode_spec=modes[like.mode],
+        mode_spec=modes[mode],
         exam_digest=manifest.inputs["exam"],
     )
-    comparable(like, sitting)
-    path = folder / f"{like.mode}.jsonl"
+    comparable(mine, found)
+    path = folder / f"{mode}.jsonl"
     lines = read_graded(path)
-    if [line.case_id for line in lines] != [case.id for case in cases]:
+    if [line.case_id for line in lines] != [case.id for case in run.cases]:
         raise ArtefactError(f"{path} does not answer the cases of this exam in its order; {advice}")
-    follows(get_task(manifest.task), cases, lines, path)
-    return replace(sitting, answers=[line.answer for line in lines])
+    check_answers(get_task(manifest.task), run.cases, lines, path)
+    return replace(found, answers=[line.answer for line in lines])
 
 
-def follows(task: Task, cases: Sequence[Case], lines: Sequence[Graded], path: Path) -> None:
+def check_answers(task: Task, cases: Sequence[Case], lines: Sequence[Graded], path: Path) -> None:
     """Refuse graded answers that are not what their transcripts say, since a folder of answers vouches for itself.
 
     `lines` answer `cases`, one by one, and stand in `path`. Of an answer to an imported case that could not be read, no
@@ -134,17 +111,19 @@ def follows(task: Task, cases: Sequence[Case], lines: Sequence[Graded], path: Pa
             )
 
 
-def with_views(sitting: Sitting, cases: Sequence[Case]) -> Sitting:
-    """The same with its answers to the cases as other views show them, where it was asked under any.
+def load_parent(run: Run, mode: str) -> Answers | None:
+    """The answers of the parent of a run's model, under input variants too where it was asked; None for a base.
 
-    Raises ArtefactError as `answered_under`.
+    Raises ArtefactError as `load_answers` and `load_variant`.
     """
-    task, folder = get_task(sitting.task), paths.graded(sitting.name)
-    files = {view: folder / f"{sitting.mode}.{view}.jsonl" for view in task.reporting.variants}
-    there = {view: path for view, path in files.items() if path.exists()}
-    given = read_graded(folder / f"{sitting.mode}.jsonl") if there else []
-    shown = {view: answered_under(task, cases, given, view, path) for view, path in there.items()}
-    return replace(sitting, under={view: [line.answer for line in lines] for view, lines in shown.items()})
+    if run.model.parent is None:
+        return None
+    found, folder = load_answers(run, mode, run.model.parent), paths.graded(run.model.parent)
+    files = {variant: folder / f"{mode}.{variant}.jsonl" for variant in run.task.reporting.variants}
+    there = {variant: path for variant, path in files.items() if path.exists()}
+    given = read_graded(folder / f"{mode}.jsonl") if there else []
+    under = {variant: load_variant(run, given, variant, path) for variant, path in there.items()}
+    return replace(found, under={variant: [line.answer for line in lines] for variant, lines in under.items()})
 
 
 def read_graded(path: Path) -> list[Graded]:
@@ -153,19 +132,22 @@ def read_graded(path: Path) -> list[Graded]:
         return [Graded.model_validate_json(line) for line in stream]
 
 
-def answered_under(task: Task, cases: Sequence[Case], given: Sequence[Graded], view: str, path: Path) -> list[Graded]:
-    """The graded answers of a file under a view; as `given` where a case has no such view: it looks the same there.
+def load_variant(run: Run, given: Sequence[Graded], variant: str, path: Path) -> list[Graded]:
+    """The graded answers of a file under an input variant; as `given` where a case does not have the variant.
 
-    Raises ArtefactError if the file does not answer the cases that have the view.
+    Raises ArtefactError if the file does not answer the cases that have the variant.
     """
     answered = {line.case_id: line for line in read_graded(path)}
-    shown = [case for case in cases if task.reporting.variants[view](case) is not None]
+    shown = [case for case in run.cases if run.task.reporting.variants[variant](case) is not None]
     if set(answered) != {case.id for case in shown}:
-        raise ArtefactError(f"{path} does not answer the cases of this exam that have the view {view}; evaluate anew")
-    follows(task, shown, [answered[case.id] for case in shown], path)
-    return [answered.get(case.id, line) for case, line in zip(cases, given, strict=True)]
+        raise ArtefactError(
+            f"{path} does not answer the cases of this exam that have the variant {variant}; evaluate anew"
+        )
+    check_answers(run.task, shown, [answered[case.id] for case in shown], path)
+    return [answered.get(case.id, line) for case, line in zip(run.cases, given, strict=True)]
 
 
-def rows_of(parent: Sitting) -> dict[str, Sequence[Any]]:
-    """The rows of a parent: its answers, and those to other views of the cases."""
-    return {parent.name: parent.answers, **{f"{parent.name}, {view}": shown for view, shown in parent.under.items()}}
+def rows_of(parent: Answers) -> dict[str, Sequence[Any]]:
+    """The rows of a parent: its answers, and those under input variants."""
+    under = {f"{parent.name}, {variant}": answers for variant, answers in parent.under.items()}
+    return {parent.name: parent.answers, **under}

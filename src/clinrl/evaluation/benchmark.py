@@ -6,6 +6,7 @@ answers that the exam kept. Policies that do not read and the oracle play all of
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -29,15 +30,15 @@ from clinrl.analysis.benchmark import (
     verdicts,
 )
 from clinrl.analysis.exam import estimates, measured
+from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.config.model import Model
-from clinrl.data.dataset import progress, read_cases
-from clinrl.data.reward_audit import proven
+from clinrl.data.dataset import progress
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import SEED, answer, load_sitting, read_graded, sitting_of
+from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded
 from clinrl.evaluation.evaluate import check_apart, open_sampler
 from clinrl.intervals import DIGITS, mean, rate
-from clinrl.models.rollout import run
+from clinrl.models.rollout import run as rollout
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import NO_RESPONSES
@@ -46,12 +47,12 @@ from clinrl.types import Case, Transcript
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-MOST_DRAWN: Final = 1000
+MAX_DRAWN: Final = 1000
 """Cases that are drawn of a seed before a level is given up."""
 
 
 def stage(params: "Params", name: str) -> None:
-    """Let a version or a base play the published protocol and its exam at a temperature; write report and page.
+    """Evaluate a version or a base in the published protocol, and on its exam at a temperature; write report and page.
 
     Raises ParamsError if params.yaml has no protocol of `name`, or one of more episodes than the exam has,
     ArtefactError if an input is missing or altered, if the exam was answered by another adapter, or if the report that
@@ -61,37 +62,31 @@ def stage(params: "Params", name: str) -> None:
     protocols = params.protocols
     if name not in protocols.all:
         raise ParamsError(f"params.yaml has no protocol of {name!r}; {did_you_mean(name, protocols.all)}")
-    spec, who = protocols.all[name], params.model(name)
-    published = published_of(who.task)
+    spec, model = protocols.all[name], params.model(name)
+    task, published = model.task, published_of(model.task)
     target = paths.protocol_report(name)
     with exclusive(target):
-        exam_digest = proven(who.exam, who.task)
-        exam = list(read_cases(paths.cases(who.exam), who.task))
-        check_apart(params, name, who, exam)
-        adapter = identity(verified(who.folder))
-        blank = {mode: sitting_of(who, mode, params, exam_digest, exam) for mode in params.modes}
-        drawn = draw(who.task, spec.seeds, spec.levels)
+        run = replace(open_run(params, model), adapter_digest=identity(verified(model.folder)))
+        check_apart(params, run.model, run.cases)
+        drawn = draw(task, spec.seeds, spec.levels)
         head = ProtocolReport(
-            name=name, task=who.task.name, task_version=who.task.version, adapter_digest=adapter,
-            exam=who.exam, exam_digest=exam_digest,
+            name=name, task=task.name, task_version=task.version, adapter_digest=run.adapter_digest,
+            exam=model.exam, exam_digest=run.exam_digest,
             against=protocols.versions[name].against if name in protocols.versions else None,
             settings=spec.model_dump(mode="json", include={"seeds", "levels", "temperature", "episodes"}),
-            modes={mode: dict(sitting.mode_spec) for mode, sitting in blank.items()},
+            modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
             cells=tuple(Cell(seed=seed, level=level, case_id=case.id) for (seed, level), case in drawn.items()),
             played=(), sat=(), above=(), printed={row: dict(found) for row, found in published.printed.items()},
         )  # fmt: skip
         # Before the expensive part: what is not there, or of other episodes, is found out now.
         before = _before(head)
-        places = chosen(who.task, exam, spec.levels, spec.episodes, f"the exam {who.exam}")
-        kept = {mode: _kept(who, mode, adapter, blank[mode], exam, places) for mode in params.modes}
-        played, sampled = _sample(params, who, spec.temperature, drawn, [exam[place] for place in places])
-        report = reported(
-            head, who, before, list(drawn.values()), played, [exam[place] for place in places],
-            {(mode, SAMPLED): said for mode, said in sampled.items()}
-            | {(mode, EXAMINED): said for mode, said in kept.items()},
-        )  # fmt: skip
+        places = chosen(task, run.cases, spec.levels, spec.episodes, f"the exam {model.exam}")
+        kept = {(mode, EXAMINED): _kept(run, mode, places) for mode in run.modes}
+        exam = [run.cases[place] for place in places]
+        played, sampled = _sample(params, model, spec.temperature, drawn, exam)
+        report = report_of(head, task, before, list(drawn.values()), played, exam, sampled | kept)
         write_json(target, report.model_dump(mode="json"))
-        write_pages(target, who.task, params.modes)
+        write_pages(target, task, params.modes)
 
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
@@ -111,13 +106,13 @@ def draw(task: Task, seeds: Sequence[int], levels: Sequence[str]) -> dict[tuple[
     found: dict[tuple[int, str], Case] = {}
     for seed in seeds:
         firsts: dict[str, Case] = {}
-        for case in task.cases(MOST_DRAWN, seed, pool=POOL, mix=published.mix):
+        for case in task.cases(MAX_DRAWN, seed, pool=POOL, mix=published.mix):
             firsts.setdefault(task.reporting.slices[published.by](case), case)
             if set(levels) <= set(firsts):
                 break
         for level in levels:
             if level not in firsts:
-                raise DataError(f"seed {seed} draws no {level} case of {task.name} among its first {MOST_DRAWN:,}")
+                raise DataError(f"seed {seed} draws no {level} case of {task.name} among its first {MAX_DRAWN:,}")
             found[seed, level] = firsts[level]
     return found
 
@@ -141,15 +136,13 @@ def chosen(task: Task, exam: Sequence[Case], levels: Sequence[str], episodes: in
     return sorted(place for places in by_level.values() for place in places)
 
 
-def _kept(
-    who: Model, mode: str, adapter: str, like: Any, exam: Sequence[Case], places: Sequence[int]
-) -> list[Transcript]:
+def _kept(run: Run, mode: str, places: Sequence[int]) -> list[Transcript]:
     """The transcripts of the exam in a mode, of the chosen cases."""
-    folder = paths.graded(who.name)
-    load_sitting(who.name, like, exam)  # refuses answers to another exam
-    if read_manifest(folder).inputs["adapter"] != adapter:
+    name, folder = run.model.name, paths.graded(run.model.name)
+    load_answers(run, mode, name)  # refuses answers to another exam
+    if read_manifest(folder).inputs["adapter"] != run.adapter_digest:
         raise ArtefactError(
-            f"{folder} was answered by another adapter than {who.folder} now holds; examine {who.name} again"
+            f"{folder} was answered by another adapter than {run.model.folder} now holds; examine {name} again"
         )
     lines = read_graded(folder / f"{mode}.jsonl")
     return [lines[place].transcript for place in places]
@@ -174,114 +167,116 @@ def _before(head: ProtocolReport) -> ProtocolReport | None:
 
 
 def _sample(
-    params: "Params", who: Model, temperature: float, drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case]
-) -> tuple[dict[str, list[Transcript]], dict[str, list[Transcript]]]:
-    """The episodes of the cells and the exam, by mode, sampled with the model loaded once. A cell has its own seed."""
-    sampler = open_sampler(params, who)
+    params: "Params", model: Model, temperature: float, drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case]
+) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:
+    """The episodes of the cells and of the exam, sampled with the model loaded once. A cell has its own seed."""
+    sampler = open_sampler(params, model)
     modes = {name: mode.model_copy(update={"temperature": temperature}) for name, mode in params.modes.items()}
     played, sampled = {}, {}
     for name, mode in modes.items():
-        budget = params.budget(name, who.task.name)
-        with progress(f"{who.name} {name}, sampled", len(drawn) + len(exam)) as advance:
+        budget = params.budget(name, model.task.name)
+        with progress(f"{model.name} {name}, sampled", len(drawn) + len(exam)) as advance:
             played[name] = [
-                run(sampler, who.task, [who.sees(case)], mode, budget, seed, progress=advance)[0]
+                rollout(sampler, model.task, [model.sees(case)], mode, budget, seed, progress=advance)[0]
                 for (seed, _), case in drawn.items()
             ]
-            shown = [who.sees(case) for case in exam]
-            sampled[name] = run(sampler, who.task, shown, mode, budget, SEED, progress=advance)
+            shown = [model.sees(case) for case in exam]
+            sampled[name, SAMPLED] = rollout(sampler, model.task, shown, mode, budget, SEED, progress=advance)
     return played, sampled
 
 
-def reported(
+def report_of(
     head: ProtocolReport,
-    who: Model,
+    task: Task,
     before: ProtocolReport | None,
     cells: Sequence[Case],
     played: Mapping[str, Sequence[Transcript]],
     exam: Sequence[Case],
-    sat: Mapping[tuple[str, str], Sequence[Transcript]],
+    examined: Mapping[tuple[str, str], Sequence[Transcript]],
 ) -> ProtocolReport:
-    """The report on transcripts: of the cells by mode, of the exam by mode and decoding. Loads no model.
+    """The report on transcripts: of the cells by mode, of the exam by mode and decoding. Asks no model.
 
     Where there is an earlier report on the same episodes, the rows of policies and the oracle are taken from it.
     """
-    task = who.task
-    mine = [_played(task, head, who.name, mode, cells, said) for mode, said in played.items()]
-    mine_sat, others, others_sat = [], [], []
-    rivals = [] if before else list(idle(task, exam))
-    with progress(f"{head.name}, intervals", len(sat) + len(rivals)) as advance:
-        for (mode, decoding), said in sat.items():
-            mine_sat.append(_sat(task, head, head.name, mode, decoding, exam, said))
+    mine = [_played(task, head, head.name, mode, cells, some) for mode, some in played.items()]
+    rivals = [] if before else list(policies(task, exam))
+    with progress(f"{head.name}, intervals", len(examined) + len(rivals)) as advance:
+
+        def by_level(row: str, mode: str, decoding: str, transcripts: Sequence[Transcript]) -> Sat:
+            found = _by_level(task, head, row, mode, decoding, exam, transcripts)
             advance()
-        for row, said in rivals:
-            others_sat.append(_sat(task, head, row, "", "", exam, said))
-            advance()
+            return found
+
+        my_exams = [by_level(head.name, *how, transcripts) for how, transcripts in examined.items()]
+        exams = [by_level(row, "", "", transcripts) for row, transcripts in rivals]
     if before:  # the same episodes, so nobody plays them again
         others = [row for row in before.played if not row.mode or row.who == before.name]
-        others_sat = [row for row in before.sat if not row.mode or row.who == before.name]
+        exams = [row for row in before.sat if not row.mode or row.who == before.name]
     else:
-        others = [_played(task, head, row, "", cells, said) for row, said in idle(task, cells)]
+        others = [_played(task, head, row, "", cells, some) for row, some in policies(task, cells)]
     return head.model_copy(
         update={
             "played": (*mine, *others),
-            "sat": (*mine_sat, *others_sat),
-            "above": tuple(_above(mine_sat, [row for row in others_sat if row.who != ORACLE])),
+            "sat": (*my_exams, *exams),
+            "above": tuple(_above(my_exams, [row for row in exams if row.who != ORACLE])),
         }
     )
 
 
-def idle(task: Task, cases: Sequence[Case]) -> Iterator[tuple[str, list[Transcript]]]:
-    """What every policy of the task does with the cases, and last the oracle: the task's own best answer."""
+def policies(task: Task, cases: Sequence[Case]) -> Iterator[tuple[str, list[Transcript]]]:
+    """The transcripts of every policy of the task, and last of the oracle: the task's own best answer."""
     for name, policy in task.policies().items():
         yield name, [policy(case, Random(f"{baselines.SEED}/{name}/{case.id}")) for case in cases]
     yield ORACLE, [task.gold(case, thinking=False) for case in cases]
 
 
 def _played(
-    task: Task, head: ProtocolReport, who: str, mode: str, cases: Sequence[Case], said: Sequence[Transcript]
+    task: Task, head: ProtocolReport, row: str, mode: str, cases: Sequence[Case], transcripts: Sequence[Transcript]
 ) -> Played:
     published = published_of(task)
-    pairs = list(zip(cases, said, strict=True))
+    pairs = list(zip(cases, transcripts, strict=True))
     found, means = {}, {}
     for name, reward in (("theirs", published.theirs), ("ours", published.ours)):
-        totals = tuple(round(task.score(case, one, reward).total, DIGITS) + 0.0 for case, one in pairs)
+        totals = tuple(round(task.score(case, transcript, reward).total, DIGITS) + 0.0 for case, transcript in pairs)
         by_level = {
             level: [total for total, cell in zip(totals, head.cells, strict=True) if cell.level == level]
             for level in head.settings["levels"]
         }
         found[name] = totals
         means[name] = {level: mean(some) for level, some in (by_level | {ALL: list(totals)}).items()}
-    return Played(who=who, mode=mode, scores=found, means=means)
+    return Played(who=row, mode=mode, scores=found, means=means)
 
 
-def _sat(
+def _by_level(
     task: Task,
     head: ProtocolReport,
-    who: str,
+    row: str,
     mode: str,
     decoding: str,
     exam: Sequence[Case],
-    said: Sequence[Transcript],
+    transcripts: Sequence[Transcript],
 ) -> Sat:
     of = task.reporting.slices[published_of(task).by]
-    pairs = list(zip(exam, said, strict=True))
+    pairs = list(zip(exam, transcripts, strict=True))
     levels = {
-        level: _level(task, [(case, one) for case, one in pairs if of(case) == level])
+        level: _level(task, [(case, transcript) for case, transcript in pairs if of(case) == level])
         for level in head.settings["levels"]
     }
-    return Sat(who=who, mode=mode, decoding=decoding, levels=levels)
+    return Sat(who=row, mode=mode, decoding=decoding, levels=levels)
 
 
 def _level(task: Task, pairs: Sequence[tuple[Case, Transcript]]) -> Level:
     published = published_of(task)
-    cases, said = [case for case, _ in pairs], [one for _, one in pairs]
-    golds, answers = [task.label(case) for case in cases], [answer(task, one) for one in said]
+    cases, transcripts = [case for case, _ in pairs], [transcript for _, transcript in pairs]
+    golds, answers = [task.label(case) for case in cases], [answer(task, one) for one in transcripts]
     verdicts: dict[Any, list[tuple[bool, str]]] = {label: [] for label in task.labels}
     for case, gold, given in zip(cases, golds, answers, strict=True):
         for right, decided in parts_of(task, gold, given):
             verdicts[right].append((decided == right, case.id))
     statistic = estimates({published.statistic: task.metrics[published.statistic]}, golds, answers)
-    quality = measured({published.quality: task.reporting.qualities[published.quality]}, cases, said, NO_RESPONSES)
+    quality = measured(
+        {published.quality: task.reporting.qualities[published.quality]}, cases, transcripts, NO_RESPONSES
+    )
     return Level(
         quality=quality[published.quality],
         statistic=statistic.get(published.statistic),
@@ -294,7 +289,7 @@ def _level(task: Task, pairs: Sequence[tuple[Case, Transcript]]) -> Level:
 
 
 def _above(mine: Sequence[Sat], others: Sequence[Sat]) -> Iterator[Above]:
-    """Every row of mine against everybody else; against another model's in the same mode and decoding."""
+    """Every row of mine against every other; against another model's in the same mode and decoding."""
     for row in mine:
         for other in others:
             if other.mode in ("", row.mode) and other.decoding in ("", row.decoding):

@@ -1,31 +1,31 @@
-"""The comparison of recipes over seeds: their graded answers, those of the base and of who does not read, as a report.
+"""The comparison of recipes over seeds: their graded answers beside those of the base and of simple policies.
 
-Everything follows from answers that are already graded and from the reports on them; no model is asked. Who sat
-another exam, at another task version or with other decoding, is refused.
+Everything follows from answers that are already graded and from the reports on them; no model is asked. Answers to
+another exam, at another task version or with other decoding, are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.analysis import baselines, contrasts, controls
 from clinrl.analysis.contrasts import ALL, Compared, Entry
-from clinrl.analysis.exam import VIEW, EvalReport, clusters_of, note_of
-from clinrl.analysis.paired import Sitting, comparable
+from clinrl.analysis.controls import Member
+from clinrl.analysis.exam import VARIANTS, note_of
+from clinrl.analysis.paired import comparable
+from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, read_manifest, staged, write_json, write_text
-from clinrl.config.model import Model
 from clinrl.config.schema import BASE
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import answered_under, load_report, load_sitting, read_graded, unanswered
+from clinrl.evaluation.answers import load_answers, load_report, load_variant, open_run, read_graded
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task, as_variant
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import NO_RESPONSES
-from clinrl.types import Case, Graded
+from clinrl.types import Graded
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -43,20 +43,21 @@ def stage(params: "Params", name: str) -> None:
     target = paths.comparison_report(name)
     with exclusive(target):
         spec = params.comparisons[name]
-        who, cases, blank = unanswered(params, f"{spec.task}-base")
-        sat = {
-            mode: {version: _sat(params, version, who.task, cases, like) for version in _everybody(spec)}
-            for mode, like in blank.items()
+        base = f"{spec.task}-base"
+        run = open_run(params, params.model(base))
+        members = {
+            mode: {version: _member(params, spec, run, mode, version) for version in (base, *spec.versions)}
+            for mode in run.modes
         }
-        clusters = clusters_of(who.task, cases)
         # Before the intervals, which take minutes: reports that contradict each other are found out here.
-        pages = _pages(params, name, who.task, sat, None if clusters is None else len(set(clusters)))
-        report = compared(params, name, who, cases, blank, sat)
+        clusters = None if run.clusters is None else len(set(run.clusters))
+        pages = controls.besides(name, run.task, base, members, clusters)
+        report = compared(params, name, run, members)
         with staged(paths.comparison_pages(name)) as out:
             for version, one in pages.items():
                 write_json(out / f"{version}.json", one.model_dump(mode="json"))
         write_json(target, report.model_dump(mode="json"))
-        write_pages(target, who.task, params.modes)
+        write_pages(target, run.task, params.modes)
 
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
@@ -70,58 +71,37 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
         write_text(path.with_suffix(".md"), render("controls", report=one, kinds=controls.WHAT))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """Answers to the exam in one mode, under one view of its cases."""
-
-    answers: Sequence[Any]
-    qualities: Mapping[str, Sequence[float | None]]
-    """Of those that ask no model, a number for every case."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sat(_Seen):
-    """What one version answered in one mode. The base under another view has no report of its own, only a slice."""
-
-    sitting: Sitting
-    report: EvalReport
-
-
-def compared(
-    params: "Params",
-    name: str,
-    who: Model,
-    cases: Sequence[Case],
-    blank: Mapping[str, Sitting],
-    sat: Mapping[str, Mapping[str, _Sat]],
-) -> Compared:
-    """The report of a comparison, from what everybody in it answered, by mode and name; `who` is the base.
+def compared(params: "Params", name: str, run: Run, members: Mapping[str, Mapping[str, Member]]) -> Compared:
+    """The report of a comparison, from what each of its models answered, by mode and name; `run` is the base's exam.
 
     Raises ParamsError for published figures of a part that the exam has not, ArtefactError for a test of rows that are
     in no mode together.
     """
-    spec = params.comparisons[name]
-    task = who.task
+    spec, task, cases = params.comparisons[name], run.task, run.cases
     places = contrasts.parts(task, cases, spec.parts)
     for part in spec.published_parts:
         if part not in places or part == ALL:
             values = ", ".join(places)
-            raise ParamsError(f"comparisons.{name}.published_parts: {part!r} is no part of {who.exam}, only {values}")
+            exam = run.model.exam
+            raise ParamsError(f"comparisons.{name}.published_parts: {part!r} is no part of {exam}, only {values}")
     training = list(read_cases(paths.cases(params.versions[spec.versions[0]].data), task))
-    idle = [
+    lazy = [
         Entry(name=row, kind="baseline", versions=(), answers=[answers])
         for row, answers in baselines.answers(task, cases, training).items()
     ]
-    entries = {mode: [*_entries(spec, task, cases, mode, some), *idle] for mode, some in sat.items()}
+    entries = {mode: [*_entries(spec, run, mode, some), *lazy] for mode, some in members.items()}
     _check_pairs(spec, entries)
     return Compared(
         name=name,
         task=task.name,
         task_version=task.version,
-        exam=who.exam,
-        exam_digest=next(iter(blank.values())).exam_digest,
-        modes={mode: dict(like.mode_spec) for mode, like in blank.items()},
-        adapters={version: read_manifest(paths.graded(version)).inputs["adapter"] for version in _everybody(spec)},
+        exam=run.model.exam,
+        exam_digest=run.exam_digest,
+        modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
+        adapters={
+            version: read_manifest(paths.graded(version)).inputs["adapter"]
+            for version in (run.model.name, *spec.versions)
+        },
         columns=spec.columns,
         quality=spec.quality,
         parts=spec.parts,
@@ -137,110 +117,91 @@ def compared(
 
 
 def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Refuse a test whose rows are in no mode together: the base is asked under other views in one mode at most."""
+    """Refuse a test whose rows are in no mode together: the base is asked under input variants in one mode at most."""
     present = [{entry.name for entry in some} for some in entries.values()]
     for pair in spec.tests:
         if not any({pair.first, pair.second} <= names for names in present):
             base = paths.graded(f"{spec.task}-base")
             raise ArtefactError(
-                f"{pair.first!r} cannot be tested against {pair.second!r}: {base} holds no answers under that view in "
-                f"any mode; run `dvc repro baseline@{spec.task}`"
+                f"{pair.first!r} cannot be tested against {pair.second!r}: {base} holds no answers under that variant "
+                f"in any mode; run `dvc repro baseline@{spec.task}`"
             )
 
 
-def _everybody(spec: "Comparison") -> tuple[str, ...]:
-    return (f"{spec.task}-base", *spec.versions)
-
-
-def _pages(
-    params: "Params", name: str, task: Task, sat: Mapping[str, Mapping[str, _Sat]], clusters: int | None
-) -> dict[str, controls.Beside]:
-    """Every version beside the controls, by name. Who is of two rows is of the first."""
-    spec = params.comparisons[name]
-    recipes = {version: row for row, versions in reversed(spec.rows.items()) for version in versions}
-    people = {version: params.model(version) for version in _everybody(spec)}
-    members = {
-        mode: {
-            version: controls.Member(
-                recipe=recipes.get(version, ""),
-                control=recipes.get(version) in spec.controls,
-                parent=people[version].parent,
-                data=people[version].data,
-                sitting=one.sitting,
-                report=one.report,
-            )
-            for version, one in some.items()
-        }
-        for mode, some in sat.items()
-    }
-    return controls.besides(name, task, f"{spec.task}-base", members, clusters)
-
-
-def _entries(spec: "Comparison", task: Task, cases: Sequence[Case], mode: str, sat: Mapping[str, _Sat]) -> list[Entry]:
-    """The rows that a model answered, in one mode: arms, controls, the base, and the base under other views."""
+def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Member]) -> list[Entry]:
+    """The rows that a model answered, in one mode: arms, controls, the base, and the base under input variants."""
+    base = run.model.name
     found = [
-        _together(task, row, "arm" if row in spec.arms else "control", versions, [sat[name] for name in versions])
+        _entry(run.task, row, "arm" if row in spec.arms else "control", {name: members[name] for name in versions})
         for row, versions in spec.rows.items()
     ]
-    base = f"{spec.task}-base"
-    found.append(_together(task, BASE, "base", (base,), [sat[base]]))
+    found.append(_entry(run.task, BASE, "base", {base: members[base]}))
     given = read_graded(paths.graded(base) / f"{mode}.jsonl")
-    for view in task.reporting.variants:
-        path = paths.graded(base) / f"{mode}.{view}.jsonl"
+    for variant in run.task.reporting.variants:
+        path = paths.graded(base) / f"{mode}.{variant}.jsonl"
         if path.exists():
-            lines = answered_under(task, cases, given, view, path)
-            found.append(_together(task, f"{BASE}, {view}", "base", (base,), [_seen(task, cases, lines, view)]))
+            lines = load_variant(run, given, variant, path)
+            qualities = {name: [values] for name, values in _qualities(run, lines, variant).items()}
+            answers = [[line.answer for line in lines]]
+            found.append(
+                Entry(name=f"{BASE}, {variant}", kind="base", versions=(base,), answers=answers, qualities=qualities)
+            )
     return found
 
 
-def _seen(task: Task, cases: Sequence[Case], lines: Sequence[Graded], view: str) -> _Seen:
-    return _Seen(answers=[line.answer for line in lines], qualities=_qualities(task, cases, lines, view))
-
-
-def _sat(params: "Params", name: str, task: Task, cases: Sequence[Case], like: Sitting) -> _Sat:
-    sitting = load_sitting(name, like, cases)  # refuses what is missing, altered, or no answer to this very exam
-    report = load_report(name, like.mode)
-    comparable(like, report)
+def _member(params: "Params", spec: "Comparison", run: Run, mode: str, name: str) -> Member:
+    """A version or the base as its graded answers and its report have it."""
+    answers = load_answers(run, mode, name)  # refuses what is missing, altered, or no answer to this very exam
+    report, model = load_report(name, mode), params.model(name)
+    comparable(answers, report)
     if report.adapter_digest != read_manifest(paths.graded(name)).inputs["adapter"]:
         raise ArtefactError(
             f"{paths.report(name)} is not about the adapter whose answers are in {paths.graded(name)}; restore both "
             "with `dvc checkout` or run the stage of dvc.yaml that examines it"
         )
-    lines = read_graded(paths.graded(name) / f"{like.mode}.jsonl")
-    qualities = _qualities(task, cases, lines, params.model(name).variant)
-    return _Sat(answers=sitting.answers, qualities=qualities, sitting=sitting, report=report)
+    recipe = next((row for row, versions in spec.rows.items() if name in versions), "")
+    return Member(
+        recipe=recipe,
+        control=recipe in spec.controls,
+        parent=model.parent,
+        data=model.data,
+        answers=answers,
+        report=report,
+        qualities=_qualities(run, read_graded(paths.graded(name) / f"{mode}.jsonl"), model.variant),
+    )
 
 
-def _qualities(task: Task, cases: Sequence[Case], lines: Sequence[Graded], view: str) -> dict[str, list[float | None]]:
-    """Of each quality that asks no model, its number for every case. Imported cases have none: no text is kept."""
-    if any(map(is_imported, cases)):
+def _qualities(run: Run, lines: Sequence[Graded], variant: str) -> dict[str, list[float | None]]:
+    """Of each quality that asks no judge, its number for every case. Imported cases have none: no text is kept."""
+    if any(map(is_imported, run.cases)):
         return {}
-    shown = [as_variant(task, case, view) for case in cases]
+    pairs = [(as_variant(run.task, case, variant), line) for case, line in zip(run.cases, lines, strict=True)]
     return {
-        name: [
-            task.reporting.qualities[name].of(case, line.transcript, NO_RESPONSES)
-            for case, line in zip(shown, lines, strict=True)
-        ]
-        for name in contrasts.without_models(task)
+        name: [run.task.reporting.qualities[name].of(case, line.transcript, NO_RESPONSES) for case, line in pairs]
+        for name in contrasts.without_models(run.task)
     }
 
 
-def _together(task: Task, row: str, kind: contrasts.Kind, versions: Sequence[str], sat: Sequence[_Seen]) -> Entry:
-    """The versions of a row as one entry; of what only reports know, what all of them have."""
-    reports = [one.report for one in sat if isinstance(one, _Sat)]
-    measured = sat[0].qualities
-    asked = [
+def _entry(task: Task, row: str, kind: contrasts.Kind, members: Mapping[str, Member]) -> Entry:
+    """The versions of a row as one entry; of what only reports have, what all of them have."""
+    some = list(members.values())
+    reports, measured = [member.report for member in some], some[0].qualities
+    judged = [
         quality
         for quality in task.reporting.qualities
-        if quality not in measured and reports and all(quality in report.metrics for report in reports)
+        if quality not in measured and all(quality in report.metrics for report in reports)
     ]
-    views = [report.slices.get(VIEW, {}) for report in reports]
+    variants = [report.slices.get(VARIANTS, {}) for report in reports]
     return Entry(
         name=row,
         kind=kind,
-        versions=tuple(versions),
-        answers=[one.answers for one in sat],
-        qualities={name: [one.qualities[name] for one in sat] for name in measured},
-        reported={name: [report.metrics[name] for report in reports] for name in asked},
-        views={view: [some[view] for some in views] for view in (views or [{}])[0] if all(view in v for v in views)},
+        versions=tuple(members),
+        answers=[member.answers.answers for member in some],
+        qualities={name: [member.qualities[name] for member in some] for name in measured},
+        reported={name: [report.metrics[name] for report in reports] for name in judged},
+        variants={
+            variant: [found[variant] for found in variants]
+            for variant in variants[0]
+            if all(variant in found for found in variants)
+        },
     )

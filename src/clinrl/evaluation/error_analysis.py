@@ -1,4 +1,4 @@
-"""Error mining: where a version errs, on cases that it neither trained on nor will be examined on.
+"""Error analysis: where a version errs, on cases that it neither trained on nor will be examined on.
 
 The version answers the mine pool in every mode. Its wrong answers are grouped by the rule that decided the gold label,
 by boundary, age band, trigger and kind of error, and each group is weighed by what its errors would cost a patient:
@@ -7,7 +7,7 @@ into the next version leaves the exam's verdict on that version honest.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,12 @@ from pydantic import Field
 
 from clinrl import paths
 from clinrl.analysis.exam import NOTE, column, note_of
+from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, identity, verified, write_json, write_text
-from clinrl.config.model import Model
-from clinrl.data.dataset import manifest_of, read_cases
-from clinrl.data.reward_audit import proven
+from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import decoding
-from clinrl.evaluation.evaluate import check_apart, keep, sit
+from clinrl.evaluation.answers import open_run
+from clinrl.evaluation.evaluate import answer_exam, check_apart, keep
 from clinrl.intervals import DIGITS, bootstrap, wilson
 from clinrl.models.judges import Judges
 from clinrl.reports import figures
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 POOL = "mine"
-WORST = 8
+MAX_WORST = 8
 """Transcripts that the page shows, the costliest first."""
-SHOWN = 10
+MAX_GROUPS = 10
 """Groups of each kind that the page shows, the costliest first."""
-LEAST = 5
+MIN_CASES = 5
 """Cases that a group needs to be ranked: of fewer, an interval says nothing."""
 
 NO_RULE = "none"
@@ -69,7 +68,7 @@ class Group(Strict):
         return sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
 
 
-class Shown(Strict):
+class WrongAnswer(Strict):
     """One wrong answer in full; of an imported case, without the request and the text."""
 
     case_id: str
@@ -83,7 +82,7 @@ class Shown(Strict):
 
 
 class MineReport(Strict):
-    """What mining found. Holds no times: equal answers give equal bytes."""
+    """The report of an error analysis. Holds no times: equal answers give equal bytes."""
 
     name: str
     task: str
@@ -102,7 +101,7 @@ class MineReport(Strict):
     """Mean clinical cost of an answer."""
     groups: tuple[Group, ...]
     """Of each kind, the costliest first; kinds in a fixed order."""
-    worst: tuple[Shown, ...]
+    worst: tuple[WrongAnswer, ...]
     note: str = NOTE
 
 
@@ -115,73 +114,67 @@ def stage(params: "Params", name: str) -> None:
     if name not in params.mining:
         raise ParamsError(f"params.yaml mines no errors of {name!r}; {did_you_mean(name, params.mining)}")
     data = params.mining[name].data
-    who = replace(params.model(name), exam=data, variants=())
+    model = replace(params.model(name), exam=data, variants=())
     with exclusive(paths.mined(name)):
-        digest = checked(data, who.task)
-        cases = list(read_cases(paths.cases(data), who.task))
-        check_apart(params, name, who, cases)
-        adapter = verified(who.folder)
-        graded = sit(params, who, cases, Judges(paths.base(who.task.name)))
-        modes = {mode: decoding(params, mode, who.task.name) for mode in params.modes}
-        inputs = {"adapter": identity(adapter), "base": adapter.inputs["base"], "data": digest}
-        keep(paths.mined(name), who, cases, graded, spec={"modes": modes}, inputs=inputs)
-        report = mined(who, cases, graded, modes=modes, adapter_digest=identity(adapter), data_digest=digest)
+        check_pool(data, model.task)
+        run = open_run(params, model)
+        check_apart(params, run.model, run.cases)
+        adapter = verified(model.folder)
+        run = replace(run, adapter_digest=identity(adapter))
+        run = answer_exam(params, run, Judges(paths.base(model.task.name)))
+        inputs = {"adapter": run.adapter_digest, "base": adapter.inputs["base"], "data": run.exam_digest}
+        keep(paths.mined(name), run, inputs)
         target = paths.mine_report(name)
-        write_json(target, report.model_dump(mode="json"))
-        write_pages(target, who.task, params.modes)
+        write_json(target, report_of(run).model_dump(mode="json"))
+        write_pages(target, model.task, params.modes)
 
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page and the figure of a report beside it."""
     report = MineReport.model_validate(load(target, task, modes))
     figures.groups(
-        [(group.value, group.total, group.cost, group.n) for group in of_kind(report, "rule")[:SHOWN]],
+        [(group.value, group.total, group.cost, group.n) for group in of_kind(report, "rule")[:MAX_GROUPS]],
         f"{report.name} on {report.data}: clinical cost by deciding rule",
         target.with_suffix(".png"),
     )
-    write_text(target.with_suffix(".md"), render("mining", report=report, most=SHOWN))
+    write_text(target.with_suffix(".md"), render("mining", report=report, most=MAX_GROUPS))
 
 
-def checked(data: str, task: Task) -> str:
-    """The identity of a validated data set of the mine pool. Raises ArtefactError for any other."""
+def check_pool(data: str, task: Task) -> None:
+    """Raise ArtefactError for data that is not of the mine pool."""
     pool = manifest_of(paths.cases(data), task).spec["use"]
     if pool != POOL:
         raise ArtefactError(f"{paths.cases(data)} is drawn from the {pool} pool; errors are mined on the {POOL} pool")
-    return proven(data, task)
 
 
-def mined(
-    who: Model,
-    cases: Sequence[Case],
-    graded: Mapping[str, Sequence[Graded]],
-    *,
-    modes: Mapping[str, dict[str, Any]],
-    adapter_digest: str,
-    data_digest: str,
-) -> MineReport:
-    """The report on graded answers, by mode in the order of the cases. Pure."""
-    task = who.task
-    lines = [_Line(case, line, task) for answers in graded.values() for case, line in zip(cases, answers, strict=True)]
+def report_of(run: Run) -> MineReport:
+    """The report on a run over the mine pool. Pure."""
+    task = run.task
+    lines = [
+        _Line(case, line, task)
+        for answers in run.graded.values()
+        for case, line in zip(run.cases, answers, strict=True)
+    ]
     wrong = sorted((line for line in lines if line.wrong), key=lambda line: (-line.cost, line.case.id, line.mode))
     return MineReport(
-        name=who.name,
+        name=run.model.name,
         task=task.name,
         task_version=task.version,
-        adapter_digest=adapter_digest,
-        data=who.exam,
-        data_digest=data_digest,
+        adapter_digest=run.adapter_digest,
+        data=run.model.exam,
+        data_digest=run.exam_digest,
         pool=POOL,
-        modes={mode: dict(spec) for mode, spec in modes.items()},
-        n=len(cases),
-        wrong={mode: _wrong([line for line in lines if line.mode == mode]) for mode in graded},
+        modes={mode: dict(spec) for mode, spec in run.modes.items()},
+        n=len(run.cases),
+        wrong={mode: _wrong([line for line in lines if line.mode == mode]) for mode in run.modes},
         cost=_cost(lines),
         groups=tuple(
             group
             for by, of in kinds(task).items()
             for group in sorted(_groups(by, of, lines), key=lambda group: (-group.total, group.value))
         ),
-        worst=tuple(line.shown() for line in wrong[:WORST]),
-        note=note_of(cases),
+        worst=tuple(line.in_full() for line in wrong[:MAX_WORST]),
+        note=note_of(run.cases),
     )
 
 
@@ -212,11 +205,11 @@ class _Line:
         self.rule = task.reporting.slices.get("rule", lambda case: NO_RULE)(case)
         self.text = task.checks.text
 
-    def shown(self) -> Shown:
+    def in_full(self) -> WrongAnswer:
         withheld = is_imported(self.case)
         last = self.line.transcript.messages[-1]
         thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
-        return Shown(
+        return WrongAnswer(
             case_id=self.case.id,
             mode=self.mode,
             gold=self.gold,
@@ -236,7 +229,7 @@ def _groups(by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line
     return [
         _group(by, value, some, len(lines))
         for value, some in members.items()
-        if len({line.case.id for line in some}) >= LEAST
+        if len({line.case.id for line in some}) >= MIN_CASES
     ]
 
 

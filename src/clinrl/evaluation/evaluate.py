@@ -1,8 +1,8 @@
 """The exam: a version, or the base, answers every case in every mode; the answers are graded, kept and reported.
 
-Graded answers go to `paths.graded(name)`, one JSON Lines file a mode, in exam order. Where the task can show its cases
-in other ways, the first mode with thinking is asked once more under each of these views. Everything in
-`paths.report(name)` follows from them, from the parent's graded answers and from the training cases.
+Graded answers go to `paths.graded(name)`, one JSON Lines file a mode, in exam order. Where the task has input variants,
+the first mode with thinking is asked once more under each. Everything in `paths.report(name)` follows from the graded
+answers, from those of the parent and from the training cases.
 """
 
 import csv
@@ -17,7 +17,8 @@ from pydantic_core import to_jsonable_python
 from clinrl import paths
 from clinrl.analysis import alerts, baselines
 from clinrl.analysis.exam import Agreement, EvalReport, build, column, summary
-from clinrl.analysis.paired import Sitting, between_modes, compare
+from clinrl.analysis.paired import Answers, between_modes, compare
+from clinrl.analysis.run import Run
 from clinrl.artifacts import (
     canonical_json,
     exclusive,
@@ -31,7 +32,6 @@ from clinrl.artifacts import (
 )
 from clinrl.config.model import Model
 from clinrl.data.dataset import progress, read_cases
-from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -41,15 +41,14 @@ from clinrl.evaluation.answers import (
     SEED,
     SUMMARY,
     answer,
-    load_sitting,
+    load_parent,
+    open_run,
     rows_of,
-    sitting_of,
-    with_views,
 )
 from clinrl.evaluation.record import write_record
 from clinrl.models.generate import Sampler
 from clinrl.models.judges import Judges, judge_responses, scores
-from clinrl.models.rollout import run
+from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
 from clinrl.tasks import importing
@@ -62,96 +61,81 @@ if TYPE_CHECKING:
 
 
 def stage(params: "Params", name: str) -> None:
-    """Examine a version, a merge, or `<task>-base`: write its graded answers and its reports.
+    """Evaluate a version, a merge, or `<task>-base`: write its graded answers and its reports.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
-    for another task version or without the exam's proof, or if the parent sat another exam, Busy if another command
-    examines the same name.
+    for another task version or without the exam's proof, or if the parent took another exam, Busy if another command
+    evaluates the same name.
     """
-    who = params.model(name)
+    model = params.model(name)
+    task = model.task
     with exclusive(paths.graded(name)):
-        exam_digest = proven(who.exam, who.task)
-        cases = list(read_cases(paths.cases(who.exam), who.task))
-        training = list(read_cases(paths.cases(who.data), who.task)) if who.data else []
-        inputs = {"exam": exam_digest, **models_of(who)}
-        blank = {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
-        # Before the expensive part: a parent that sat another exam is found out now.
-        check_apart(params, name, who, cases)
-        parent = who.parent
-        before = (
-            {mode: with_views(load_sitting(parent, like, cases), cases) for mode, like in blank.items()}
-            if parent
-            else {}
-        )
-        judges = Judges(paths.base(who.task.name))
-        graded = sit(params, who, cases, judges)
-        spec = {"modes": {mode: dict(sitting.mode_spec) for mode, sitting in blank.items()}, "seed": SEED}
-        keep(paths.graded(name), who, cases, graded, spec=spec, inputs=inputs)
+        run = open_run(params, model)
+        training = list(read_cases(paths.cases(model.data), task)) if model.data else []
+        inputs = {"exam": run.exam_digest, **models_of(model)}
+        # Before the expensive part: a parent that took another exam is found out now.
+        check_apart(params, run.model, run.cases)
+        parent = {mode: answers for mode in run.modes if (answers := load_parent(run, mode)) is not None}
+        judges = Judges(paths.base(task.name))
+        run = replace(answer_exam(params, run, judges), adapter_digest=inputs["adapter"])
+        keep(paths.graded(name), run, inputs, seed=SEED)
         with staged(paths.report(name)) as out:
-            after = {mode: replace(blank[mode], answers=[line.answer for line in graded[mode]]) for mode in blank}
-            responses = hear(who, cases, graded, judges)
-            write_reports(out, who, inputs["adapter"], cases, training, graded, after, before, responses)
-        write_record(who.task, name, who.exam, who.data)
+            write_reports(out, run, training, parent, responses_of(run, judges))
+        write_record(task, name, model.exam, model.data)
 
 
-def keep(
-    target: Path,
-    who: Model,
-    cases: Sequence[Case],
-    graded: Mapping[str, Sequence[Graded]],
-    *,
-    spec: Mapping[str, Any],
-    inputs: dict[str, str],
-) -> None:
-    """Write graded answers, by mode in the order of the cases, and seal them. Of imported cases no text is kept."""
-    by_id = {case.id: case for case in cases}
+def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
+    """Write the graded answers of a run and seal them. Of imported cases no text is kept."""
+    model, by_id = run.model, {case.id: case for case in run.cases}
     with staged(target) as out:
-        for mode, lines in graded.items():
-            kept = (importing.withheld(who.task, by_id[line.case_id], line) for line in lines)
+        for mode, lines in run.graded.items():
+            kept = (importing.withheld(run.task, by_id[line.case_id], line) for line in lines)
             rows = (canonical_json(line.model_dump(mode="json")) + "\n" for line in kept)
             write_text(out / f"{mode}.jsonl", "".join(rows))
+        modes = {mode: dict(decoding) for mode, decoding in run.modes.items()}
         seal(
             out,
             kind="graded",
-            name=who.name,
-            task=who.task.name,
-            task_version=who.task.version,
-            spec={**spec, "reward": who.reward.model_dump(mode="json")},
+            name=model.name,
+            task=run.task.name,
+            task_version=run.task.version,
+            spec={"modes": modes, **spec, "reward": model.reward.model_dump(mode="json")},
             inputs=inputs,
         )
 
 
-def check_apart(params: "Params", name: str, who: Model, cases: Sequence[Case]) -> None:
-    """Refuse imported cases that share a patient or a text with what a version or its ancestors trained on.
+def check_apart(params: "Params", model: Model, cases: Sequence[Case]) -> None:
+    """Refuse imported cases that share a patient or a text with what the model or its ancestors trained on.
 
-    `cases` are those that `who` is about to answer. Raises DataError, and ArtefactError if training data is missing.
+    Raises DataError, and ArtefactError if training data is missing.
     """
-    if not any(map(importing.is_imported, cases)) or name in params.roots:
+    if model.kind == "base" or not any(map(importing.is_imported, cases)):
         return
-    chain = [before for part in params.parts(name) for before in params.lineage(part)]
+    chain = [version for part in model.parts for version in params.lineage(part)]
     trained = dict.fromkeys(params.versions[version].data for version in chain)
-    training = ((data, read_cases(paths.cases(data), who.task)) for data in trained if data in params.imports)
-    importing.check_apart(training, who.exam, cases)
+    training = ((data, read_cases(paths.cases(data), model.task)) for data in trained if data in params.imports)
+    importing.check_apart(training, model.exam, cases)
 
 
-def sit(params: "Params", who: Model, cases: Sequence[Case], judges: Judges) -> dict[str, list[Graded]]:
-    """Answer and grade the cases in every mode, with the model loaded once. The order is that of the cases.
+def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
+    """The run with its cases answered and graded in every mode, the model loaded once.
 
-    Under the key `<mode>.<view>` is how it answers the cases that have another view, in their order.
+    The first mode with thinking is asked under each input variant too, about the cases that have it.
     """
-    sampler = open_sampler(params, who)
-    shown = {name: (name, [who.sees(case) for case in cases]) for name in params.modes}
+    model, task = run.model, run.task
+    sampler = open_sampler(params, model)
+    asked = {mode: (mode, run.shown) for mode in params.modes}
     thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
-    for view in who.variants if thoughtful else ():
-        found = [other for case in cases if (other := who.task.reporting.variants[view](case)) is not None]
-        shown |= {f"{thoughtful}.{view}": (thoughtful, found)} if thoughtful and found else {}
+    for variant in model.variants if thoughtful else ():
+        cases = [other for case in run.cases if (other := task.reporting.variants[variant](case)) is not None]
+        asked |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
     graded = {}
-    for name, (mode, asked) in shown.items():
-        with progress(f"{who.name} {name}", len(asked)) as advance:
-            budget = params.budget(mode, who.task.name)
-            transcripts = run(sampler, who.task, asked, params.modes[mode], budget, SEED, progress=advance)
-        graded[name] = grade(who.task, mode, asked, transcripts, who.reward, judges)
-    return graded
+    for name, (mode, shown) in asked.items():
+        with progress(f"{model.name} {name}", len(shown)) as advance:
+            budget = params.budget(mode, task.name)
+            transcripts = rollout(sampler, task, shown, params.modes[mode], budget, SEED, progress=advance)
+        graded[name] = grade(task, mode, shown, transcripts, model.reward, judges)
+    return replace(run, graded=graded)
 
 
 def grade(
@@ -166,149 +150,122 @@ def grade(
     pairs = list(zip(cases, transcripts, strict=True))
     earned = scores(task, pairs, reward, judges or Judges(paths.base(task.name)))
     return [
-        Graded(case_id=case.id, mode=mode, answer=answer(task, said), score=score, transcript=said)
-        for (case, said), score in zip(pairs, earned, strict=True)
+        Graded(case_id=case.id, mode=mode, answer=answer(task, transcript), score=score, transcript=transcript)
+        for (case, transcript), score in zip(pairs, earned, strict=True)
     ]
 
 
-def hear(who: Model, cases: Sequence[Case], graded: Mapping[str, Sequence[Graded]], judges: Judges) -> Responses:
-    """What the task's qualities want to hear about the answers that `sit` returned, other views of a case left out."""
-    by_id = {case.id: who.sees(case) for case in cases}
-    pairs = [
-        (by_id[line.case_id], line.transcript) for name, lines in graded.items() if "." not in name for line in lines
-    ]
-    return judge_responses(who.task, pairs, judges)
+def responses_of(run: Run, judges: Judges) -> Responses:
+    """The judge responses that the task's qualities need about the answers of a run, input variants left out."""
+    by_id = {case.id: case for case in run.shown}
+    pairs = [(by_id[line.case_id], line.transcript) for mode in run.modes for line in run.graded[mode]]
+    return judge_responses(run.task, pairs, judges)
 
 
 def reports_of(
-    who: Model,
-    adapter_digest: str,
-    cases: Sequence[Case],
-    training: Sequence[Case],
-    graded: Mapping[str, Sequence[Graded]],
-    sittings: Mapping[str, Sitting],
-    parent: Mapping[str, Sitting],
-    responses: Responses = NO_RESPONSES,
+    run: Run, training: Sequence[Case], parent: Mapping[str, Answers], responses: Responses = NO_RESPONSES
 ) -> dict[str, EvalReport]:
-    """The report of each mode on graded answers; the arguments are those of `write_reports`."""
-    rows = baselines.answers(who.task, cases, training)
+    """The report of each mode of a run; the arguments are those of `write_reports`."""
+    rows = baselines.answers(run.task, run.cases, training)
     reports = {}
-    for mode, mine in sittings.items():
-        others = (rows_of(parent[mode]) if mode in parent else {}) | rows
+    for mode in run.modes:
+        mine = run.answers(mode)
         rivals = [parent[mode]] if mode in parent else []
+        others = (rows_of(parent[mode]) if mode in parent else {}) | rows
         if baselines.BAG_OF_WORDS in rows:
             rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
-        reports[mode] = build(
-            task=who.task,
-            name=who.name,
-            mode=mode,
-            mode_spec=dict(mine.mode_spec),
-            exam=who.exam,
-            exam_digest=mine.exam_digest,
-            adapter_digest=adapter_digest,
-            cases=cases,
-            graded=graded[mode],
-            others=others,
-            tests=[test for rival in rivals for test in compare(mine, rival, who.task.compared)],
-            responses=responses,
-            view=who.variant,
-            views={view: graded[name] for view in who.variants if (name := f"{mode}.{view}") in graded},
-        )
+        tests = [test for rival in rivals for test in compare(mine, rival, run.task.compared)]
+        reports[mode] = build(run, mode, others=others, tests=tests, responses=responses)
     return reports
 
 
 def write_reports(
     out: Path,
-    who: Model,
-    adapter_digest: str,
-    cases: Sequence[Case],
+    run: Run,
     training: Sequence[Case],
-    graded: Mapping[str, Sequence[Graded]],
-    sittings: Mapping[str, Sitting],
-    parent: Mapping[str, Sitting],
+    parent: Mapping[str, Answers],
     responses: Responses = NO_RESPONSES,
 ) -> None:
-    """Write reports, tables and plots of graded answers, as `sit` returns them, into a folder. Loads no model.
+    """Write reports, tables and plots of a run into a folder. Asks no model.
 
-    `sittings` and `parent` hold the answers by mode; `parent` is empty for the base, and so is `training`. `responses`
-    are those that the task's qualities need.
+    `parent` holds the parent's answers by mode; it is empty for a base, and so is `training`. `responses` are those of
+    the judges that the task's qualities need.
     """
-    task = who.task
-    reports = reports_of(who, adapter_digest, cases, training, graded, sittings, parent, responses)
-    for mode, mine in sittings.items():
-        write_json(out / f"{mode}.json", reports[mode].model_dump(mode="json"))
-        pairs = zip(mine.golds, mine.answers, strict=True)
+    task, model = run.task, run.model
+    reports = reports_of(run, training, parent, responses)
+    answers = {mode: run.answers(mode).answers for mode in run.modes}
+    for mode, report in reports.items():
+        write_json(out / f"{mode}.json", report.model_dump(mode="json"))
+        pairs = zip(run.golds, answers[mode], strict=True)
         _write_csv(out / f"predictions_{mode}.csv", ("gold", "predicted"), ((g, column(a)) for g, a in pairs))
-    golds = [task.label(case) for case in cases]
-    agreement = between_modes(golds, {mode: sitting.answers for mode, sitting in sittings.items()}, who.task.compared)
+    agreement = between_modes(run.golds, answers, task.compared)
     write_json(out / SUMMARY, summary(list(reports.values()), agreement))
     write_json(out / BETWEEN_MODES, to_jsonable_python(agreement))
-    log = who.folder / HISTORY
+    log = model.folder / HISTORY
     if log.exists():
         write_json(out / ALARMS, [alarm.model_dump(mode="json") for alarm in alerts.alarms(alerts.read(log))])
         history = figures.read_history(log)
         columns = figures.history_columns(history)
         _write_csv(out / HISTORY_TABLE, columns, ([line.get(key, "") for key in columns] for line in history))
-    write_pages(out, who, sittings)
+    write_pages(out, model, run.modes)
 
 
-def write_pages(folder: Path, who: Model, modes: Iterable[str]) -> list[Path]:
+def write_pages(folder: Path, model: Model, modes: Iterable[str]) -> list[Path]:
     """Write the page and the figures of an exam from the reports in a folder. Loads no model.
 
     Returns the files that are not here, and whose figures were left as they are. Raises FileNotFoundError if a report
     is missing.
     """
     modes = list(modes)
-    reports = [EvalReport.model_validate(load(folder / f"{mode}.json", who.task, modes)) for mode in modes]
-    agreement = TypeAdapter(Agreement).validate_python(load(folder / BETWEEN_MODES, who.task, modes))
+    reports = [EvalReport.model_validate(load(folder / f"{mode}.json", model.task, modes)) for mode in modes]
+    agreement = TypeAdapter(Agreement).validate_python(load(folder / BETWEEN_MODES, model.task, modes))
     raised = alerts.stored(folder / ALARMS)
-    text = render("exam", reports=reports, agreement=agreement, parent=who.parent, alarms=raised)
+    text = render("exam", reports=reports, agreement=agreement, parent=model.parent, alarms=raised)
     write_text(folder / "report.md", text)
     for report in reports:
-        title, drawing = f"{who.name}, mode {report.mode}, {report.exam}", folder / f"confusion_{report.mode}.png"
+        title, drawing = f"{model.name}, mode {report.mode}, {report.exam}", folder / f"confusion_{report.mode}.png"
         figures.confusion(report.confusion, title, drawing, counted=report.counted)
     if raised is None:
         return []
     table = folder / HISTORY_TABLE
     if not table.exists():
         return [table]
-    figures.curves(figures.read_table(table), f"Training of {who.name}", folder / "curves.png", who.task.labels)
+    figures.curves(figures.read_table(table), f"Training of {model.name}", folder / "curves.png", model.task.labels)
     return []
 
 
-def models_of(who: Model) -> dict[str, str]:
+def models_of(model: Model) -> dict[str, str]:
     """Digests of the base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
-    base = verified(paths.base(who.task.name))
-    model = verified(who.folder)
-    if model.task_version != who.task.version:
+    base, made = verified(paths.base(model.task.name)), verified(model.folder)
+    if made.task_version != model.task.version:
         raise ArtefactError(
-            f"{who.folder} was made at version {model.task_version} of the task {who.task.name}, "
-            f"which is now at {who.task.version}; rebuild it with `dvc repro`"
+            f"{model.folder} was made at version {made.task_version} of the task {model.task.name}, "
+            f"which is now at {model.task.version}; rebuild it with `dvc repro`"
         )
-    if model.inputs["base"] != identity(base):
+    if made.inputs["base"] != identity(base):
         raise ArtefactError(
-            f"{who.folder} was made from another base than {paths.base(who.task.name)} now holds; "
+            f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds; "
             f"restore both with `dvc checkout` or rebuild it"
         )
-    return {"adapter": identity(model), "base": identity(base)}
+    return {"adapter": identity(made), "base": identity(base)}
 
 
-def open_sampler(params: "Params", who: Model) -> Sampler:
-    """What answers as `who`, its model loaded. Settles the process for equal answers."""
+def open_sampler(params: "Params", model: Model) -> Sampler:
+    """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
     from clinrl.models import bases, opening
     from clinrl.runtime import determinism
 
     determinism.settle(SEED)
-    if (who.folder / "config.json").exists():
-        return Sampler(*bases.open_base(who.folder, for_training=False))
-    is_adapter = (who.folder / opening.CONFIG).exists()
+    if (model.folder / "config.json").exists():
+        return Sampler(*bases.open_base(model.folder, for_training=False))
+    is_adapter = (model.folder / opening.CONFIG).exists()
     if is_adapter:
-        opening.check(who.folder)
-    qlora = bool(read_manifest(who.folder).spec.get("qlora", False))
-    model, tokenizer = bases.load(params, who.task.name, for_training=False, qlora=qlora)
+        opening.check(model.folder)
+    qlora = bool(read_manifest(model.folder).spec.get("qlora", False))
+    weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=qlora)
     if is_adapter:
-        model = opening.adapted(model, who.folder).eval()
-    return Sampler(model, tokenizer)
+        weights = opening.adapted(weights, model.folder).eval()
+    return Sampler(weights, tokenizer)
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -5,7 +5,7 @@ by eye, never by a test, since nobody's single answers are known.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,21 +14,20 @@ from pydantic import Field
 
 from clinrl import paths
 from clinrl.analysis import baselines
-from clinrl.analysis.exam import EvalReport, build, clusters_of, estimates
+from clinrl.analysis.exam import EvalReport, build, estimates
+from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, verified, write_json, write_text
 from clinrl.artifacts import identity as identity_of
-from clinrl.config.model import Model
-from clinrl.data.dataset import manifest_of, read_cases
-from clinrl.data.reward_audit import proven
+from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import decoding
-from clinrl.evaluation.evaluate import check_apart, hear, sit
+from clinrl.evaluation.answers import open_run
+from clinrl.evaluation.evaluate import answer_exam, check_apart, responses_of
 from clinrl.intervals import wilson
 from clinrl.models.judges import Judges
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
-from clinrl.tasks.parts import NO_RESPONSES, Published, PublishedRow, Responses
-from clinrl.types import Case, Estimate, Graded, Strict
+from clinrl.tasks.parts import NO_RESPONSES, Published, Responses
+from clinrl.types import Estimate, Strict
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -58,7 +57,7 @@ class ExternalReport(Strict):
     reports: dict[str, EvalReport]
     """By mode."""
     lines: tuple[Line, ...]
-    """The version in each mode, then who answers without reading, then what was published."""
+    """The version in each mode, then the simple policies, then what was published."""
     same_make: bool
     """Whether the exam has the size and the gold labels of the published one."""
     says: str
@@ -70,34 +69,24 @@ def stage(params: "Params", name: str) -> None:
 
     Raises ParamsError if params.yaml names no external exam of `name`, ArtefactError if an input is missing, altered or
     drawn from another pool, DataError if the version was trained on patients or texts of the exam, and Busy if
-    another command examines the same version.
+    another command evaluates the same version.
     """
     if name not in params.external:
         raise ParamsError(f"params.yaml names no external exam of {name!r}; {did_you_mean(name, params.external)}")
     data = params.external[name].data
-    who = replace(params.model(name), exam=data, variants=())
-    with exclusive(paths.external_report(name)):
-        pool = manifest_of(paths.cases(data), who.task).spec["use"]
+    model = replace(params.model(name), exam=data, variants=())
+    target = paths.external_report(name)
+    with exclusive(target):
+        pool = manifest_of(paths.cases(data), model.task).spec["use"]
         if pool != POOL:
             raise ArtefactError(f"{paths.cases(data)} is drawn from the {pool} pool; an external exam is {POOL} data")
-        digest = proven(data, who.task)
-        cases = list(read_cases(paths.cases(data), who.task))
-        check_apart(params, name, who, cases)
-        adapter = identity_of(verified(who.folder))
-        judges = Judges(paths.base(who.task.name))
-        graded = sit(params, who, cases, judges)
-        report = compared(
-            who,
-            cases,
-            graded,
-            modes={mode: decoding(params, mode, who.task.name) for mode in params.modes},
-            adapter_digest=adapter,
-            data_digest=digest,
-            responses=hear(who, cases, graded, judges),
-        )
-        target = paths.external_report(name)
-        write_json(target, report.model_dump(mode="json"))
-        write_pages(target, who.task, params.modes)
+        run = open_run(params, model)
+        check_apart(params, run.model, run.cases)
+        run = replace(run, adapter_digest=identity_of(verified(model.folder)))
+        judges = Judges(paths.base(model.task.name))
+        run = answer_exam(params, run, judges)
+        write_json(target, report_of(run, responses_of(run, judges)).model_dump(mode="json"))
+        write_pages(target, model.task, params.modes)
 
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
@@ -106,66 +95,43 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     write_text(target.with_suffix(".md"), render("external", report=report, columns=task.reporting.external))
 
 
-def compared(
-    who: Model,
-    cases: Sequence[Case],
-    graded: Mapping[str, Sequence[Graded]],
-    *,
-    modes: Mapping[str, dict[str, Any]],
-    adapter_digest: str,
-    data_digest: str,
-    responses: Responses = NO_RESPONSES,
-) -> ExternalReport:
-    """The report on graded answers, by mode in the order of the cases. Pure."""
-    task = who.task
-    golds = [task.label(case) for case in cases]
-    idle = baselines.answers(task, cases, [])
-    reports = {
-        mode: build(
-            task=task, name=who.name, mode=mode, mode_spec=modes[mode], exam=who.exam, exam_digest=data_digest,
-            adapter_digest=adapter_digest, cases=cases, graded=lines, others=idle, tests=(),
-            responses=responses, view=who.variant,
-        )
-        for mode, lines in graded.items()
-    }  # fmt: skip
-    counts = Counter(golds)
-    same = task.published is not None and all(counts[label] == task.published.labels[label] for label in task.labels)
-    mine = [
-        Line(name=f"{who.name}, mode {mode}", n=report.n, metrics=_chosen(task, report.metrics))
-        for mode, report in reports.items()
-    ]
-    lazy = [
-        Line(
-            name=row,
-            n=len(cases),
-            metrics=_chosen(task, estimates(task.metrics, golds, answers, clusters_of(task, cases))),
-        )
-        for row, answers in idle.items()
-    ]
+def report_of(run: Run, responses: Responses = NO_RESPONSES) -> ExternalReport:
+    """The report on a run, beside the simple policies and what was published. Pure."""
+    task, published = run.task, run.task.published
+    lazy = baselines.answers(task, run.cases, [])
+    reports = {mode: build(run, mode, others=lazy, tests=(), responses=responses) for mode in run.modes}
+    counts = Counter(run.golds)
+    same = published is not None and all(counts[label] == published.labels[label] for label in task.labels)
+    figures = {f"{run.model.name}, mode {mode}": report.metrics for mode, report in reports.items()}
+    figures |= {row: estimates(task.metrics, run.golds, answers, run.clusters) for row, answers in lazy.items()}
     return ExternalReport(
-        name=who.name,
-        data=who.exam,
+        name=run.model.name,
+        data=run.model.exam,
         gold={str(label): counts[label] for label in task.labels},
         reports=reports,
-        lines=(*mine, *lazy, *(published(row, task.published) for row in task.published.rows))
-        if task.published
-        else (*mine, *lazy),
+        lines=(
+            *(Line(name=row, n=len(run.cases), metrics=_chosen(task, metrics)) for row, metrics in figures.items()),
+            *(published_lines(published) if published else ()),
+        ),
         same_make=same,
         says=_verdict(task, counts, same=same),
         note=next(iter(reports.values())).note,
     )
 
 
-def published(row: PublishedRow, of: Published) -> Line:
-    """A published row with the intervals that its counts have."""
-    n = sum(of.labels.values())
-    return Line(
-        name=row.name,
-        n=n,
-        metrics={metric: wilson(hits, n) for metric, hits in row.hits.items()},
-        printed=dict(row.statistics),
-        source=row.source,
-    )
+def published_lines(published: Published) -> list[Line]:
+    """The published rows, with the intervals that their counts have."""
+    n = sum(published.labels.values())
+    return [
+        Line(
+            name=row.name,
+            n=n,
+            metrics={metric: wilson(hits, n) for metric, hits in row.hits.items()},
+            printed=dict(row.statistics),
+            source=row.source,
+        )
+        for row in published.rows
+    ]
 
 
 def _chosen(task: Task, metrics: Mapping[str, Estimate]) -> dict[str, Estimate]:

@@ -8,11 +8,9 @@ from clinrl import paths
 from clinrl.analysis import paired
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import digest
-from clinrl.data.dataset import read_cases
-from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError
-from clinrl.evaluation.answers import load_sitting, sitting_of, unanswered
-from clinrl.evaluation.evaluate import hear, models_of, reports_of, sit
+from clinrl.evaluation.answers import load_answers, open_run, run_of
+from clinrl.evaluation.evaluate import answer_exam, models_of, reports_of, responses_of
 from clinrl.intervals import Paired
 from clinrl.models.judges import Judges
 from clinrl.types import Case
@@ -43,21 +41,19 @@ def evaluate(params: "Params", model: str | Registered, cases: Sequence[Case] | 
     cases are not read, so no row of the report has learned from them. Raises ParamsError for an unknown name,
     ArtefactError if an input is missing or altered, or is another model than that of the registry.
     """
-    who = params.model(_name(model))
-    made = models_of(who)
-    if not isinstance(model, str) and model.digest != made["adapter"]:
+    chosen = params.model(_name(model))
+    digests = models_of(chosen)
+    if not isinstance(model, str) and model.digest != digests["adapter"]:
         raise ArtefactError(
-            f"{who.folder} is not the {model.name} of the registry; restore it with `dvc checkout {who.folder}`"
+            f"{chosen.folder} is not the {model.name} of the registry; restore it with `dvc checkout {chosen.folder}`"
         )
     if cases is None:
-        exam_digest, cases = proven(who.exam, who.task), list(read_cases(paths.cases(who.exam), who.task))
+        run = open_run(params, chosen)
     else:
-        who, exam_digest = replace(who, exam=GIVEN), digest([case.id for case in cases])
-    judges = Judges(paths.base(who.task.name))
-    graded = sit(params, who, cases, judges)
-    sittings = {mode: sitting_of(who, mode, params, exam_digest, cases) for mode in params.modes}
-    answered = {mode: replace(one, answers=[line.answer for line in graded[mode]]) for mode, one in sittings.items()}
-    return reports_of(who, made["adapter"], cases, [], graded, answered, {}, hear(who, cases, graded, judges))
+        run = run_of(params, replace(chosen, exam=GIVEN), cases, digest([case.id for case in cases]))
+    judges = Judges(paths.base(run.task.name))
+    run = answer_exam(params, replace(run, adapter_digest=digests["adapter"]), judges)
+    return reports_of(run, [], {}, responses_of(run, judges))
 
 
 def compare(params: "Params", first: str | Registered, second: str | Registered) -> dict[str, tuple[Paired, ...]]:
@@ -66,12 +62,10 @@ def compare(params: "Params", first: str | Registered, second: str | Registered)
     Raises ParamsError for an unknown name, ArtefactError if answers are missing, altered or of another exam.
     """
     one, other = params.model(_name(first)), params.model(_name(second))
-    _, cases, blank = unanswered(params, one.name)
+    run = open_run(params, one)
     return {
-        mode: paired.compare(
-            load_sitting(one.name, like, cases), load_sitting(other.name, like, cases), one.task.compared
-        )
-        for mode, like in blank.items()
+        mode: paired.compare(load_answers(run, mode, one.name), load_answers(run, mode, other.name), run.task.compared)
+        for mode in run.modes
     }
 
 

@@ -1,4 +1,4 @@
-"""A written report, held against the answers that it is about, and they against what was said.
+"""A written report, checked against the graded answers that it is about, and they against their transcripts.
 
 Every number that needs no model is counted anew: a report is a file like any, and numbers in it can be edited.
 """
@@ -8,35 +8,36 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
 from clinrl import paths
 from clinrl.analysis.exam import EvalReport, build, summary
-from clinrl.analysis.paired import Sitting, between_modes, compare
+from clinrl.analysis.paired import between_modes, compare
+from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
-from clinrl.config.model import Model
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     BETWEEN_MODES,
     SUMMARY,
-    answered_under,
+    load_answers,
+    load_parent,
     load_report,
-    load_sitting,
+    load_variant,
+    open_run,
     read_graded,
     rows_of,
-    unanswered,
-    with_views,
 )
 from clinrl.evaluation.evaluate import grade
 from clinrl.tasks.base import models_of
+from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
 from clinrl.types import Graded
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
-    from clinrl.types import Case
 
 TOLERANCE = 1e-6
 """Intervals are drawn with other numbers in their last place on another machine; no reader sees less than this."""
@@ -49,26 +50,24 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     itself. Raises ArtefactError naming the report and the number that does not follow, or the answer that is not what
     its transcript says.
     """
-    who, cases, blank = unanswered(params, name)
+    run = open_run(params, params.model(name))
     folder = paths.graded(name)
     manifest = verified(folder)
-    found, sittings = {}, {}
-    for mode, like in blank.items():
-        sittings[mode] = load_sitting(name, like, cases)
+    found, answers = {}, {}
+    for mode in run.modes:
+        answers[mode] = load_answers(run, mode, name).answers
         report = load_report(name, mode)
-        lines = read_graded(folder / f"{mode}.jsonl")
-        _scored(who, cases, lines, f"{folder}/{mode}.jsonl")
+        _check_scores(run, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
             raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
-        counted = _counted(who, cases, lines, report, sittings[mode])
-        _same(_page(name, mode), counted, report.model_dump(mode="json"), name)
+        counted = _count(replace(run, adapter_digest=report.adapter_digest, graded=_graded(run, mode)), mode)
+        _check_same(_page(name, mode), counted, report.model_dump(mode="json"), name)
         found[mode] = report
-    golds = [who.task.label(case) for case in cases]
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
-    answers = {mode: sittings[mode].answers for mode in _order(sittings, written[BETWEEN_MODES])}
-    agreement = between_modes(golds, answers, who.task.compared)
+    ordered = {mode: answers[mode] for mode in _order(answers, written[BETWEEN_MODES])}
+    agreement = between_modes(run.golds, ordered, run.task.compared)
     for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
-        _same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
+        _check_same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
     return found
 
 
@@ -79,61 +78,49 @@ def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
     return next((order for order in orders if {f"{a}_{b}" for a, b in combinations(order, 2)} == set(tests)), orders[0])
 
 
-def _scored(who: Model, cases: "list[Case]", lines: list[Graded], where: str) -> None:
-    """Refuse scores that are not what the reward gives, where it asks no model and the text was kept."""
-    from clinrl.tasks.importing import is_imported
-
-    if models_of(who.task, who.reward) or any(map(is_imported, cases)):
+def _check_scores(run: Run, mode: str, path: Path) -> None:
+    """Refuse scores that are not what the reward gives, where it asks no judge and the text was kept."""
+    model = run.model
+    if models_of(run.task, model.reward) or any(map(is_imported, run.cases)):
         return
-    shown = [who.sees(case) for case in cases]
-    anew = grade(who.task, lines[0].mode, shown, [line.transcript for line in lines], who.reward)
+    lines = read_graded(path)
+    anew = grade(run.task, mode, run.shown, [line.transcript for line in lines], model.reward)
     for number, (line, other) in enumerate(zip(lines, anew, strict=True), start=1):
         if line.score != other.score:
             raise ArtefactError(
-                f"{where} line {number} has another score than its transcript earns; {_again(who.name)}"
+                f"{path} line {number} has another score than its transcript earns; {_again(model.name)}"
             )
 
 
-def _counted(
-    who: Model, cases: "list[Case]", lines: list[Graded], report: EvalReport, sitting: Sitting
-) -> dict[str, Any]:
-    """The report as its answers give it, without what needs a model and without the rows of simple policies."""
-    task, views = who.task, {}
-    for view in who.variants:
-        path = paths.graded(who.name) / f"{report.mode}.{view}.jsonl"
+def _graded(run: Run, mode: str) -> dict[str, list[Graded]]:
+    """The graded answers of a mode, and those under input variants, by the names of their files."""
+    folder = paths.graded(run.model.name)
+    graded = {mode: read_graded(folder / f"{mode}.jsonl")}
+    for variant in run.model.variants:
+        path = folder / f"{mode}.{variant}.jsonl"
         if path.exists():
-            answered_under(task, cases, lines, view, path)
-            views[view] = read_graded(path)
+            load_variant(run, graded[mode], variant, path)  # refuses answers to other cases
+            graded[f"{mode}.{variant}"] = read_graded(path)
+    return graded
+
+
+def _count(run: Run, mode: str) -> dict[str, Any]:
+    """The report as its answers give it, without what needs a judge and without the rows of simple policies."""
     others, tests = {}, []
-    if who.parent is not None and paths.graded(who.parent).exists():
-        parent = with_views(load_sitting(who.parent, replace(sitting, name=who.parent, answers=()), cases), cases)
-        others, tests = rows_of(parent), list(compare(sitting, parent, task.compared))
-    anew = build(
-        task=task,
-        name=who.name,
-        mode=report.mode,
-        mode_spec=dict(sitting.mode_spec),
-        exam=who.exam,
-        exam_digest=sitting.exam_digest,
-        adapter_digest=report.adapter_digest,
-        cases=cases,
-        graded=lines,
-        others=others,
-        tests=tests,
-        view=who.variant,
-        views=views,
-        qualities={
-            name: quality for name, quality in task.reporting.qualities.items() if quality.requests is no_requests
-        },
-    )
-    return anew.model_dump(mode="json")
+    if run.model.parent is not None and paths.graded(run.model.parent).exists():
+        parent = load_parent(run, mode)
+        assert parent is not None
+        others, tests = rows_of(parent), list(compare(run.answers(mode), parent, run.task.compared))
+    measures = run.task.reporting.qualities.items()
+    qualities = {name: quality for name, quality in measures if quality.requests is no_requests}
+    return build(run, mode, others=others, tests=tests, qualities=qualities).model_dump(mode="json")
 
 
-def _same(page: str, counted: Any, written: Any, name: str) -> None:
+def _check_same(page: str, counted: Any, written: Any, name: str) -> None:
     """Raise ArtefactError if a number that was counted is not the one that is written."""
     for place, mine, theirs in _differences(counted, written):
         raise ArtefactError(
-            f"{page} says that {place} is {_shown(theirs)}, but its answers give {_shown(mine)}: it was edited; "
+            f"{page} says that {place} is {_shorten(theirs)}, but its answers give {_shorten(mine)}: it was edited; "
             f"{_again(name)}"
         )
 
@@ -181,7 +168,7 @@ def _page(name: str, mode: str) -> str:
     return str(paths.report(name) / f"{mode}.json")
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 

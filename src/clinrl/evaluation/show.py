@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from clinrl import paths
+from clinrl.analysis.run import Run
 from clinrl.config.model import Model
 from clinrl.errors import ParamsError, did_you_mean
-from clinrl.evaluation.answers import load_sitting, read_graded, unanswered
+from clinrl.evaluation.answers import load_answers, open_run, read_graded
 from clinrl.tasks import importing
 from clinrl.tasks.base import names_of, parts_of
 from clinrl.tasks.importing import is_imported
@@ -91,12 +92,12 @@ def stage(
     if mode is not None and mode not in modes:
         raise ParamsError(f"{mode!r} is no mode of params.yaml; {did_you_mean(mode, modes)}")
     mode = mode or modes[0]
-    who, cases, blank = unanswered(params, name)
-    load_sitting(name, blank[mode], cases)  # refuses answers to another exam
+    run = open_run(params, params.model(name))
+    load_answers(run, mode, name)  # refuses answers to another exam
     graded = read_graded(paths.graded(name) / f"{mode}.jsonl")
     found = [
-        read(who, cases[place], graded[place], number=place + 1, of=len(cases))
-        for place in _places(who, cases, graded, episode, random, wrong)
+        read(run.model, run.cases[place], graded[place], number=place + 1, of=len(run.cases))
+        for place in _places(run, graded, episode, random, wrong)
     ]
     if as_json:
         print(json.dumps([one.model_dump(mode="json") for one in found], indent=2, ensure_ascii=False))
@@ -105,23 +106,18 @@ def stage(
 
 
 def _places(
-    who: Model,
-    cases: Sequence[Case],
-    graded: Sequence[Graded],
-    episode: str | None,
-    random: int | None,
-    wrong: int | None,
+    run: Run, graded: Sequence[Graded], episode: str | None, random: int | None, wrong: int | None
 ) -> list[int]:
     if random is not None:
-        return [Random(random).randrange(len(cases))]
+        return [Random(random).randrange(len(run.cases))]
     if wrong is not None:
-        return [i for i, line in enumerate(graded) if is_wrong(who, cases[i], line)][:wrong]
-    return [place([case.id for case in cases], episode or "")]
+        return [i for i, line in enumerate(graded) if is_wrong(run.model, run.cases[i], line)][:wrong]
+    return [place([case.id for case in run.cases], episode or "")]
 
 
-def is_wrong(who: Model, case: Case, line: Graded) -> bool:
+def is_wrong(model: Model, case: Case, line: Graded) -> bool:
     """Whether an answer is not the gold label; an unreadable one never is."""
-    return isinstance(line.answer, Unreadable) or bool(line.answer != who.task.label(case))
+    return isinstance(line.answer, Unreadable) or bool(line.answer != model.task.label(case))
 
 
 def place(ids: Sequence[str], episode: str) -> int:
@@ -145,24 +141,24 @@ def place(ids: Sequence[str], episode: str) -> int:
     raise ParamsError(f"{len(found)} cases of the exam begin with {episode!r} ({some}{', ...' * (len(found) > 3)})")
 
 
-def read(who: Model, case: Case, line: Graded, *, number: int, of: int) -> Episode:
+def read(model: Model, case: Case, line: Graded, *, number: int, of: int) -> Episode:
     """The episode of a graded answer. Pure."""
-    task, gold = who.task, who.task.label(case)
+    task, gold = model.task, model.task.label(case)
     withheld = is_imported(case)
-    said = importing.withheld(task, case, line).transcript
+    transcript = importing.withheld(task, case, line).transcript
     pairs = zip(names_of(task, gold), parts_of(task, gold, line.answer), strict=True)
     return Episode(
-        name=who.name,
-        exam=who.exam,
+        name=model.name,
+        exam=model.exam,
         mode=line.mode,
         number=number,
         of=of,
         case_id=case.id,
         traits={what: value(case) for what, value in task.reporting.slices.items()},
         withheld=withheld,
-        request=() if withheld else tuple(task.prompt(who.sees(case).facts)),
-        messages=said.messages,
-        stop=said.stop,
+        request=() if withheld else tuple(task.prompt(model.sees(case).facts)),
+        messages=transcript.messages,
+        stop=transcript.stop,
         parts=tuple(Part(about=about, right=right, decided=given) for about, (right, given) in pairs),
         score=line.score,
     )
@@ -208,22 +204,22 @@ def _turns(messages: Sequence[Message]) -> Iterator[str]:
             number, waiting = number + 1, list(message.calls)
             yield f"Turn {number}"
             if message.thinking is not None:
-                yield from _told("thinks", message.thinking or "(nothing)")
+                yield from _labelled("thinks", message.thinking or "(nothing)")
             if message.content:
-                yield from _told("says", message.content)
+                yield from _labelled("says", message.content)
             elif not message.calls:
-                yield from _told("says", "(nothing)")
+                yield from _labelled("says", "(nothing)")
         else:
             if waiting:
-                yield from _told("calls", call_text(waiting.pop(0)))
-            yield from _told("", message.content, mark="-> ")
+                yield from _labelled("calls", call_text(waiting.pop(0)))
+            yield from _labelled("", message.content, mark="-> ")
     yield from _unanswered(waiting)
 
 
 def _unanswered(waiting: Sequence[Call]) -> Iterator[str]:
     for call in waiting:
-        yield from _told("calls", call_text(call))
-        yield from _told("", "(no answer)", mark="-> ")
+        yield from _labelled("calls", call_text(call))
+        yield from _labelled("", "(no answer)", mark="-> ")
 
 
 def call_text(call: Call) -> str:
@@ -232,7 +228,7 @@ def call_text(call: Call) -> str:
     return f"{call.name}({', '.join(arguments)})"
 
 
-def _told(what: str, text: str, mark: str = "") -> Iterator[str]:
+def _labelled(what: str, text: str, mark: str = "") -> Iterator[str]:
     """Text behind a word that says what it is; further lines stand below the first."""
     yield from _wrapped(text, STEP + " " * 8 + " " * len(mark), first=f"{STEP}{what:<8}{mark}")
 

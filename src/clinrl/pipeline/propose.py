@@ -22,7 +22,7 @@ from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
 from clinrl.config.recipes import GrpoProfile
 from clinrl.errors import ArtefactError, ParamsError, Refused, format_value
-from clinrl.evaluation.error_analysis import LEAST, POOL, MineReport, of_kind
+from clinrl.evaluation.error_analysis import MIN_CASES, POOL, MineReport, of_kind
 from clinrl.tasks.base import get_task
 from clinrl.types import Estimate, Strict
 
@@ -227,7 +227,7 @@ def missed(report: MineReport) -> list[Target]:
     return [
         Target(rule=group.value, n=group.n, cost=group.cost, worth=group.total)
         for group in of_kind(report, "rule")
-        if group.n >= LEAST and group.cost.low > 0 and group.value in get_task(report.task).checks.rules
+        if group.n >= MIN_CASES and group.cost.low > 0 and group.value in get_task(report.task).checks.rules
     ][:MOST]
 
 

@@ -18,9 +18,8 @@ from clinrl.analysis.paired import compare
 from clinrl.artifacts import digest, dump_yaml, read_manifest, write_json, write_text
 from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
-from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
-from clinrl.evaluation.answers import BETWEEN_MODES, load_report, load_sitting, sitting_of
+from clinrl.evaluation.answers import BETWEEN_MODES, load_answers, load_report, open_run
 from clinrl.reports.render import render
 from clinrl.runtime import child
 from clinrl.tasks.base import EXACT, get_task
@@ -146,15 +145,12 @@ def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
     """Headline numbers of each version, and paired tests between every two of the lineage, in the current project."""
     task = get_task(params.versions[lineage[0]].task)
     reports = {(name, mode): load_report(name, mode) for name in lineage for mode in params.modes}
-    cases = list(read_cases(paths.cases(params.versions[lineage[-1]].exam), task))
+    run = open_run(params, params.model(lineage[-1]))
     tests = []
-    for mode in params.modes:
-        sittings = {}
-        for name in lineage:
-            like = sitting_of(params.model(name), mode, params, reports[name, mode].exam_digest, cases)
-            sittings[name] = load_sitting(name, like, cases)
+    for mode in run.modes:
+        answers = {name: load_answers(run, mode, name) for name in lineage}
         for before, after in itertools.combinations(lineage, 2):
-            paired = compare(sittings[after], sittings[before], task.compared)
+            paired = compare(answers[after], answers[before], task.compared)
             tests += [{"version": after, "mode": mode, **test.model_dump(mode="json")} for test in paired]
         rivals = [test for test in reports[lineage[-1], mode].paired if test.other not in lineage]
         tests += [{"version": lineage[-1], "mode": mode, **test.model_dump(mode="json")} for test in rivals]

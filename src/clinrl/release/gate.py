@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.analysis.exam import estimates
-from clinrl.analysis.paired import Sitting, between_modes, comparable
+from clinrl.analysis.paired import Answers, between_modes, comparable
 from clinrl.artifacts import digest as digest_of
 from clinrl.config.base import Scale
 from clinrl.config.schema import Gate, Limit, Rebuilt
@@ -86,8 +86,8 @@ def decide(
     task: Task,
     gate: Gate,
     scale: Scale,
-    candidate: Mapping[str, Sitting],
-    rivals: Mapping[str, Mapping[str, Sitting]],
+    candidate: Mapping[str, Answers],
+    rivals: Mapping[str, Mapping[str, Answers]],
     simple: Mapping[str, Sequence[Any]],
     *,
     model: str,
@@ -98,7 +98,7 @@ def decide(
 ) -> Decision:
     """Hold every limit of the gate, and the floors, against the candidate's answers, by mode, and those of each rival.
 
-    `candidate` and each rival are sittings by mode; rivals are named as sentences name them ("the champion"). `simple`
+    `candidate` and each rival are answers by mode; rivals are named as sentences name them ("the champion"). `simple`
     holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
     `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the audit line that
     made it so, `rebuilders` who signed that they built the same bytes. Raises ArtefactError if a rival sat another
@@ -115,8 +115,8 @@ def decide(
     for rival in rivals.values():
         _check_comparable(candidate, rival)
     policies = {
-        name: {mode: replace(sitting, name=name, answers=answers) for mode, sitting in candidate.items()}
-        for name, answers in simple.items()
+        name: {mode: replace(mine, name=name, answers=given) for mode, mine in candidate.items()}
+        for name, given in simple.items()
     }
     limits = chain.from_iterable(
         _findings(task, metric, limit, scale, candidate, rivals) for metric, limit in gate.limits.items()
@@ -145,19 +145,19 @@ def decide(
     )
 
 
-def _check_comparable(candidate: Mapping[str, Sitting], rival: Mapping[str, Sitting]) -> None:
+def _check_comparable(candidate: Mapping[str, Answers], rival: Mapping[str, Answers]) -> None:
     if candidate.keys() != rival.keys():
-        name = next((sitting.name for sitting in rival.values()), "the other")
+        name = next((theirs.name for theirs in rival.values()), "the other")
         raise ArtefactError(
             f"the candidate was examined in {', '.join(candidate)} and {name} in {', '.join(rival)}; "
             "evaluate both in the same modes"
         )
-    for mode, sitting in candidate.items():
-        comparable(sitting, rival[mode])
+    for mode, mine in candidate.items():
+        comparable(mine, rival[mode])
 
 
-def _enough(gate: Gate, sitting: Sitting) -> Finding:
-    cases = len(sitting.golds)
+def _enough(gate: Gate, answers: Answers) -> Finding:
+    cases = len(answers.golds)
     return Finding(
         metric="cases",
         mode=BOTH_MODES,
@@ -181,16 +181,16 @@ def _rebuilt(limit: Rebuilt, rebuilders: Sequence[str]) -> Finding:
     )
 
 
-def _floors(task: Task, candidate: Mapping[str, Sitting], policy: Mapping[str, Sitting]) -> Iterator[Finding]:
+def _floors(task: Task, candidate: Mapping[str, Answers], policy: Mapping[str, Answers]) -> Iterator[Finding]:
     """What a candidate must show against one simple policy, in each mode, whatever params.yaml says."""
     safety = task.safety.metric
-    for mode, sitting in candidate.items():
+    for mode, mine in candidate.items():
         other = policy[mode]
-        change = _paired_change(task.metrics[EXACT], EXACT, sitting, other)
+        change = _paired_change(task.metrics[EXACT], EXACT, mine, other)
         above = change is not None and change.low > 0
         yield _floor(EXACT, mode, change, other.name, f"above {other.name}, paired", above)
         if other.name == BAG_OF_WORDS:
-            harm = _paired_change(task.metrics[safety], safety, sitting, other)
+            harm = _paired_change(task.metrics[safety], safety, mine, other)
             worse = harm is None or (harm.low > 0 if task.metrics[safety].worse == "higher" else harm.high < 0)
             yield _floor(safety, mode, harm, other.name, f"not worse than {other.name}, paired", not worse)
 
@@ -210,13 +210,13 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
 
 def _form(
     task: Task,
-    candidate: Mapping[str, Sitting],
-    rivals: Mapping[str, Mapping[str, Sitting]],
-    policies: Mapping[str, Mapping[str, Sitting]],
+    candidate: Mapping[str, Answers],
+    rivals: Mapping[str, Mapping[str, Answers]],
+    policies: Mapping[str, Mapping[str, Answers]],
 ) -> Iterator[FormRow]:
     """What the person who is asked sees."""
     for mode, mine in candidate.items():
-        rows: list[tuple[Literal["candidate", "rival", "simple policy"], Sitting]] = [("candidate", mine)]
+        rows: list[tuple[Literal["candidate", "rival", "simple policy"], Answers]] = [("candidate", mine)]
         rows += [("rival", rival[mode]) for rival in rivals.values()]
         rows += [("simple policy", policy[mode]) for policy in policies.values()]
         for role, theirs in rows:
@@ -240,8 +240,8 @@ def _findings(
     metric: str,
     limit: Limit,
     scale: Scale,
-    candidate: Mapping[str, Sitting],
-    rivals: Mapping[str, Mapping[str, Sitting]],
+    candidate: Mapping[str, Answers],
+    rivals: Mapping[str, Mapping[str, Answers]],
 ) -> Iterator[Finding]:
     """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
     for mode, value in _values(task, metric, candidate).items():
@@ -256,24 +256,24 @@ def _findings(
                     yield _relative(metric, mode, change, sign, allowed, name, paired_only=limit.paired)
 
 
-def _values(task: Task, metric: str, sittings: Mapping[str, Sitting]) -> dict[str, Estimate | None]:
+def _values(task: Task, metric: str, answers: Mapping[str, Answers]) -> dict[str, Estimate | None]:
     """A metric by mode, or once for all modes if it is about their agreement."""
     if metric == "mode_agreement":
-        golds = next(iter(sittings.values())).golds
-        agreement = between_modes(golds, {mode: s.answers for mode, s in sittings.items()}, task.compared)
+        golds = next(iter(answers.values())).golds
+        agreement = between_modes(golds, {mode: given.answers for mode, given in answers.items()}, task.compared)
         return {BOTH_MODES: agreement.get("mode_agreement")}
-    return {mode: _value(task, metric, sitting) for mode, sitting in sittings.items()}
+    return {mode: _value(task, metric, given) for mode, given in answers.items()}
 
 
-def _value(task: Task, metric: str, sitting: Sitting) -> Estimate | None:
+def _value(task: Task, metric: str, answers: Answers) -> Estimate | None:
     if metric == "no_parse":
-        return rate([isinstance(answer, Unreadable) for answer in sitting.answers], sitting.clusters)
-    found = estimates({metric: task.metrics[metric]}, sitting.golds, sitting.answers, sitting.clusters)
+        return rate([isinstance(answer, Unreadable) for answer in answers.answers], answers.clusters)
+    found = estimates({metric: task.metrics[metric]}, answers.golds, answers.answers, answers.clusters)
     return found.get(metric)
 
 
 def _changes(
-    task: Task, metric: str, candidate: Mapping[str, Sitting], rival: Mapping[str, Sitting]
+    task: Task, metric: str, candidate: Mapping[str, Answers], rival: Mapping[str, Answers]
 ) -> dict[str, Estimate | None]:
     """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
     kind = task.metrics.get(metric)
@@ -287,7 +287,7 @@ def _changes(
     return changes
 
 
-def _paired_change(kind: Share | Statistic | None, metric: str, mine: Sitting, theirs: Sitting) -> Estimate | None:
+def _paired_change(kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers) -> Estimate | None:
     def verdicts(answers: Sequence[Any]) -> list[bool | None]:
         if isinstance(kind, Share):
             return [kind.of(gold, answer) for gold, answer in zip(mine.golds, answers, strict=True)]

@@ -201,7 +201,7 @@ def _exam(params: "Params", model: Model, adapter: str) -> tuple[str, str]:
         raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
     if exam not in params.imports:
         return found, f"sat {exam}, drawn from the exam pool, with these very weights"
-    check_apart(params, name, model, list(read_cases(paths.cases(exam), model.task)))
+    check_apart(params, model, list(read_cases(paths.cases(exam), model.task)))
     return found, f"sat {exam}, imported, with these very weights, and trained on none of its patients"
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import artifacts, paths
 from clinrl.analysis import baselines
-from clinrl.analysis.paired import Sitting
+from clinrl.analysis.paired import Answers
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
-from clinrl.evaluation.answers import load_sitting, unanswered
+from clinrl.evaluation.answers import load_answers, open_run
 from clinrl.intervals import DIGITS, bootstrap
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
@@ -45,7 +45,7 @@ def decide(params: "Params", name: str) -> Decision:
     """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
 
     The same question asked again adds no line to the audit file. Raises GateError if the task has no gate,
-    RegistryError if the version was never registered, and ArtefactError if it and the champion did not sit the same
+    RegistryError if the version was never registered, and ArtefactError if it and the champion did not take the same
     exam in the same modes, or if something of either is not what dvc.lock records or what its transcripts say.
     """
     model = params.model(name).registered
@@ -75,36 +75,37 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     A full model is held against its version too, since that is what was approved. The simple policies are computed
     here, from the cases of the exam and of the training.
     """
-    task = params.model(name).task.name
+    model = params.model(name)
+    task = model.task.name
     if task not in params.gates:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := waiver(params, name):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
     lock.demand(params, name)
-    model, cases, blank = unanswered(params, name)
+    run = open_run(params, model)
 
-    def sittings(other: str, folder: Path) -> dict[str, Sitting]:
-        return {mode: load_sitting(other, like, cases, folder) for mode, like in blank.items()}
+    def answers(other: str, folder: Path) -> dict[str, Answers]:
+        return {mode: load_answers(run, mode, other, folder) for mode in run.modes}
 
     rivals = {}
     if champion is not None:
-        rivals["the champion"] = sittings(champion.name, _champions_answers(params, champion))
+        rivals["the champion"] = answers(champion.name, _champions_answers(params, champion))
     if name in params.merges.folds:
         version = params.merges.folds[name].version
-        rivals[version] = sittings(version, paths.graded(version))
+        rivals[version] = answers(version, paths.graded(version))
     digest = _answered_by(paths.graded(name))
     return gate.decide(
         model.task,
-        params.gates[model.task.name],
+        params.gates[task],
         params.scale,
-        sittings(name, paths.graded(name)),
+        answers(name, paths.graded(name)),
         rivals,
-        baselines.answers(model.task, cases, _training(params, name)),
-        model=params.model(name).registered,
+        baselines.answers(model.task, run.cases, _training(params, name)),
+        model=model.registered,
         digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
-        moved=_last_move(params.model(name).registered, _lines(params)),
-        rebuilders=rebuilt.count(params, name, digest) if params.gates[model.task.name].rebuilt else (),
+        moved=_last_move(model.registered, _lines(params)),
+        rebuilders=rebuilt.count(params, name, digest) if params.gates[task].rebuilt else (),
     )
 
 
@@ -124,20 +125,20 @@ def gain(params: "Params", name: str) -> Estimate | None:
     Both answered the same cases; a case's answers in all modes are averaged, and cases are drawn with replacement for
     the interval. Raises as `decide` does.
     """
-    champion = versions.holder(params.model(name).registered, CHAMPION)
+    model = params.model(name)
+    champion = versions.holder(model.registered, CHAMPION)
     if champion is None:
         return None
-    model, cases, blank = unanswered(params, name)
+    run = open_run(params, model)
     mine, theirs = (
-        [load_sitting(other, like, cases, folder) for like in blank.values()]
+        [load_answers(run, mode, other, folder).answers for mode in run.modes]
         for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(params, champion)))
     )
 
-    def cost(sittings: Sequence[Sitting], i: int) -> float:
-        gold = model.task.label(cases[i])
-        return math.fsum(model.task.improvement.cost(gold, sitting.answers[i]) for sitting in sittings) / len(sittings)
+    def cost(answers: Sequence[Sequence[Any]], i: int) -> float:
+        return math.fsum(run.task.improvement.cost(run.golds[i], one[i]) for one in answers) / len(answers)
 
-    saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(cases))]
+    saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(run.cases))]
     return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from clinrl.analysis.exam import VIEW, EvalReport
+from clinrl.analysis.exam import VARIANTS, EvalReport
 from clinrl.reports.numbers import percent
 from clinrl.reports.render import render
 from clinrl.tasks.base import Task, get_task
@@ -58,7 +58,7 @@ def _worst(task: Task, report: EvalReport) -> str:
     found = [
         (estimates[metric], f"{what} {value}")
         for what, values in report.slices.items()
-        if what != VIEW
+        if what != VARIANTS
         for value, estimates in values.items()
         if metric in estimates and estimates[metric].value > 0
     ]

@@ -1,0 +1,70 @@
+"""A model on an exam, as one record: what was asked, how each mode decodes, and what was answered."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from clinrl.analysis.paired import Answers
+from clinrl.config.model import Model
+from clinrl.tasks.base import Task
+from clinrl.types import Case, Graded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A model on an exam; `graded` is empty until it answered."""
+
+    model: Model
+    cases: Sequence[Case]
+    exam_digest: str
+    modes: Mapping[str, Mapping[str, Any]]
+    """How each mode decodes at the active scale, in the order of params.yaml."""
+    adapter_digest: str = ""
+    """Identity of the adapter, or of the full model, that answered."""
+    graded: Mapping[str, Sequence[Graded]] = field(default_factory=dict)
+    """By mode, in the order of the cases. Under `<mode>.<variant>`: the cases that have this input variant."""
+
+    @property
+    def task(self) -> Task:
+        """The task of the model and of the exam."""
+        return self.model.task
+
+    @cached_property
+    def golds(self) -> list[Any]:
+        """The gold label of each case."""
+        return [self.task.label(case) for case in self.cases]
+
+    @cached_property
+    def shown(self) -> list[Case]:
+        """The cases as the model is shown them."""
+        return [self.model.sees(case) for case in self.cases]
+
+    @cached_property
+    def clusters(self) -> list[str] | None:
+        """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
+        return clusters_of(self.task, self.cases)
+
+    def variants(self, mode: str) -> dict[str, Sequence[Graded]]:
+        """The graded answers of a mode under each input variant that it was asked under."""
+        names = {variant: f"{mode}.{variant}" for variant in self.model.variants}
+        return {variant: self.graded[name] for variant, name in names.items() if name in self.graded}
+
+    def answers(self, mode: str) -> Answers:
+        """What was answered in a mode, for comparisons; without answers where none were given."""
+        return Answers(
+            name=self.model.name,
+            task=self.task.name,
+            task_version=self.task.version,
+            mode=mode,
+            mode_spec=self.modes[mode],
+            exam_digest=self.exam_digest,
+            golds=self.golds,
+            answers=[line.answer for line in self.graded.get(mode, ())],
+            clusters=self.clusters,
+        )
+
+
+def clusters_of(task: Task, cases: Sequence[Case]) -> list[str] | None:
+    """The cluster of each case, for intervals; None for a task whose cases are by themselves."""
+    return None if task.reporting.cluster is None else [task.reporting.cluster(case) for case in cases]
