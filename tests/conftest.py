@@ -15,7 +15,6 @@ from typing import Any
 import hypothesis
 import pytest
 
-from clinrl import intervals
 from clinrl.reports import figures
 from clinrl.runtime import determinism
 from clinrl.tracking import mlflow_store
@@ -35,8 +34,6 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 BEGIN, SAVE = mlflow_store._begin, figures._save
 DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
 """A picture of one pixel."""
-DRAWS = 100
-"""Of an interval, where it is not the point."""
 TOGETHER = ("flows", "faults")
 """Folders whose files share a project that takes long to build."""
 LONGEST = (
@@ -119,11 +116,10 @@ def real(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def few_draws() -> Iterator[None]:
     """Intervals of fewer draws: a registration counts each again, which takes longest of all that it does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intervals, "RESAMPLES", DRAWS)
-        intervals._case_draws.cache_clear()
+    import dolls  # which imports much: not for tests without it
+
+    with dolls.few_draws():
         yield
-    intervals._case_draws.cache_clear()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from clinrl import paths
+from clinrl import intervals, paths
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
 from clinrl.config.params import Params
 from clinrl.data import dataset
@@ -204,6 +204,19 @@ def prove(doll: Params) -> None:
     named = {"data": {"name": "d1", "identity": identity(read_manifest(paths.cases("d1")))}}
     for proof in [paths.data_proof("d1"), *(paths.probe_proof(version) for version in doll.versions)]:
         write_json(proof, named)
+
+
+DRAWS = 100
+"""Of an interval, where it is not the point."""
+
+
+@contextmanager
+def few_draws() -> Iterator[None]:
+    """Intervals of fewer draws, which take a fraction of the time."""
+    with mock.patch.object(intervals, "RESAMPLES", DRAWS):
+        intervals._case_draws.cache_clear()
+        yield
+    intervals._case_draws.cache_clear()
 
 
 @contextmanager

@@ -31,11 +31,13 @@ def params() -> Params:
 
 @functools.cache
 def built() -> Path:
-    """A folder with the base, v1, its child v2 and the fold of v1, examined; made once a test process. Copy it."""
+    """A folder with the base, v1, its child v2 and the fold of v1, examined with few draws; made once a test process.
+
+    Copy it."""
     folder = Path(tempfile.mkdtemp(prefix="clinrl-exhibits-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shutil.copytree(dolls.built(), folder, dirs_exist_ok=True)
-    with chdir(folder):
+    with chdir(folder), dolls.few_draws():
         dataset.stage(params(), "x1")
         named = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
         write_json(paths.data_proof("x1"), named)

@@ -6,7 +6,7 @@ import re
 import reprlib
 import select
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 REFUSALS = {
     errno.ENOSPC: ("disk is full", "free some space"),
@@ -50,8 +50,7 @@ def exit_code_of(program: Callable[[], int]) -> int:
         unread = [number for number in (1, 2) if _is_unread(number)]
         if not unread:
             raise
-        for number in unread:  # what is still in a buffer would end in a traceback at the very end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+        _drop(unread)
         return UNREAD
     except OSError as error:
         if error.errno not in REFUSALS:
@@ -59,6 +58,10 @@ def exit_code_of(program: Callable[[], int]) -> int:
         what, do = REFUSALS[error.errno]
         where = f" at {error.filename}" if error.filename else ""
         print(f"clinrl: {what}{where}: {do} and give the same command again", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop([1])
         return 1
 
 
@@ -67,6 +70,12 @@ def _flushed(program: Callable[[], int]) -> int:
         return program()
     finally:
         sys.stdout.flush()
+
+
+def _drop(numbers: Iterable[int]) -> None:
+    """Let what is still in a buffer go nowhere: when the process ends it would fail again, with another exit code."""
+    for number in numbers:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _is_unread(number: int) -> bool:

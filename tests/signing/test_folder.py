@@ -164,6 +164,7 @@ def test_a_listed_signer_cannot_sign_what_is_not_understood(model: Path, change:
         folder.check(model, keys.keyring())
 
 
+@pytest.mark.bench
 def test_checking_ten_megabytes_is_quick(model: Path) -> None:
     (model / "large").write_bytes(os.urandom(10_000_000))
     folder.sign(model, keys.signer("embedded"))

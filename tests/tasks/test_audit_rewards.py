@@ -1,6 +1,5 @@
 """Rewards of audits: who earns what, the published figures, evidence, and that totals stay in their range."""
 
-import time
 from collections import defaultdict
 from functools import cache
 from random import Random
@@ -378,11 +377,9 @@ def test_reading_never_raises(text):
     assert not evidence.supports(reason, IV._replace(upper=-999), ("upper",)) or "999" in text
 
 
-def test_reading_takes_no_longer_for_long_texts():
-    start = time.perf_counter()
-    for text in ("stage iv " * 10**6, "+" * 10**6, "1" * 10**6, " ;" * 10**6):
-        evidence.read(text)
-    assert time.perf_counter() - start < 0.1
+@pytest.mark.parametrize("unit", ["stage iv ", "+", "1", " ;"])
+def test_a_long_text_is_not_read(unit):
+    assert evidence.read(unit * 10**6) == evidence.read("x" * 10**6)
 
 
 def test_types_of_wrong_rejections_are_what_the_actor_misapplied():

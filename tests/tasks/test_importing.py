@@ -156,8 +156,8 @@ def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_pat
     cases = list(dataset.read_cases(paths.cases("x2"), TASK))
     for name in ("v1", "v2"):  # v2 trained on other data, but its parent on this
         with pytest.raises(DataError, match=r"data/cases/d2 and the exam x2 share patients or narratives"):
-            evaluate.check_apart(params, name, params.model(name), cases)
-    evaluate.check_apart(params, "esi-base", params.model("esi-base"), cases)
+            evaluate.check_apart(params, params.model(name), cases)
+    evaluate.check_apart(params, params.model("esi-base"), cases)
     shutil.copytree(paths.adapter("esi-base"), paths.adapter("v1"))
     with pytest.raises(DataError, match="share patients or narratives"):
         evaluate.stage(params, "v1")

@@ -18,8 +18,9 @@ from clinrl.analysis.paired import compare
 from clinrl.artifacts import digest, dump_yaml, read_manifest, write_json, write_text
 from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
+from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
-from clinrl.evaluation.answers import BETWEEN_MODES, load_answers, load_report, open_run
+from clinrl.evaluation.answers import BETWEEN_MODES, load_answers, load_report, run_of
 from clinrl.reports.render import render
 from clinrl.runtime import child
 from clinrl.tasks.base import EXACT, get_task
@@ -145,7 +146,9 @@ def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
     """Headline numbers of each version, and paired tests between every two of the lineage, in the current project."""
     task = get_task(params.versions[lineage[0]].task)
     reports = {(name, mode): load_report(name, mode) for name in lineage for mode in params.modes}
-    run = open_run(params, params.model(lineage[-1]))
+    model = params.model(lineage[-1])
+    cases = list(read_cases(paths.cases(model.exam), task))
+    run = run_of(params, model, cases, reports[model.name, next(iter(params.modes))].exam_digest)
     tests = []
     for mode in run.modes:
         answers = {name: load_answers(run, mode, name) for name in lineage}
