@@ -1,5 +1,6 @@
 """The public names of clinrl: a list, lazy, and the page's five lines as a notebook runs them."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -66,6 +67,8 @@ def test_the_five_lines_of_the_page(project, tmp_path):
     notebook = {}
     exec(code.replace("esi-v46", "v2"), notebook)  # noqa: S102
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*")} == before
+
+    assert "MLFLOW_TRACKING_URI" not in os.environ  # a notebook that goes to another project finds that one's store
 
     champion, reports, tests = notebook["champion"], notebook["reports"], notebook["tests"]
     assert (champion.name, champion.number) == ("v1", 1)

@@ -179,12 +179,9 @@ def load_champion(model: str) -> Champion:
     entry = holder(model, CHAMPION)
     if entry is None:
         raise RegistryError(f"the registered model {format_value(model)} has no champion; `clinrl promote` makes one")
-    import mlflow
-
-    with connect():
-        mlflow.set_registry_uri(store())
-        mlflow.set_tracking_uri(store())
-        loaded = clinrl_loader.load(f"models:/{model}/{entry.number}", digest=entry.digest)
+    with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
+        folder = _folder(client, entry, Path(scratch))
+        loaded = clinrl_loader.load(str(folder), digest=entry.digest)
     return Champion(name=entry.name, number=entry.number, digest=entry.digest, model=loaded)
 
 
@@ -195,22 +192,27 @@ def check_intact(params: "Params", entry: Entry) -> None:
     if there is no folder.
     """
     with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
-        source = str(client.get_model_version(entry.model, str(entry.number)).source)
-        # Where MLflow would load it from: in the project's own store a folder, on a server a logged model.
-        if file_of(client.tracking_uri) is not None:
-            folder = beside(client.tracking_uri, source)
-        else:
-            folder = download(client, client.get_logged_model(source.rpartition("/")[2]), Path(scratch))
-        if not folder.is_dir():
-            raise RegistryError(
-                f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"
-            )
+        folder = _folder(client, entry, Path(scratch))
         check_signature(folder, trusted_keys(params))
         if (found := read(folder).digest) != entry.digest:
             raise RegistryError(
                 f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
                 f"`clinrl register {entry.name}`"
             )
+
+
+def _folder(client: "MlflowClient", entry: Entry, scratch: Path) -> Path:
+    """The folder of a registered model: of the project's own store its own, of a server's a copy below `scratch`."""
+    source = str(client.get_model_version(entry.model, str(entry.number)).source)
+    if file_of(client.tracking_uri) is not None:
+        folder = beside(client.tracking_uri, source)
+    else:
+        folder = download(client, client.get_logged_model(source.rpartition("/")[2]), scratch)
+    if not folder.is_dir():
+        raise RegistryError(
+            f"the files of {entry.name} are not in {folder}; run `clinrl register {entry.name}`, to put them back"
+        )
+    return folder
 
 
 def tag(entry: Entry, tags: Mapping[str, str]) -> None:
