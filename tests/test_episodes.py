@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl.chat_template_utils import add_response_schema, parse_response
 
 import dolls
+from audits import READERS
 from clinrl.config.schema import Mode
 from clinrl.errors import DataError, TrainingError
 from clinrl.models import rollout
@@ -161,11 +162,11 @@ def test_a_turn_is_the_same_in_trl_s_notation_and_whatever_is_called_can_be_writ
 
 
 def policy_turns(case, which="reader"):
-    return {**policies.READERS, **policies.TRIVIAL}[which](case, Random(1))
+    return {**READERS, **policies.TRIVIAL}[which](case, Random(1))
 
 
 def transcript_of(case, thinking, which="reader"):
-    return episodes.written(case, [Turn("Seen.", turn) for turn in policy_turns(case, which)], thinking=thinking)
+    return episodes.write(case, [Turn("Seen.", turn) for turn in policy_turns(case, which)], thinking=thinking)
 
 
 def texts_of(transcript, thinking):
@@ -230,8 +231,8 @@ def test_an_episode_ends_where_its_budget_does_and_never_beyond():
     assert (dropped.stop, dropped.messages) == ("max_tokens", whole.messages[:1])
     assert (filled.stop, filled.messages) == ("max_tokens", whole.messages[:4])
     assert (asked.stop, asked.messages[:-1]) == ("max_tokens", whole.messages[:4])
-    assert len(episodes.played(case, dropped).log) == 0
-    assert len(episodes.played(case, filled).log) == 3
+    assert len(episodes.play_again(case, dropped).log) == 0
+    assert len(episodes.play_again(case, filled).log) == 3
     assert isinstance(TASK.parse(asked), Unreadable)
 
 
@@ -241,7 +242,7 @@ def test_an_episode_ends_after_the_most_turns_and_what_it_called_last_is_not_ans
     (found,) = rollout.run(ScriptedSampler(lambda _: write_turn(look, False)), TASK, [case], mode(False), 10**6, 0)
     own = [message for message in found.messages if message.role == "assistant"]
     assert (found.stop, len(own), found.messages[-1]) == ("max_turns", TASK.episodes.turns, look)
-    assert len(episodes.played(case, found).log) == TASK.episodes.turns - 1
+    assert len(episodes.play_again(case, found).log) == TASK.episodes.turns - 1
 
 
 def odd_turns(case):
@@ -270,7 +271,7 @@ def test_unknown_tools_and_arguments_are_answered_with_an_error_and_counted():
     assert len(said) == 7  # with the three look-ups before which and after which there is text
     assert found.messages[5].content == "and so on"
     assert found.stop == "answered"
-    done = episodes.played(case, found)
+    done = episodes.play_again(case, found)
     assert (len(done.log), done.malformed, done.submitted) == (4, 4, False)
 
 

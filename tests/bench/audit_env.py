@@ -4,13 +4,16 @@ import json
 import resource
 import sys
 import time
+from pathlib import Path
 from random import Random
 
 from clinrl.runtime import determinism
 from clinrl.tasks.audit.cases import cases
-from clinrl.tasks.audit.env import AuditEnv, was_submitted
-from clinrl.tasks.audit.policies import oracle, play
+from clinrl.tasks.audit.env import AuditEnv
 from clinrl.tasks.audit.rewards import CORRECTED, score
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from audits import oracle, play, was_submitted
 
 EPISODES = 1000
 REPEATS = 5

@@ -25,7 +25,7 @@ from clinrl.tasks.audit.cases import (
     pool_of,
 )
 from clinrl.tasks.audit.observations import review_line
-from clinrl.tasks.audit.phrases import ACTIONS, FALLACIES, FALLACY_NAMES, argue, argued
+from clinrl.tasks.audit.phrases import ACTIONS, FALLACIES, FALLACY_NAMES, argue, find_argument
 from clinrl.tasks.audit.prompt import prompt, proposal_line
 from clinrl.tasks.audit.rules import (
     AGE,
@@ -142,7 +142,7 @@ def test_labels_are_what_the_rules_say(mix):
         assert (truth.error is not None) == (bool(broken) == (proposal.action == "clear"))
         assert truth.error in (None, truth.broken if proposal.action == "clear" else truth.about)
         assert truth.deciding == (deciding(truth.error, found) if truth.error else ())
-        assert argued(proposal.text) == (truth.about, truth.fallacy)
+        assert find_argument(proposal.text) == (truth.about, truth.fallacy)
         assert record.outcome == ("survived" if record.death_day is None else "deceased")
     for case in drawn(mix):
         proposed = {proposal.patient_id for proposal in case.facts.proposals}
@@ -297,8 +297,8 @@ def test_every_fallacy_is_worded_for_both_actions_and_once():
                     assert wording not in wordings
                     wordings.add(wording)
                     assert not any(character.isdigit() for character in wording)
-                assert argued(argue(rng, rule, fallacy, action)) == (rule, fallacy)
-    assert argued("Something else.") is None
+                assert find_argument(argue(rng, rule, fallacy, action)) == (rule, fallacy)
+    assert find_argument("Something else.") is None
 
 
 @pytest.mark.parametrize("pool", POOLS)

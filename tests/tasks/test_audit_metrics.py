@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import fbeta_score, precision_score, recall_score
 
-from clinrl.tasks.audit.episodes import APPROVED, spelt
+from clinrl.tasks.audit.episodes import APPROVED, format_decisions
 from clinrl.tasks.audit.metrics import (
     METRICS,
     SHORT,
@@ -30,8 +30,8 @@ audits = st.lists(st.lists(st.tuples(decisions, decisions | st.none()), min_size
 
 def texts(audit):
     """An audit's gold text and answer; what is None was not decided."""
-    gold = spelt({f"A{place}": right for place, (right, _) in enumerate(audit)})
-    return gold, spelt({f"A{place}": given for place, (_, given) in enumerate(audit) if given is not None})
+    gold = format_decisions({f"A{place}": right for place, (right, _) in enumerate(audit)})
+    return gold, format_decisions({f"A{place}": given for place, (_, given) in enumerate(audit) if given is not None})
 
 
 @pytest.mark.parametrize(

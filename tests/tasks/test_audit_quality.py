@@ -4,9 +4,10 @@ from random import Random
 
 import pytest
 
+from audits import oracle
 from clinrl.tasks.audit.cases import cases
-from clinrl.tasks.audit.episodes import written
-from clinrl.tasks.audit.policies import TRIVIAL, Turn, oracle
+from clinrl.tasks.audit.episodes import write
+from clinrl.tasks.audit.policies import TRIVIAL, Turn
 from clinrl.tasks.audit.quality import QUALITIES
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript
@@ -17,7 +18,7 @@ WITH_ERRORS = next(case for case in CASES if sum(truth.error is not None for tru
 
 
 def did(case, turns) -> Transcript:
-    return written(case, [Turn("", list(actions)) for actions in turns], thinking=True)
+    return write(case, [Turn("", list(actions)) for actions in turns], thinking=True)
 
 
 def measured(case, transcript) -> dict[str, float | None]:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audits import READERS, oracle, play, was_submitted
 from clinrl.tasks.audit import evidence, published
 from clinrl.tasks.audit.cases import LEVEL_NAMES, cases, differences_of
-from clinrl.tasks.audit.env import ARGUMENTS, Call, replay, was_submitted
+from clinrl.tasks.audit.env import ARGUMENTS, Call, replay
 from clinrl.tasks.audit.phrases import FALLACY_NAMES
-from clinrl.tasks.audit.policies import READERS, TRIVIAL, mediocre, oracle, play
+from clinrl.tasks.audit.policies import TRIVIAL, mediocre
 from clinrl.tasks.audit.published import Episode
 from clinrl.tasks.audit.rewards import CORRECTED, DENSE, PUBLISHED, REWARDS, TERMS, Corrected, Reward, score
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences

@@ -14,14 +14,15 @@ import pytest
 from ruamel.yaml import YAML
 
 import clinrl
+from audits import READERS
 from clinrl.config.schema import Mode
 from clinrl.models.chat import write_turn
 from clinrl.models.rollout import run
 from clinrl.tasks.audit import TASK
 from clinrl.tasks.audit.cases import LEVEL_NAMES, cases
 from clinrl.tasks.audit.env import ARGUMENTS, CLOSED, calls_for
-from clinrl.tasks.audit.episodes import played, written
-from clinrl.tasks.audit.policies import READERS, TRIVIAL, Turn
+from clinrl.tasks.audit.episodes import play_again, write
+from clinrl.tasks.audit.policies import TRIVIAL, Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rewards import CORRECTED
 from clinrl.types import Call, Message, Transcript
@@ -71,7 +72,7 @@ def asked(level, index=0):
 
 def transcript_of(name, case, seed=3):
     """What a policy does in process."""
-    return written(case, [Turn("", turn) for turn in POLICIES[name](case, Random(seed))], thinking=False)
+    return write(case, [Turn("", turn) for turn in POLICIES[name](case, Random(seed))], thinking=False)
 
 
 def total(case, transcript):
@@ -103,7 +104,7 @@ def test_texts_and_score_are_those_of_the_episode_in_process(audit, policy, leve
         transcript = transcript_of(policy, case)
         texts, paid = over_the_wire(audit, transcript, **asked(level, index))
         state = audit.state()
-        submitted = played(case, transcript).submitted
+        submitted = play_again(case, transcript).submitted
         assert texts == [*told(case, transcript), *([] if submitted else [""])]
         assert paid[-1] == total(case, transcript)
         assert set(paid[:-1]) <= {0.0}
@@ -137,7 +138,7 @@ def test_what_a_model_wrote_earns_the_same_through_the_rollout(audit):
     for index, (case, transcript) in enumerate(zip(found, transcripts, strict=True)):
         _, paid = over_the_wire(audit, transcript, **asked("natural", index))
         assert paid[-1] == total(case, transcript)
-    assert played(found[0], transcripts[0]).malformed == 3
+    assert play_again(found[0], transcripts[0]).malformed == 3
     assert [transcript.stop for transcript in transcripts] == ["answered", "answered", "answered", "max_turns"]
 
 

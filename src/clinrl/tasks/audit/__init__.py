@@ -16,7 +16,7 @@ from clinrl.tasks.audit.cases import (
 )
 from clinrl.tasks.audit.env import AuditEnv
 from clinrl.tasks.audit.observations import review_line, timeline_line
-from clinrl.tasks.audit.phrases import argued
+from clinrl.tasks.audit.phrases import find_argument
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rules import AGE, OVERRIDE, TEMPORAL, WINDOW, violations
@@ -25,22 +25,20 @@ from clinrl.tasks.parts import Checks, Episodes, Expect, Improvement, Reporting,
 from clinrl.tasks.policies import Policy
 from clinrl.types import Score, Transcript, Unreadable
 
-NO_ERROR = "none"
-
 
 def _transcript(of: policies.Policy) -> Policy:
-    return lambda case, rng: episodes.written(case, [Turn("", turn) for turn in of(case, rng)], thinking=False)
+    return lambda case, rng: episodes.write(case, [Turn("", turn) for turn in of(case, rng)], thinking=False)
 
 
 def _hardest(case: AuditCase) -> str:
     """The type of the error that takes the most steps to see; none where the Actor makes none."""
     wrong = {truth.error for truth in case.key.truths}
-    return next((kind for kind in (OVERRIDE, WINDOW, TEMPORAL, AGE) if kind in wrong), NO_ERROR)
+    return next((kind for kind in (OVERRIDE, WINDOW, TEMPORAL, AGE) if kind in wrong), "none")
 
 
 def _label(case: AuditCase) -> str:
     """What is to be decided about each proposal."""
-    return episodes.spelt({truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths})
+    return episodes.format_decisions({truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths})
 
 
 def _relabel(case: AuditCase) -> str:
@@ -52,14 +50,14 @@ def _relabel(case: AuditCase) -> str:
         if proposal.action == "clear":
             decided[proposal.proposal_id] = broken[0] if broken else episodes.APPROVED
         else:
-            said = argued(proposal.text)
-            decided[proposal.proposal_id] = episodes.APPROVED if broken or said is None else said.rule
-    return episodes.spelt(decided)
+            argument = find_argument(proposal.text)
+            decided[proposal.proposal_id] = episodes.APPROVED if broken or argument is None else argument.rule
+    return episodes.format_decisions(decided)
 
 
 def _gold(case: AuditCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
     """An audit by a reader of the tools' answers who weighs everything but `omit`, with notes if thinking."""
-    return episodes.written(case, policies.worked(case, omit), thinking=thinking)
+    return episodes.write(case, policies.work(case, omit), thinking=thinking)
 
 
 def _omittable(case: AuditCase) -> tuple[str, ...]:
@@ -81,7 +79,7 @@ def _cost(gold: str, answer: str | Unreadable) -> float:
 def _row(case: AuditCase) -> dict[str, Any]:
     """A flat row for the table of expectations."""
     found = differences_of(case.facts)
-    told = [
+    lines = [
         *(message.content for message in prompt(case.facts) if message.role == "user"),
         *(review_line(proposal) for proposal in case.facts.proposals),
         *(timeline_line(one.patient_id, found[one.patient_id]) for one in case.facts.proposals),
@@ -89,7 +87,7 @@ def _row(case: AuditCase) -> dict[str, Any]:
     errors = sum(truth.error is not None for truth in case.key.truths)
     return {
         "id": case.id,
-        "narrative": " ".join("\n".join(told).split()),
+        "narrative": " ".join("\n".join(lines).split()),
         "level": case.facts.level,
         "proposals": len(case.facts.proposals),
         "errors": errors,
@@ -158,7 +156,7 @@ class Audit(Task):
 
     def score(self, case: AuditCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         """The reward of an episode, from its calls made again."""
-        done = episodes.played(case, transcript)
+        done = episodes.play_again(case, transcript)
         return rewards.score(case, done.log, submitted=done.submitted, malformed=done.malformed, reward=reward)
 
     def policies(self) -> Mapping[str, Policy]:

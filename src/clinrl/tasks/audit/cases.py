@@ -89,8 +89,8 @@ class AuditKey(Strict):
     truths: tuple[Truth, ...]
     """In the order of the proposals."""
     pool_errors: int = Field(ge=0)
-    """By what the published score divides: the errors of all patients, many of whom nobody proposes. Here drawn like
-    the published counts in the published mix, and the wrong proposals in every other."""
+    """The divisor of the published score: the errors of all patients, many of whom nobody proposes. Drawn like the
+    published counts in the published mix; the wrong proposals in every other."""
 
 
 class AuditCase(Case):
@@ -168,12 +168,10 @@ POOL_SHARE: Final[Mapping[Pool, int]] = MappingProxyType({"base": 40, "train": 2
 """Percentage of protocols in each pool."""
 
 
+@cache  # the number of protocols is fixed, so the cache is bounded
 def pool_of(group: str) -> Pool:
     """The pool of a protocol by the hash of its name."""
     return pool_by_hash(group, POOL_SHARE)
-
-
-_pool_of_protocol = cache(pool_of)  # the number of protocols is fixed, so the cache is bounded
 
 
 def cases(
@@ -195,8 +193,10 @@ def cases(
 
 def _draw(rng: Random, level: Level, pool: Pool, emphasis: Mapping[str, float], *, published: bool) -> AuditCase:
     spec = (PUBLISHED_LEVELS if published else LEVELS)[level]
-    while _pool_of_protocol(group := _group(protocol := _protocol(rng, level, published=published), level)) != pool:
-        pass
+    group, protocol = "", None
+    while protocol is None or pool_of(group) != pool:
+        protocol = _protocol(rng, level, published=published)
+        group = f"{level}/{protocol.protocol_id}"
     n = rng.randint(*spec.proposals)
     wrong = _wrong_as_published(rng, n) if published else _wrong(rng, n)
     actions: list[Action] = ["reject" if not published and rng.random() < REJECTED else "clear" for _ in wrong]
@@ -295,10 +295,6 @@ def _protocol(rng: Random, level: Level, *, published: bool) -> TrialProtocol:
         stage_iv_window_days=longer,
         comorbidity_threshold=threshold,
     )
-
-
-def _group(protocol: TrialProtocol, level: Level) -> str:
-    return f"{level}/{protocol.protocol_id}"
 
 
 def differences_of(facts: AuditFacts) -> dict[str, Differences]:

@@ -75,11 +75,6 @@ def calls_for(proposals: int) -> int:
     return 8 * proposals + 4
 
 
-def was_submitted(log: Iterable[Call]) -> bool:
-    """Whether the audit was handed in."""
-    return any(call.valid and call.tool == SUBMIT for call in log)
-
-
 class AuditEnv:
     """One audit in progress; `reset` starts another, of which nothing before it is left."""
 

@@ -1,4 +1,4 @@
-"""Audits as transcripts: what a policy does, what a model did, and what the environment says to it.
+"""Audits as transcripts: the calls of a policy or a model, and the answers of the environment.
 
 A transcript holds all that a score needs: the calls that were answered are made again in a fresh environment, so that
 the same episode earns the same, whoever played it.
@@ -22,8 +22,8 @@ DONE: Final = "Done."
 """The last words of an auditor, after whom no tool is called."""
 
 
-class Played(NamedTuple):
-    """What came of an episode."""
+class Outcome(NamedTuple):
+    """The outcome of an episode."""
 
     log: tuple[Logged, ...]
     submitted: bool
@@ -31,7 +31,7 @@ class Played(NamedTuple):
     """Turns whose calls could not be read, and calls that no tool takes."""
 
 
-def written(case: AuditCase, turns: Sequence[Turn], *, thinking: bool, stop: Stop = "answered") -> Transcript:
+def write(case: AuditCase, turns: Sequence[Turn], *, thinking: bool, stop: Stop = "answered") -> Transcript:
     """The transcript of these turns, ended by a turn that calls nothing if it ends as it should."""
     env = AuditEnv()
     env.reset(case)
@@ -45,7 +45,7 @@ def written(case: AuditCase, turns: Sequence[Turn], *, thinking: bool, stop: Sto
     return Transcript(messages=tuple(messages), stop=stop)
 
 
-def answered(transcript: Transcript) -> Iterator[tuple[Call, str]]:
+def answered_calls(transcript: Transcript) -> Iterator[tuple[Call, str]]:
     """The calls that were answered, with the answers, in order. Never raises."""
     waiting: list[Call] = []
     for message in transcript.messages:
@@ -55,7 +55,7 @@ def answered(transcript: Transcript) -> Iterator[tuple[Call, str]]:
             yield waiting.pop(0), message.content
 
 
-def played(case: AuditCase, transcript: Transcript) -> Played:
+def play_again(case: AuditCase, transcript: Transcript) -> Outcome:
     """The log of an episode, its calls made again. What comes after it was handed in counts for nothing."""
     env = AuditEnv()
     env.reset(case)
@@ -73,38 +73,38 @@ def played(case: AuditCase, transcript: Transcript) -> Played:
             malformed += not taken
             if taken:
                 perform(env, call.name, call.arguments)
-    return Played(env.log, env.submitted, malformed)
+    return Outcome(env.log, env.submitted, malformed)
 
 
 def parse(transcript: Transcript) -> str | Unreadable:
     """The decisions of an audit that was handed in, as a text; Unreadable for another. Never raises."""
     decided: dict[str, str] = {}
-    for call, result in answered(transcript):
+    for call, result in answered_calls(transcript):
         if call.name == SUBMIT and result == "submitted":
-            return spelt(decided)
+            return format_decisions(decided)
         if result == RECORDED and call.name in (FLAG, APPROVE):
             what = call.arguments["error_type"] if call.name == FLAG else APPROVED
             decided.setdefault(str(call.arguments["proposal_id"]), str(what))
     return Unreadable(reason="not submitted")
 
 
-def spelt(decided: Mapping[str, str]) -> str:
+def format_decisions(decided: Mapping[str, str]) -> str:
     """Decisions as a text, by proposal."""
     return "; ".join(f"{proposal} {what}" for proposal, what in sorted(decided.items()))
 
 
-def read(decided: str) -> dict[str, str]:
+def read_decisions(decided: str) -> dict[str, str]:
     """The decisions in such a text, by proposal."""
     return dict(part.split(" ", 1) for part in decided.split("; ") if part)
 
 
 def parts(gold: str, answer: str | Unreadable) -> tuple[tuple[str, str | Unreadable], ...]:
     """For each proposal of the gold text what was to be decided and what was."""
-    made = {} if isinstance(answer, Unreadable) else read(answer)
+    made = {} if isinstance(answer, Unreadable) else read_decisions(answer)
     silence = answer if isinstance(answer, Unreadable) else Unreadable(reason="undecided")
-    return tuple((right, made.get(proposal, silence)) for proposal, right in read(gold).items())
+    return tuple((right, made.get(proposal, silence)) for proposal, right in read_decisions(gold).items())
 
 
 def part_names(gold: str) -> tuple[str, ...]:
     """The proposals of the gold text, in the order of `parts`."""
-    return tuple(read(gold))
+    return tuple(read_decisions(gold))

@@ -68,19 +68,15 @@ def truths(found: Differences) -> dict[str, frozenset[Claim]]:
 
     The distance of the comorbidity from its threshold may be called by either name; its sign tells it from the value.
     """
-    said = {
-        "age": frozenset({("age", str(found.age_years))}),
-        "lower": frozenset({("lower", _shown(found.lower))}),
-        "upper": frozenset({("upper", _shown(found.upper))}),
-        "comorbidity": frozenset({("comorbidity", str(found.comorbidity))}),
-        "delay": frozenset({("delay", str(found.delay_days))}),
-        "standard": frozenset({("standard", _shown(found.standard))}),
-        "stage_iv": frozenset({("stage_iv", _shown(found.stage_iv))}),
-        "death": frozenset({("death", _shown(found.death))}),
+    claims = {
+        name: frozenset({(name, str(value))})
+        for name, value in (("age", found.age_years), ("comorbidity", found.comorbidity), ("delay", found.delay_days))
     }
+    for name in ("lower", "upper", "standard", "stage_iv", "death"):
+        claims[name] = frozenset({(name, format_signed(getattr(found, name)))})
     if found.threshold is not None:
-        said["threshold"] = frozenset((name, _shown(found.threshold)) for name in ("threshold", "comorbidity"))
-    return said
+        claims["threshold"] = frozenset((name, format_signed(found.threshold)) for name in ("threshold", "comorbidity"))
+    return claims
 
 
 _NAMES: Final = frozenset(
@@ -90,11 +86,12 @@ _NAMES: Final = frozenset(
 
 def write(found: Differences, names: tuple[str, ...], fallacy: str) -> str:
     """A reason that cites these differences as the tools show them, and the fallacy."""
-    cited = [f"{name.replace('_iv', ' IV')} {_shown(getattr(found, name))}" for name in names]
+    cited = [f"{name.replace('_iv', ' IV')} {format_signed(getattr(found, name))}" for name in names]
     return "; ".join((*cited, fallacy) if fallacy else cited)
 
 
-def _shown(value: int | None) -> str:
+def format_signed(value: int | None) -> str:
+    """A difference as the tools show it."""
     return "none" if value is None else f"{value:+d}"
 
 

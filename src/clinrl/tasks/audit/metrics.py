@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from clinrl.tasks.audit.episodes import APPROVED, parts, read
+from clinrl.tasks.audit.episodes import APPROVED, parts, read_decisions
 from clinrl.tasks.audit.published import f_beta as f_of
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
 from clinrl.tasks.parts import Share, Statistic
@@ -27,10 +27,10 @@ def exact(gold: str, answer: Answer) -> bool:
 
 def dangerous(gold: str, answer: Answer) -> bool | None:
     """Whether an error of the Actor passed: approved, or never decided. None where the Actor makes none."""
-    errors = [proposal for proposal, right in read(gold).items() if right != APPROVED]
+    errors = [proposal for proposal, right in read_decisions(gold).items() if right != APPROVED]
     if not errors:
         return None
-    made = {} if isinstance(answer, Unreadable) else read(answer)
+    made = {} if isinstance(answer, Unreadable) else read_decisions(answer)
     return any(made.get(proposal, APPROVED) == APPROVED for proposal in errors)
 
 

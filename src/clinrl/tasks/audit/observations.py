@@ -1,9 +1,11 @@
-"""What the tools say: short lines of data in one form for every patient, and never a verdict.
+"""The answers of the tools: short lines of data in one form for every patient, and never a verdict.
 
 Differences are signed, so that a reader need not compare two numbers to see on which side of a limit a value lies.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
@@ -12,39 +14,31 @@ from clinrl.tasks.audit.rules import Differences, PatientRecord
 
 NUMERIC: Final[Mapping[str, Callable[[PatientRecord], float]]] = MappingProxyType(
     {
-        "age": lambda record: record.age_years,
-        "comorbidity": lambda record: record.comorbidity_index,
-        "ecog": lambda record: record.ecog,
-        "chemo": lambda record: record.prior_chemo_cycles,
-        "ldh": lambda record: record.ldh_u_l,
-        "bmi": lambda record: record.bmi_kg_m2,
+        "age": attrgetter("age_years"),
+        "comorbidity": attrgetter("comorbidity_index"),
+        "ecog": attrgetter("ecog"),
+        "chemo": attrgetter("prior_chemo_cycles"),
+        "ldh": attrgetter("ldh_u_l"),
+        "bmi": attrgetter("bmi_kg_m2"),
     }
 )
 """Features that are numbers."""
 
 CATEGORICAL: Final[Mapping[str, Callable[[PatientRecord], str]]] = MappingProxyType(
     {
-        "sex": lambda record: record.sex,
-        "ethnicity": lambda record: record.ethnicity,
-        "stage": lambda record: record.stage,
-        "outcome": lambda record: record.outcome,
-        "site": lambda record: record.site,
-        "country": lambda record: record.country,
-        "drug": lambda record: record.drug,
-        "insurance": lambda record: record.insurance,
-        "smoking": lambda record: record.smoking,
-        "tumor": lambda record: record.tumor_site,
-        "histology": lambda record: record.histology,
+        name: attrgetter("tumor_site" if name == "tumor" else name)
+        for name in (
+            "sex", "ethnicity", "stage", "outcome", "site", "country", "drug", "insurance", "smoking", "tumor",
+            "histology",
+        )
     }
-)
+)  # fmt: skip
 """Features that are counted."""
 
 RISK_WEIGHTS: Final[Mapping[str, float]] = MappingProxyType(
     {"age": 0.02, "comorbidity": 0.15, "ecog": 0.2, "chemo": 0.05, "ldh": 0.002, "bmi": -0.01}
 )
 """Of the linear risk score that Shapley values are taken of; an invention, the same for every protocol."""
-
-ARMS: Final = ("treatment", "control")
 
 
 def review_line(proposal: Proposal) -> str:
@@ -93,7 +87,7 @@ def shapley_line(record: PatientRecord, cohort: Sequence[PatientRecord], feature
 def cohort_line(cohort: Sequence[PatientRecord], feature: str) -> str:
     """The mean of a numeric feature in each arm, or the count of each value. Raises KeyError for other features."""
     parts = []
-    for arm in ARMS:
+    for arm in ("treatment", "control"):
         members = [record for record in cohort if record.arm == arm]
         if not members:
             parts.append(f"{arm} none")
@@ -101,9 +95,7 @@ def cohort_line(cohort: Sequence[PatientRecord], feature: str) -> str:
             parts.append(f"{arm} mean {_mean(members, NUMERIC[feature]):.1f} of {len(members)}")
         else:
             read = CATEGORICAL[feature]
-            counts: dict[str, int] = {}
-            for value in sorted(map(read, members)):
-                counts[value] = counts.get(value, 0) + 1
+            counts = Counter(sorted(map(read, members)))
             parts.append(f"{arm} " + ", ".join(f"{value} {count}" for value, count in counts.items()))
     return f"{feature}: " + "; ".join(parts)
 

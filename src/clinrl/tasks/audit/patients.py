@@ -101,24 +101,17 @@ def _near(rng: Random, rule: ErrorType, about: ErrorType | None) -> bool:
     return rng.random() < (NEAR_SHARE if rule == about else BY_CHANCE)
 
 
-def _beyond(rng: Random, most: int = FAR) -> int:
-    """By how much a limit is exceeded, 1 to `most`."""
+def _distance(rng: Random, least: int, most: int = FAR) -> int:
+    """The distance of a value from its limit, `least` to `most`: 1 or more beyond it, 0 or more inside it."""
     if rng.random() < NEAR_SHARE or most <= NEAR:
-        return rng.randint(1, min(NEAR, most))
-    return rng.randint(NEAR + 1, most)
-
-
-def _inside(rng: Random, most: int = FAR) -> int:
-    """By how much a value stays inside its limit, 0 to `most`."""
-    if rng.random() < NEAR_SHARE or most <= NEAR:
-        return rng.randint(0, min(NEAR, most))
+        return rng.randint(least, min(NEAR, most))
     return rng.randint(NEAR + 1, most)
 
 
 def _age_years(rng: Random, protocol: TrialProtocol, *, breached: bool, near: bool) -> int:
     low, high = protocol.age_min_years, protocol.age_max_years
     if breached:
-        by = _beyond(rng)
+        by = _distance(rng, 1)
         return low - by if rng.random() < 0.5 and low - by >= LOWEST_AGE_YEARS else high + by
     if near:
         by = rng.randint(0, min(NEAR, high - low))
@@ -131,7 +124,7 @@ def _age_years(rng: Random, protocol: TrialProtocol, *, breached: bool, near: bo
 def _survival_days(rng: Random, stage: Stage, *, breached: bool, near: bool) -> int | None:
     """Days from treatment to death, below 0 if that rule is broken; None: alive."""
     if breached:
-        return -_beyond(rng)
+        return -_distance(rng, 1)
     if near:
         return rng.randint(0, NEAR)
     return rng.randint(3, 540) if rng.random() < DEATH_SHARE[stage] else None
@@ -144,11 +137,11 @@ def _timing(rng: Random, protocol: TrialProtocol, broken: ErrorType | None, abou
         return Timing(stage="IV", comorbidity=_revoking(rng, protocol), delay_days=_within_extension(rng, protocol))
     if broken == WINDOW:
         stage = _stage(rng, iv=about == OVERRIDE or rng.random() < 0.4)
-        delay = (longer if stage == "IV" else window) + _beyond(rng)
+        delay = (longer if stage == "IV" else window) + _distance(rng, 1)
         return Timing(stage=stage, comorbidity=_comorbidity(rng, protocol), delay_days=delay)
     if about == OVERRIDE:
         if rng.random() < REVOKED_TRAPS:
-            delay = max(1, window - _inside(rng))
+            delay = max(1, window - _distance(rng, 0))
             return Timing(stage="IV", comorbidity=_revoking(rng, protocol), delay_days=delay)
         return matched_negative(rng, protocol)
     stage = _stage(rng, iv=rng.random() < (0.4 if about == WINDOW else STAGE_WEIGHTS[-1]))
@@ -156,7 +149,7 @@ def _timing(rng: Random, protocol: TrialProtocol, broken: ErrorType | None, abou
     limit = protocol.comorbidity_threshold
     extended = stage == "IV" and (limit is None or comorbidity <= limit)
     allowed = longer if extended else window
-    by = _inside(rng) if _near(rng, WINDOW, about) else rng.randint(0, allowed - 1)
+    by = _distance(rng, 0) if _near(rng, WINDOW, about) else rng.randint(0, allowed - 1)
     return Timing(stage=stage, comorbidity=comorbidity, delay_days=max(1, allowed - by))
 
 
@@ -172,7 +165,7 @@ def matched_negative(rng: Random, protocol: TrialProtocol) -> Timing:
 
 def _within_extension(rng: Random, protocol: TrialProtocol) -> int:
     """A delay that only the window of stage IV allows."""
-    return protocol.window_days + _beyond(rng, protocol.stage_iv_window_days - protocol.window_days)
+    return protocol.window_days + _distance(rng, 1, protocol.stage_iv_window_days - protocol.window_days)
 
 
 def _revoking(rng: Random, protocol: TrialProtocol) -> int:

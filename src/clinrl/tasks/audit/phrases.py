@@ -170,15 +170,15 @@ CITATIONS: Final = (
 FALLACY_NAMES: Final[tuple[str, ...]] = tuple(name for named in FALLACIES.values() for name in named)
 
 
-class Argued(NamedTuple):
+class Argument(NamedTuple):
     """What a text of the Actor argues."""
 
     rule: ErrorType
     fallacy: str
 
 
-_ARGUED: Final[Mapping[str, Argued]] = {
-    wording: Argued(rule, fallacy)
+_ARGUMENTS: Final[Mapping[str, Argument]] = {
+    wording: Argument(rule, fallacy)
     for rule, named in FALLACIES.items()
     for fallacy, worded in named.items()
     for wordings in worded.values()
@@ -191,6 +191,6 @@ def argue(rng: Random, rule: ErrorType, fallacy: str, action: Action) -> str:
     return f"{rng.choice(FALLACIES[rule][fallacy][action])} {rng.choice(CONCLUSIONS[action])}"
 
 
-def argued(text: str) -> Argued | None:
+def find_argument(text: str) -> Argument | None:
     """Which rule and fallacy a text of the Actor holds; None for any other text."""
-    return next((found for wording, found in _ARGUED.items() if wording in text), None)
+    return next((found for wording, found in _ARGUMENTS.items() if wording in text), None)

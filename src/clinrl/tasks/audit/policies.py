@@ -1,4 +1,4 @@
-"""Auditors without a model: perfect ones, a mediocre one, and those that look for pay without reading.
+"""Auditors without a model: a mediocre one, and those that look for pay without reading.
 
 A policy gives turns, and a turn is a list of calls. Those that read look a proposal up in the turn in which they decide
 the one before it, so that what they copy was read a moment ago.
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field
 
-from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal, differences_of
+from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal
 from clinrl.tasks.audit.env import (
     APPROVE,
     COHORT,
@@ -23,13 +23,11 @@ from clinrl.tasks.audit.env import (
     SUBMIT,
     TIMELINE,
     AuditEnv,
-    Call,
     perform,
-    replay,
 )
-from clinrl.tasks.audit.evidence import write
+from clinrl.tasks.audit.evidence import format_signed, write
 from clinrl.tasks.audit.observations import CATEGORICAL, NUMERIC
-from clinrl.tasks.audit.phrases import FALLACY_NAMES, Argued, argued
+from clinrl.tasks.audit.phrases import FALLACY_NAMES, Argument, find_argument
 from clinrl.tasks.audit.prompt import EXAMPLE_REASON, prompt
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences, ErrorType, deciding
 from clinrl.types import Message, Strict
@@ -86,59 +84,36 @@ class Turn(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the tools showed of one proposal."""
+    """The tools' answers about one proposal."""
 
     proposal_id: str
     action: str
-    argued: Argued
+    argument: Argument
     found: Differences
 
 
-def play(case: AuditCase, turns: Sequence[Sequence[Action]]) -> tuple[Call, ...]:
-    """The log after these turns."""
-    return replay(case.facts, (action for turn in turns for action in turn)).log
-
-
-def oracle(case: AuditCase, rng: Random) -> Turns:
-    """Decides by the key, having looked everything up."""
-    found = differences_of(case.facts)
-    decided = []
-    for proposal, truth in zip(case.facts.proposals, case.key.truths, strict=True):
-        if truth.error is None:
-            decided.append(_approve(proposal.proposal_id))
-        else:
-            reason = write(found[proposal.patient_id], truth.deciding, truth.fallacy)
-            decided.append(_flag(proposal.proposal_id, truth.error, reason))
-    return _reading(case, decided)
-
-
-def reader(case: AuditCase, rng: Random) -> Turns:
-    """Decides by the rules, from the prompt and what the tools say alone."""
-    return _read_and_decide(case, rng, Slips())
-
-
 def mediocre(case: AuditCase, rng: Random) -> Turns:
-    """The same, slipping as often as `MEDIOCRE` says."""
-    return _read_and_decide(case, rng, MEDIOCRE)
+    """Decides by the rules, from the prompt and the tools alone, slipping as often as `MEDIOCRE` says."""
+    return read_and_decide(case, rng, MEDIOCRE)
 
 
-def worked(case: AuditCase, omit: frozenset[str] = frozenset()) -> list[Turn]:
+def work(case: AuditCase, omit: frozenset[str] = frozenset()) -> list[Turn]:
     """The turns of a reader who leaves out these `RULES` throughout, with what is noted before each decision."""
-    return _noted(case, lambda: omit)
+    return _note(case, lambda: omit)
 
 
-def _read_and_decide(case: AuditCase, rng: Random, slips: Slips) -> Turns:
+def read_and_decide(case: AuditCase, rng: Random, slips: Slips) -> Turns:
     shares = slips.model_dump()
     return [
-        turn.actions for turn in _noted(case, lambda: frozenset(name for name in shares if rng.random() < shares[name]))
+        turn.actions for turn in _note(case, lambda: frozenset(name for name in shares if rng.random() < shares[name]))
     ]
 
 
-def _noted(case: AuditCase, omits: Callable[[], frozenset[str]]) -> list[Turn]:
+def _note(case: AuditCase, omits: Callable[[], frozenset[str]]) -> list[Turn]:
     env = AuditEnv()
     env.reset(case)
-    decided = [_decide(_look_up(env, *ids), omits()) for ids in listed(prompt(case.facts))]
-    turns = _reading(case, [turn.actions[0] for turn in decided])
+    decided = [_decide(_look_up(env, *ids), omits()) for ids in list_proposals(prompt(case.facts))]
+    turns = look_up_and_decide(case, [turn.actions[0] for turn in decided])
     return [Turn(notes, actions) for notes, actions in zip(["", *(turn.notes for turn in decided)], turns, strict=True)]
 
 
@@ -150,9 +125,9 @@ _PATIENT: Final = re.compile(
 _TIMELINE: Final = re.compile(r"delay (\d+), standard ([+-]\d+), stage IV ([+-]\d+), death (\S+)$")
 
 
-def listed(told: Sequence[Message]) -> list[tuple[str, str]]:
+def list_proposals(messages: Sequence[Message]) -> list[tuple[str, str]]:
     """The ids of all proposals and their patients, as a prompt lists them."""
-    return _LISTED.findall(told[-1].content)
+    return _LISTED.findall(messages[-1].content)
 
 
 def _look_up(env: AuditEnv, proposal_id: str, patient_id: str) -> Seen:
@@ -162,8 +137,8 @@ def _look_up(env: AuditEnv, proposal_id: str, patient_id: str) -> Seen:
             (_REVIEW, _PATIENT, _TIMELINE), _look_ups(proposal_id, patient_id), strict=True
         )
     )
-    said = argued(review[1])
-    assert said is not None, f"no fallacy is known that reads {review[1]!r}"
+    argument = find_argument(review[1])
+    assert argument is not None, f"no fallacy is known that reads {review[1]!r}"
     age, lower, upper, stage, comorbidity, threshold = patient
     delay, standard, stage_iv, death = timeline
     found = Differences(
@@ -178,7 +153,7 @@ def _look_up(env: AuditEnv, proposal_id: str, patient_id: str) -> Seen:
         stage_iv=int(stage_iv),
         death=None if death == "none" else int(death),
     )
-    return Seen(proposal_id, review[0], said, found)
+    return Seen(proposal_id, review[0], argument, found)
 
 
 def _match(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
@@ -194,21 +169,20 @@ def _decide(seen: Seen, omit: frozenset[str]) -> Turn:
         wrong = not wrong
     notes = _notes(seen, broken, wrong=wrong)
     if not wrong:
-        return Turn(notes, [_approve(seen.proposal_id)])
-    rule = broken or seen.argued.rule
+        return Turn(notes, [approve(seen.proposal_id)])
+    rule = broken or seen.argument.rule
     names = () if "reason" in omit else deciding(rule, seen.found)
-    fallacy = "" if "fallacy" in omit else seen.argued.fallacy
-    return Turn(notes, [_flag(seen.proposal_id, rule, write(seen.found, names, fallacy))])
+    fallacy = "" if "fallacy" in omit else seen.argument.fallacy
+    return Turn(notes, [flag(seen.proposal_id, rule, write(seen.found, names, fallacy))])
 
 
 def _notes(seen: Seen, broken: ErrorType | None, *, wrong: bool) -> str:
     """The distances that settle every rule, what they amount to, and what that makes of the Actor's decision."""
     found = seen.found
-    death = "none" if found.death is None else f"{found.death:+d}"
     threshold = "" if found.threshold is None else f", threshold {found.threshold:+d}"
     return (
-        f"{seen.proposal_id}: lower {found.lower:+d}, upper {found.upper:+d}; death {death}; standard "
-        f"{found.standard:+d}, stage {found.stage}, stage IV {found.stage_iv:+d}{threshold}. "
+        f"{seen.proposal_id}: lower {found.lower:+d}, upper {found.upper:+d}; death {format_signed(found.death)}; "
+        f"standard {found.standard:+d}, stage {found.stage}, stage IV {found.stage_iv:+d}{threshold}. "
         f"Broken: {broken or 'nothing'}. To {seen.action} is {'wrong' if wrong else 'right'}."
     )
 
@@ -234,11 +208,11 @@ def _look_ups(proposal_id: str, patient_id: str) -> list[Action]:
     ]
 
 
-def _approve(proposal_id: str) -> Action:
+def approve(proposal_id: str) -> Action:
     return APPROVE, {"proposal_id": proposal_id}
 
 
-def _flag(proposal_id: str, error_type: ErrorType, reason: str) -> Action:
+def flag(proposal_id: str, error_type: ErrorType, reason: str) -> Action:
     return FLAG, {"proposal_id": proposal_id, "error_type": error_type, "reason": reason}
 
 
@@ -246,7 +220,7 @@ def _submit(report: str = REPORT) -> Action:
     return SUBMIT, {"report": report}
 
 
-def _reading(case: AuditCase, decided: Sequence[Action]) -> Turns:
+def look_up_and_decide(case: AuditCase, decided: Sequence[Action]) -> Turns:
     """Looks each proposal up, and decides it in the turn in which the next one is looked up."""
     looked = [_look_ups(one.proposal_id, one.patient_id) for one in case.facts.proposals]
     after = [*looked[1:], [_submit()]]
@@ -270,17 +244,17 @@ def commonest(case: AuditCase) -> ErrorType:
 
 
 def _approves(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    return _approve(one.proposal_id)
+    return approve(one.proposal_id)
 
 
 def _flags(one: Proposal, case: AuditCase, rng: Random) -> Action:
-    return _flag(one.proposal_id, commonest(case), "")
+    return flag(one.proposal_id, commonest(case), "")
 
 
 def _tosses(one: Proposal, case: AuditCase, rng: Random) -> Action:
     if rng.random() < 0.5:
-        return _approve(one.proposal_id)
-    return _flag(one.proposal_id, rng.choice(tuple(LEVELS[case.facts.level].about)), "")
+        return approve(one.proposal_id)
+    return flag(one.proposal_id, rng.choice(tuple(LEVELS[case.facts.level].about)), "")
 
 
 def _doubts(one: Proposal, case: AuditCase, rng: Random) -> Action:
@@ -290,8 +264,8 @@ def _doubts(one: Proposal, case: AuditCase, rng: Random) -> Action:
 
 def _distrusts(one: Proposal, case: AuditCase, rng: Random) -> Action:
     """Flags everything for the rule and with the fallacy of the text."""
-    said = argued(one.text) or Argued(commonest(case), "")
-    return _flag(one.proposal_id, said.rule, said.fallacy)
+    argument = find_argument(one.text) or Argument(commonest(case), "")
+    return flag(one.proposal_id, argument.rule, argument.fallacy)
 
 
 def _gambles(one: Proposal, case: AuditCase, rng: Random) -> Action:
@@ -301,7 +275,7 @@ def _gambles(one: Proposal, case: AuditCase, rng: Random) -> Action:
 
 def _copies(one: Proposal, case: AuditCase, rng: Random) -> Action:
     """Flags with the example of the prompt."""
-    return _flag(one.proposal_id, AGE, EXAMPLE_REASON)
+    return flag(one.proposal_id, AGE, EXAMPLE_REASON)
 
 
 _KEYWORDS: Final = " ".join(
@@ -311,7 +285,7 @@ _KEYWORDS: Final = " ".join(
 
 def _stuffs(one: Proposal, case: AuditCase, rng: Random) -> Action:
     """Flags everything with every word that a reason may hold."""
-    return _flag(one.proposal_id, commonest(case), _KEYWORDS)
+    return flag(one.proposal_id, commonest(case), _KEYWORDS)
 
 
 def nothing(case: AuditCase, rng: Random) -> Turns:
@@ -348,19 +322,17 @@ TRIVIAL: Final[Mapping[str, Policy]] = MappingProxyType(
         "report_only": report_only,
         "tool_farming": tool_farming,
         "approve_all": _all(_approves, _bare),
-        "approve_all_diligent": _all(_approves, _reading),
+        "approve_all_diligent": _all(_approves, look_up_and_decide),
         "flag_all": _all(_flags, _bare),
-        "flag_all_diligent": _all(_flags, _reading),
+        "flag_all_diligent": _all(_flags, look_up_and_decide),
         "coin": _all(_tosses, _bare),
-        "coin_diligent": _all(_tosses, _reading),
+        "coin_diligent": _all(_tosses, look_up_and_decide),
         "confidence_threshold": _all(_doubts, _bare),
-        "confidence_threshold_diligent": _all(_doubts, _reading),
-        "text_only": _all(_distrusts, _reading),
-        "text_coin": _all(_gambles, _reading),
-        "copy_the_example": _all(_copies, _reading),
-        "keyword_stuffing": _all(_stuffs, _reading),
+        "confidence_threshold_diligent": _all(_doubts, look_up_and_decide),
+        "text_only": _all(_distrusts, look_up_and_decide),
+        "text_coin": _all(_gambles, look_up_and_decide),
+        "copy_the_example": _all(_copies, look_up_and_decide),
+        "keyword_stuffing": _all(_stuffs, look_up_and_decide),
     }
 )
 """Policies that read no record. The diligent ones call every look-up and do not heed what it says."""
-
-READERS: Final[Mapping[str, Policy]] = MappingProxyType({"oracle": oracle, "reader": reader, "mediocre": mediocre})

@@ -1,4 +1,4 @@
-"""What an auditor is told at the start: the job, the protocol with all its numbers, and the Actor's decisions."""
+"""The prompt of an auditor: the job, the protocol with all its numbers, and the Actor's decisions."""
 
 from typing import Final
 

@@ -1,7 +1,7 @@
 """The rewards of an audit: the published episode score, the published table of bonuses, and a corrected score.
 
 Every number is a field of `Reward`. All three read the log of calls at the end; the published bonuses were paid during
-the episode, call by call, which told the model what the labels are.
+the episode, call by call, which showed the model the labels.
 """
 
 import math
@@ -76,22 +76,22 @@ class Reward(Strict):
     dense: Dense = Dense()
 
     @property
+    def _range(self) -> tuple[float, float]:
+        return {
+            "corrected": (self.corrected.low, self.corrected.high),
+            "published_episode": (self.episode.floor, self.episode.ceiling),
+            "published_dense": (self.dense.low, self.dense.high),
+        }[self.kind]
+
+    @property
     def low(self) -> float:
         """The least total that any outcome can have."""
-        return {
-            "corrected": self.corrected.low,
-            "published_episode": self.episode.floor,
-            "published_dense": self.dense.low,
-        }[self.kind]
+        return self._range[0]
 
     @property
     def high(self) -> float:
         """The greatest total that any outcome can have."""
-        return {
-            "corrected": self.corrected.high,
-            "published_episode": self.episode.ceiling,
-            "published_dense": self.dense.high,
-        }[self.kind]
+        return self._range[1]
 
 
 PUBLISHED: Final = Reward(kind="published_episode")

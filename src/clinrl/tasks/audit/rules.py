@@ -2,7 +2,7 @@
 
 `violations` reads nothing but the final record, so that it can check the labels of the generator. A delay is counted
 from enrolment to the start of treatment. Stage IV patients have a longer window, unless their comorbidity is above the
-protocol's threshold. Trials, patients and limits are inventions; none is clinical guidance.
+protocol's threshold. Trials, patients and limits are inventions, no clinical guidance.
 """
 
 from typing import Final, Literal, NamedTuple, Self

@@ -6,7 +6,7 @@ from typing import Any
 from openenv.core import EnvClient
 from openenv.core.client_types import StepResult
 
-from clinrl.tasks.audit.episodes import answered
+from clinrl.tasks.audit.episodes import answered_calls
 from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, AuditState
 from clinrl.types import Transcript, is_malformed
 
@@ -28,7 +28,7 @@ class AuditClient(EnvClient):  # type: ignore[misc]  # OpenEnv is an extra
 
 def actions(transcript: Transcript) -> Iterator[AuditAction]:
     """A transcript as actions: its calls that were answered, its turns that could not be read, and the end."""
-    for call, _ in answered(transcript):
+    for call, _ in answered_calls(transcript):
         yield AuditAction(tool=call.name, arguments=call.arguments)
     for message in transcript.messages:
         if message.role == "assistant" and is_malformed(message):

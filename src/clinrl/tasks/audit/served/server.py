@@ -49,7 +49,7 @@ def _sentence(errors: Collection[Any]) -> str:
     return "; ".join(islice(named, 5))
 
 
-def drawn(start: Start) -> AuditCase:
+def draw_case(start: Start) -> AuditCase:
     """The case that a reset asks for."""
     seed = randbits(32) if start.seed is None else start.seed
     found = cases(start.index + 1, seed, pool=start.pool, mix=start.level)
@@ -79,7 +79,7 @@ class AuditEnvironment(Environment):  # type: ignore[misc]  # OpenEnv is an extr
         start = _start({"seed": seed, **options})
         if start.pool == "exam" and not self._open_exam:
             raise Impossible("pool: the exam is closed; whoever serves it opens it with --open-exam")
-        case = drawn(start)
+        case = draw_case(start)
         self._env.reset(case)
         self._case, self._malformed = case, 0
         proposals = len(case.facts.proposals)

@@ -1,0 +1,51 @@
+"""Auditors that know every rule, and what came of an audit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import Final
+
+from clinrl.tasks.audit.cases import AuditCase, differences_of
+from clinrl.tasks.audit.env import SUBMIT, Call, replay
+from clinrl.tasks.audit.evidence import write
+from clinrl.tasks.audit.policies import (
+    Action,
+    Policy,
+    Slips,
+    Turns,
+    approve,
+    flag,
+    look_up_and_decide,
+    mediocre,
+    read_and_decide,
+)
+
+
+def was_submitted(log: Iterable[Call]) -> bool:
+    """Whether the audit was handed in."""
+    return any(call.valid and call.tool == SUBMIT for call in log)
+
+
+def play(case: AuditCase, turns: Sequence[Sequence[Action]]) -> tuple[Call, ...]:
+    """The log after these turns."""
+    return replay(case.facts, (action for turn in turns for action in turn)).log
+
+
+def oracle(case: AuditCase, rng: Random) -> Turns:
+    """Decides by the key, having looked everything up."""
+    found = differences_of(case.facts)
+    decided = []
+    for proposal, truth in zip(case.facts.proposals, case.key.truths, strict=True):
+        if truth.error is None:
+            decided.append(approve(proposal.proposal_id))
+        else:
+            reason = write(found[proposal.patient_id], truth.deciding, truth.fallacy)
+            decided.append(flag(proposal.proposal_id, truth.error, reason))
+    return look_up_and_decide(case, decided)
+
+
+def reader(case: AuditCase, rng: Random) -> Turns:
+    """Decides by the rules, from the prompt and what the tools say alone."""
+    return read_and_decide(case, rng, Slips())
+
+
+READERS: Final[Mapping[str, Policy]] = {"oracle": oracle, "reader": reader, "mediocre": mediocre}
