@@ -40,7 +40,7 @@ from typer.testing import CliRunner
 
 from clinrl.tasks.audit.served.client import AuditClient, actions
 from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, AuditState, Start
-from clinrl.tasks.audit.served.server import AuditEnvironment, drawn
+from clinrl.tasks.audit.served.server import AuditEnvironment, draw_case
 
 SRC = Path(clinrl.__file__).parent
 FOLDER = SRC / "tasks/audit/served"
@@ -166,14 +166,14 @@ def test_a_call_that_cannot_be_made_is_answered_and_counted(audit, tool, argumen
     assert found.observation.text.startswith(text)
     assert (found.reward, found.done) == (0.0, False)
     ended = audit.step(AuditAction(tool="submit_audit_report", arguments={"report": ""}))
-    case = drawn(Start(**asked("hard")))
+    case = draw_case(Start(**asked("hard")))
     turn = _calls((tool, arguments), ("submit_audit_report", {"report": ""}))
     heard = [Message(role="tool", content=said) for said in (found.observation.text, "submitted")]
     assert ended.reward == total(case, Transcript(messages=(turn, *heard), stop="max_turns")) < 0
 
 
 def test_an_episode_ends_at_the_limit_of_calls_and_stays_ended(audit):
-    case = drawn(Start(**asked("easy")))
+    case = draw_case(Start(**asked("easy")))
     limit = calls_for(len(case.facts.proposals))
     audit.reset(**asked("easy"))
     look = AuditAction(tool="cohort_analysis", arguments={"feature": "age"})
@@ -196,7 +196,7 @@ def test_before_a_reset_nothing_can_be_done():
 def test_sessions_do_not_mix(address):
     """Two audits of different cases, call by call in turn, earn what each earns alone."""
     options = asked("easy", 0), asked("hard", 1)
-    found = [drawn(Start(**one)) for one in options]
+    found = [draw_case(Start(**one)) for one in options]
     transcripts = [transcript_of("mediocre", case) for case in found]
     with AuditClient(base_url=address).sync() as one, AuditClient(base_url=address).sync() as other:
         clients = one, other
@@ -220,7 +220,7 @@ def test_equal_resets_equal_cases_and_those_of_the_data_set(audit):
     assert audit.reset(**asked("medium", 1)).observation != audit.reset(**asked("medium")).observation
     assert audit.reset().observation != audit.reset().observation
     whole = list(islice(cases(3, 7, pool="exam", mix="reporting"), 3))
-    assert [drawn(Start(seed=7, level="reporting", pool="exam", index=index)) for index in range(3)] == whole
+    assert [draw_case(Start(seed=7, level="reporting", pool="exam", index=index)) for index in range(3)] == whole
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_neither_observations_nor_states_hold_anything_of_the_key():
         "done",
     }  # fmt: skip
     options = asked("hard") | {"episode_id": "one"}
-    case = drawn(Start(**asked("hard")))
+    case = draw_case(Start(**asked("hard")))
     environment = AuditEnvironment()
     said = [environment.reset(**options).model_dump_json(), environment.state.model_dump_json()]
     for action in actions(transcript_of("reader", case)):
@@ -296,7 +296,7 @@ def test_the_validator_passes_the_server(address):
 def test_the_validators_graders_pass_what_the_server_says(address, policy):
     """The checks that the command makes in a container, made on this server."""
     start = asked("hard")
-    calls = [action.model_dump() for action in actions(transcript_of(policy, drawn(Start(**start))))]
+    calls = [action.model_dump() for action in actions(transcript_of(policy, draw_case(Start(**start))))]
     reset = RuntimeReset(episode_id="probe", seed=start.pop("seed"), options=start)
     plan = RuntimePlan(plan_schema_version="1", reset=reset, actions=calls)
     evidence = collect_runtime_evidence(address, plan, episode_timeout_s=60.0)
