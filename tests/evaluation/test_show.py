@@ -17,9 +17,10 @@ from clinrl.cli import main as cli
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError
-from clinrl.evaluation import answers, evaluate, show
+from clinrl.evaluation import answers, evaluate
 from clinrl.evaluation.answers import read_graded
-from clinrl.evaluation.show import Episode, Part, place, read, written
+from clinrl.evaluation.show import place
+from clinrl.reports.episode import WIDTH, WITHHELD, Episode, Part, episode_of, write
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi import synthetic
 from clinrl.types import Call, Message, Score, Transcript, Unreadable
@@ -127,7 +128,7 @@ Score 0.4300
 
 
 def test_an_episode_reads_as_it_was_played():
-    assert written(EPISODE) == GOLDEN
+    assert write(EPISODE) == GOLDEN
 
 
 def test_calls_that_nobody_answered_and_a_cut_turn_are_said():
@@ -142,7 +143,7 @@ def test_calls_that_nobody_answered_and_a_cut_turn_are_said():
             "score": Score(terms={"detection": 0.0}, total=0.0),
         }
     )
-    text = written(cut)
+    text = write(cut)
     assert '  calls   approve(proposal_id="A1")\n          -> (no answer)\nTurn 2\n' in text
     assert "  thinks  and so\n  says    (nothing)\nThe end: cut off: out of tokens.\n" in text
     assert text.endswith("Score 0.0000, of no term\n")
@@ -198,7 +199,7 @@ def test_an_episode_of_an_exam_is_found_and_shown(audits, monkeypatch, capsys):
     for proposal in case.facts.proposals:
         assert f"-> {proposal.proposal_id} {proposal.patient_id} {proposal.action}" in text
     assert "calls   submit_audit_report(" in text
-    assert max(map(len, text.splitlines())) <= show.WIDTH
+    assert max(map(len, text.splitlines())) <= WIDTH
     for episode in (case.id, case.id[:12]):
         assert cli.main(["show", "audit-base", episode, "--mode", "think"]) == 0
         assert capsys.readouterr().out == text
@@ -273,8 +274,8 @@ def test_of_an_imported_case_it_says_that_the_text_is_withheld(tmp_path, monkeyp
         messages=(Message(role="assistant", content="ANSWER: ESI 3", thinking="SECRET"),), stop="answered"
     )
     (line,) = evaluate.grade(who.task, "think", [case], [said], who.reward)
-    found = read(who, case, line, number=1, of=36)
+    found = episode_of(who, case, line, number=1, of=36)
     assert found.request == ()
-    assert show.WITHHELD in written(found)
-    assert "SECRET" not in written(found)
-    assert case.facts.narrative[:20] not in written(found)
+    assert WITHHELD in write(found)
+    assert "SECRET" not in write(found)
+    assert case.facts.narrative[:20] not in write(found)

@@ -42,7 +42,7 @@ def test_a_trained_adapter_says_what_it_is_and_what_it_is_not_for():
 def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
     card = model_card.write(MANIFEST, lineage=["v1", "v2"])
     agreement = {"mode_agreement": Estimate(value=0.98, low=0.97, high=0.99, n=800)}
-    matter, body = front_matter(model_card.examined(card, reports, agreement))
+    matter, body = front_matter(model_card.with_results(card, reports, agreement))
     (index,) = matter["model-index"]
     assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x1, mode think", "esi-x1, mode direct"]
     for report, result in zip(reports, index["results"], strict=True):
@@ -59,8 +59,8 @@ def test_failures_are_named_or_said_to_be_none(reports):
     first = reports[0]
     card = model_card.write(MANIFEST, lineage=["v2"])
     silent = first.model_copy(update={"unreadable": {"empty": 2, "two answers": 1}, "stops": {"max_tokens": 4}})
-    assert "| think | 3: empty (2), two answers (1) | 4 | rule " in model_card.examined(card, [silent], {})
+    assert "| think | 3: empty (2), two answers (1) | 4 | rule " in model_card.with_results(card, [silent], {})
     clean = first.model_copy(update={"unreadable": {}, "stops": {}, "slices": {}})
-    text = model_card.examined(card, [clean], {})
+    text = model_card.with_results(card, [clean], {})
     assert "| think | 0 | 0 | none |" in text
     assert "modes agree" not in text

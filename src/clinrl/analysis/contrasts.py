@@ -1,6 +1,6 @@
 """Recipes compared over seeds: numbers on answers that are already graded, and the tests between rows.
 
-A row is a recipe with its versions, one a seed, or the base, or somebody who does not read. All rows are measured on
+A row is a recipe with its versions, one a seed, or the base, or a simple policy. All rows are measured on
 the same cases and on the same draws of them. Pure functions of records: no files, no models, no clock.
 """
 
@@ -239,8 +239,8 @@ def _metric(
     if isinstance(metric, Share):
         return runs_of_means(_verdicts(metric, golds, answers), clusters)
 
-    def of(right: Sequence[Any], said: Sequence[Any]) -> float:
-        kept = [(a, b) for a, b in zip(right, said, strict=True) if not isinstance(b, Unreadable)]
+    def of(right: Sequence[Any], answers: Sequence[Any]) -> float:
+        kept = [(a, b) for a, b in zip(right, answers, strict=True) if not isinstance(b, Unreadable)]
         return metric.of([a for a, _ in kept], [b for _, b in kept]) if kept else math.nan
 
     return runs_of(of if metric.readable_only else metric.of, golds, answers, clusters)
@@ -258,10 +258,10 @@ def _figure(
     metric = task.metrics.get(name)
     if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
         return _mean_figure(runs)
-    said = entry.answers[0]
+    answers = entry.answers[0]
     verdicts = [
         metric.of(gold, answer) if metric else isinstance(answer, Unreadable)
-        for gold, answer in zip(golds, said, strict=True)
+        for gold, answer in zip(golds, answers, strict=True)
     ]
     inside = [i for i, verdict in enumerate(verdicts) if verdict is not None]
     same = rate([bool(verdicts[i]) for i in inside], clusters and [clusters[i] for i in inside])

@@ -203,15 +203,15 @@ def progress(title: str, rows: int) -> Iterator[Advance]:
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        shown = bar.add_task(title, total=rows)
+        task = bar.add_task(title, total=rows)
 
         def advance(rows: int = 1, /) -> None:
-            bar.advance(shown, rows)
+            bar.advance(task, rows)
 
         yield advance
 
 
-def shown(value: Any) -> str:
+def to_text(value: Any) -> str:
     """A value as an error message shows it: its JSON, at most 80 characters."""
     text = json.dumps(value, ensure_ascii=True, default=str)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text):,} characters)"
@@ -220,7 +220,7 @@ def shown(value: Any) -> str:
 def _fault(error: ValidationError, withheld: bool) -> str:
     first = error.errors(include_url=False)[0]
     column = ".".join(str(part) for part in first["loc"]) or "(the whole line)"
-    return f"column {column}: {first['msg']}" + ("" if withheld else f", got {shown(first['input'])}")
+    return f"column {column}: {first['msg']}" + ("" if withheld else f", got {to_text(first['input'])}")
 
 
 def _first_bad_row(path: Path, task: Task) -> str:

@@ -30,7 +30,7 @@ class Row:
 def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list[Row]:
     """The stream that `version` trains on at the active scale, drawn from the cases of its data set with its seed.
 
-    The cases are shown in the view of its recipe.
+    The cases are shown under the input variant of its recipe.
 
     `steps * batch` rows for SFT; `steps * prompts` rows for GRPO, each sampled `group` times.
     """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import artifacts, paths
 from clinrl.data import data_docs
-from clinrl.data.dataset import is_import, manifest_of, progress, read_rows, rebuild, shown
+from clinrl.data.dataset import is_import, manifest_of, progress, read_rows, rebuild, to_text
 from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
 from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
@@ -305,7 +305,7 @@ class Tally:
         if self.first is None and self.withheld:
             return f"{path}, column {column}: values break {self._rule(arguments)}"
         if self.first is None:
-            return f"{path}, {self.expect.on}, column {column}: {shown(self.observed)} breaks {self._rule(arguments)}"
+            return f"{path}, {self.expect.on}, column {column}: {to_text(self.observed)} breaks {self._rule(arguments)}"
         where = f"{path} row {self.first['row']} ({self.first['id']}), column {column}"
         many = self.counts["unexpected"]
         more = f" ({many:,} of {self.counts['element']:,} rows)" if many > 1 else ""
@@ -315,7 +315,7 @@ class Tally:
         if self.withheld:
             return f"{where}: a value breaks {self._rule(arguments)}{more}"
         values = [self.first[name] for name in names]
-        return f"{where}: {', '.join(map(shown, values))} breaks {self._rule(arguments)}{more}"
+        return f"{where}: {', '.join(map(to_text, values))} breaks {self._rule(arguments)}{more}"
 
     def report(self) -> dict[str, Any]:
         """The outcome as the proof holds it: rule, success, and counts or the observed value."""
@@ -326,7 +326,7 @@ class Tally:
     def _rule(self, arguments: Mapping[str, Any]) -> str:
         if (kind := _KIND.get(arguments.get("regex", ""))) is not None:
             return f"the rule that it holds no {kind}"
-        return f"{self.expect.type}({', '.join(f'{key}={shown(value)}' for key, value in arguments.items())})"
+        return f"{self.expect.type}({', '.join(f'{key}={to_text(value)}' for key, value in arguments.items())})"
 
 
 _KIND = {shape: kind for kind, shape in IDENTIFIERS.items()} | {CONTROL_CHARACTERS: "control or invisible character"}

@@ -272,7 +272,7 @@ def _card(made: Recorded) -> str:
     if not written.exists():
         return ""
     agreement = {"mode_agreement": made.agreement} if made.agreement else {}
-    return model_card.examined(written.read_text(encoding="utf-8"), list(made.reports.values()), agreement)
+    return model_card.with_results(written.read_text(encoding="utf-8"), list(made.reports.values()), agreement)
 
 
 def _files(source: Path) -> list[Path]:

@@ -25,7 +25,7 @@ def write(manifest: Mapping[str, Any], *, lineage: Sequence[str]) -> str:
     return render("adapter_card", **manifest, lineage=list(lineage), recipe=text)
 
 
-def examined(card: str, reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> str:
+def with_results(card: str, reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> str:
     """A trained adapter's card with its exam: results for machines in the front matter, tables for people below.
 
     `card` is what `write` wrote, `reports` has one report a mode, `agreement` is what `between_modes` says.

@@ -112,11 +112,11 @@ def _prior(section: Section, test: Contrast) -> str:
         return SILENT
     answered = {row.name: row.answered[section.commonest] for row in section.rows}
     mine, theirs, gold = answered[test.first], answered[test.second], section.right[section.commonest]
-    said = f"{section.commonest} answered {'more' if mine > theirs else 'less'} often"
+    text = f"{section.commonest} answered {'more' if mine > theirs else 'less'} often"
     # Where the two lie on either side of the gold share, the test says nothing of which is nearer to it.
     if (mine - gold) * (theirs - gold) >= 0:
-        said += f", {'nearer to' if abs(mine - gold) < abs(theirs - gold) else 'farther from'} its gold share"
-    return said
+        text += f", {'nearer to' if abs(mine - gold) < abs(theirs - gold) else 'farther from'} its gold share"
+    return text
 
 
 def dots(report: Compared) -> Dots:

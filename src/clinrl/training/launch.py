@@ -143,8 +143,8 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
         spec["view"] = profile.view
     if profile.qlora:
         spec["qlora"] = True
-    if profile.method == "grpo" and (asked := identities(task, params.reward(version), paths.base(block.task))):
-        spec["oracles"] = asked
+    if profile.method == "grpo" and (judges := identities(task, params.reward(version), paths.base(block.task))):
+        spec["oracles"] = judges
     # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
     return json.loads(canonical_json(spec)), rows
 
@@ -246,7 +246,7 @@ def _live(folder: Path) -> Iterator[Callable[[str], None]]:
     Call what is yielded with MLflow's word for how the run ended. The process ends with this one, however it ends:
     its standard input is closed then.
     """
-    said: list[str] = []
+    ends: list[str] = []
     sender = None
     if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
         command = [sys.executable, "-m", "clinrl.tracking.live_metrics", str(folder)]
@@ -254,11 +254,11 @@ def _live(folder: Path) -> Iterator[Callable[[str], None]]:
         with suppress(OSError):
             sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        yield said.append
+        yield ends.append
     finally:
         if sender is not None:
             try:
-                sender.communicate("".join(said).encode(), LAST_METRICS_S)
+                sender.communicate("".join(ends).encode(), LAST_METRICS_S)
             except subprocess.TimeoutExpired:
                 sender.kill()
                 sender.communicate()

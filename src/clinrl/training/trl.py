@@ -279,10 +279,10 @@ def grpo_trainer(
     texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking, tools) for row in rows]
     lengths = [len(ids) for ids in encode(tokenizer, texts)]
     check_room([row.case.id for row in rows], lengths, trainer["max_completion"], window(model))
-    asked = [[turn.model_dump(include={"role", "content"}) for turn in task.prompt(row.case.facts)] for row in rows]
+    prompts = [[turn.model_dump(include={"role", "content"}) for turn in task.prompt(row.case.facts)] for row in rows]
     dataset = Dataset.from_dict(
         {
-            "prompt": texts if task.episodes is None else asked,
+            "prompt": texts if task.episodes is None else prompts,
             "case": [row.case.model_dump_json() for row in rows],
             "mode": [row.mode for row in rows],
             "row": list(range(len(rows))),

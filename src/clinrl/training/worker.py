@@ -149,8 +149,8 @@ def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
     lines = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
     if digest(lines) != spec["rows"]:
         raise DataError(f"{folder / ROWS} is not the stream that the spec names; remove {folder} and start again")
-    view = spec.get("view", GIVEN)
-    cases = {case.id: as_variant(task, case, view) for case in read_cases(paths.cases(spec["data"]), task)}
+    variant = spec.get("view", GIVEN)
+    cases = {case.id: as_variant(task, case, variant) for case in read_cases(paths.cases(spec["data"]), task)}
     return [
         Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"], frozenset(line["omit"]))
         for line in lines

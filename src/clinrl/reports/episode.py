@@ -1,0 +1,191 @@
+"""An episode as a person reads it: what a model was asked, what it did, and what came of it.
+
+Of an imported case neither the request nor the reasoning was kept; the text says so in its place.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+
+from pydantic import Field
+
+from clinrl.config.model import Model
+from clinrl.tasks import importing
+from clinrl.tasks.base import names_of, parts_of
+from clinrl.tasks.importing import is_imported
+from clinrl.types import Call, Case, Graded, Message, Score, Stop, Strict, Unreadable
+
+WIDTH = 100
+"""Characters of a line."""
+STEP = "  "
+WITHHELD = "Withheld: the case is imported, and of its text nothing was kept but the line with the answer."
+ENDS: dict[Stop, str] = {
+    "answered": "by itself",
+    "max_tokens": "cut off: out of tokens",
+    "max_turns": "cut off: out of turns",
+    "tool_error": "cut off: a tool failed",
+}
+
+
+class Part(Strict):
+    """One decision: what it was about, what was right, and what was decided."""
+
+    about: str
+    right: int | str
+    decided: int | str | Unreadable
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it was decided as it should be."""
+        return self.decided == self.right
+
+
+class Episode(Strict):
+    """What a model did with one case, and what came of it."""
+
+    name: str
+    exam: str
+    mode: str
+    number: int = Field(ge=1)
+    """Place of the case in the exam, from 1."""
+    of: int = Field(ge=1)
+    """Cases of the exam."""
+    case_id: str
+    traits: dict[str, str]
+    """The values of the task's slices."""
+    withheld: bool
+    """True for an imported case: its request is not here, and its turns hold the answer line alone."""
+    request: tuple[Message, ...]
+    messages: tuple[Message, ...]
+    stop: Stop
+    parts: tuple[Part, ...]
+    score: Score
+
+
+def episode_of(model: Model, case: Case, line: Graded, *, number: int, of: int) -> Episode:
+    """The episode of a graded answer. Pure."""
+    task, gold = model.task, model.task.label(case)
+    withheld = is_imported(case)
+    transcript = importing.withheld(task, case, line).transcript
+    pairs = zip(names_of(task, gold), parts_of(task, gold, line.answer), strict=True)
+    return Episode(
+        name=model.name,
+        exam=model.exam,
+        mode=line.mode,
+        number=number,
+        of=of,
+        case_id=case.id,
+        traits={what: value(case) for what, value in task.reporting.slices.items()},
+        withheld=withheld,
+        request=() if withheld else tuple(task.prompt(model.sees(case).facts)),
+        messages=transcript.messages,
+        stop=transcript.stop,
+        parts=tuple(Part(about=about, right=right, decided=given) for about, (right, given) in pairs),
+        score=line.score,
+    )
+
+
+def write(episode: Episode) -> str:
+    """The episode as text of at most `WIDTH` characters a line, unless a word is longer. Pure."""
+    lines = [
+        *_wrapped(
+            f"{episode.name} on {episode.exam}, mode {episode.mode}: case {episode.case_id}, "
+            f"{episode.number} of {episode.of}"
+        ),
+        *_wrapped("; ".join(f"{what} {value}" for what, value in episode.traits.items())),
+        "",
+        "Request",
+        *([STEP + WITHHELD] if episode.withheld else _request(episode.request)),
+        "",
+        *_turns(episode.messages),
+        *_wrapped(f"The end: {ENDS[episode.stop]}."),
+        "",
+        "Decided",
+        *_decided(episode.parts),
+        "",
+        *_score(episode.score),
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _request(messages: Sequence[Message]) -> Iterator[str]:
+    """What was asked about this case. The system's part is the same for every case, and stays out."""
+    for message in messages:
+        if message.role == "user":
+            yield from _wrapped(message.content, STEP)
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[str]:
+    """The turns of the model, each with the answers to its calls."""
+    number = 0
+    waiting: list[Call] = []
+    for message in messages:
+        if message.role == "assistant":
+            yield from _unanswered(waiting)
+            number, waiting = number + 1, list(message.calls)
+            yield f"Turn {number}"
+            if message.thinking is not None:
+                yield from _labelled("thinks", message.thinking or "(nothing)")
+            if message.content:
+                yield from _labelled("says", message.content)
+            elif not message.calls:
+                yield from _labelled("says", "(nothing)")
+        else:
+            if waiting:
+                yield from _labelled("calls", call_text(waiting.pop(0)))
+            yield from _labelled("", message.content, mark="-> ")
+    yield from _unanswered(waiting)
+
+
+def _unanswered(waiting: Sequence[Call]) -> Iterator[str]:
+    for call in waiting:
+        yield from _labelled("calls", call_text(call))
+        yield from _labelled("", "(no answer)", mark="-> ")
+
+
+def call_text(call: Call) -> str:
+    """A call in one line."""
+    arguments = (f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in call.arguments.items())
+    return f"{call.name}({', '.join(arguments)})"
+
+
+def _labelled(what: str, text: str, mark: str = "") -> Iterator[str]:
+    """Text behind a word that says what it is; further lines stand below the first."""
+    yield from _wrapped(text, STEP + " " * 8 + " " * len(mark), first=f"{STEP}{what:<8}{mark}")
+
+
+def _decided(parts: Sequence[Part]) -> Iterator[str]:
+    rows = [(part.about, _answer(part.decided), "right" if part.is_right else f"wrong: {part.right}") for part in parts]
+    widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
+    for about, decided, verdict in rows:
+        yield f"{STEP}{about:<{widths[0]}}  {decided:<{widths[1]}}  {verdict}"
+
+
+def _answer(decided: int | str | Unreadable) -> str:
+    return _plain(f"unreadable ({decided.reason})" if isinstance(decided, Unreadable) else str(decided))
+
+
+def _score(score: Score) -> Iterator[str]:
+    """The total, and the terms that are not zero."""
+    terms = {name: value for name, value in score.terms.items() if value}
+    width = max(map(len, terms), default=0)
+    yield f"Score {score.total:.4f}" + ("" if terms else ", of no term")
+    for name, value in terms.items():
+        yield f"{STEP}{name:<{width}}  {value:+.4f}"
+
+
+def _wrapped(text: str, indent: str = "", first: str | None = None) -> list[str]:
+    """Lines of at most `WIDTH` characters; line breaks of the text stay. The first line begins with `first`."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        head = first if first is not None and not lines else indent
+        lines += wrap(
+            _plain(line), WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False,
+            break_on_hyphens=False,
+        ) or [head]  # fmt: skip
+    return lines
+
+
+def _plain(text: str) -> str:
+    """The text with whatever does not print spelt out: a model may write what a terminal obeys."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text.replace("\t", " "))
