@@ -159,7 +159,7 @@ def test_a_cell_is_the_first_case_of_its_level():
     for (seed, level), case in drawn.items():
         some = TASK.cases(50, seed, pool="exam", mix="published")
         assert case == next(one for one in some if one.facts.level == level)
-        assert TASK.checks.pool_of(case.group) == "exam"
+        assert TASK.pool_of(case.group) == "exam"
 
 
 def test_a_level_that_no_seed_draws_is_refused():

@@ -35,7 +35,6 @@ from clinrl.tasks.base import (
     models_of,
     names_of,
     parts_of,
-    relabelled,
     requests_of,
     score_with,
     task_names,
@@ -189,7 +188,7 @@ def test_a_group_is_in_one_pool_for_good(name: str) -> None:
     task = get_task(name)
     groups = {pool: {case.group for case in sample(name, pool)} for pool in POOLS}
     for pool in POOLS:
-        assert {task.checks.pool_of(group) for group in groups[pool]} == {pool}
+        assert {task.pool_of(group) for group in groups[pool]} == {pool}
     for one, other in combinations(POOLS, 2):
         assert not groups[one] & groups[other]
 
@@ -199,7 +198,7 @@ def test_labels_follow_from_the_latent_facts(name: str) -> None:
     task = get_task(name)
     for pool in POOLS:
         for case in sample(name, pool):
-            assert relabelled(task, case) == task.label(case)
+            assert task.relabel(case) == task.label(case)
             gold = task.label(case)
             assert all(right in task.labels and right == given for right, given in parts_of(task, gold, gold))
 
@@ -207,7 +206,7 @@ def test_labels_follow_from_the_latent_facts(name: str) -> None:
 @tasks
 def test_rows_and_slices_are_defined_for_every_case(name: str) -> None:
     task = get_task(name)
-    columns = {tuple(task.checks.row(case)) for case in sample(name)}
+    columns = {tuple(task.row(case)) for case in sample(name)}
     assert len(columns) == 1
     assert all(isinstance(of(case), str) and of(case) for of in task.reporting.slices.values() for case in sample(name))
     named = {
@@ -231,7 +230,7 @@ def test_a_view_shows_other_facts_of_the_same_case(name: str) -> None:
         assert pairs, view
         for case, shown in pairs:
             assert (shown.id, shown.group, task.label(shown)) == (case.id, case.group, task.label(case))
-            assert relabelled(task, shown) == task.label(shown)
+            assert task.relabel(shown) == task.label(shown)
             assert task.parse(task.gold(shown, thinking=True)) == task.label(case)
             assert task.prompt(shown.facts) != task.prompt(case.facts)
             assert task.prompt(shown.facts)[0] == task.prompt(case.facts)[0]
@@ -313,10 +312,10 @@ def test_the_gold_turn_is_the_unique_best(name: str, thinking: bool) -> None:
 @tasks
 def test_omitting_a_rule_changes_the_answer_where_it_is_said_to(name: str) -> None:
     task = get_task(name)
-    assert all(rule in task.checks.rules for case in sample(name) for rule in task.checks.omittable(case))
-    assert any(task.checks.omittable(case) for case in sample(name))
+    assert all(rule in task.checks.rules for case in sample(name) for rule in task.omittable(case))
+    assert any(task.omittable(case) for case in sample(name))
     for case in sample(name):
-        for rule in task.checks.omittable(case):
+        for rule in task.omittable(case):
             answer = task.parse(task.gold(case, thinking=False, omit=frozenset({rule})))
             assert all(given in task.labels for _, given in parts_of(task, task.label(case), answer))
             assert answer != task.label(case)
@@ -490,7 +489,7 @@ def test_the_gold_episode_decides_everything_rightly_and_earns_the_most(name: st
     task, reward = get_task(name), get_task(name).Reward()
     for case in sample(name):
         gold = task.gold(case, thinking=thinking)
-        assert task.parse(gold) == task.label(case) == relabelled(task, case)
+        assert task.parse(gold) == task.label(case) == task.relabel(case)
         assert scored(task, case, gold, reward).total == pytest.approx(reward.high)
         turns_of_its_own = [message for message in gold.messages if message.role == "assistant"]
         assert all((turn.thinking is not None) == thinking for turn in turns_of_its_own)

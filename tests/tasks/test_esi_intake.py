@@ -67,7 +67,7 @@ def test_lines_are_what_the_records_dump(kind, tmp_path):
             case = TASK.Case.model_validate_json(line)
             assert line == canonical_json(case.model_dump(mode="json"))
             assert is_sound_id(TASK, case)
-            assert TASK.checks.pool_of(case.group) == use
+            assert TASK.pool_of(case.group) == use
 
 
 @kinds
@@ -80,12 +80,12 @@ def test_equal_sources_give_equal_bytes(kind, tmp_path):
 @kinds
 def test_the_task_works_on_imported_cases(kind, tmp_path):
     path = files(kind, tmp_path)
-    columns = set(TASK.checks.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
+    columns = set(TASK.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
     for line in taken(path, uses(kind)[0])[0]:
         case = TASK.Case.model_validate_json(line)
-        assert TASK.checks.relabel(case) == TASK.label(case)
-        assert TASK.checks.omittable(case) == ()
-        assert set(TASK.checks.row(case)) == columns
+        assert TASK.relabel(case) == TASK.label(case)
+        assert TASK.omittable(case) == ()
+        assert set(TASK.row(case)) == columns
         assert {name: of(case) for name, of in TASK.reporting.slices.items()}["rule"] == "imported"
         for thinking in (True, False):
             turn = TASK.gold(case, thinking=thinking).messages[-1]

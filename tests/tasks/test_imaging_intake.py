@@ -79,7 +79,7 @@ def test_lines_are_what_the_records_dump(form, tmp_path):
             case = TASK.Case.model_validate_json(line)
             assert line == canonical_json(case.model_dump(mode="json"))
             assert is_sound_id(TASK, case)
-            assert TASK.checks.pool_of(case.group) == use
+            assert TASK.pool_of(case.group) == use
 
 
 def test_all_formats_give_the_same_cases(tmp_path):
@@ -176,11 +176,11 @@ def imports(tmp_path: Path) -> list:
 
 
 def test_the_task_works_on_imported_cases(tmp_path):
-    columns = set(TASK.checks.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
+    columns = set(TASK.row(next(iter(TASK.cases(1, 1, pool="train", mix="natural")))))
     for case in imports(tmp_path):
-        assert TASK.checks.relabel(case) == TASK.label(case)
-        assert TASK.checks.omittable(case) == ()
-        assert set(TASK.checks.row(case)) == columns
+        assert TASK.relabel(case) == TASK.label(case)
+        assert TASK.omittable(case) == ()
+        assert set(TASK.row(case)) == columns
         assert all(isinstance(shows(case), bool) for shows in TASK.improvement.triggers.values())
         for thinking in (True, False):
             turn = TASK.gold(case, thinking=thinking).messages[-1]
@@ -552,8 +552,7 @@ def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, capl
         cases = (paths.cases(name) / paths.CASES_FILE).read_text()
         assert all(canary in cases for canary in CANARIES)
         assert all(
-            TASK.checks.pool_of(case.group) == name.split("-")[1]
-            for case in dataset.read_cases(paths.cases(name), TASK)
+            TASK.pool_of(case.group) == name.split("-")[1] for case in dataset.read_cases(paths.cases(name), TASK)
         )
     output = capfd.readouterr()
     made = [file for file in Path("data").rglob("*") if file.is_file() and file.name != paths.CASES_FILE]

@@ -156,7 +156,7 @@ def audit_omissions(rows: Sequence[Row], task: Task, omit: Mapping[str, float], 
     relabelled = 0
     for row in rows:
         ignored = omitted(row.case, omit, seed)
-        for rule in set(omit).intersection(task.checks.omittable(row.case)):
+        for rule in set(omit).intersection(task.omittable(row.case)):
             triggered[rule] += 1
             affected[rule] += rule in ignored
         relabelled += bool(ignored) and task.parse(task.gold(row.case, thinking=False, omit=ignored)) != task.label(

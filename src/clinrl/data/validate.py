@@ -22,7 +22,7 @@ from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
 from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
 from clinrl.models.judges import Judges
-from clinrl.tasks.base import Task, get_task, is_sound_id, models_of, relabelled, row_of
+from clinrl.tasks.base import Task, get_task, is_sound_id, models_of
 from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS
 from clinrl.tasks.parts import Expect
 from clinrl.types import Case, Manifest, Pool
@@ -139,7 +139,7 @@ def examine(
         while chunk := list(islice(rows, CHUNK_ROWS)):
             table = []
             for row, case in chunk:
-                line = row_of(task, case)
+                line = task.row(case)
                 computed = columns(case, line[task.checks.text], task, pool, rewards, is_first, judges)
                 table.append(line | computed | {"row": row, "id": case.id})
                 counts["cases"] += 1
@@ -241,8 +241,8 @@ def columns(
         "id_matches_content": is_sound_id(task, case),
         "id_unique": is_first("id", case.id),
         _computed(task, TEXT_UNIQUE): is_first("text", text),
-        "group_in_pool": task.checks.pool_of(case.group) == pool,
-        "label_reproduced": relabelled(task, case) == task.label(case),
+        "group_in_pool": task.pool_of(case.group) == pool,
+        "label_reproduced": task.relabel(case) == task.label(case),
         "gold_scores_best": all(task.parse(transcript) == task.label(case) for transcript in best)
         and all(
             gold_is_best(

@@ -136,6 +136,24 @@ class Task(ABC):
         model can be scored by this.
         """
 
+    def pool_of(self, group: str) -> Pool:
+        """The pool of a group, by its name alone; by default its first part."""
+        return group.split("/")[0]  # type: ignore[return-value]  # validation compares it with the pool of the data set
+
+    def omittable(self, case: Any) -> tuple[str, ...]:
+        """The rules whose omission changes a case's label."""
+        return ()
+
+    def relabel(self, case: Any) -> Any:
+        """The label recomputed from the latent facts by the rules; by default the one that the case has."""
+        return self.label(case)
+
+    def row(self, case: Any) -> dict[str, Any]:
+        """A flat row of a case for `checks.expectations`; by default id, group, label, text and the plain facts."""
+        plain = {name: value for name, value in case.facts if isinstance(value, bool | int | float | str | None)}
+        text = "\n".join(message.content for message in self.prompt(case.facts) if message.role == "user")
+        return {"id": case.id, "group": case.group, "label": self.label(case), self.checks.text: text} | plain
+
     def recognise(self, path: Path) -> "Source":
         """The records that lie at a path, to be imported. Raises DataError, saying what is expected, for others; by
         default for any."""
@@ -164,20 +182,6 @@ def content_id(name: str, facts: BaseModel, key: BaseModel) -> str:
 def is_sound_id(task: Task, case: AnyCase) -> bool:
     """Whether a case's id is the hash of what it holds."""
     return case.id == content_id(task.name, case.facts, case.key)
-
-
-def relabelled(task: Task, case: AnyCase) -> Any:
-    """The label that the task's rules give a case now; the one it has, where a task has none to apply."""
-    return (task.checks.relabel or task.label)(case)
-
-
-def row_of(task: Task, case: AnyCase) -> dict[str, Any]:
-    """A flat row of a case for the table of expectations: the task's own, or what is plain in its facts."""
-    if task.checks.row:
-        return task.checks.row(case)
-    plain = {name: value for name, value in case.facts if isinstance(value, bool | int | float | str | None)}
-    text = "\n".join(message.content for message in task.prompt(case.facts) if message.role == "user")
-    return {"id": case.id, "group": case.group, "label": task.label(case), task.checks.text: text} | plain
 
 
 def as_variant(task: Task, case: AnyCase, variant: str) -> AnyCase:

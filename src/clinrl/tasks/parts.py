@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from clinrl.types import Case, Pool, Score, Transcript, Unreadable
+from clinrl.types import Case, Score, Transcript, Unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Expect:
     type: str
     arguments: Mapping[str, Any]
     on: str = "rows"
-    """"rows": checked on the table of cases (`Checks.row`). "summary": checked on the one-row table of shares."""
+    """"rows": checked on the table of cases (`Task.row`). "summary": checked on the one-row table of shares."""
     of: str = "all"
     """"all" data sets, "drawn" ones alone, or "imported" ones alone."""
 
@@ -83,32 +83,16 @@ def expect(rule: str, column: str, on: str = "rows", of: str = "all", **argument
     return Expect(type=rule, arguments={"column": column, **arguments}, on=on, of=of)
 
 
-def _first_part(group: str) -> Pool:
-    return group.split("/")[0]  # type: ignore[return-value]  # validation compares it with the pool of the data set
-
-
-def _none(case: Any) -> tuple[str, ...]:
-    return ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Checks:
-    """How cases vary, and what is proven of a data set before anything trains on it."""
+    """How cases vary, and the expectations that a data set must meet before anything trains on it."""
 
     rules: tuple[str, ...] = ()
     """Ids of the rules that decide labels; the names that `omit` may use."""
     mixes: tuple[str, ...] = ("natural",)
     """Names of the class mixes that `Task.cases` can draw; a served model's example is drawn from the first."""
-    omittable: Callable[[Any], tuple[str, ...]] = _none
-    """The rules whose omission changes a case's label."""
-    relabel: Callable[[Any], Any] | None = None
-    """The label recomputed from the latent facts by the rules, never read from the case; None: there are none."""
-    pool_of: Callable[[str], Pool] = _first_part
-    """The pool of a group, by its name alone."""
-    row: Callable[[Any], dict[str, Any]] | None = None
-    """A flat row of a case for `expectations`; None: its id, group, label, text, and the plain fields of its facts."""
     text: str = "text"
-    """The column of `row` that holds what the model reads about a case."""
+    """The column of `Task.row` that holds what the model reads about a case."""
     share: str = "share"
     """What the columns of the labels' shares begin with: `<share>_<label>`."""
     expectations: Sequence[Expect] = ()

@@ -165,12 +165,14 @@ class Toy(Task):
         slices={"rule": lambda case: case.key.rule},
         cluster=lambda case: case.key.topic,
     )
-    checks = Checks(rules=("rule_0", "rule_1", "rule_2"), mixes=("reporting",), omittable=_omittable, text="narrative")
+    checks = Checks(rules=("rule_0", "rule_1", "rule_2"), mixes=("reporting",), text="narrative")
     judged = Judged(models=_models, requests=_requests, score=_score, lessons=_lessons)
     cases = staticmethod(cases)
     prompt = staticmethod(prompt)
     gold = staticmethod(gold)
     parse = staticmethod(_read)
+
+    omittable = staticmethod(_omittable)
 
     def label(self, case: ToyCase) -> str:
         return case.key.label

@@ -36,63 +36,12 @@ def _hardest(case: AuditCase) -> str:
     return next((kind for kind in (OVERRIDE, WINDOW, TEMPORAL, AGE) if kind in wrong), "none")
 
 
-def _label(case: AuditCase) -> str:
-    """What is to be decided about each proposal."""
-    return episodes.format_decisions({truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths})
-
-
-def _relabel(case: AuditCase) -> str:
-    """The same, from the records alone: a clearance is wrong if a rule is broken, a rejection if none is."""
-    records = {record.patient_id: record for record in case.facts.records}
-    decided = {}
-    for proposal in case.facts.proposals:
-        broken = violations(records[proposal.patient_id], case.facts.protocol)
-        if proposal.action == "clear":
-            decided[proposal.proposal_id] = broken[0] if broken else episodes.APPROVED
-        else:
-            argument = find_argument(proposal.text)
-            decided[proposal.proposal_id] = episodes.APPROVED if broken or argument is None else argument.rule
-    return episodes.format_decisions(decided)
-
-
-def _gold(case: AuditCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
-    """An audit by a reader of the tools' answers who weighs everything but `omit`, with notes if thinking."""
-    return episodes.write(case, policies.work(case, omit), thinking=thinking)
-
-
-def _omittable(case: AuditCase) -> tuple[str, ...]:
-    """The rules whose omission changes a decision."""
-    right = _label(case)
-    return tuple(
-        rule for rule in policies.RULES if episodes.parse(_gold(case, thinking=False, omit=frozenset({rule}))) != right
-    )
-
-
 def _cost(gold: str, answer: str | Unreadable) -> float:
     """2 for each error that passed, 1 for each false alarm and each error taken for another."""
     missed = ((right, given) for right, given in episodes.parts(gold, answer) if right != given)
     return float(
         sum(2 if right != episodes.APPROVED and given not in episodes.LABELS[1:] else 1 for right, given in missed)
     )
-
-
-def _row(case: AuditCase) -> dict[str, Any]:
-    """A flat row for the table of expectations."""
-    found = differences_of(case.facts)
-    lines = [
-        *(message.content for message in prompt(case.facts) if message.role == "user"),
-        *(review_line(proposal) for proposal in case.facts.proposals),
-        *(timeline_line(one.patient_id, found[one.patient_id]) for one in case.facts.proposals),
-    ]
-    errors = sum(truth.error is not None for truth in case.key.truths)
-    return {
-        "id": case.id,
-        "narrative": " ".join("\n".join(lines).split()),
-        "level": case.facts.level,
-        "proposals": len(case.facts.proposals),
-        "errors": errors,
-        "has_errors": errors > 0,
-    }
 
 
 class Audit(Task):
@@ -127,10 +76,6 @@ class Audit(Task):
     checks = Checks(
         rules=policies.RULES,
         mixes=tuple(MIXES),
-        omittable=_omittable,
-        relabel=_relabel,
-        pool_of=pool_of,
-        row=_row,
         text="narrative",
         share="share_level",
         expectations=(
@@ -149,10 +94,55 @@ class Audit(Task):
     )
     benchmark = protocol.PROTOCOL
 
+    pool_of = staticmethod(pool_of)
     cases = staticmethod(cases)
     prompt = staticmethod(prompt)
-    gold = staticmethod(_gold)
-    label = staticmethod(_label)
+
+    def label(self, case: AuditCase) -> str:
+        """The right decision about each proposal."""
+        return episodes.format_decisions(
+            {truth.proposal_id: truth.error or episodes.APPROVED for truth in case.key.truths}
+        )
+
+    def gold(self, case: AuditCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -> Transcript:
+        """An audit by a reader of the tools' answers who weighs everything but `omit`, with notes if thinking."""
+        return episodes.write(case, policies.work(case, omit), thinking=thinking)
+
+    def omittable(self, case: AuditCase) -> tuple[str, ...]:
+        """The rules whose omission changes a decision."""
+        made = {rule: self.gold(case, thinking=False, omit=frozenset({rule})) for rule in policies.RULES}
+        return tuple(rule for rule, done in made.items() if episodes.parse(done) != self.label(case))
+
+    def relabel(self, case: AuditCase) -> str:
+        """The label from the records alone: a clearance is wrong if a rule is broken, a rejection if none is."""
+        records = {record.patient_id: record for record in case.facts.records}
+        decided = {}
+        for proposal in case.facts.proposals:
+            broken = violations(records[proposal.patient_id], case.facts.protocol)
+            if proposal.action == "clear":
+                decided[proposal.proposal_id] = broken[0] if broken else episodes.APPROVED
+            else:
+                argument = find_argument(proposal.text)
+                decided[proposal.proposal_id] = episodes.APPROVED if broken or argument is None else argument.rule
+        return episodes.format_decisions(decided)
+
+    def row(self, case: AuditCase) -> dict[str, Any]:
+        """A flat row for the table of expectations."""
+        found = differences_of(case.facts)
+        lines = [
+            *(message.content for message in prompt(case.facts) if message.role == "user"),
+            *(review_line(proposal) for proposal in case.facts.proposals),
+            *(timeline_line(one.patient_id, found[one.patient_id]) for one in case.facts.proposals),
+        ]
+        errors = sum(truth.error is not None for truth in case.key.truths)
+        return {
+            "id": case.id,
+            "narrative": " ".join("\n".join(lines).split()),
+            "level": case.facts.level,
+            "proposals": len(case.facts.proposals),
+            "errors": errors,
+            "has_errors": errors > 0,
+        }
 
     def score(self, case: AuditCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         """The reward of an episode, from its calls made again."""

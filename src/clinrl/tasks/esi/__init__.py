@@ -49,48 +49,6 @@ def _within(column: str, of: str = "all") -> Expect:
     return expect("ExpectColumnValuesToBeBetween", column, of=of, min_value=low, max_value=high)
 
 
-def _omittable(case: EsiCase) -> tuple[str, ...]:
-    """The rule whose omission changes this case's label, if there is one: where a reader's gap shows."""
-    if isinstance(case.key, ImportedKey):
-        return ()
-    rule = case.key.rule
-    changed = decide(case.key.presentation, omit=frozenset({rule})).level != case.key.level
-    return (rule,) if changed else ()
-
-
-def _relabel(case: EsiCase) -> int:
-    """The level that the rules give the latent facts now. An imported level is a person's and stays."""
-    return case.key.level if isinstance(case.key, ImportedKey) else decide(case.key.presentation).level
-
-
-def _row(case: EsiCase) -> dict[str, Any]:
-    """A flat row for the table of expectations. Vital signs are None when not measured."""
-    p = _patient(case)
-    missing = None in (p.hr_bpm, p.rr_bpm, p.spo2_pct, p.sbp_mmhg, p.temp_c)
-    return {
-        "id": case.id,
-        "group": case.group,
-        "narrative": case.facts.narrative,
-        "level": case.key.level,
-        "rule": case.key.rule,
-        "age_years": p.age_years,
-        "hr_bpm": p.hr_bpm,
-        "rr_bpm": p.rr_bpm,
-        "spo2_pct": p.spo2_pct,
-        "sbp_mmhg": p.sbp_mmhg,
-        "dbp_mmhg": p.dbp_mmhg,
-        "temp_c": p.temp_c,
-        "pain": p.pain,
-        "pulse_pressure_mmhg": None if p.sbp_mmhg is None or p.dbp_mmhg is None else p.sbp_mmhg - p.dbp_mmhg,
-        "has_missing_vital": missing,
-        "has_done_intervention": case.key.rule == "done_intervention",
-        "has_severe_pain": case.key.rule == "severe_pain",
-        "has_open_injury": case.key.rule == "open_injury",
-        "has_child": p.age_years is not None and p.age_years < 18,
-        "has_ambiguity": case.key.ambiguous,
-    }
-
-
 class Esi(Task):
     """Emergency Severity Index triage. Level 1 is the most urgent: under-triage means predicted level > gold level."""
 
@@ -129,10 +87,6 @@ class Esi(Task):
     checks = Checks(
         rules=RULE_IDS,
         mixes=tuple(MIXES),
-        omittable=_omittable,
-        relabel=_relabel,
-        pool_of=pool_of,
-        row=_row,
         text="narrative",
         share="share_level",
         expectations=(
@@ -176,6 +130,7 @@ class Esi(Task):
     recognise = staticmethod(recognise)
     published = PUBLISHED
 
+    pool_of = staticmethod(pool_of)
     cases = staticmethod(cases)
     prompt = staticmethod(prompt)
     gold = staticmethod(gold)
@@ -187,6 +142,45 @@ class Esi(Task):
     def parse(self, transcript: Transcript) -> int | Unreadable:
         """The level that the last turn commits to; the thinking block is not read."""
         return answer.parse(transcript.messages[-1].content)
+
+    def omittable(self, case: EsiCase) -> tuple[str, ...]:
+        """The rule whose omission changes this case's label, if there is one: where a reader's gap shows."""
+        if isinstance(case.key, ImportedKey):
+            return ()
+        rule = case.key.rule
+        changed = decide(case.key.presentation, omit=frozenset({rule})).level != case.key.level
+        return (rule,) if changed else ()
+
+    def relabel(self, case: EsiCase) -> int:
+        """The level that the rules give the latent facts now. An imported level is a person's and stays."""
+        return case.key.level if isinstance(case.key, ImportedKey) else decide(case.key.presentation).level
+
+    def row(self, case: EsiCase) -> dict[str, Any]:
+        """A flat row for the table of expectations. Vital signs are None when not measured."""
+        p = _patient(case)
+        missing = None in (p.hr_bpm, p.rr_bpm, p.spo2_pct, p.sbp_mmhg, p.temp_c)
+        return {
+            "id": case.id,
+            "group": case.group,
+            "narrative": case.facts.narrative,
+            "level": case.key.level,
+            "rule": case.key.rule,
+            "age_years": p.age_years,
+            "hr_bpm": p.hr_bpm,
+            "rr_bpm": p.rr_bpm,
+            "spo2_pct": p.spo2_pct,
+            "sbp_mmhg": p.sbp_mmhg,
+            "dbp_mmhg": p.dbp_mmhg,
+            "temp_c": p.temp_c,
+            "pain": p.pain,
+            "pulse_pressure_mmhg": None if p.sbp_mmhg is None or p.dbp_mmhg is None else p.sbp_mmhg - p.dbp_mmhg,
+            "has_missing_vital": missing,
+            "has_done_intervention": case.key.rule == "done_intervention",
+            "has_severe_pain": case.key.rule == "severe_pain",
+            "has_open_injury": case.key.rule == "open_injury",
+            "has_child": p.age_years is not None and p.age_years < 18,
+            "has_ambiguity": case.key.ambiguous,
+        }
 
     def score(self, case: EsiCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         """The reward of a transcript's last turn."""

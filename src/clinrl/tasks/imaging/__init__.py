@@ -70,50 +70,6 @@ def _cluster(case: ImagingCase) -> str:
     return case.key.scenario.condition
 
 
-def _relabel(case: ImagingCase) -> str:
-    """The label that the rules give the latent facts now. An imported label is a panel's and stays."""
-    if isinstance(case.key, ImportedKey):
-        return case.key.label
-    return decide(case.key.scenario).label
-
-
-def _omittable(case: ImagingCase) -> tuple[str, ...]:
-    """The rules whose omission changes this case's label."""
-    if isinstance(case.key, ImportedKey):
-        return ()
-    s, said = case.key.scenario, evidence.find_majority(case.key.studies, case.key.scenario)
-    return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), said).label != case.key.label)
-
-
-def _row(case: ImagingCase) -> dict[str, Any]:
-    """A flat row for the table of expectations. The filtration rate is None where it is not known.
-
-    The narrative of an imported case is the request alone: a published abstract may well hold a date or a web
-    address, and it may be longer than any narrative.
-    """
-    key, facts = case.key, case.facts
-    request = (facts.condition, facts.variant, facts.procedure)
-    s, rating = (None, None) if isinstance(key, ImportedKey) else (key.scenario, key.rating)
-    return {
-        "id": case.id,
-        "group": case.group,
-        "narrative": " | ".join(request) if isinstance(key, ImportedKey) else facts.narrative,
-        "shown": facts.narrative,
-        "label": key.label,
-        "rating": rating,
-        "rule": key.rule,
-        "condition": s and s.condition,
-        "modality": s and s.modality,
-        "age_years": s and s.age_years,
-        "egfr_ml_min": s and s.egfr_ml_min,
-        "studies": len(facts.evidence),
-        "reasons": len(key.reasoning),
-        "has_evidence": bool(facts.evidence),
-        "has_red_flag": s is not None and s.red_flag,
-        "has_held_out_condition": is_held_out(case),
-    }
-
-
 def _cost(gold: str, answer: str | Unreadable) -> float:
     """0 to 1: half for one step between labels, all for two and for an unreadable answer."""
     if isinstance(answer, Unreadable):
@@ -194,10 +150,6 @@ class Imaging(Task):
     checks = Checks(
         rules=RULE_IDS,
         mixes=tuple(MIXES),
-        omittable=_omittable,
-        relabel=_relabel,
-        pool_of=pool_of,
-        row=_row,
         text="narrative",
         share="share_level",
         expectations=(
@@ -224,6 +176,7 @@ class Imaging(Task):
     judged = Judged(models=rewards.models, requests=rewards.requests, score=rewards.score, lessons=quality.lessons)
     recognise = staticmethod(recognise)
 
+    pool_of = staticmethod(pool_of)
     cases = staticmethod(cases)
     prompt = staticmethod(prompt)
     gold = staticmethod(gold)
@@ -235,6 +188,47 @@ class Imaging(Task):
     def parse(self, transcript: Transcript) -> str | Unreadable:
         """The label that the last turn commits to, read strictly."""
         return answer.parse(transcript.messages[-1])
+
+    def omittable(self, case: ImagingCase) -> tuple[str, ...]:
+        """The rules whose omission changes this case's label."""
+        if isinstance(case.key, ImportedKey):
+            return ()
+        s, said = case.key.scenario, evidence.find_majority(case.key.studies, case.key.scenario)
+        return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), said).label != case.key.label)
+
+    def relabel(self, case: ImagingCase) -> str:
+        """The label that the rules give the latent facts now. An imported label is a panel's and stays."""
+        if isinstance(case.key, ImportedKey):
+            return case.key.label
+        return decide(case.key.scenario).label
+
+    def row(self, case: ImagingCase) -> dict[str, Any]:
+        """A flat row for the table of expectations. The filtration rate is None where it is not known.
+
+        The narrative of an imported case is the request alone: a published abstract may well hold a date or a web
+        address, and it may be longer than any narrative.
+        """
+        key, facts = case.key, case.facts
+        request = (facts.condition, facts.variant, facts.procedure)
+        s, rating = (None, None) if isinstance(key, ImportedKey) else (key.scenario, key.rating)
+        return {
+            "id": case.id,
+            "group": case.group,
+            "narrative": " | ".join(request) if isinstance(key, ImportedKey) else facts.narrative,
+            "shown": facts.narrative,
+            "label": key.label,
+            "rating": rating,
+            "rule": key.rule,
+            "condition": s and s.condition,
+            "modality": s and s.modality,
+            "age_years": s and s.age_years,
+            "egfr_ml_min": s and s.egfr_ml_min,
+            "studies": len(facts.evidence),
+            "reasons": len(key.reasoning),
+            "has_evidence": bool(facts.evidence),
+            "has_red_flag": s is not None and s.red_flag,
+            "has_held_out_condition": is_held_out(case),
+        }
 
     def score(self, case: ImagingCase, transcript: Transcript, reward: rewards.Reward) -> Score:
         """The reward of a transcript's last turn, against the gold of this very case, if it needs no model."""
