@@ -58,7 +58,7 @@ def test_another_process_writes_the_same_bytes() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1] + '/src')\n"
         "from clinrl.config import files, params; from clinrl.data import dataset\n"
-        "source, _ = files.merge(files.read_files(params.Path(sys.argv[1] + '/params.yaml')))\n"
+        "source, _ = files.merge_files(files.read_files(params.Path(sys.argv[1] + '/params.yaml')))\n"
         "source['datasets']['esi-d1']['cases'] = 40\n"
         "dataset.stage(params.Params.model_validate(source), 'esi-d1')"
     )
