@@ -24,7 +24,7 @@ from clinrl.artifacts import canonical_json, digest, read_manifest, write_json
 from clinrl.registry import versions
 from clinrl.tracking import live_metrics, mlflow_store
 from clinrl.tracking.mlflow_store import connect
-from clinrl.training import launch
+from clinrl.training import launch, process
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -157,7 +157,7 @@ def test_how_a_run_ended_is_said_truthfully(code, state, word):
 
 def test_nothing_is_sent_where_mlflow_is_not_used(project, capfd):
     Path("mlruns").rmdir()
-    with launch._live(scratch(project, "v1")) as tell:
+    with process.live_metrics(scratch(project, "v1")) as tell:
         tell("FINISHED")
     assert not Path("mlruns").exists()
     assert capfd.readouterr().err == ""
@@ -166,7 +166,7 @@ def test_nothing_is_sent_where_mlflow_is_not_used(project, capfd):
 @pytest.mark.slow
 def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(project, capfd):
     folder, lines = scratch(project, "v1"), exhibits.history(1)
-    with launch._live(folder) as tell:
+    with process.live_metrics(folder) as tell:
         add(folder, lines[:2])
         eventually(lambda: run_of(folder).data.metrics.get("reward") == 2.0)
         run = run_of(folder)
@@ -177,7 +177,7 @@ def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(
     assert run_of(folder).info.status == "KILLED"
 
     add(folder, lines[1:2])  # the step after the checkpoint is trained again
-    with launch._live(folder) as tell:
+    with process.live_metrics(folder) as tell:
         eventually(lambda: run_of(folder).info.status == "RUNNING")
         add(folder, lines[2:])
         eventually(lambda: run_of(folder).data.metrics["reward"] == 3.0)
@@ -198,8 +198,8 @@ def test_a_trainer_that_was_killed_leaves_no_run_that_looks_alive(project):
     folder = scratch(project, "v1")
     add(folder, exhibits.history(1))
     code = (
-        "import sys, time; from pathlib import Path; from clinrl.training import launch\n"
-        f"with launch._live(Path({str(folder)!r})):\n    print('begun', flush=True); time.sleep(600)"
+        "import sys, time; from pathlib import Path; from clinrl.training import process\n"
+        f"with process.live_metrics(Path({str(folder)!r})):\n    print('begun', flush=True); time.sleep(600)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout.readline() == "begun\n"
@@ -216,7 +216,7 @@ def test_a_server_that_is_away_is_said_once_and_costs_no_time(project, monkeypat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     folder = scratch(project, "v1")
     heard = ""
-    with launch._live(folder) as tell:
+    with process.live_metrics(folder) as tell:
         deadline = time.monotonic() + PATIENCE_S
         while "clinrl: " not in heard and time.monotonic() < deadline:
             add(folder, exhibits.history(1))
@@ -224,7 +224,7 @@ def test_a_server_that_is_away_is_said_once_and_costs_no_time(project, monkeypat
             heard += capfd.readouterr().err
         tell("FINISHED")
         began = time.monotonic()
-    assert time.monotonic() - began < launch.LAST_METRICS_S + 2
+    assert time.monotonic() - began < process.LAST_METRICS_S + 2
     assert heard + capfd.readouterr().err == (
         f"clinrl: no live metrics: the registry at http://127.0.0.1:{port} does not answer; start the server, or set "
         "MLFLOW_TRACKING_URI to one that runs; `clinrl register` fills them in\n"
@@ -235,13 +235,13 @@ def test_a_server_that_never_answers_is_not_waited_for(project, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         folder = scratch(project, "v1")
-        with launch._live(folder) as tell:
+        with process.live_metrics(folder) as tell:
             deaf.settimeout(PATIENCE_S)
             asked_for, _ = deaf.accept()
             with asked_for:
                 tell("FINISHED")
                 began = time.monotonic()
-        assert time.monotonic() - began < launch.LAST_METRICS_S + 2
+        assert time.monotonic() - began < process.LAST_METRICS_S + 2
 
 
 @pytest.mark.slow
@@ -250,7 +250,7 @@ def test_a_server_killed_in_the_middle_loses_no_metric(project, tmp_path_factory
     files = tmp_path_factory.mktemp("server")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
     folder = scratch(project, "v2")
-    with serving(files, port) as kill, launch._live(folder) as tell:
+    with serving(files, port) as kill, process.live_metrics(folder) as tell:
         add(folder, lines[:1])
         eventually(lambda: run_of(folder).data.metrics.get("reward") == 1.0)
         run = run_of(folder)

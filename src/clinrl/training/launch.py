@@ -5,16 +5,9 @@ leaves the parent to say what happened. Everything the child does is determined 
 digest names the folder of the run's checkpoints, so the same command continues the same run and no other.
 """
 
-import ctypes
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +30,9 @@ from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
-from clinrl.runtime import determinism, starter
+from clinrl.runtime import determinism
 from clinrl.tasks.base import GIVEN, get_task
+from clinrl.training.process import live_metrics, run_worker
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -53,12 +47,6 @@ HANDLING = {"checkpoint_every", "on_alarm"}
 
 DISK_FULL = 5
 """The worker's exit code when nothing more can be written, its status neither."""
-
-GRACE_S = 30
-"""Seconds a child has to end after its group was told to stop for good."""
-
-LAST_METRICS_S = 3
-"""Seconds that the end of a training waits for its last live metrics; `clinrl register` fills in the others."""
 
 
 def stage(params: "Params", version: str) -> None:
@@ -77,8 +65,8 @@ def stage(params: "Params", version: str) -> None:
         if not _completed(folder, spec["trainer"]["steps"]):
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
-            with _live(folder) as tell:
-                code = _run_worker(folder / SPEC)
+            with live_metrics(folder) as tell:
+                code = run_worker(folder / SPEC)
                 tell(_fate(code, _status(folder)["state"]))
             _judge(code, folder, version, spec["trainer"]["steps"])
         with staged(target) as out:
@@ -225,97 +213,8 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     raise TrainingError(f"the trainer of {version} {why}; {resume}")
 
 
-def _run_worker(spec: Path) -> int:
-    """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
-
-    A second signal kills the worker's whole group. The worker dies with this process, however this process ends.
-    """
-    command = [sys.executable, "-m", "clinrl.training.worker", str(spec), str(os.getpid())]
-    child = subprocess.Popen(command, start_new_session=True)
-    try:
-        with _forwarded(child):
-            return child.wait()
-    finally:
-        _end_group(child)
-
-
-@contextmanager
-def _live(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Send the run's metrics to MLflow, if it is used here, from a process that the training does not depend on.
-
-    Call what is yielded with MLflow's word for how the run ended. The process ends with this one, however it ends:
-    its standard input is closed then.
-    """
-    ends: list[str] = []
-    sender = None
-    if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
-        command = [sys.executable, "-m", "clinrl.tracking.live_metrics", str(folder)]
-        # In a session of its own, so that a signal to this one does not keep it from saying how the run ended.
-        with suppress(OSError):
-            sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield ends.append
-    finally:
-        if sender is not None:
-            try:
-                sender.communicate("".join(ends).encode(), LAST_METRICS_S)
-            except subprocess.TimeoutExpired:
-                sender.kill()
-                sender.communicate()
-
-
 def _fate(code: int, state: str) -> str:
     """MLflow's word for a worker that ended with a code and a state."""
     if code == 0:
         return "FINISHED"
     return "KILLED" if code < 0 or state == "stopped" else "FAILED"
-
-
-@contextmanager
-def _forwarded(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    # Only the main thread may set handlers; elsewhere the caller's own handling ends this process and the child.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    numbers = [signal.SIGINT, signal.SIGTERM, starter.GONE]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` means that a closed terminal ends nothing
-        numbers.append(signal.SIGHUP)
-
-    def forward(number: int, _frame: object) -> None:
-        if number == starter.GONE and received:  # the same end may have come as a signal to the group
-            return
-        received.append(number)
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
-
-    before = {number: signal.signal(number, forward) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end_group(child: "subprocess.Popen[bytes]") -> None:
-    """Make sure that nothing of the worker's group is left."""
-    try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    child.wait(GRACE_S)
-
-
-def die_with(parent: int) -> None:
-    """Have this process killed when its parent dies, even by SIGKILL: by the kernel on Linux. For the worker.
-
-    Without it a killed parent would drop its lock while the child went on writing.
-    """
-    if sys.platform != "linux":
-        starter.watch(parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        return
-    pr_set_pdeathsig = 1
-    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the request
-        os.kill(os.getpid(), signal.SIGKILL)

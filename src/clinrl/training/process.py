@@ -1,0 +1,107 @@
+"""The worker's process: started in a session of its own, told of signals, and never left behind."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from clinrl.runtime import starter
+
+GRACE_S = 30
+"""Seconds a child has to end after its group was told to stop for good."""
+LAST_METRICS_S = 3
+"""Seconds that the end of a training waits for its last live metrics; `clinrl register` fills in the others."""
+
+
+def run_worker(spec: Path) -> int:
+    """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
+
+    A second signal kills the worker's whole group. The worker dies with this process, however this process ends.
+    """
+    command = [sys.executable, "-m", "clinrl.training.worker", str(spec), str(os.getpid())]
+    child = subprocess.Popen(command, start_new_session=True)
+    try:
+        with _forwarded(child):
+            return child.wait()
+    finally:
+        _end_group(child)
+
+
+@contextmanager
+def live_metrics(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Send the run's metrics to MLflow, if it is used here, from a process that the training does not depend on.
+
+    Call what is yielded with MLflow's word for how the run ended. The process ends with this one, however it ends:
+    its standard input is closed then.
+    """
+    ends: list[str] = []
+    sender = None
+    if Path("mlruns").is_dir() or os.environ.get("MLFLOW_TRACKING_URI"):
+        command = [sys.executable, "-m", "clinrl.tracking.live_metrics", str(folder)]
+        # In a session of its own, so that a signal to this one does not keep it from saying how the run ended.
+        with suppress(OSError):
+            sender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield ends.append
+    finally:
+        if sender is not None:
+            try:
+                sender.communicate("".join(ends).encode(), LAST_METRICS_S)
+            except subprocess.TimeoutExpired:
+                sender.kill()
+                sender.communicate()
+
+
+@contextmanager
+def _forwarded(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    # Only the main thread may set handlers; elsewhere the caller's own handling ends this process and the child.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM, starter.GONE]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` means that a closed terminal ends nothing
+        numbers.append(signal.SIGHUP)
+
+    def forward(number: int, _frame: object) -> None:
+        if number == starter.GONE and received:  # the same end may have come as a signal to the group
+            return
+        received.append(number)
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGTERM if len(received) == 1 else signal.SIGKILL)
+
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_group(child: "subprocess.Popen[bytes]") -> None:
+    """Make sure that nothing of the worker's group is left."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    child.wait(GRACE_S)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent dies, even by SIGKILL: by the kernel on Linux. For the worker.
+
+    Without it a killed parent would drop its lock while the child went on writing.
+    """
+    if sys.platform != "linux":
+        starter.watch(parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        return
+    pr_set_pdeathsig = 1
+    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the request
+        os.kill(os.getpid(), signal.SIGKILL)
