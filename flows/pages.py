@@ -25,7 +25,7 @@ def show_exam(params: "Params", name: str) -> None:
     """Put the comparison table of a version or a merge on the run's page, and its training curves if it has any."""
     reports = [load_report(name, mode) for mode in params.modes]
     create_table_artifact(
-        table=comparison(reports),
+        table=comparison_rows(reports),
         key=f"comparison-{name}",
         description=f"{name} on {reports[0].exam}, {reports[0].n} cases, beside its parent and simple policies. "
         f"In brackets: 95% interval. {reports[0].note}",
@@ -49,7 +49,7 @@ def show_exam(params: "Params", name: str) -> None:
 def show_decision(decision: "Decision") -> None:
     """Put a decision on the run's page."""
     create_markdown_artifact(
-        markdown=in_words(decision),
+        markdown=decision_page(decision),
         key=f"decision-{decision.candidate}",
         description=f"{decision.candidate} {'may' if decision.promote else 'may not'} be promoted",
     )
@@ -64,7 +64,7 @@ def show_draft(draft: "Draft") -> None:
     )
 
 
-def comparison(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
+def comparison_rows(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
     """A row for each mode and each name on the exam, with every metric of the table and its interval."""
     return [
         {"mode": report.mode, "name": row.name}
@@ -74,7 +74,7 @@ def comparison(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
     ]
 
 
-def in_words(decision: "Decision") -> str:
+def decision_page(decision: "Decision") -> str:
     """A decision as Markdown: the verdict, its reasons, the answers of each model, and every limit as observed."""
     modes = list(dict.fromkeys(finding.mode for finding in decision.findings))
     limits: dict[tuple[str, str], dict[str, str]] = {}

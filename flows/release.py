@@ -146,7 +146,7 @@ def _ask(decision: "Decision", within_s: int, wrong: str) -> Approval | None:
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
     again = f"**Asked again: {wrong}.**\n\n" if wrong else ""
     question = Approval.with_initial_data(
-        description=f"{again}{pages.in_words(decision)}\n\nApprove {decision.candidate} as champion of "
+        description=f"{again}{pages.decision_page(decision)}\n\nApprove {decision.candidate} as champion of "
         f"{decision.model}, with its full models if they pass the gate too? A yes needs your name, and the token that "
         f"your key makes: `clinrl approve {decision.digest} --as NAME`."
     )

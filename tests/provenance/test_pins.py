@@ -135,23 +135,25 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_build_from_elsewhere_stands_beside_that_of_the_index() -> None:
     resolved = [pin(marker="sys_platform == 'linux'", licence="MIT")]
-    wheel = pins.renewed(resolved, [], {("torch", "1.0+cpu"): "c" * 64})
+    wheel = pins.merge_pins(resolved, [], {("torch", "1.0+cpu"): "c" * 64})
     assert [(found.version, found.hashes, found.marker) for found in wheel] == [
         ("1.0", ("a" * 64,), "sys_platform == 'linux'"),
         ("1.0+cpu", ("c" * 64,), ""),
     ]
-    assert pins.renewed(resolved, wheel, {}) == wheel  # a machine without the wheel keeps it
+    assert pins.merge_pins(resolved, wheel, {}) == wheel  # a machine without the wheel keeps it
 
 
 def test_a_build_of_another_version_is_dropped() -> None:
     former = [pin("1.0"), pin("1.0+cpu")]
-    assert [found.version for found in pins.renewed([pin("2.0")], former, {("torch", "1.0+cpu"): "c" * 64})] == ["2.0"]
+    assert [found.version for found in pins.merge_pins([pin("2.0")], former, {("torch", "1.0+cpu"): "c" * 64})] == [
+        "2.0"
+    ]
 
 
 def test_a_licence_that_a_library_does_not_state_stays_as_somebody_wrote_it() -> None:
     unheard = pin(name="a-library-that-is-not-installed")
-    assert pins.renewed([unheard], [], {})[0].licence == pins.UNKNOWN
-    assert pins.renewed([unheard], [unheard._replace(licence="MIT")], {})[0].licence == "MIT"
+    assert pins.merge_pins([unheard], [], {})[0].licence == pins.UNKNOWN
+    assert pins.merge_pins([unheard], [unheard._replace(licence="MIT")], {})[0].licence == "MIT"
 
 
 @pytest.fixture
@@ -161,7 +163,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.setattr(pins, "ROOT", tmp_path)
     monkeypatch.setattr(pins.load, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(pins, "_resolved", lambda _words: (ROOT / pins.MAIN).read_text(encoding="utf-8"))
+    monkeypatch.setattr(pins, "_resolve", lambda _words: (ROOT / pins.MAIN).read_text(encoding="utf-8"))
     return tmp_path
 
 
@@ -180,7 +182,7 @@ def test_a_refusal_names_the_file_that_is_damaged(checkout: Path, capsys: pytest
 def test_what_uv_says_is_not_taken_for_a_file(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pins, "_resolved", lambda _words: "trl==1\n")
+    monkeypatch.setattr(pins, "_resolve", lambda _words: "trl==1\n")
     assert pins.main(["--wheels"]) == 1
     assert capsys.readouterr().err.startswith("clinrl: what uv resolved has a line without a version, a hash")
 

@@ -119,7 +119,7 @@ def test_a_statement_that_says_so_already_stays(project: Path, monkeypatch: pyte
     written = STATEMENT.read_text()
     statements.record("train", "v2", "embedded")
     assert STATEMENT.read_text() != written
-    assert len(statements.of(["train@v2"])) == 1
+    assert len(statements.of_stages(["train@v2"])) == 1
 
 
 def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,16 +145,16 @@ def test_what_cannot_be_signed_is_said_and_fails_nothing(project: Path, capsys: 
 
 
 def test_only_what_holds_is_handed_on(project: Path) -> None:
-    assert statements.of(["train@v2"]) == []
+    assert statements.of_stages(["train@v2"]) == []
     statements.record("train", "v2", "embedded")
-    [(_, envelope)] = statements.of(["probe@v2", "train@v2"])
+    [(_, envelope)] = statements.of_stages(["probe@v2", "train@v2"])
     (project / "data/adapters/v2/adapter").write_text("as of another commit")
-    assert statements.of(["train@v2"]) == []
+    assert statements.of_stages(["train@v2"]) == []
     (project / "data/adapters/v2/adapter").unlink()
-    assert statements.of(["train@v2"]) == []
+    assert statements.of_stages(["train@v2"]) == []
     shutil.copy(STATEMENT, STATEMENT.with_name("train@v3.json"))
     with pytest.raises(SignatureError, match=r"train@v3\.json is not about train@v3"):
-        statements.of(["train@v3"])
+        statements.of_stages(["train@v3"])
     payload = json.loads(base64.b64decode(envelope["payload"]))
     payload["predicate"]["buildDefinition"]["externalParameters"]["params"]["scale"] = "full"
     altered = envelope | {"payload": base64.b64encode(json.dumps(payload).encode()).decode()}
@@ -162,16 +162,16 @@ def test_only_what_holds_is_handed_on(project: Path) -> None:
     for text, why in {**others, json.dumps(altered): "nobody whose key counts here signed this"}.items():
         STATEMENT.write_text(text)
         with pytest.raises(SignatureError, match=f"{why}.*; remove it, and the next run of train@v2"):
-            statements.of(["train@v2"])
+            statements.of_stages(["train@v2"])
     signed = dsse.envelope({"_type": dsse.STATEMENT, "subject": 1, "predicate": []}, keys.signer("embedded"))
     STATEMENT.write_text(json.dumps(signed))
     with pytest.raises(SignatureError, match="it is no provenance"):
-        statements.of(["train@v2"])
+        statements.of_stages(["train@v2"])
 
 
 def test_a_stage_leaves_its_provenance(project: Path) -> None:
     assert cli.main(["dataset", "esi-x1"]) == 0
-    [(_, envelope)] = statements.of(["dataset@esi-x1"])
+    [(_, envelope)] = statements.of_stages(["dataset@esi-x1"])
     _, said = dsse.open_envelope(envelope, keys.keyring())
     names = [subject["name"] for subject in said["subject"]]
     assert names == ["data/cases/esi-x1", "data/cases/esi-x1/cases.jsonl", "data/cases/esi-x1/manifest.json"]

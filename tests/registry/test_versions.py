@@ -19,7 +19,7 @@ from clinrl import intervals, paths
 from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation.answers import load_report
-from clinrl.registry import log_run, pyfunc, versions
+from clinrl.registry import log_run, model_folder, pyfunc, versions
 from clinrl.registry.versions import entries, find, holder, point, register, tag
 from clinrl.signing.keys import keyring
 from clinrl.tracking import mlflow_store
@@ -192,7 +192,7 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
             "MLmodel", "code", "served.json", "requirements.txt", "python_env.yaml", "input_example.json",
             "serving_input_example.json", "model.sig", "signer.pub", "bom.cdx.json", "examined.json",
         }  # fmt: skip
-        assert log_run.check_signature(folder, keyring()) == "this checkout"
+        assert model_folder.check_signature(folder, keyring()) == "this checkout"
         record = pyfunc.read(folder)
         assert (record.name, record.digest) == (entry.name, entry.digest)
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]
@@ -330,7 +330,7 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
     with pytest.raises(
         SignatureError, match=r"adapter_model.safetensors' of .* was altered after this checkout signed"
     ):
-        log_run.check_signature(folder_of(entry), keyring())
+        model_folder.check_signature(folder_of(entry), keyring())
 
     assert register(project, "v1") == entry
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]

@@ -130,7 +130,7 @@ def test_a_last_line_of_somebody_whose_key_does_not_count_is_named(path):
 
 def test_a_review_lets_the_lines_of_a_revoked_key_stand(path):
     signed_by_both(path)
-    assert audit_log.unlisted(path, RING) == [STRANGER.key.fingerprint]
+    assert audit_log.uncounted_keys(path, RING) == [STRANGER.key.fingerprint]
     append(path, "review", {"reason": "stolen"}, reviewed=True)
     append(path, "decision", {"number": 2})
     assert [entry.kind for entry in read(path)] == ["decision", "approval", "review", "decision"]

@@ -31,14 +31,13 @@ DRAFT = ("version", "parent", "lever", "rule", "cases", "worth", "mean cost")
 LINKS = ("version", "link", "state", "digest", "says")
 
 
-def register(params: "Params", name: str) -> int:
+def register(params: "Params", name: str) -> None:
     """Register a version or a merge and print its row."""
-    show(COLUMNS, [_row(registry.register(params, name))], as_json=False)
-    return 0
+    _show(registry.register(params, name))
 
 
 def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
-    """Decide on a version; print every finding, and who answered how: what a person sees who is asked to approve it.
+    """Decide on a version; print every finding and the figures of each model: what an approver sees.
 
     The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
     """
@@ -67,28 +66,26 @@ def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
     return 0 if decision.promote else 1
 
 
-def promote(params: "Params", name: str, *, approver: str, token: str | None = None) -> int:
+def promote(params: "Params", name: str, *, approver: str, token: str | None = None) -> None:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = promotion.check_approver(approver)
-    if (entry := promotion.settle(params, name)) is not None:  # the same command, given again after a kill
-        show(COLUMNS, [_row(entry)], as_json=False)
-        return 0
-    decision = promotion.decide(params, name)
-    if token is None:
-        approval = sign_approval(params, decision.digest, approver)
-    else:
-        approval = check_token(params, decision.digest, token, approver)[1]
-    entry = promotion.promote(params, name, decision=decision, approval=approval)
-    show(COLUMNS, [_row(entry)], as_json=False)
-    return 0
+    entry = promotion.settle(params, name)  # the same command, given again after a kill
+    if entry is None:
+        decision = promotion.decide(params, name)
+        if token is None:
+            approval = sign_approval(params, decision.digest, approver)
+        else:
+            approval = check_token(params, decision.digest, token, approver)[1]
+        entry = promotion.promote(params, name, decision=decision, approval=approval)
+    _show(entry)
 
 
-def rollback(params: "Params", name: str, *, approver: str) -> int:
+def rollback(params: "Params", name: str, *, approver: str) -> None:
     """Bring the previous champion of a registered model back and print its row.
 
-    Says so on stderr if the full model of the version that lost its place is still a champion.
+    A line on stderr if the full model of the version that lost its place is still a champion.
     """
-    show(COLUMNS, [_row(promotion.rollback(params, name, approver=approver))], as_json=False)
+    _show(promotion.rollback(params, name, approver=approver))
     gone = registry.holder(name, promotion.PREVIOUS)
     full = registry.holder(name + MERGED, registry.CHAMPION)
     if gone and full and full.tags.get("parent_digest") == gone.digest:
@@ -97,16 +94,14 @@ def rollback(params: "Params", name: str, *, approver: str) -> int:
             f"`clinrl rollback {full.model}` is for that",
             file=sys.stderr,
         )
-    return 0
 
 
-def versions(params: "Params", name: str, *, as_json: bool = False) -> int:
+def versions(params: "Params", name: str, *, as_json: bool = False) -> None:
     """Print every version of a registered model, oldest first."""
-    show(COLUMNS, [_row(entry) for entry in registry.entries(name)], as_json=as_json)
-    return 0
+    _show(*registry.entries(name), as_json=as_json)
 
 
-def lookup(params: "Params", name: str, which: str | None, *, as_json: bool = False) -> int:
+def lookup(params: "Params", name: str, which: str | None, *, as_json: bool = False) -> None:
     """Print the version that an alias, a name or a number stands for."""
     if which is None:
         raise ParamsError(f"WHICH is missing: champion, candidate, previous, a version of {name} or a number")
@@ -114,8 +109,7 @@ def lookup(params: "Params", name: str, which: str | None, *, as_json: bool = Fa
     if as_json:
         print(json.dumps(_row(entry) | {"tags": entry.tags, "uri": f"models:/{entry.model}/{entry.number}"}, indent=2))
     else:
-        show(COLUMNS, [_row(entry)], as_json=False)
-    return 0
+        _show(entry)
 
 
 def alarms(params: "Params", name: str, *, as_json: bool = False) -> int:
@@ -127,32 +121,29 @@ def alarms(params: "Params", name: str, *, as_json: bool = False) -> int:
     return 1 if any(alarm.level == "stop" for alarm in found) else 0
 
 
-def compare(params: "Params", source: Path, name: str, other: str | None = None, *, as_json: bool = False) -> int:
+def compare(params: "Params", source: Path, name: str, other: str | None = None, *, as_json: bool = False) -> None:
     """Write a comparison of params.yaml, or print the paired tests between two models, mode by mode."""
     if other is None:
         check_name(params, name, "compare", kind="COMPARISON")
         if as_json:
             raise ParamsError("--json is for two models; the comparison of one name is written as JSON in any case")
         make(params, source, "compare", name)
-        return 0
+        return
     check_name(params, other, "compare", task=check_name(params, name, "compare"))
-    rows = []
-    for mode, tests in notebook.compare(params, name, other).items():
-        for test in tests:
-            change = test.difference
-            rows.append(
-                {
-                    "mode": mode,
-                    "metric": test.metric,
-                    name: test.b,
-                    other: test.c,
-                    "n": change.n,
-                    "difference": f"{change.value:+.4f} [{change.low:+.4f}, {change.high:+.4f}]",
-                    "p": f"{test.p:.4g}",
-                }
-            )
+    rows = [
+        {
+            "mode": mode,
+            "metric": test.metric,
+            name: test.b,
+            other: test.c,
+            "n": test.difference.n,
+            "difference": f"{test.difference.value:+.4f} [{test.difference.low:+.4f}, {test.difference.high:+.4f}]",
+            "p": f"{test.p:.4g}",
+        }
+        for mode, tests in notebook.compare(params, name, other).items()
+        for test in tests
+    ]
     show(tuple(rows[0]), rows, as_json=as_json)
-    return 0
 
 
 def draft(
@@ -163,14 +154,13 @@ def draft(
     called: str | None = None,
     lever: str | None = None,
     as_json: bool = False,
-) -> int:
+) -> None:
     """Draft the next version of a task into params/drafts.yaml and print what it is; what to do next goes to stderr.
 
     One that waits to be trained is printed again, unless a name or a lever asks for another.
     """
-    again = not (called or lever)
-    made = drafts.untrained(params, name, parent) if again else None
-    made = made or drafts.stage(params, name, parent=parent, name=called, lever=lever)
+    waiting = None if called or lever else drafts.find_untrained(params, name, parent)
+    made = waiting or drafts.stage(params, name, parent=parent, name=called, lever=lever)
     if as_json:
         print(json.dumps(made.model_dump(mode="json"), indent=2, ensure_ascii=False))
     else:
@@ -182,7 +172,7 @@ def draft(
                 "rule": target.rule,
                 "cases": target.n,
                 "worth": f"{target.worth:.2f}",
-                "mean cost": f"{target.cost.value:.3f} [{target.cost.low:.3f}, {target.cost.high:.3f}]",
+                "mean cost": numbers.decimal(target.cost),
             }
             for target in made.targets
         ]
@@ -192,7 +182,6 @@ def draft(
         f"would train, `dvc repro evaluate@{made.name}` trains and examines it",
         file=sys.stderr,
     )
-    return 0
 
 
 def lineage(params: "Params", name: str, *, as_json: bool = False) -> int:
@@ -206,6 +195,10 @@ def lineage(params: "Params", name: str, *, as_json: bool = False) -> int:
     for link in broken:
         print(f"clinrl: {link.version}, {link.link}: {link.says}", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _show(*entries: registry.Entry, as_json: bool = False) -> None:
+    show(COLUMNS, [_row(entry) for entry in entries], as_json=as_json)
 
 
 def _row(entry: registry.Entry) -> dict[str, Any]:

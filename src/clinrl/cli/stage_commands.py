@@ -38,7 +38,7 @@ def stage(source: Path, address: str) -> None:
 
 def make(params: "Params", source: Path, command: str, name: str) -> None:
     """Run a stage, and sign what it made of what. Files that dvc.lock does not record are said on stderr first."""
-    _note_strangers(command, name)
+    _warn_of_strangers(command, name)
     import_module(f"clinrl.{COMMANDS[command].stage}").stage(params, name)
     statements.record(command, name, params.scale, source=source)
 
@@ -50,7 +50,7 @@ def _guard() -> None:
         dvc_state.keep()
 
 
-def _note_strangers(command: str, name: str) -> None:
+def _warn_of_strangers(command: str, name: str) -> None:
     """Say that a stage run by hand works on files that dvc.lock does not record. DVC sees to its own stages."""
     if "DVC_STAGE" in os.environ:
         return

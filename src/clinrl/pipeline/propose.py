@@ -29,7 +29,7 @@ from clinrl.types import Estimate, Strict
 PARAMS = Path("params.yaml")
 DRAFTS = Path("params/drafts.yaml")
 """The file that is written here; a person's own files never are."""
-MOST = 3
+MAX_TARGETS = 3
 """Rules that one draft is about: the costliest ones."""
 NUMBERED = re.compile(r"(?:^|-)v(\d+)")
 
@@ -81,7 +81,7 @@ class Target(Strict):
     """Clinical cost of these answers for every 100 answers."""
 
 
-def _named(version: dict[str, Any]) -> dict[str, Any]:
+def _check_names(version: dict[str, Any]) -> dict[str, Any]:
     """Refuse an entry of `versions` that lacks a name which is read from it. Raises ValueError."""
     for key in ("task", "parent", "data", "exam", "profile"):
         value = version.get(key)
@@ -90,7 +90,7 @@ def _named(version: dict[str, Any]) -> dict[str, Any]:
     return version
 
 
-Version = Annotated[dict[str, Any], AfterValidator(_named)]
+Version = Annotated[dict[str, Any], AfterValidator(_check_names)]
 """An entry of `versions`, as params.yaml holds it."""
 
 
@@ -135,8 +135,8 @@ def stage(
             raise ParamsError(f"{PARAMS} was edited while the draft was made; give the command again")
         start = parent or champion(task)
         check_known("params.yaml", start, [v for v, spec in params.versions.items() if spec.task == task], "a version")
-        report = mined(params, start)
-        _complete(params)
+        report = read_report(params, start)
+        _conclude_cut_short(params)
         drafted = propose(params, report, records(), name=name, lever=lever)
         written = dict(files.get(DRAFTS, {}))
         for section, entry in entries(drafted, params).items():
@@ -147,7 +147,7 @@ def stage(
     return drafted
 
 
-def untrained(params: Params, task: str, parent: str | None = None) -> Draft | None:
+def find_untrained(params: Params, task: str, parent: str | None = None) -> Draft | None:
     """The draft of a task, from a version or from the champion, that is in params.yaml and was not trained yet.
 
     Raises ArtefactError as `champion` does.
@@ -162,7 +162,7 @@ def propose(
 ) -> Draft:
     """The next draft from a mining report. Pure. Raises NothingToDraft as `stage` does; ParamsError for a used name."""
     parent = params.versions[report.name]
-    targets = missed(report)
+    targets = find_missed(report)
     if not targets:
         raise NothingToDraft(
             f"no rule is surely missed by {report.name} on {report.data}, so there is nothing to draft for"
@@ -222,13 +222,13 @@ def levers(recipe: GrpoProfile, report: MineReport, targets: Collection[Target],
     return [lever for lever in LEVERS if lever.name not in useless]
 
 
-def missed(report: MineReport) -> list[Target]:
+def find_missed(report: MineReport) -> list[Target]:
     """The rules whose errors surely cost something: the interval of their mean cost lies above 0. Costliest first."""
     return [
         Target(rule=group.value, n=group.n, cost=group.cost, worth=group.total)
         for group in of_kind(report, "rule")
         if group.n >= MIN_CASES and group.cost.low > 0 and group.value in get_task(report.task).checks.rules
-    ][:MOST]
+    ][:MAX_TARGETS]
 
 
 def champion(task: str) -> str:
@@ -246,7 +246,7 @@ def champion(task: str) -> str:
     return held.name
 
 
-def mined(params: Params, version: str) -> MineReport:
+def read_report(params: Params, version: str) -> MineReport:
     """The mining report of a version as it is now. Raises ArtefactError for one about another adapter or data."""
     again = f"run `dvc repro mine@{version}`"
     if version not in params.mining:
@@ -329,7 +329,7 @@ def _again(path: Path) -> str:
     return f"restore it with `git checkout {path}`, or remove it if git does not have it"
 
 
-def _complete(params: Params) -> None:
+def _conclude_cut_short(params: Params) -> None:
     """Conclude what a kill left half done: a draft that is open in its record and not in params.yaml.
 
     One that was examined was being dropped; one that was not was being made, and is as if it had never been.

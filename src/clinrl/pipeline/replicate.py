@@ -71,18 +71,18 @@ def write_pages(target: Path) -> None:
 def prepare(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:
     """The project folder of replicate `k`, with its params.yaml and its links; what is built there already stays."""
     folder = _folder(params, lineage, k)
-    for target in _shared(params, lineage).values():
+    for target in _shared_files(params, lineage).values():
         link = folder / target
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(target.absolute())
-    write_text(folder / "params.yaml", moved(source, lineage, k * STRIDE))
+    write_text(folder / "params.yaml", shift_seeds(source, lineage, k * STRIDE))
     return folder
 
 
 def _folder(params: "Params", lineage: Sequence[str], k: int) -> Path:
     """Keyed by everything that determines a replicate: what another recipe or other data made is never found again."""
-    shared = _shared(params, lineage).items()
+    shared = _shared_files(params, lineage).items()
     key = digest(
         {
             "inputs": {name: read_manifest(folder).files for name, folder in shared if folder.is_dir()},
@@ -104,7 +104,7 @@ def _recipe(params: "Params", profile: str) -> list[dict[str, Any]]:
     ]
 
 
-def moved(source: Path, lineage: Sequence[str], by: int) -> str:
+def shift_seeds(source: Path, lineage: Sequence[str], by: int) -> str:
     """All parameters as one params.yaml with `by` added to the seeds of the lineage; no other value changes."""
     whole, _ = merge_files(read_files(source))
     seeds = {name: {**whole["versions"][name], "seed": whole["versions"][name]["seed"] + by} for name in lineage}
@@ -129,7 +129,7 @@ def _replicate(params: "Params", lineage: Sequence[str], k: int, source: Path) -
     return folder
 
 
-def _shared(params: "Params", lineage: Sequence[str]) -> dict[str, Path]:
+def _shared_files(params: "Params", lineage: Sequence[str]) -> dict[str, Path]:
     """What a replicate takes from the project as it is, by name."""
     task = params.versions[lineage[0]].task
     shared = {

@@ -51,7 +51,7 @@ def table(params: "Params", task: str) -> str:
     return render.table(["version", "parent", "recipe", columns, "modes agree"], rows)
 
 
-def spliced(page: str, block: str) -> str:
+def splice(page: str, block: str) -> str:
     """A page with the text between its markers replaced. Raises ArtefactError unless each is there once."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise ArtefactError(f"README.md must have the lines {BEGIN} and {END}, once each and in this order")
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(block)
         if arguments.write:
             readme = Path("README.md")
-            readme.write_text(spliced(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
+            readme.write_text(splice(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
         return 0
 
     return exit_code_of(show)

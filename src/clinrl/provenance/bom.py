@@ -61,7 +61,7 @@ def release(params: "Params") -> dict[str, Any]:
     Raises ArtefactError if a base was altered, DataError if constraints.txt or a file beside it was.
     """
     libraries, witness = pins.load(), lock.read()
-    models = [model for task in params.bases for model in _embedded(params, task)]
+    models = [model for task in params.bases for model in _embedded_base(params, task)]
     models += [model for task in params.bases for model in _hub(params, task)]
     models = list({model["bom-ref"]: model for model in models}.values())
     sets = [_data(params, name, witness) for name in params.all_data]
@@ -81,9 +81,9 @@ def of_version(params: "Params", name: str) -> dict[str, Any]:
     witness, parts = lock.read(), params.parts(name)
     family = list(dict.fromkeys(version for part in parts for version in params.lineage(part)))
     task = params.versions[family[0]].task
-    bases = _embedded(params, task) if params.scale == "embedded" else _hub(params, task)
-    libraries = _needed(pins.load(), {*pins.LIBRARIES, pins.QUANTISED})
-    sets = dict.fromkeys(data for version in family for data in _studied(params, version))
+    bases = _embedded_base(params, task) if params.scale == "embedded" else _hub(params, task)
+    libraries = _with_dependencies(pins.load(), {*pins.LIBRARIES, pins.QUANTISED})
+    sets = dict.fromkeys(data for version in family for data in _data_and_exam(params, version))
     ancestors = [_version(params, version, witness) for version in family if version != name]
     mine = _version(params, name, witness) | {"components": _files(_folder(params, name))}
     components = [*bases, *ancestors, *(_data(params, data, witness) for data in sets)]
@@ -91,7 +91,7 @@ def of_version(params: "Params", name: str) -> dict[str, Any]:
     graph.pop(PROJECT, None)
     for version in family:
         graph[f"version/{version}"] = {_ref(params.versions[version].parent)}
-        graph[f"version/{version}"] |= {f"data/{data}" for data in _studied(params, version)}
+        graph[f"version/{version}"] |= {f"data/{data}" for data in _data_and_exam(params, version)}
     root = graph.setdefault(mine["bom-ref"], set())
     root |= {f"version/{part}" for part in parts if part != name}
     root |= {_purl(pin) for pin in libraries if pin.name in {*pins.LIBRARIES, pins.QUANTISED}}
@@ -164,7 +164,7 @@ def _library(pin: pins.Pin) -> Component:
     return made | _properties({"marker": pin.marker})
 
 
-def _needed(libraries: Iterable[pins.Pin], roots: Collection[str]) -> list[pins.Pin]:
+def _with_dependencies(libraries: Iterable[pins.Pin], roots: Collection[str]) -> list[pins.Pin]:
     """The libraries of these names, and all that they need."""
     libraries = list(libraries)
     names, size = set(roots), 0
@@ -187,7 +187,7 @@ def _graph(libraries: Sequence[pins.Pin]) -> dict[str, set[str]]:
     return graph
 
 
-def _embedded(params: "Params", task: str) -> list[Component]:
+def _embedded_base(params: "Params", task: str) -> list[Component]:
     """The base that is built here, and its judges, each with the digests of its files."""
     if params.scale != "embedded":
         return []
@@ -196,14 +196,14 @@ def _embedded(params: "Params", task: str) -> list[Component]:
     judges = {f"{name}/": judge for name, judge in spec.judges.items()}
     files = _files(folder)
     mine = [file for file in files if not file["name"].startswith(tuple(judges))] if judges else files
-    made = [_built(f"base/{task}", f"{task}-base", spec, mine)]
+    made = [_built_model(f"base/{task}", f"{task}-base", spec, mine)]
     for place, judge in judges.items():
         about = [file for file in files if file["name"].startswith(place)]
-        made.append(_built(f"base/{task}/{place[:-1]}", f"{task}-{place[:-1].replace('_', '-')}", judge, about))
+        made.append(_built_model(f"base/{task}/{place[:-1]}", f"{task}-{place[:-1].replace('_', '-')}", judge, about))
     return made
 
 
-def _built(ref: str, name: str, spec: "Embedded", files: list[Component]) -> Component:
+def _built_model(ref: str, name: str, spec: "Embedded", files: list[Component]) -> Component:
     (weights,) = (file["hashes"] for file in files if file["name"].endswith("model.safetensors"))
     return {
         "type": "machine-learning-model",
@@ -222,7 +222,7 @@ def _hub(params: "Params", task: str) -> list[Component]:
     """The checkpoints of the hub that the full scale starts from: by commit where the base stage has pinned one."""
     spec = params.bases[task].full
     models: list[HubModel] = [spec, *spec.judges.values(), *([spec.encoder] if spec.encoder else [])]
-    commits = _pinned(paths.base(task) / "base.json") if params.scale == "full" else {}
+    commits = _commits(paths.base(task) / "base.json") if params.scale == "full" else {}
     made = []
     for model in models:
         revision = commits.get(model.repo, model.revision)
@@ -244,7 +244,7 @@ def _hub(params: "Params", task: str) -> list[Component]:
     return made
 
 
-def _pinned(path: Path) -> dict[str, str]:
+def _commits(path: Path) -> dict[str, str]:
     """Repository to commit, of a base's reference and all that it holds. Raises ArtefactError if it is none."""
     found: dict[str, str] = {}
     try:
@@ -277,7 +277,7 @@ def _data(params: "Params", name: str, witness: lock.Lock) -> Component:
         "description": says,
         "data": [{"type": "dataset", "name": name, "classification": "synthetic" if is_drawn else "restricted"}],
         **(_licences(LICENCE) if is_drawn else {}),
-        **_properties(settings | {"dvc:md5": _recorded(witness, paths.cases(name))}),
+        **_properties(settings | {"dvc:md5": _recorded_digest(witness, paths.cases(name))}),
     }
 
 
@@ -298,7 +298,7 @@ def _version(params: "Params", name: str, witness: lock.Lock) -> Component:
         "description": USE,
         "modelCard": card,
         **_licences(LICENCE),
-        **_properties({**about, "scale": params.scale, "dvc:md5": _recorded(witness, folder)}),
+        **_properties({**about, "scale": params.scale, "dvc:md5": _recorded_digest(witness, folder)}),
     }
 
 
@@ -315,7 +315,7 @@ def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _studied(params: "Params", version: str) -> tuple[str, str]:
+def _data_and_exam(params: "Params", version: str) -> tuple[str, str]:
     """What a version was trained on, and its exam."""
     return params.versions[version].data, params.versions[version].exam
 
@@ -337,7 +337,7 @@ def _files(folder: Path) -> list[Component]:
     ]
 
 
-def _recorded(witness: lock.Lock, path: Path) -> str:
+def _recorded_digest(witness: lock.Lock, path: Path) -> str:
     """The digest of an output in dvc.lock; empty if no stage made it."""
     return lock.outputs(witness).get(str(path), "")
 

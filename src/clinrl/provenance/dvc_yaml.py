@@ -153,27 +153,27 @@ def _stage(address: str, template: Any, scope: Mapping[str, Any], files: Mapping
     if other := template.keys() - READ:
         raise ArtefactError(f"{PIPELINE}: {address} has {', '.join(sorted(other))}, which clinrl does not read")
     tracked: dict[str, dict[str, Any]] = {}
-    for entry in _filled(template.get("params", []), scope):
+    for entry in _fill(template.get("params", []), scope):
         for file, keys in ({PARAMS: [entry]} if isinstance(entry, str) else entry).items():
             tracked.setdefault(file, {}).update({key: _value(key, files.get(file), ABSENT) for key in keys})
-    outs = [entry for kind in ("outs", "metrics", "plots") for entry in _filled(template.get(kind, []), scope)]
+    outs = [entry for kind in ("outs", "metrics", "plots") for entry in _fill(template.get(kind, []), scope)]
     return Stage(
         address=address,
-        command=_filled(template["cmd"], scope),
-        deps=[path for path, _ in _paths(_filled(template.get("deps", []), scope))],
+        command=_fill(template["cmd"], scope),
+        deps=[path for path, _ in _paths(_fill(template.get("deps", []), scope))],
         params=tracked,
         outs={path: options.get("cache", True) for path, options in _paths(outs)},
     )
 
 
-def _filled(value: Any, scope: Mapping[str, Any]) -> Any:
+def _fill(value: Any, scope: Mapping[str, Any]) -> Any:
     """A part of a template with its places filled in."""
     if isinstance(value, str):
         return PLACE.sub(lambda place: str(_value(place[1], scope)), value)
     if isinstance(value, list):
-        return [_filled(entry, scope) for entry in value]
+        return [_fill(entry, scope) for entry in value]
     if isinstance(value, dict):
-        return {_filled(key, scope): _filled(entry, scope) for key, entry in value.items()}
+        return {_fill(key, scope): _fill(entry, scope) for key, entry in value.items()}
     return value
 
 

@@ -107,7 +107,7 @@ def load(folder: Path = ROOT) -> list[Pin]:
     return sorted(found)
 
 
-def renewed(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple[str, str], str]) -> list[Pin]:
+def merge_pins(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple[str, str], str]) -> list[Pin]:
     """What uv resolved, with licences, and beside it the builds that are not on PyPI.
 
     `built` has the hashes of local wheels by name and full version, such as 2.13.0+cpu. Another build that was pinned
@@ -117,7 +117,7 @@ def renewed(resolved: Iterable[Pin], former: Iterable[Pin], built: Mapping[tuple
     licences = {pin.name: pin.licence for pin in before.values()}
     pins = []
     for pin in resolved:
-        mine = pin._replace(licence=_stated(pin) or licences.get(pin.name, UNKNOWN))
+        mine = pin._replace(licence=_licence_of(pin) or licences.get(pin.name, UNKNOWN))
         builds = {version: found for (name, version), found in built.items() if name == pin.name and "+" in version}
         for name, version in before:
             if name == pin.name and "+" in version:
@@ -147,8 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def renew() -> int:
         former = load()
-        resolved = read(_resolved(words), "what uv resolved", "nothing was written; see what changed in uv")
-        pins = renewed(resolved, former, _built(map(Path, arguments.wheels)))
+        resolved = read(_resolve(words), "what uv resolved", "nothing was written; see what changed in uv")
+        pins = merge_pins(resolved, former, _built(map(Path, arguments.wheels)))
         for name, header in HEADERS.items():
             write_text(ROOT / name, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == name))
         if unknown := [pin.name for pin in pins if pin.licence == UNKNOWN]:
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(renew)
 
 
-def _resolved(words: Sequence[str]) -> str:
+def _resolve(words: Sequence[str]) -> str:
     """What uv resolves pyproject.toml to, on every platform, keeping what is pinned. Raises DataError if it cannot."""
     from uv import find_uv_bin
 
@@ -197,7 +197,7 @@ def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
     return found
 
 
-def _stated(pin: Pin) -> str | None:
+def _licence_of(pin: Pin) -> str | None:
     """The SPDX expression that an installed library states of itself; None if it is not installed or states none."""
     try:
         about = metadata(pin.name)

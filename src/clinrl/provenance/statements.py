@@ -47,7 +47,7 @@ def record(command: str, name: str, scale: "Scale", source: Path = Path("params.
         print(f"clinrl: {command} {name} is done, but its provenance is not signed: {error}", file=sys.stderr)
 
 
-def of(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
+def of_stages(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
     """The signed statements about stages, each with its address, in their order; none for a stage that did not run
     here, or that made other files than there are now.
 
@@ -85,13 +85,13 @@ def statement(stage: Stage) -> dict[str, Any]:
     params = json.loads(json.dumps(values, default=str))  # keys that are numbers in YAML are text in JSON
     return {
         "_type": dsse.STATEMENT,
-        "subject": [subject for path in stage.outs for subject in _made(Path(path))],
+        "subject": [subject for path in stage.outs for subject in _subjects(Path(path))],
         "predicateType": PREDICATE,
         "predicate": {
             "buildDefinition": {
                 "buildType": BUILD,
                 "externalParameters": {"stage": stage.address, "command": stage.command, "params": params},
-                "resolvedDependencies": [used for path in stage.deps for used in _used(Path(path))],
+                "resolvedDependencies": [used for path in stage.deps for used in _inputs(Path(path))],
             },
             "runDetails": {"builder": {"id": BUILDER}},
         },
@@ -110,25 +110,25 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
     return next((stage for stage in stages if command_of(stage.address) == (command, name)), None)
 
 
-def _made(path: Path) -> Iterator[dict[str, Any]]:
+def _subjects(path: Path) -> Iterator[dict[str, Any]]:
     """An output with the digest that dvc.lock will record, and each file of it."""
     whole = {"dvcMd5": md5(path)}
     if not path.is_dir():
-        yield _named(path, whole | {"sha256": sha256_file(path)})
+        yield _named_digest(path, whole | {"sha256": sha256_file(path)})
         return
-    yield _named(path, whole)
+    yield _named_digest(path, whole)
     for file in _files(path):
-        yield _named(file, {"sha256": sha256_file(file)})
+        yield _named_digest(file, {"sha256": sha256_file(file)})
 
 
-def _used(path: Path) -> Iterator[dict[str, Any]]:
+def _inputs(path: Path) -> Iterator[dict[str, Any]]:
     """An input: a file, the manifest of a folder that names all its files, or else each of them."""
     files = [path] if path.is_file() else [path / MANIFEST] if (path / MANIFEST).exists() else _files(path)
     for file in files:
-        yield _named(file, {"sha256": sha256_file(file)})
+        yield _named_digest(file, {"sha256": sha256_file(file)})
 
 
-def _named(path: Path, digest: dict[str, str]) -> dict[str, Any]:
+def _named_digest(path: Path, digest: dict[str, str]) -> dict[str, Any]:
     return {"name": path.as_posix(), "digest": digest}
 
 

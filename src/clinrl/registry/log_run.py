@@ -4,17 +4,13 @@ Whatever is there stays and what is missing is added, so that the same call comp
 """
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis import novelty
 from clinrl.analysis.alerts import stored as raised_in
 from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import (
@@ -25,22 +21,18 @@ from clinrl.artifacts import (
     read_manifest,
     sha256_file,
     verified,
-    write_json,
-    write_text,
 )
 from clinrl.config.model import Model
-from clinrl.data.dataset import is_import, read_cases
+from clinrl.data.dataset import is_import
 from clinrl.errors import ArtefactError, Refused
 from clinrl.evaluation import recount
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
-from clinrl.registry import pyfunc
+from clinrl.registry.model_folder import check_signature, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
-from clinrl.signing.folder import check, sign, signed_files
 from clinrl.signing.keys import Key, Signer, signer, trusted_keys
-from clinrl.tasks.importing import is_imported
 from clinrl.tracking.mlflow_store import (
     Point,
     beside,
@@ -52,7 +44,6 @@ from clinrl.tracking.mlflow_store import (
     points,
 )
 from clinrl.types import Estimate, Manifest
-from clinrl_loader import NOTED, SIGNER
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -64,8 +55,6 @@ SENT = "clinrl.sent"
 """Run tag: digest of each group of files that the run holds."""
 DIGEST = "digest"
 """Version tag: identity of the adapter, or of the full model."""
-PROVENANCE = "provenance"
-"""Folder of a registered model: what each stage that it follows from made of what, signed by who ran it."""
 PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 """Kinds of files that can run code when they are loaded."""
 DATASET_DIGEST = 36
@@ -74,7 +63,7 @@ DATASET_DIGEST = 36
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A version or a merge that sat its exam: all that is registered of it."""
+    """A version or a merge with its exam: all that is registered of it."""
 
     model: Model
     manifest: Manifest
@@ -86,7 +75,7 @@ class Recorded:
     dvc_stage: str
     why: str
     waiver: str
-    """Why it was trained although the probe or an alarm was against it; empty if nothing was."""
+    """Why it was trained against the probe or an alarm; empty if it was not."""
     alarms: str
     """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
     provenance: list[tuple[str, dict[str, Any]]]
@@ -142,7 +131,7 @@ def collect(params: "Params", model: Model) -> Recorded:
         why=params.versions[model.name].why if model.name in params.versions else "",
         waiver=waiver(params, model.name),
         alarms=_alarms(model.name),
-        provenance=provenance.of(lock.ancestors(lock.read(), lock.exam_stage(params, model.name))),
+        provenance=provenance.of_stages(lock.ancestors(lock.read(), lock.exam_stage(params, model.name))),
         bill=bom.text(bom.of_version(params, model.name)) if (pins.ROOT / pins.MAIN).exists() else None,
         keys=trusted_keys(params),
     )
@@ -302,7 +291,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     model = found[0]
     ready = model.status == "READY"
     if not ready or not _intact(client, model, made.keys):
-        _upload(client, model, made, run_id)
+        upload(client, model, made, run_id)
     if not ready:
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
@@ -326,93 +315,3 @@ def _intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key
     except Refused:
         return False
     return True
-
-
-def own_folder(client: "MlflowClient", model: "LoggedModel") -> Path | None:
-    """The folder of a model in the project's own store; None on a server. Raises RegistryError if it is elsewhere."""
-    if file_of(client.tracking_uri) is None:
-        return None
-    return beside(client.tracking_uri, model.artifact_location)
-
-
-def download(client: "MlflowClient", model: "LoggedModel", target: Path) -> Path:
-    """The folder of a model, brought from a server into a folder."""
-    from mlflow.artifacts import download_artifacts
-
-    where = f"models:/{model.model_id}"
-    return Path(download_artifacts(artifact_uri=where, dst_path=str(target), tracking_uri=client.tracking_uri))
-
-
-def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
-    """Who signed a registered folder, every file of which is as it was then. Raises Refused naming what is not."""
-    name = check(folder, keys, but=(NOTED,))
-    pyfunc.read(folder)
-    return name
-
-
-def _upload(client: "MlflowClient", model: "LoggedModel", made: Recorded, run_id: str) -> None:
-    """Send the folder that is registered, signed as a whole: the weights, and the rest as `served` writes it."""
-    record = pyfunc.Served(
-        name=made.model.name,
-        task=made.model.task.name,
-        task_version=made.manifest.task_version,
-        digest=made.digest,
-        base_digest=identity(made.base),
-        form="adapter" if made.is_adapter else "merged",
-        modes={mode: pyfunc.Decoding(**report.mode_spec) for mode, report in made.reports.items()},
-        default_mode="direct" if "direct" in made.reports else next(iter(made.reports)),
-    )
-    parts = (
-        {pyfunc.BASE: paths.base(record.task), pyfunc.ADAPTER: made.model.folder}
-        if made.is_adapter
-        else {pyfunc.MERGED: made.model.folder}
-    )
-    scratch = Path(".clinrl/registry")  # on the disk of the weights, which then need not be copied
-    scratch.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=scratch) as place:
-        folder = Path(place) / made.model.name
-        pyfunc.write(folder, record, _exam_texts(made.model), model_id=model.model_id, run_id=run_id)
-        for part, source in parts.items():
-            shutil.copytree(source, folder / part, copy_function=_link)
-        key = made.signer()
-        write_text(folder / SIGNER, f"{key.key.line}\n")
-        if made.bill is not None:
-            write_text(folder / bom.FILE, made.bill)
-        for address, envelope in made.provenance:
-            write_json(folder / PROVENANCE / f"{address}.json", envelope)
-        sign(folder, key)
-        _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
-        if (old := own_folder(client, model)) is not None:  # what was put there by hand must not stay beside
-            shutil.rmtree(old, ignore_errors=True)
-        client.log_model_artifacts(model.model_id, str(folder))
-
-
-def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: Recorded) -> None:
-    """Refuse a folder in which other weights were signed than were checked: files may change while they are linked."""
-    checked = {identity(made.manifest), identity(made.base)}
-    signed = signed_files(folder, key)
-    for part, manifest in parts.items():
-        held = {name.removeprefix(f"{part}/"): digest for name, digest in signed.items() if name.startswith(f"{part}/")}
-        held.pop(MANIFEST, None)
-        if identity(manifest) not in checked or held != manifest.files:
-            raise ArtefactError(
-                f"{made.model.folder} or its base was altered while it was registered; run `dvc checkout`, then "
-                "register again: nothing was sent"
-            )
-
-
-def _exam_texts(model: Model) -> novelty.Examined | None:
-    """What is kept of the texts of an exam, as the model sees them; nothing of imported ones."""
-    cases = list(read_cases(paths.cases(model.exam), model.task))
-    if any(map(is_imported, cases)):
-        return None
-    texts = [[*novelty.strings(model.sees(case).facts.model_dump(mode="json"))] for case in cases]
-    return novelty.learn(texts, [case.group for case in cases])
-
-
-def _link(source: str, target: str) -> None:
-    """A second name of a file, or a copy of it where the file system has no such thing."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

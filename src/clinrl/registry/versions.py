@@ -20,7 +20,8 @@ from clinrl.artifacts import digest, exclusive
 from clinrl.config.base import NAME
 from clinrl.data import validate
 from clinrl.errors import RegistryError, did_you_mean, format_value
-from clinrl.registry.log_run import DIGEST, Recorded, check_signature, collect, download, fill, logged_model
+from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model
+from clinrl.registry.model_folder import check_signature, download
 from clinrl.registry.pyfunc import read
 from clinrl.signing.keys import trusted_keys
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing

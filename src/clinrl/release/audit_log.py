@@ -99,7 +99,7 @@ def append(
             "previous": entries[-1].digest if entries else START,
             "key": signer.key.fingerprint,
         }
-        signature = base64.b64encode(signer.sign(_signed(fields))).decode()
+        signature = base64.b64encode(signer.sign(_signed_bytes(fields))).decode()
         entry = Entry(**fields, digest=digest(fields), signature=signature)
         if len(whole) < len(text):
             stream.truncate(len(whole))
@@ -135,7 +135,7 @@ def check_committed(path: Path) -> None:
             raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
 
 
-def unlisted(path: Path, keys: Mapping[str, Key]) -> list[str]:
+def uncounted_keys(path: Path, keys: Mapping[str, Key]) -> list[str]:
     """Fingerprints of the keys that signed the last lines of the audit file, down to one whose key counts."""
     known = _by_fingerprint(keys)
     entries = _parse(path.read_bytes(), path, known, reviewed=True) if path.exists() else []
@@ -166,7 +166,7 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
             raise ArtefactError(f"{path} line {number} does not follow line {number - 1}: a line is missing; {advice}")
         if entry.key not in known:
             unsure = unsure or (number, entry.key)
-        elif not known[entry.key].verifies(_signed(entry.content), _decoded(entry.signature)):
+        elif not known[entry.key].verifies(_signed_bytes(entry.content), _decode(entry.signature)):
             raise ArtefactError(f"{path} line {number} has an invalid signature; {advice}")
         else:
             unsure = None  # whoever signs a line signs all before it
@@ -182,11 +182,11 @@ def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool 
     return entries
 
 
-def _signed(content: Mapping[str, Any]) -> bytes:
+def _signed_bytes(content: Mapping[str, Any]) -> bytes:
     return pae(PAYLOAD_TYPE, canonical_json(content).encode())
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

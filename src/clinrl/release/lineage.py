@@ -59,19 +59,19 @@ def walk(params: "Params", name: str) -> list[Link]:
     A broken link is a `Link`, never an exception.
     """
     before = dict.fromkeys(version for part in params.parts(name) for version in reversed(params.lineage(part)))
-    recorded = _recorded()
-    links = [link for made in dict.fromkeys([name, *before]) for link in _made(params, made, recorded)]
-    return [*links, *_release(params, name)]
+    recorded = _read_lock()
+    links = [link for made in dict.fromkeys([name, *before]) for link in _links_of(params, made, recorded)]
+    return [*links, *_release_links(params, name)]
 
 
-def _recorded() -> "lock.Lock | ArtefactError":
+def _read_lock() -> "lock.Lock | ArtefactError":
     try:
         return lock.read()
     except ArtefactError as error:
         return error
 
 
-def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
+def _links_of(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
     """The links of one version, or of one merge, without those of its parents."""
     model = params.model(name)
     task, folder = model.task.name, model.folder
@@ -97,25 +97,25 @@ def _made(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") ->
     if name in params.versions:
         block = params.versions[name]
         start = f"starts from the weights of {block.parent}"
-        yield _link(name, "parent", lambda: _same(made, "parent", paths.adapter(block.parent), start))
+        yield _link(name, "parent", lambda: _check_same(made, "parent", paths.adapter(block.parent), start))
         if block.parent == f"{task}-base":
-            yield _link(name, "base", lambda: (_same(made, "base", base, "")[0], _base_says(task)))
+            yield _link(name, "base", lambda: (_check_same(made, "base", base, "")[0], _base_says(task)))
         else:
-            yield _link(name, "base", lambda: _same(made, "base", base, f"was trained on {base}"))
-        yield _link(name, "data", lambda: _data(made, block.data, "train"))
+            yield _link(name, "base", lambda: _check_same(made, "base", base, f"was trained on {base}"))
+        yield _link(name, "data", lambda: _check_data(made, block.data, "train"))
     else:
         for part in params.parts(name):
-            yield _link(name, "parent", partial(_same, made, part, paths.adapter(part), f"is made of {part}"))
-        yield _link(name, "base", lambda: _same(made, "base", base, f"is a model on {base}"))
-    yield _link(name, "exam", lambda: _exam(params, model, artifacts.identity(made)))
+            yield _link(name, "parent", partial(_check_same, made, part, paths.adapter(part), f"is made of {part}"))
+        yield _link(name, "base", lambda: _check_same(made, "base", base, f"is a model on {base}"))
+    yield _link(name, "exam", lambda: _check_exam(params, model, artifacts.identity(made)))
     if name in params.mining:
-        yield _mining(name, params.mining[name].data, artifacts.identity(made))
-    yield _locked(params, name, recorded)
-    yield _provenance(params, name, recorded)
-    yield _registry(params, name, made)
+        yield _mining_link(name, params.mining[name].data, artifacts.identity(made))
+    yield _lock_link(params, name, recorded)
+    yield _provenance_link(params, name, recorded)
+    yield _registry_link(params, name, made)
 
 
-def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+def _lock_link(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
     """That all of a version that is here is what dvc.lock records, made of what it records.
 
     What other versions made is theirs to answer for.
@@ -135,13 +135,13 @@ def _locked(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") 
     return Link(version=name, link="lock", state="holds", digest=digest, says=says)
 
 
-def _provenance(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+def _provenance_link(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
     """That who ran the stages of a version signed what they made of what. What came from a cache may lack it."""
     stages = [] if isinstance(recorded, ArtefactError) else lock.ancestors(recorded, lock.exam_stage(params, name))
     own = [stage for stage in stages if stage.partition("@")[2] == name]
 
     def signed() -> tuple[str, str]:
-        found = {address for address, _ in statements.of(stages)}  # raises for a statement that was altered
+        found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
         missing = [stage for stage in own if stage not in found]
         if missing or not own:
             raise Unsigned(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
@@ -150,7 +150,7 @@ def _provenance(params: "Params", name: str, recorded: "lock.Lock | ArtefactErro
     return _link(name, "provenance", signed)
 
 
-def _same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
+def _check_same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
     """The digest that a manifest names for an input, which must be that of the folder. Raises Refused if not."""
     if not folder.exists():
         raise Absent(f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
@@ -171,8 +171,8 @@ def _base_says(task: str) -> str:
     return f"was trained on {paths.base(task)}, which is built here; `clinrl verify base@{task}` rebuilds it"
 
 
-def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
-    found, _ = _same(manifest, "data", paths.cases(data), "")
+def _check_data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
+    found, _ = _check_same(manifest, "data", paths.cases(data), "")
     proof = paths.data_proof(data)
     stage = "validate-import" if is_import(paths.cases(data)) else "validate"
     if not proof.exists() or json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"] != found:
@@ -183,7 +183,7 @@ def _data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
     return found, f"was trained on {data}, drawn from the {pool} pool and validated"
 
 
-def _exam(params: "Params", model: Model, adapter: str) -> tuple[str, str]:
+def _check_exam(params: "Params", model: Model, adapter: str) -> tuple[str, str]:
     name, exam = model.name, model.exam
     for folder in (paths.graded(name), paths.cases(exam)):
         if not folder.exists():
@@ -205,7 +205,7 @@ def _exam(params: "Params", model: Model, adapter: str) -> tuple[str, str]:
     return found, f"sat {exam}, imported, with these very weights, and trained on none of its patients"
 
 
-def _mining(name: str, data: str, adapter: str) -> Link:
+def _mining_link(name: str, data: str, adapter: str) -> Link:
     """That a version's errors were mined on cases of the mine pool, and on no exam."""
     report = paths.mine_report(name)
     if not report.exists():
@@ -228,18 +228,18 @@ def _mining(name: str, data: str, adapter: str) -> Link:
     return _link(name, "mining", check)
 
 
-def _registry(params: "Params", name: str, manifest: Manifest) -> Link:
+def _registry_link(params: "Params", name: str, manifest: Manifest) -> Link:
     """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
     model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
         versions.find(model, name, digest=digest)
     except RegistryError as error:
         why = str(error)
-        return _link(name, "registry", lambda: _unregistered(params, model, name, digest, why), "open")
-    return _link(name, "registry", lambda: _registered(params, model, name, manifest))
+        return _link(name, "registry", lambda: _check_unregistered(params, model, name, digest, why), "open")
+    return _link(name, "registry", lambda: _check_registered(params, model, name, manifest))
 
 
-def _unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
+def _check_unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
     """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
     lines = audit_log.read(paths.ledger(), trusted_keys(params))
     if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
@@ -250,7 +250,7 @@ def _unregistered(params: "Params", model: str, name: str, digest: str, why: str
     raise Refused(f"the registry has lost {name}, of which {paths.ledger()} tells; run {again}")
 
 
-def _registered(params: "Params", model: str, name: str, manifest: Manifest) -> tuple[str, str]:
+def _check_registered(params: "Params", model: str, name: str, manifest: Manifest) -> tuple[str, str]:
     digest = artifacts.identity(manifest)
     entry = versions.find(model, name, digest=digest)
     if entry.digest != digest:
@@ -265,7 +265,7 @@ def _registered(params: "Params", model: str, name: str, manifest: Manifest) -> 
     return digest, f"is version {entry.number} of the registered model {entry.model}{names}"
 
 
-def _release(params: "Params", name: str) -> Iterator[Link]:
+def _release_links(params: "Params", name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
     model = params.model(name).registered
     try:
@@ -277,17 +277,17 @@ def _release(params: "Params", name: str) -> Iterator[Link]:
         return
     decisions = [line for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
     if not decisions:
-        yield _link(name, "gate", lambda: _undecided(model, name, digest), "open")
+        yield _link(name, "gate", lambda: _check_undecided(model, name, digest), "open")
         return
-    yield _link(name, "gate", lambda: _decided(model, name, decisions))
+    yield _link(name, "gate", lambda: _check_decided(model, name, decisions))
     promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
     if not promotions:
         yield _link(name, "approver", lambda: _never_promoted(model, name, digest, lines), "open")
         return
-    yield _link(name, "approver", lambda: _approved(params, model, name, promotions[-1], decisions, lines))
+    yield _link(name, "approver", lambda: _check_approved(params, model, name, promotions[-1], decisions, lines))
 
 
-def _undecided(model: str, name: str, digest: str) -> tuple[str, str]:
+def _check_undecided(model: str, name: str, digest: str) -> tuple[str, str]:
     champion = versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == digest:
         raise Refused(
@@ -296,7 +296,7 @@ def _undecided(model: str, name: str, digest: str) -> tuple[str, str]:
     return "", "was never decided upon"
 
 
-def _decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) -> tuple[str, str]:
+def _check_decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) -> tuple[str, str]:
     entry = versions.find(model, name, digest=decisions[-1].body["candidate_digest"])
     known = {artifacts.digest(line.body): line.body for line in decisions}
     digest = entry.tags.get("decision", "")
@@ -328,7 +328,7 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_lo
     return entry
 
 
-def _approved(
+def _check_approved(
     params: "Params",
     model: str,
     name: str,

@@ -296,7 +296,7 @@ def vouch(params: "Params", reason: str) -> list[str]:
     Whoever does that has read those lines. Nothing is written where every line's key counts. Raises ArtefactError if
     the chain is broken.
     """
-    revoked = audit_log.unlisted(paths.ledger(), trusted_keys(params))
+    revoked = audit_log.uncounted_keys(paths.ledger(), trusted_keys(params))
     if revoked:
         _write(params, "review", {"reason": reason, "revoked": revoked}, reviewed=True)
     return revoked

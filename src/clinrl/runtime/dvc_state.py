@@ -58,24 +58,24 @@ def fence(project: Path | None = None) -> None:
     shutil.rmtree(root / RUNS, ignore_errors=True)
     site, tmp = (Path(os.path.normpath(root / folder)) for folder in (os.environ.get(VARIABLE) or SITE, TMP))
     found = [
-        place for place in (site, tmp) if not (_closed if root in place.parents else _closed_elsewhere)(place, root)
+        place for place in (site, tmp) if not (_close if root in place.parents else _closed_elsewhere)(place, root)
     ]
     if not found:
         return
     advice, inside = [], [place for place in found if root in place.parents]
     if inside:
-        above = _shown(dict.fromkeys(above for place in inside for above in _between(root, place)))
-        again = _shown(inside)
+        above = _list_places(dict.fromkeys(above for place in inside for above in _between(root, place)))
+        again = _list_places(inside)
         advice.append(f"make anew what is only a cache: `chmod go-w {above}; rm -rf {again}; mkdir -m 700 {again}`")
     if len(inside) < len(found):
         advice.append(f"set {VARIABLE} to a folder of your own, or unset it")
     raise Refused(
-        f"others than you can write in {_shown(found, ' and ')}, where DVC keeps pickles, which can run code; "
+        f"others than you can write in {_list_places(found, ' and ')}, where DVC keeps pickles, which can run code; "
         + "; ".join(advice)
     )
 
 
-def _closed(place: Path, root: Path) -> bool:
+def _close(place: Path, root: Path) -> bool:
     """Whether nobody else can write in a folder of the project, or could before. Closes it then, and what it is in.
 
     Who owns the project may own it too, since they could change the code as well.
@@ -153,7 +153,7 @@ def _is_empty(folder: Path, owners: set[int]) -> bool:
     )
 
 
-def _shown(places: Iterable[Path], between: str = " ") -> str:
+def _list_places(places: Iterable[Path], between: str = " ") -> str:
     here = Path.cwd()
     return between.join(str(place.relative_to(here) if here in place.parents else place) for place in places)
 

@@ -47,7 +47,7 @@ class Fence:
         elif scope["type"] == "websocket":
             await self._app(scope, self._impatient(receive, send), send)
         else:
-            await self._within_limits(scope, receive, _confined(send))
+            await self._within_limits(scope, receive, _confine(send))
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -88,7 +88,7 @@ class Fence:
                     refusal = refusal_response(413, f"A request may have {self._limits.body_bytes:,} bytes.")
                     await refusal(scope, receive, noting)
                 else:
-                    await self._app(scope, _replayed(body, receive), noting)
+                    await self._app(scope, _replay(body, receive), noting)
         except TimeoutError:
             if not started:
                 await refusal_response(408, f"A request may take {self._limits.request_s:g} seconds.")(
@@ -151,7 +151,7 @@ async def _read(receive: Receive, most: int) -> bytes | None:
             return b"".join(chunks)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
     """A request whose body was read already."""
     left = [body]
 
@@ -161,7 +161,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _confined(send: Send) -> Send:
+def _confine(send: Send) -> Send:
     """Answers that no other origin may read or show in a frame, where a click could be stolen; pages report to none."""
 
     async def confine(message: Message) -> None:

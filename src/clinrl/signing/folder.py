@@ -42,7 +42,7 @@ def sign(folder: Path, signer: "Signer") -> None:
         def __init__(self) -> None:
             self._private_key = Lent()
 
-    with _refused():
+    with _signature_errors():
         if not clinrl_loader.hashes(folder):
             raise SignatureError(f"{folder} holds no file to sign")
     partial = folder.parent / f".{folder.name}.{SIGNATURE}.partial-{os.getpid()}"
@@ -63,18 +63,18 @@ def check(folder: Path, keys: Mapping[str, "Key"], *, but: Iterable[str] = ()) -
     Raises SignatureError naming a file that was altered, is missing or was added, if there is no signature, or if
     nobody who is listed made it.
     """
-    with _refused():
+    with _signature_errors():
         return clinrl_loader.check(folder, {name: key.line for name, key in keys.items()}, but=but)[0]
 
 
 def signed_files(folder: Path, key: "Key") -> dict[str, str]:
     """SHA-256 of each file that a key signed in a folder, by its path in it. Raises as `check` does."""
-    with _refused():
+    with _signature_errors():
         return clinrl_loader.check(folder, {"": key.line})[1]
 
 
 @contextmanager
-def _refused() -> Iterator[None]:
+def _signature_errors() -> Iterator[None]:
     try:
         yield
     except clinrl_loader.Untrusted as error:

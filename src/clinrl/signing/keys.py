@@ -141,7 +141,7 @@ def make_key() -> Signer | None:
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    with _writing():
+    with _lock_folder():
         if PRIVATE.exists():
             return None
         if PUBLIC.exists():
@@ -159,7 +159,7 @@ def make_key() -> Signer | None:
 
 def publish(key: Key) -> None:
     """Keep the public half of a key that is elsewhere (environment, agent, another file) as this checkout's own."""
-    with _writing():
+    with _lock_folder():
         write_text(PUBLIC, f"{key.line}\n", 0o644)
 
 
@@ -170,7 +170,7 @@ def trust(name: str, key: Key) -> None:
             f"{name[:80]!r} cannot name a key: 2 to 80 printable characters, no / and no . in front, not {OURS!r}"
         )
     path = TRUSTED / f"{name}.pub"
-    with _writing():
+    with _lock_folder():
         TRUSTED.mkdir(mode=0o700, exist_ok=True)
         if path.exists() and _read_public(path) != key:
             raise SignatureError(f"{path} is another key; remove the file if {name} has a new one")
@@ -327,7 +327,7 @@ def _read_public(path: Path) -> Key:
 
 
 @contextmanager
-def _writing() -> Iterator[None]:
+def _lock_folder() -> Iterator[None]:
     """One process at a time changes .clinrl/keys; the others wait."""
     try:
         FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
