@@ -10,7 +10,7 @@ import math
 import os
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import Flow, State, flow, get_client
 from prefect.exceptions import FlowPauseTimeout
@@ -21,17 +21,14 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Running
 
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import GateError, SignatureError
 from clinrl.release import promotion as releases
+from clinrl.release.gate import Decision
 from clinrl.signing import approval as approvals
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
 from flows.standing import champion_of, check_unchanged, is_champion, outcome
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-    from clinrl.release.gate import Decision
 
 REFUSED, NOT_APPROVED = "Refused", "Not approved"
 """How a release ends that changes nothing: the gate said no, or nobody said yes. Neither is an error."""
@@ -65,7 +62,7 @@ def approved_by(approver: str | None) -> Flow[[str], State[None]]:
 release = approved_by(None)
 
 
-def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
+def carry_out(params: Params, name: str, approver: str | None) -> State[None]:
     """Release a version or a merge; the state says how it ended. One that is champion already is only merged."""
     if not is_champion(params, name):
         decision = steps.decide(name)
@@ -84,7 +81,7 @@ def carry_out(params: "Params", name: str, approver: str | None) -> State[None]:
     return Completed(message="; ".join(filter(None, standings)))
 
 
-def full_model(params: "Params", fold: str, version: str) -> str | None:
+def full_model(params: Params, fold: str, version: str) -> str | None:
     """Make, examine and register the full model of a champion, and promote it if its own exam passes the gate.
 
     The approval of the version holds for it.
@@ -101,12 +98,12 @@ def full_model(params: "Params", fold: str, version: str) -> str | None:
     return outcome(params, fold)
 
 
-def folds(params: "Params", version: str) -> list[str]:
+def folds(params: Params, version: str) -> list[str]:
     """The full models of params.yaml that are made of a version."""
     return [name for name, fold in params.merges.folds.items() if fold.version == version]
 
 
-def answer(params: "Params", decision: "Decision", approver: str | None) -> tuple[dict[str, Any] | None, str]:
+def answer(params: Params, decision: Decision, approver: str | None) -> tuple[dict[str, Any] | None, str]:
     """The signed approval, or None and why nobody gives it. Waits for a person where none is named.
 
     A yes whose token is none is asked for again while there is time: a slip of the hand, or a stranger, ends nothing.
@@ -141,7 +138,7 @@ def answer(params: "Params", decision: "Decision", approver: str | None) -> tupl
     return None, f"nobody answered within {timedelta(seconds=within_s)}{f'; {wrong}' if wrong else ''}"
 
 
-def _ask(decision: "Decision", within_s: int, wrong: str) -> Approval | None:
+def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
     """Pause the run until a person answers on its page; None if nobody does in time. `wrong` is why it asks again."""
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
     again = f"**Asked again: {wrong}.**\n\n" if wrong else ""

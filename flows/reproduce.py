@@ -5,17 +5,12 @@ Or one merge, after the versions that it is made of.
     python -m flows reproduce esi-v49
 """
 
-from typing import TYPE_CHECKING
-
 from prefect import State, flow
 from prefect.states import Completed
 
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from flows import pages, runs, steps
 from flows.standing import is_registered
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 
 @flow(flow_run_name="reproduce-{name}")
@@ -28,7 +23,7 @@ def reproduce(name: str) -> State[None]:
     return Completed(message=f"{name} is built and registered; {len(ran)} stages ran")
 
 
-def build(params: "Params", name: str) -> list[str]:
+def build(params: Params, name: str) -> list[str]:
     """Bring the stages of one name up to date and register it. Returns the addresses of the stages that ran."""
     ran = steps.bring_up_to_date(order(params, name))
     if ran or not is_registered(params, name):
@@ -37,7 +32,7 @@ def build(params: "Params", name: str) -> list[str]:
     return ran
 
 
-def order(params: "Params", name: str) -> list[str]:
+def order(params: Params, name: str) -> list[str]:
     """The stages of a version or a merge in the order in which they run. The parent, or the parts, must be there."""
     if name not in params.versions:
         made = "fold" if name in params.merges.folds else "blend"

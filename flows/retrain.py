@@ -7,26 +7,21 @@ and drafts the next version from them. A draft that does not gain on the champio
 that the next run tries something else.
 """
 
-from typing import TYPE_CHECKING
-
 from prefect import Flow, State, flow
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from clinrl import paths
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import Alarmed, ParamsError
 from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
+from clinrl.pipeline.propose import Draft
 from clinrl.release import promotion as releases
 from flows import pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
 from flows.standing import is_champion, is_registered, outcome
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-    from clinrl.pipeline.propose import Draft
 
 NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
 """How a retraining ends that releases nothing: since nothing changed, nothing of the newest version, or a draft was no
@@ -48,7 +43,7 @@ def approved_by(approver: str | None) -> Flow[[str], State[None]]:
 retrain = approved_by(None)
 
 
-def renew(params: "Params", task: str, approver: str | None) -> State[None]:
+def renew(params: Params, task: str, approver: str | None) -> State[None]:
     """Build, and release or draft; the state says how it ended."""
     versions = of_task(params, task)
     left = unfinished(params, versions)
@@ -81,7 +76,7 @@ def renew(params: "Params", task: str, approver: str | None) -> State[None]:
     return carry_out(params, newest, approver)
 
 
-def draft_next(params: "Params", task: str) -> "Draft":
+def draft_next(params: Params, task: str) -> Draft:
     """The next version of a task, in params.yaml, from what its champion gets wrong now."""
     champion = drafts.champion(task)
     if champion not in params.mining:
@@ -91,7 +86,7 @@ def draft_next(params: "Params", task: str) -> "Draft":
     return steps.draft(task)
 
 
-def conclude(params: "Params", draft: "Draft", approver: str | None) -> State[None]:
+def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
     """Release a draft that gains on the champion, and drop any other."""
     name = draft.name
     if not is_champion(params, name):
@@ -112,7 +107,7 @@ def conclude(params: "Params", draft: "Draft", approver: str | None) -> State[No
     return state
 
 
-def drop_draft(draft: "Draft", why: str) -> State[None]:
+def drop_draft(draft: Draft, why: str) -> State[None]:
     """Take a draft out of params/drafts.yaml, and the state of a run that ends so."""
     steps.drop(draft, why)
     return Completed(name=DROPPED, message=f"{draft.name} is dropped: {why}")
@@ -124,7 +119,7 @@ def is_hopeless(failed: steps.StageFailed, version: str) -> bool:
     return failed.exit_code == Alarmed.exit_code or refused
 
 
-def of_task(params: "Params", task: str) -> list[str]:
+def of_task(params: Params, task: str) -> list[str]:
     """The versions of a task, parents first; the last one of params.yaml is last. Raises ParamsError for none."""
     named = [name for name, version in params.versions.items() if version.task == task]
     if not named:
@@ -133,7 +128,7 @@ def of_task(params: "Params", task: str) -> list[str]:
     return [*(name for name in first if name != named[-1]), named[-1]]
 
 
-def unfinished(params: "Params", versions: list[str]) -> list[str]:
+def unfinished(params: Params, versions: list[str]) -> list[str]:
     """What a retraining has to do, in words. Nothing: all is up to date and registered, and the newest is settled."""
     newest = versions[-1]
     merges = folds(params, newest)

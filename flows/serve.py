@@ -10,17 +10,14 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl.cli.arguments import port
 from clinrl.cli.parser import Parser
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import Refused, exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
 from flows import credentials, servers
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
@@ -102,7 +99,7 @@ def run() -> None:
     sweep()  # the runner has killed what it ran
 
 
-def deployments(params: "Params") -> list[Any]:
+def deployments(params: Params) -> list[Any]:
     """What is served: a scheduled retraining for each task that has a schedule, and the two other flows by hand.
 
     A retraining that is due while one runs, or waits for its answer, waits in turn.

@@ -1,21 +1,20 @@
 """How a version or a merge stands: whether the registry has it, whether it is champion, and whether that is settled."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import artifacts, paths
 from clinrl.artifacts import identity, read_manifest
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, ParamsError, RegistryError
 from clinrl.evaluation.answers import load_report
+from clinrl.registry import versions
+from clinrl.registry.versions import Entry
 from clinrl.release import audit_log
 from clinrl.signing.keys import trusted_keys
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-    from clinrl.registry.versions import Entry
+from clinrl.tracking.mlflow_store import connect
 
 
-def check_unchanged(params: "Params", name: str) -> None:
+def check_unchanged(params: Params, name: str) -> None:
     """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
     now = load_params()
     what: list[tuple[str, Any, Any]] = [("scale", params.scale, now.scale), ("modes", params.modes, now.modes)]
@@ -39,11 +38,8 @@ def check_unchanged(params: "Params", name: str) -> None:
             )
 
 
-def is_registered(params: "Params", name: str) -> bool:
+def is_registered(params: Params, name: str) -> bool:
     """Whether the version or merge that is on the disk is in the registry, with nothing left to be filled in."""
-    from clinrl.registry import versions
-    from clinrl.tracking.mlflow_store import connect
-
     try:
         mine = _digest(params, name)
         entry = versions.find(params.model(name).registered, name, digest=mine)
@@ -56,32 +52,27 @@ def is_registered(params: "Params", name: str) -> bool:
         return False
 
 
-def is_champion(params: "Params", name: str) -> bool:
+def is_champion(params: Params, name: str) -> bool:
     """Whether the version or merge that is on the disk holds its registered model's alias champion."""
-    from clinrl.registry import versions
-
     champion = versions.holder(params.model(name).registered, versions.CHAMPION)
     return champion is not None and champion.digest == _digest(params, name)
 
 
-def champion_of(params: "Params", name: str) -> "Entry":
+def champion_of(params: Params, name: str) -> Entry:
     """The champion of the registered model of a version or a merge. Raises RegistryError if there is none."""
-    from clinrl.registry import versions
-
-    champion = versions.holder(params.model(name).registered, versions.CHAMPION)
+    model = params.model(name).registered
+    champion = versions.holder(model, versions.CHAMPION)
     if champion is None:
-        raise RegistryError(f"{params.model(name).registered} has no champion any more; release {name} again")
+        raise RegistryError(f"{model} has no champion any more; release {name} again")
     return champion
 
 
-def outcome(params: "Params", name: str) -> str | None:
+def outcome(params: Params, name: str) -> str | None:
     """What became of a registered version or merge, in words; None if nobody has decided yet and it is no champion.
 
     A decision counts against the champion that there is now. A no holds until a person starts a release; so does the
     silence of a day, or the same question would come back every week.
     """
-    from clinrl.registry import versions
-
     model = params.model(name).registered
     mine, champion = _digest(params, name), versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == mine:
@@ -106,5 +97,5 @@ def outcome(params: "Params", name: str) -> str | None:
     return None
 
 
-def _digest(params: "Params", name: str) -> str:
+def _digest(params: Params, name: str) -> str:
     return identity(read_manifest(params.model(name).folder))

@@ -7,8 +7,9 @@ repeated therefore does what was left undone, or nothing.
 import re
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -16,14 +17,15 @@ from prefect.logging import get_run_logger
 
 from clinrl.config.params import load_params
 from clinrl.errors import Busy, Refused, RegistryError
+from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
+from clinrl.pipeline.propose import Draft
+from clinrl.registry import versions
+from clinrl.registry.versions import Entry
+from clinrl.release import promotion
+from clinrl.release.gate import Decision
 from clinrl.runtime import child, dvc_state
 from flows import runs
-
-if TYPE_CHECKING:
-    from clinrl.pipeline.propose import Draft
-    from clinrl.registry.versions import Entry
-    from clinrl.release.gate import Decision
 
 LIGHT = {"dataset", "import", "validate", "validate-import", "probe"}
 """Stages that neither train nor load a model: they may run beside a training."""
@@ -51,19 +53,16 @@ class DvcBusy(StageFailed):
     """Another DVC held the lock of the project, or of a path, for longer than this one waits."""
 
 
-def _dvc_was_busy(_task: Any, _run: Any, state: Any) -> bool:
-    return isinstance(state.result(raise_on_failure=False), DvcBusy)
-
-
-def _registry_was_away(_task: Any, _run: Any, state: Any) -> bool:
-    return isinstance(state.result(raise_on_failure=False), RegistryError | Busy)
+def _failed_with(*errors: type[Exception]) -> Callable[[Any, Any, Any], bool]:
+    """The condition of a retry: the last attempt ended with one of these."""
+    return lambda _task, _run, state: isinstance(state.result(raise_on_failure=False), errors)
 
 
 REGISTRY: dict[str, Any] = {
     "retries": len(AWAY_S),
     "retry_delay_seconds": AWAY_S,
     "retry_jitter_factor": 0.5,
-    "retry_condition_fn": _registry_was_away,
+    "retry_condition_fn": _failed_with(RegistryError, Busy),
     "cache_policy": NO_CACHE,
 }
 """How a task that speaks to the registry is repeated."""
@@ -74,7 +73,7 @@ REGISTRY: dict[str, Any] = {
     retries=BUSY_RETRIES,
     retry_delay_seconds=2,
     retry_jitter_factor=0.5,
-    retry_condition_fn=_dvc_was_busy,  # and nothing else: continuing a training is the trainer's business
+    retry_condition_fn=_failed_with(DvcBusy),  # and nothing else: continuing a training is the trainer's business
     cache_policy=NO_CACHE,
 )
 def repro(stage: str, name: str) -> None:
@@ -130,20 +129,16 @@ def bring_up_to_date(addresses: list[str]) -> list[str]:
 
 
 @task(task_run_name="register {name}", **REGISTRY)
-def register(name: str) -> "Entry":
+def register(name: str) -> Entry:
     """Put a version or a merge into the registry; the same one is never there twice."""
-    from clinrl.registry import versions
-
     entry = versions.register(load_params(), name)
     get_run_logger().info("%s is version %d of %s", name, entry.number, entry.model)
     return entry
 
 
 @task(task_run_name="decide {name}", **REGISTRY)
-def decide(name: str) -> "Decision":
+def decide(name: str) -> Decision:
     """Hold a registered version against its gate, and write the decision down."""
-    from clinrl.release import promotion
-
     decision = promotion.decide(load_params(), name)
     for reason in decision.reasons:
         get_run_logger().info("%s", reason)
@@ -151,29 +146,23 @@ def decide(name: str) -> "Decision":
 
 
 @task(task_run_name="promote {name}", **REGISTRY)
-def promote(name: str, decision: "Decision", approval: dict[str, Any], approved: str = "") -> "Entry":
+def promote(name: str, decision: Decision, approval: dict[str, Any], approved: str = "") -> Entry:
     """Make a version the champion, with its decision and a signed approval of it, or of the decision `approved`."""
-    from clinrl.release import promotion
-
     entry = promotion.promote(load_params(), name, decision=decision, approval=approval, approved=approved)
     get_run_logger().info("%s is the champion of %s, approved by %s", name, entry.model, entry.tags["approver"])
     return entry
 
 
 @task(task_run_name="refuse {decision.candidate}", cache_policy=NO_CACHE)
-def refuse(decision: "Decision", reason: str) -> None:
+def refuse(decision: Decision, reason: str) -> None:
     """Write down that a version or a merge was not approved."""
-    from clinrl.release import promotion
-
     promotion.refuse(load_params(), decision, reason)
     get_run_logger().info("%s was not approved: %s", decision.candidate, reason)
 
 
 @task(task_run_name="draft {task_name}", cache_policy=NO_CACHE)
-def draft(task_name: str) -> "Draft":
+def draft(task_name: str) -> Draft:
     """Write the next version of a task into params/drafts.yaml, from its champion's mined errors."""
-    from clinrl.pipeline import propose as drafts
-
     made = drafts.stage(load_params(), task_name)
     rules = ", ".join(target.rule for target in made.targets)
     get_run_logger().info("%s is drafted from %s for %s; lever: %s", made.name, made.parent, rules, made.lever)
@@ -181,11 +170,8 @@ def draft(task_name: str) -> "Draft":
 
 
 @task(task_run_name="drop {made.name}", **REGISTRY)
-def drop(made: "Draft", says: str) -> None:
+def drop(made: Draft, says: str) -> None:
     """Take a draft without a gain out of params/drafts.yaml, and from its place as candidate; its reports stay."""
-    from clinrl.pipeline import propose as drafts
-    from clinrl.registry import versions
-
     held = versions.holder(made.task, versions.CANDIDATE)
     if held is not None and held.name == made.name:
         versions.point(made.task, versions.CANDIDATE, None)

@@ -45,7 +45,7 @@ DOORS = {
         "registry.pyfunc",
         "registry.versions",
         "tracking.mlflow_store",
-    },  # fmt: skip
+    },
     "pandas": {"data.validate", "registry.pyfunc"},
     "peft": {
         "evaluation.evaluate",

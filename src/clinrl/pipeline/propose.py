@@ -4,7 +4,7 @@ What is missed decides what is changed. The rules whose errors cost the most, su
 modifiers in the reward where the task has some, and their cases come more often in data that nobody trained on. What
 was tried from a champion and brought nothing is not tried again: the next draft pulls another lever.
 
-No exam is read here. A draft is judged by its exam all the same, and the more drafts sit one exam, the more its
+No exam is read here. A draft is judged by its exam all the same, and the more drafts take one exam, the more its
 verdict flatters the best of them: each record counts how many there were.
 """
 

@@ -66,7 +66,7 @@ def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
 
 
 def exam_stage(params: "Params", name: str) -> str:
-    """Address of the stage in which a version, a merge, or `<task>-base` sits its exam. Raises KeyError for others."""
+    """Address of the stage in which a version, a merge, or `<task>-base` takes its exam. Raises KeyError for others."""
     roots = {root: f"baseline@{task}" for root, task in params.roots.items()}
     folds = {fold: f"examine-fold@{fold}" for fold in params.merges.folds}
     blends = {blend: f"examine-blend@{blend}" for blend in params.merges.blends}

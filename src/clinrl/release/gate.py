@@ -101,7 +101,7 @@ def decide(
     `candidate` and each rival are answers by mode; rivals are named as sentences name them ("the champion"). `simple`
     holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
     `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the audit line that
-    made it so, `rebuilders` who signed that they built the same bytes. Raises ArtefactError if a rival sat another
+    made it so, `rebuilders` who signed that they built the same bytes. Raises ArtefactError if a rival took another
     exam, or in other modes, if there is no answer at all, or if there is no bag of words to be beaten.
     """
     first = next(iter(candidate.values()), None)

@@ -200,9 +200,9 @@ def _check_exam(params: "Params", model: Model, adapter: str) -> tuple[str, str]
     if pool != "exam":
         raise Refused(f"{exam} is drawn from the {pool} pool, so it is no exam of {name}")
     if exam not in params.imports:
-        return found, f"sat {exam}, drawn from the exam pool, with these very weights"
+        return found, f"took {exam}, drawn from the exam pool, with these very weights"
     check_apart(params, model, list(read_cases(paths.cases(exam), model.task)))
-    return found, f"sat {exam}, imported, with these very weights, and trained on none of its patients"
+    return found, f"took {exam}, imported, with these very weights, and trained on none of its patients"
 
 
 def _mining_link(name: str, data: str, adapter: str) -> Link:
