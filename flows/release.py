@@ -25,10 +25,10 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import GateError, SignatureError
 from clinrl.release import promotion as releases
 from clinrl.release.gate import Decision
+from clinrl.release.standing import champion_of, check_unchanged, is_champion, outcome
 from clinrl.signing import approval as approvals
 from flows import pages, runs, servers, steps
 from flows.reproduce import build
-from flows.standing import champion_of, check_unchanged, is_champion, outcome
 
 REFUSED, NOT_APPROVED = "Refused", "Not approved"
 """How a release ends that changes nothing: the gate said no, or nobody said yes. Neither is an error."""

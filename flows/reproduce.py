@@ -9,8 +9,9 @@ from prefect import State, flow
 from prefect.states import Completed
 
 from clinrl.config.params import Params, load_params
+from clinrl.pipeline.plan import addresses_of
+from clinrl.release.standing import is_registered
 from flows import pages, runs, steps
-from flows.standing import is_registered
 
 
 @flow(flow_run_name="reproduce-{name}")
@@ -34,17 +35,10 @@ def build(params: Params, name: str) -> list[str]:
 
 def order(params: Params, name: str) -> list[str]:
     """The stages of a version or a merge in the order in which they run. The parent, or the parts, must be there."""
+    own = [*addresses_of(params, name).values()]
     if name not in params.versions:
-        made = "fold" if name in params.merges.folds else "blend"
-        return [f"{made}@{name}", f"examine-{made}@{name}"]
+        return own
     block = params.versions[name]
-    base_exam = params.bases[block.task].exam
-    return [
-        f"base@{block.task}",
-        *params.data_stages(block.data),
-        *dict.fromkeys(stage for exam in (base_exam, block.exam) for stage in params.data_stages(exam)),
-        f"baseline@{block.task}",
-        f"probe@{name}",
-        f"train@{name}",
-        f"evaluate@{name}",
-    ]
+    exams = dict.fromkeys([params.bases[block.task].exam, block.exam])
+    data = [*own[:2], *(stage for exam in exams for stage in params.data_stages(exam))]
+    return [f"base@{block.task}", *data, f"baseline@{block.task}", *own[2:]]

@@ -18,10 +18,10 @@ from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
 from clinrl.pipeline.propose import Draft
 from clinrl.release import promotion as releases
+from clinrl.release.standing import is_champion, is_registered, outcome
 from flows import pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
-from flows.standing import is_champion, is_registered, outcome
 
 NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
 """How a retraining ends that releases nothing: since nothing changed, nothing of the newest version, or a draft was no

@@ -5,11 +5,8 @@ tagged with its process and with the lease of the slot it holds; every flow firs
 """
 
 import logging
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -36,6 +33,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed, Pending
 
 from clinrl.errors import Refused, mask
+from clinrl.runtime import processes
 
 TRAINING = "clinrl-training"
 """The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two."""
@@ -47,11 +45,6 @@ _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType
 _OPEN = [StateType.PENDING, StateType.RUNNING]
 
 
-def process_tag() -> str:
-    """What this process is called in Prefect: host, number and start, so that a reused number is another process."""
-    return f"{_PROCESS}{socket.gethostname()}:{os.getpid()}:{_started(os.getpid())}"
-
-
 def start(flow: Any, parameters: dict[str, Any]) -> Any:
     """Run a flow in this process and return its last state. From its first record on, the run says which process it is.
 
@@ -60,7 +53,9 @@ def start(flow: Any, parameters: dict[str, Any]) -> Any:
     """
     with prefect_errors():
         with get_client(sync_client=True) as client:
-            run = client.create_flow_run(flow, parameters=parameters, tags=[process_tag()], state=Pending())
+            run = client.create_flow_run(
+                flow, parameters=parameters, tags=[f"{_PROCESS}{processes.identity()}"], state=Pending()
+            )
         return run_flow(flow, flow_run=run, parameters=parameters, return_type="state")
 
 
@@ -91,7 +86,7 @@ def begin() -> None:
         if _without_traceback not in logger.filters:
             logger.addFilter(_without_traceback)
     with get_client(sync_client=True) as client:
-        _tag(client, process_tag())
+        _tag(client, _own_tag())
         sweep(client)
         try:
             client.read_global_concurrency_limit_by_name(TRAINING)
@@ -105,8 +100,8 @@ def sweep(client: Any) -> list[UUID]:
     unfinished = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
     swept = []
     for run in client.read_flow_runs(flow_run_filter=unfinished):
-        processes = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
-        if not processes or not all(map(_is_dead, processes)):
+        owners = [tag.removeprefix(_PROCESS) for tag in run.tags if tag.startswith(_PROCESS)]
+        if not owners or not all(map(processes.is_dead, owners)):
             continue
         for tag in run.tags:
             if tag.startswith(_LEASE):
@@ -157,26 +152,8 @@ def _tag(client: Any, *tags: str) -> None:
         client.update_flow_run(run.id, tags=sorted(wanted))
 
 
-def _is_dead(process: str) -> bool:
-    """Whether a process of this machine has ended; of another machine's, nothing is known."""
-    host, number, started = process.rsplit(":", 2)
-    return host == socket.gethostname() and _started(int(number)) != started
-
-
-def _started(pid: int) -> str | None:
-    """When a process started, in ticks of this boot; None if it has ended. Without /proc, only that it is alive."""
-    if not Path("/proc/self/stat").exists():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        return "alive"
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    return None if fields[0] in "ZX" else f"{boot}-{fields[19]}"
+def _own_tag() -> str:
+    return f"{_PROCESS}{processes.identity()}"
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

@@ -70,10 +70,9 @@ def addresses_of(params: "Params", name: str) -> dict[str, str]:
     if name in params.versions:
         made, validated = params.data_stages(params.versions[name].data)
         return {"dataset": made, "validate": validated} | {stage: f"{stage}@{name}" for stage in STAGES[2:]}
-    if name in params.merges.folds:
-        return {"merge": f"fold@{name}", "evaluate": f"examine-fold@{name}"}
-    if name in params.merges.blends:
-        return {"merge": f"blend@{name}", "evaluate": f"examine-blend@{name}"}
+    if name in params.merges.all:
+        kind = "fold" if name in params.merges.folds else "blend"
+        return {"merge": f"{kind}@{name}", "evaluate": f"examine-{kind}@{name}"}
     task = name.removesuffix("-base")
     return {"base": f"base@{task}", "evaluate": f"baseline@{task}"}
 

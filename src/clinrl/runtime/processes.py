@@ -1,0 +1,32 @@
+"""The identity of a process: host, number and start, so that a number that is used again is another process."""
+
+import os
+import socket
+from pathlib import Path
+
+
+def identity() -> str:
+    """The identity of this process."""
+    return f"{socket.gethostname()}:{os.getpid()}:{_start_of(os.getpid())}"
+
+
+def is_dead(process: str) -> bool:
+    """Whether the process of an identity has ended on this machine; of another machine's, nothing is known."""
+    host, number, start = process.rsplit(":", 2)
+    return host == socket.gethostname() and _start_of(int(number)) != start
+
+
+def _start_of(pid: int) -> str | None:
+    """When a process started, in ticks of this boot; None if it has ended. Without /proc, only that it is alive."""
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        return "alive"
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return None if fields[0] in "ZX" else f"{boot}-{fields[19]}"
