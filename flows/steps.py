@@ -170,10 +170,10 @@ def draft(task_name: str) -> Draft:
 
 
 @task(task_run_name="drop {made.name}", **REGISTRY)
-def drop(made: Draft, says: str) -> None:
+def drop(made: Draft, reason: str) -> None:
     """Take a draft without a gain out of params/drafts.yaml, and from its place as candidate; its reports stay."""
     held = versions.holder(made.task, versions.CANDIDATE)
     if held is not None and held.name == made.name:
         versions.point(made.task, versions.CANDIDATE, None)
-    drafts.drop(made, says)
-    get_run_logger().info("%s is dropped: %s", made.name, says)
+    drafts.drop(made, reason)
+    get_run_logger().info("%s is dropped: %s", made.name, reason)

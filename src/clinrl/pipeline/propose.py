@@ -279,7 +279,7 @@ def entries(draft: Draft, params: Params) -> dict[str, dict[str, Any]]:
     }
 
 
-def drop(draft: Draft, says: str) -> Draft:
+def drop(draft: Draft, reason: str) -> Draft:
     """Take a draft out of params/drafts.yaml again and keep its record, with the reason. Its reports stay.
 
     Raises ParamsError if something else needs the version by now, or if a person moved its blocks to a file of theirs;
@@ -293,16 +293,16 @@ def drop(draft: Draft, says: str) -> Draft:
         if draft.name in parse({**files, DRAFTS: left}).versions:
             raise ParamsError(f"versions.{draft.name} is not in {DRAFTS}, so no command takes it out; do so by hand")
         write_whole(DRAFTS, left)
-    return conclude(draft, "dropped", says)
+    return conclude(draft, "dropped", reason)
 
 
 def _without(names: Collection[str], section: dict[str, Any]) -> dict[str, Any]:
     return {name: block for name, block in section.items() if name not in names}
 
 
-def conclude(draft: Draft, outcome: Outcome, says: str) -> Draft:
+def conclude(draft: Draft, outcome: Outcome, reason: str) -> Draft:
     """Write down what became of a draft."""
-    done = draft.model_copy(update={"outcome": outcome, "says": says})
+    done = draft.model_copy(update={"outcome": outcome, "says": reason})
     write_json(paths.draft(draft.name), done.model_dump(mode="json"))
     return done
 

@@ -269,12 +269,14 @@ def _data(params: "Params", name: str, witness: lock.Lock) -> Component:
     settings = {key: value for key, value in spec.model_dump(mode="json").items() if isinstance(value, str | int)}
     settings.pop("source", None)
     settings.pop("without", None)
-    says = "Synthetic cases, drawn from rules; about nobody." if is_drawn else "Records from elsewhere; never shipped."
+    description = (
+        "Synthetic cases, drawn from rules; about nobody." if is_drawn else "Records from elsewhere; never shipped."
+    )
     return {
         "type": "data",
         "bom-ref": f"data/{name}",
         "name": name,
-        "description": says,
+        "description": description,
         "data": [{"type": "dataset", "name": name, "classification": "synthetic" if is_drawn else "restricted"}],
         **(_licences(LICENCE) if is_drawn else {}),
         **_properties(settings | {"dvc:md5": _recorded_digest(witness, paths.cases(name))}),

@@ -37,7 +37,7 @@ class Fact(Strict):
     state: State
     """altered: it is here and is not what was recorded, or was made of something else than is recorded. absent: it is
     recorded and not here. unrecorded: dvc.lock says nothing of it."""
-    says: str
+    sentence: str
     """What is wrong and what mends it; empty where it holds."""
 
 
@@ -93,19 +93,21 @@ def ancestors(lock: Lock, target: str) -> list[str]:
 def facts(lock: Lock, target: str) -> list[Fact]:
     """Everything that a stage makes and follows from, held against the disk; what it follows from comes first."""
     if target not in lock:
-        says = f"dvc.lock records no run of {target}; run `dvc repro {target}`"
-        return [Fact(path="", stage=target, md5="", state="unrecorded", says=says)]
+        sentence = f"dvc.lock records no run of {target}; run `dvc repro {target}`"
+        return [Fact(path="", stage=target, md5="", state="unrecorded", sentence=sentence)]
     made = outputs(lock)
     found = []
     for stage in ancestors(lock, target):
         for dep in lock[stage].get("deps", ()):
             path, used = dep["path"], dep.get("md5")
             if not _made_at(path, made) and path.startswith(f"{MADE}/") and not stage.startswith(SOURCED):
-                says = f"dvc.lock records no run that made {path}, on which {stage} ran; run `dvc repro {stage}`"
-                found.append(Fact(path=path, stage=stage, md5=used or "", state="unrecorded", says=says))
+                sentence = f"dvc.lock records no run that made {path}, on which {stage} ran; run `dvc repro {stage}`"
+                found.append(Fact(path=path, stage=stage, md5=used or "", state="unrecorded", sentence=sentence))
             if made.get(path, used) != used:
-                says = f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
-                found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", says=says))
+                sentence = (
+                    f"dvc.lock says that {stage} ran on another {path} than there now is; run `dvc repro {stage}`"
+                )
+                found.append(Fact(path=path, stage=stage, md5=used or "", state="altered", sentence=sentence))
         found += [_fact(stage, path, recorded) for path, recorded in outputs(lock, [stage]).items()]
     return found
 
@@ -129,10 +131,10 @@ def demand(params: "Params", name: str) -> list[Fact]:
             raise ArtefactError(f"dvc.lock records nothing of {path}; run `dvc repro {stage}`")
         for fact in about:
             if fact.state == "absent":
-                raise ArtefactError(fact.says)
+                raise ArtefactError(fact.sentence)
     for fact in found:
         if fact.state in ("altered", "unrecorded"):
-            raise ArtefactError(fact.says)
+            raise ArtefactError(fact.sentence)
     return found
 
 
@@ -157,9 +159,9 @@ def _fact(stage: str, path: str, recorded: str) -> Fact:
     try:
         is_same = md5(Path(path)) == recorded
     except OSError:
-        says = f"{path} is not here, though dvc.lock records it; {mends}"
-        return Fact(path=path, stage=stage, md5=recorded, state="absent", says=says)
+        sentence = f"{path} is not here, though dvc.lock records it; {mends}"
+        return Fact(path=path, stage=stage, md5=recorded, state="absent", sentence=sentence)
     if is_same:
-        return Fact(path=path, stage=stage, md5=recorded, state="holds", says="")
-    says = f"{path} is not what dvc.lock records of {stage}: it was altered since; {mends}"
-    return Fact(path=path, stage=stage, md5=recorded, state="altered", says=says)
+        return Fact(path=path, stage=stage, md5=recorded, state="holds", sentence="")
+    sentence = f"{path} is not what dvc.lock records of {stage}: it was altered since; {mends}"
+    return Fact(path=path, stage=stage, md5=recorded, state="altered", sentence=sentence)

@@ -8,7 +8,8 @@ same thing they must agree. Nothing is rebuilt and no model is loaded.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from clinrl import artifacts, paths
 from clinrl.config.model import Model
@@ -35,7 +36,7 @@ class Absent(Refused):
     """What a link is about is not here: names it, and what brings it."""
 
 
-class Unsigned(Refused):
+class Unrecorded(Refused):
     """What a link is about was never recorded: names it."""
 
 
@@ -79,16 +80,16 @@ def _links_of(params: "Params", name: str, recorded: "lock.Lock | ArtefactError"
 
     def files() -> tuple[str, str]:
         nonlocal manifest
+        if not folder.exists():
+            stage = lock.exam_stage(params, name)
+            raise Absent(
+                f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {stage}`, which makes it"
+            )
         manifest = artifacts.verified(folder)
         return artifacts.identity(
             manifest
         ), f"{len(manifest.files)} files of {folder} are what they were when it was made"
 
-    if not folder.exists():
-        group = lock.exam_stage(params, name)
-        says = f"{folder} is not here; run `dvc checkout`, `dvc pull`, or `dvc repro {group}`, which makes it"
-        yield Link(version=name, link="files", state="absent", digest="", says=says)
-        return
     yield _link(name, "files", files)
     if manifest is None:  # nothing else can be said of it
         return
@@ -120,19 +121,21 @@ def _lock_link(params: "Params", name: str, recorded: "lock.Lock | ArtefactError
 
     What other versions made is theirs to answer for.
     """
-    if isinstance(recorded, ArtefactError):
-        return Link(version=name, link="lock", state="unrecorded", digest="", says=str(recorded))
-    others = {*params.versions, *params.merges.all} - {name}
-    every = lock.facts(recorded, lock.exam_stage(params, name))
-    facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
-    found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
-    for state in ("altered", "unrecorded", "absent"):
-        if state in found:
-            state_of: State = "broken" if state == "altered" else found[state].state  # type: ignore[assignment]
-            return Link(version=name, link="lock", state=state_of, digest="", says=found[state].says)
-    digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
-    says = f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
-    return Link(version=name, link="lock", state="holds", digest=digest, says=says)
+
+    def check() -> tuple[str, str]:
+        if isinstance(recorded, ArtefactError):
+            raise Unrecorded(str(recorded))
+        others = {*params.versions, *params.merges.all} - {name}
+        every = lock.facts(recorded, lock.exam_stage(params, name))
+        facts = [fact for fact in every if fact.stage.partition("@")[2] not in others]
+        found = {fact.state: fact for fact in reversed(facts)}  # the first of each state
+        for state, refusal in (("altered", Refused), ("unrecorded", Unrecorded), ("absent", Absent)):
+            if state in found:
+                raise refusal(found[state].sentence)
+        digest = artifacts.digest({fact.path: fact.md5 for fact in facts})
+        return digest, f"{len(facts)} outputs are what dvc.lock records, each made of what it records"
+
+    return _link(name, "lock", check)
 
 
 def _provenance_link(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
@@ -140,17 +143,17 @@ def _provenance_link(params: "Params", name: str, recorded: "lock.Lock | Artefac
     stages = [] if isinstance(recorded, ArtefactError) else lock.ancestors(recorded, lock.exam_stage(params, name))
     own = [stage for stage in stages if stage.partition("@")[2] == name]
 
-    def signed() -> tuple[str, str]:
+    def check() -> tuple[str, str]:
         found = {address for address, _ in statements.of_stages(stages)}  # raises for a statement that was altered
         missing = [stage for stage in own if stage not in found]
         if missing or not own:
-            raise Unsigned(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
+            raise Unrecorded(f"nobody here signed what {', '.join(missing) or name} made; `dvc repro --force` would")
         return artifacts.digest(own), f"{len(own)} stages were signed by who ran them"
 
-    return _link(name, "provenance", signed)
+    return _link(name, "provenance", check)
 
 
-def _check_same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[str, str]:
+def _check_same(manifest: Manifest, what: str, folder: Path, sentence: str) -> tuple[str, str]:
     """The digest that a manifest names for an input, which must be that of the folder. Raises Refused if not."""
     if not folder.exists():
         raise Absent(f"{folder} is not here; run `dvc checkout`, `dvc pull` or `dvc repro`")
@@ -160,7 +163,7 @@ def _check_same(manifest: Manifest, what: str, folder: Any, says: str) -> tuple[
             f"{manifest.name} was made from another {what} ({named[:12]}) than {folder} now holds ({found[:12]}); "
             "run `dvc checkout`, or `dvc repro` for a new one"
         )
-    return found, says
+    return found, sentence
 
 
 def _base_says(task: str) -> str:
@@ -282,7 +285,7 @@ def _release_links(params: "Params", name: str) -> Iterator[Link]:
     yield _link(name, "gate", lambda: _check_decided(model, name, decisions))
     promotions = [line for line in lines if line.kind == "promotion" and line.body.get("digest") == digest]
     if not promotions:
-        yield _link(name, "approver", lambda: _never_promoted(model, name, digest, lines), "open")
+        yield _link(name, "approver", lambda: _check_unpromoted(model, name, digest, lines), "open")
         return
     yield _link(name, "approver", lambda: _check_approved(params, model, name, promotions[-1], decisions, lines))
 
@@ -311,7 +314,7 @@ def _check_decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) 
     return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {numbers}"
 
 
-def _never_promoted(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:
+def _check_unpromoted(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:
     _check_champion(model, name, digest, lines)
     return "", "was never promoted"
 
@@ -352,11 +355,10 @@ def _check_approved(
 
 def _link(version: str, link: str, check: Callable[[], tuple[str, str]], state: State = "holds") -> Link:
     try:
-        digest, says = check()
-    except (Absent, Unsigned) as missing:
-        state = "absent" if isinstance(missing, Absent) else "unrecorded"
-        return Link(version=version, link=link, state=state, digest="", says=str(missing))
+        digest, sentence = check()
+    except (Absent, Unrecorded) as missing:
+        state, digest, sentence = "absent" if isinstance(missing, Absent) else "unrecorded", "", str(missing)
     except (Refused, KeyError, ValueError) as error:
-        says = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
-        return Link(version=version, link=link, state="broken", digest="", says=says)
-    return Link(version=version, link=link, state=state, digest=digest, says=says)
+        state, digest = "broken", ""
+        sentence = str(error) if isinstance(error, Refused) else f"the record is malformed: {error!r}"
+    return Link(version=version, link=link, state=state, digest=digest, says=sentence)
