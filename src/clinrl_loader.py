@@ -115,23 +115,23 @@ def opened(envelope: Any, keys: Mapping[str, str]) -> tuple[str, dict[str, Any]]
     listed = envelope["signatures"]
     if envelope["payloadType"] != PAYLOAD_TYPE or not isinstance(listed, list) or len(listed) > MOST_SIGNATURES:
         raise Untrusted(f"this is no signed in-toto statement: its type must be {PAYLOAD_TYPE}, with signatures")
-    payload = _decoded(envelope["payload"])
-    who = _who(pae(PAYLOAD_TYPE, payload), listed, keys)
+    payload = _decode(envelope["payload"])
+    signer = _signer_of(pae(PAYLOAD_TYPE, payload), listed, keys)
     try:
         statement = json.loads(payload)
     except (ValueError, RecursionError):
         raise Untrusted("the signed text is no JSON") from None
     if not isinstance(statement, dict) or statement.get("_type") != STATEMENT:
         raise Untrusted(f"the signed text is no in-toto statement: its _type must be {STATEMENT}")
-    return who, statement
+    return signer, statement
 
 
-def _who(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> str:
+def _signer_of(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> str:
     """The name of the key that made one of the signatures; a key that a signature names must be that key."""
     for signature in signatures:
         if not isinstance(signature, dict) or not {"sig"} <= signature.keys() <= {"sig", "keyid"}:
             raise Untrusted("a signature of this envelope is malformed; it needs sig, and may have keyid")
-        made = _decoded(signature["sig"])
+        made = _decode(signature["sig"])
         for name, line in keys.items():
             if signature.get("keyid") in (None, "", fingerprint(line)) and verifies(line, data, made):
                 return name
@@ -141,7 +141,7 @@ def _who(data: bytes, signatures: list[Any], keys: Mapping[str, str]) -> str:
     )
 
 
-def _decoded(text: Any) -> bytes:
+def _decode(text: Any) -> bytes:
     """Bytes from Base64 in its one canonical spelling. Raises Untrusted."""
     if not isinstance(text, str) or len(text) > LARGEST:
         raise Untrusted("a field of this envelope is no Base64, or too long")
@@ -160,16 +160,16 @@ def check(folder: Path, keys: Mapping[str, str], *, but: Iterable[str] = ()) -> 
     `but` are names of files at its top that may be there besides. Raises Untrusted naming a file that was altered, is
     missing or was added, if there is no signature, or if nobody who is listed made it.
     """
-    who, signed = _signed(folder / SIGNATURE, keys)
+    signer, signed = _read_signature(folder / SIGNATURE, keys)
     found = hashes(folder, but=but)
     for name in sorted(signed.keys() | found.keys()):
         if name not in found:
-            raise Untrusted(f"{name!r} of {folder} is missing; it was there when {who} signed the folder")
+            raise Untrusted(f"{name!r} of {folder} is missing; it was there when {signer} signed the folder")
         if name not in signed:
-            raise Untrusted(f"{name!r} was added to {folder} after {who} signed it")
+            raise Untrusted(f"{name!r} was added to {folder} after {signer} signed it")
         if signed[name] != found[name]:
-            raise Untrusted(f"{name!r} of {folder} was altered after {who} signed it")
-    return who, signed
+            raise Untrusted(f"{name!r} of {folder} was altered after {signer} signed it")
+    return signer, signed
 
 
 def hashes(folder: Path, *, but: Iterable[str] = ()) -> dict[str, str]:
@@ -201,15 +201,15 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _signed(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _read_signature(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """Who made a signature, and the digests of the files that it is about. Raises Untrusted."""
     try:
         if path.is_symlink() or path.stat().st_size > LARGEST:
             raise Untrusted("it is a link, or too large for a signature")
         bundle = json.loads(path.read_bytes())
         envelope = bundle["dsseEnvelope"]
-        who, statement = opened(envelope, keys)
-        material = {"publicKey": {"hint": hashlib.sha256(pem(keys[who]).encode()).hexdigest()}, "tlogEntries": []}
+        signer, statement = opened(envelope, keys)
+        material = {"publicKey": {"hint": hashlib.sha256(pem(keys[signer]).encode()).hexdigest()}, "tlogEntries": []}
         if bundle != {"mediaType": BUNDLE, "verificationMaterial": material, "dsseEnvelope": envelope}:
             raise Untrusted(f"this is no {BUNDLE} of that key alone")
         how, listed = statement["predicate"]["serialization"], statement["predicate"]["resources"]
@@ -225,7 +225,7 @@ def _signed(path: Path, keys: Mapping[str, str]) -> tuple[str, dict[str, str]]:
         raise Untrusted(f"{path}: {error}") from None
     except (ValueError, RecursionError, KeyError, TypeError, IndexError):
         raise Untrusted(f"{path} is no signature of a folder") from None
-    return who, signed
+    return signer, signed
 
 
 def trusted() -> dict[str, str]:
@@ -291,7 +291,7 @@ def load(uri: str, *, digest: str = "") -> Any:
         else:
             copy = Path(artifacts.download_artifacts(artifact_uri=uri, dst_path=place))
         try:
-            signed = _checked(copy, stacklevel=3)
+            signed = _check_copy(copy, stacklevel=3)
             if digest and (found := _digest(copy)) != digest:
                 raise Untrusted(f"it is the model {found!r} and not {digest!r}; nothing was loaded")
         except Untrusted as error:
@@ -327,14 +327,14 @@ def _load_pyfunc(path: str) -> Any:
     folder = Path(path)
     within = os.path.abspath(folder)
     sys.path[:] = [entry for entry in sys.path if not Path(os.path.abspath(entry)).is_relative_to(within)]
-    signed = _copies.get(folder) or _checked(folder, stacklevel=3)
+    signed = _copies.get(folder) or _check_copy(folder, stacklevel=3)
     if PACKAGE not in sys.modules:
         _import_as_signed(folder / CODE, signed)
         sys.path.insert(0, str(folder / CODE))
     return importlib.import_module(f"{PACKAGE}.served").load(path)
 
 
-def _checked(folder: Path, *, stacklevel: int) -> Mapping[str, str]:
+def _check_copy(folder: Path, *, stacklevel: int) -> Mapping[str, str]:
     """The SHA-256 of each file of a registered folder, which are those that were signed. Raises Untrusted.
 
     Warns, in the name of the caller so many levels up, if only the folder itself says who signed it.

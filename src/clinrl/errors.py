@@ -39,7 +39,7 @@ def exit_code_of(program: Callable[[], int]) -> int:
     went wrong is a fault, and is passed on with its traceback.
     """
     try:
-        return _flushed(program)
+        return _run_and_flush(program)
     except Refused as refused:
         print(f"clinrl: {refused}", file=sys.stderr)
         return refused.exit_code
@@ -65,7 +65,7 @@ def exit_code_of(program: Callable[[], int]) -> int:
         return 1
 
 
-def _flushed(program: Callable[[], int]) -> int:
+def _run_and_flush(program: Callable[[], int]) -> int:
     try:
         return program()
     finally:
