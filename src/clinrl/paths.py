@@ -130,6 +130,6 @@ def attestations(name: str) -> Path:
     return Path("data/attestations") / name
 
 
-def ledger() -> Path:
+def audit_log() -> Path:
     """The audit file of decisions, approvals, promotions and rollbacks."""
     return Path("data/reports/decisions.jsonl")

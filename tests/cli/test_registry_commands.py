@@ -92,11 +92,11 @@ def test_the_audit_file_is_read_again_once_somebody_vouched_for_what_a_revoked_k
         file.unlink()
     main(["keys", "init"])
     with pytest.raises(ArtefactError, match="run `clinrl keys vouch`"):
-        audit_log.read(paths.ledger())
+        audit_log.read(paths.audit_log())
     capsys.readouterr()
     assert main(["keys", "vouch", "the laptop was stolen"]) == 0
     assert capsys.readouterr().out == f"{former}\n"
-    assert [line.kind for line in audit_log.read(paths.ledger())] == ["decision", "review"]
+    assert [line.kind for line in audit_log.read(paths.audit_log())] == ["decision", "review"]
     assert main(["keys", "vouch", "twice"]) == 1
 
 
@@ -128,7 +128,7 @@ def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsy
     digest = said.pop("digest")
     decision = Decision.model_validate_json(json.dumps(said))
     assert digest == decision.digest
-    assert decision.model_dump(mode="json") in [line.body for line in audit_log.read(paths.ledger())]
+    assert decision.model_dump(mode="json") in [line.body for line in audit_log.read(paths.audit_log())]
     rows = numbers.form(decision.rows)
     assert [row["who"] for row in rows if row["mode"] == "think"] == [
         "v1", *(f"always {level}" for level in range(1, 6)), "random", "prior-matched", "bag of words",

@@ -58,7 +58,7 @@ def worked() -> list[str]:
 
 
 def kinds() -> list[str]:
-    return [line.kind for line in audit_log.read(paths.ledger())]
+    return [line.kind for line in audit_log.read(paths.audit_log())]
 
 
 def champion() -> str | None:
@@ -341,7 +341,7 @@ def answering(*first: dict[str, Any], **said: Any) -> threading.Thread:
 
 def token(approver: str) -> str:
     """What `clinrl approve` prints for the last decision."""
-    told = [line.body for line in audit_log.read(paths.ledger()) if line.kind == "decision"]
+    told = [line.body for line in audit_log.read(paths.audit_log()) if line.kind == "decision"]
     return approvals.token(artefacts.digest(told[-1]), approver, signer("embedded"))
 
 

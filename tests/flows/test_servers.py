@@ -108,7 +108,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         eventually("the question", lambda: state("Paused"))
         schema = eventually("the form", lambda: client.read_flow_run_input(run.id, "paused-1-schema"))
         assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
-        decision = next(line.body for line in reversed(audit_log.read(paths.ledger())) if line.kind == "decision")
+        decision = next(line.body for line in reversed(audit_log.read(paths.audit_log())) if line.kind == "decision")
         token = approval.token(artifacts.digest(decision), "Ada Lovelace", signer("embedded"))
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
         resume_flow_run(run.id, run_input=said)
@@ -117,7 +117,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
     champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
     assert (champion.tags["version"], champion.tags["approver"]) == ("v3", "Ada Lovelace")
-    assert [line.kind for line in audit_log.read(paths.ledger())] == ["decision", "approval", "promotion"]
+    assert [line.kind for line in audit_log.read(paths.audit_log())] == ["decision", "approval", "promotion"]
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0
     for url in (served.prefect, served.mlflow):

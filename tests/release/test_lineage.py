@@ -96,7 +96,7 @@ def test_what_nobody_decided_is_open_and_not_broken(params):
 
 
 def test_a_champion_of_whom_the_audit_file_tells_nothing_is_broken(params):
-    paths.ledger().unlink()
+    paths.audit_log().unlink()
     assert ("v2", "gate") in broken(params)
 
 
@@ -146,8 +146,8 @@ def test_an_edited_tag_is_named(params):
 
 
 def test_an_edited_audit_file_is_named(params):
-    text = paths.ledger().read_text()
-    paths.ledger().write_text(text.replace("Ada Lovelace", "Bea Lovelace", 1))
+    text = paths.audit_log().read_text()
+    paths.audit_log().write_text(text.replace("Ada Lovelace", "Bea Lovelace", 1))
     assert set(broken(params)) == {("v2", "gate")}
     assert "was altered after it was written" in broken(params)["v2", "gate"]
 
@@ -162,7 +162,7 @@ def test_a_promotion_on_a_refused_decision_is_named(params):
         "decision": "f" * 64,
         "approver": "X Y",
     }
-    audit_log.append(paths.ledger(), "promotion", body, signer=signer("embedded"))
+    audit_log.append(paths.audit_log(), "promotion", body, signer=signer("embedded"))
     assert set(broken(params)) == {("v2", "approver")}
 
 
@@ -174,19 +174,19 @@ def test_a_name_moved_by_hand_is_named(params):
 
 def test_an_approval_of_something_else_is_none_of_this(params):
     """A real approval, put beside a decision that nobody approved."""
-    lines = audit_log.read(paths.ledger())
+    lines = audit_log.read(paths.audit_log())
     bodies = {line.body["version"]: line.body for line in lines if line.kind == "promotion"}
     borrowed = bodies["v2"] | {name: bodies["v1"][name] for name in ("approval", "approved")}
-    audit_log.append(paths.ledger(), "promotion", borrowed, signer=signer("embedded"))
+    audit_log.append(paths.audit_log(), "promotion", borrowed, signer=signer("embedded"))
     assert "v2 is not made" in broken(params)["v2", "approver"]
 
 
 def test_lines_that_git_has_may_not_be_cut_off(params):
-    for words in (["init", "-q"], ["add", "-f", str(paths.ledger())], ["commit", "-qm", "x"]):
+    for words in (["init", "-q"], ["add", "-f", str(paths.audit_log())], ["commit", "-qm", "x"]):
         subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], check=True)
     assert not broken(params)
-    lines = paths.ledger().read_text().splitlines(keepends=True)
-    paths.ledger().write_text("".join(lines[:-1]))
+    lines = paths.audit_log().read_text().splitlines(keepends=True)
+    paths.audit_log().write_text("".join(lines[:-1]))
     assert "lacks lines that it has in git" in broken(params)["v2", "gate"]
 
 
@@ -211,7 +211,7 @@ def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(p
         versions.register(params, name)
     examined.promote(params, "v2", "Grace Hopper", promotion.decide(params, "v2"))
     assert not broken(params)
-    told = [line.kind for line in audit_log.read(paths.ledger())]
+    told = [line.kind for line in audit_log.read(paths.audit_log())]
     assert told.count("approval") == told.count("promotion")
 
 

@@ -53,7 +53,7 @@ def champion():
 
 
 def kinds():
-    return [line.kind for line in audit_log.read(paths.ledger())]
+    return [line.kind for line in audit_log.read(paths.audit_log())]
 
 
 def promoted(params, name):
@@ -71,7 +71,7 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert entry.aliases == ("champion",)
     assert entry.tags["approver"] == ADA
     assert kinds() == ["decision", "approval", "promotion"]
-    assert audit_log.read(paths.ledger())[-1].body["digest"] == entry.digest
+    assert audit_log.read(paths.audit_log())[-1].body["digest"] == entry.digest
 
 
 def test_a_refused_version_stays_what_it_was(params):
@@ -224,8 +224,8 @@ def test_two_promotions_at_once_are_one(params):
 def test_a_kill_after_the_alias_moved_is_made_good(params):
     decision = promotion.decide(params, "v2")
     examined.promote(params, "v2", ADA, decision)
-    lines = paths.ledger().read_text().splitlines(keepends=True)
-    paths.ledger().write_text("".join(lines[:-1]))  # killed before the last line
+    lines = paths.audit_log().read_text().splitlines(keepends=True)
+    paths.audit_log().write_text("".join(lines[:-1]))  # killed before the last line
 
     examined.promote(params, "v2", ADA, decision)
 
@@ -234,8 +234,8 @@ def test_a_kill_after_the_alias_moved_is_made_good(params):
 
 def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(params):
     promoted(params, "v2")
-    lines = paths.ledger().read_text().splitlines(keepends=True)
-    paths.ledger().write_text("".join(lines[:-1]))
+    lines = paths.audit_log().read_text().splitlines(keepends=True)
+    paths.audit_log().write_text("".join(lines[:-1]))
     versions.point("esi", "candidate", versions.find("esi", "v2"))
 
     promotion.settle(params, "v2")
@@ -333,8 +333,8 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
 def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(params):
     promoted(params, "v2")
     promoted(params, "v1")
-    lines = paths.ledger().read_text().splitlines(keepends=True)
-    paths.ledger().write_text("".join(lines[:-1]))
+    lines = paths.audit_log().read_text().splitlines(keepends=True)
+    paths.audit_log().write_text("".join(lines[:-1]))
 
     assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
 
@@ -351,7 +351,7 @@ def test_a_decision_that_comes_back_is_told_again(params):
     versions.point("esi", "champion", None)
     again = promotion.decide(params, "v2")
     assert again == first.model_copy(update={"moved": again.moved})
-    told = [line.body["champion"] for line in audit_log.read(paths.ledger()) if line.body.get("candidate") == "v2"]
+    told = [line.body["champion"] for line in audit_log.read(paths.audit_log()) if line.body.get("candidate") == "v2"]
     assert told == [None, "v1", None]
 
 
@@ -386,7 +386,7 @@ def test_what_was_never_registered_is_not_decided_upon(params):
 def test_a_no_is_written_down(params):
     decision = promotion.decide(params, "v2")
     promotion.refuse(params, decision, "no answer in time")
-    assert audit_log.read(paths.ledger())[-1].body["reason"] == "no answer in time"
+    assert audit_log.read(paths.audit_log())[-1].body["reason"] == "no answer in time"
     assert champion() is None
 
 

@@ -28,7 +28,7 @@ def plan(params: "Params", version: str | None = None, *, graph: str | None = No
 def _gates() -> dict[str, str]:
     """How the last decision on each version ended, as far as there is an audit file that can be read."""
     with suppress(Refused):
-        entries = audit_log.read(paths.ledger()) if paths.ledger().exists() else []
+        entries = audit_log.read(paths.audit_log()) if paths.audit_log().exists() else []
         decisions = [entry.body for entry in entries if entry.kind == "decision"]
         return {body["candidate"]: "passed" if body["promote"] else "refused" for body in decisions}
     return {}

@@ -244,13 +244,13 @@ def _registry_link(params: "Params", name: str, manifest: Manifest) -> Link:
 
 def _check_unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
     """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
-    lines = audit_log.read(paths.ledger(), trusted_keys(params))
+    lines = audit_log.read(paths.audit_log(), trusted_keys(params))
     if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
         return "", f"is not registered; `clinrl register {name}` does it ({why})"
     again = f"`clinrl register {name}`"
     if release.recorded_champion(model, lines) == digest:
         again += f", then `clinrl promote {name}`, since the audit file says that it is champion"
-    raise Refused(f"the registry has lost {name}, of which {paths.ledger()} tells; run {again}")
+    raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {again}")
 
 
 def _check_registered(params: "Params", model: str, name: str, manifest: Manifest) -> tuple[str, str]:
@@ -272,8 +272,8 @@ def _release_links(params: "Params", name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
     model = params.model(name).registered
     try:
-        lines = audit_log.read(paths.ledger(), trusted_keys(params))
-        audit_log.check_committed(paths.ledger())
+        lines = audit_log.read(paths.audit_log(), trusted_keys(params))
+        audit_log.check_committed(paths.audit_log())
         digest = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
@@ -294,7 +294,8 @@ def _check_undecided(model: str, name: str, digest: str) -> tuple[str, str]:
     champion = versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == digest:
         raise Refused(
-            f"{name} is the champion of {model}, and {paths.ledger()} knows of no decision on it; restore it from git"
+            f"{name} is the champion of {model}, and {paths.audit_log()} knows of no decision on it; restore it from "
+            "git"
         )
     return "", "was never decided upon"
 
@@ -325,7 +326,7 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_lo
     is_named, is_recorded = versions.CHAMPION in entry.aliases, release.recorded_champion(model, lines) == digest
     if is_named != is_recorded:
         raise Refused(
-            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.ledger()} "
+            f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.audit_log()} "
             "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"
         )
     return entry

@@ -194,7 +194,7 @@ def approval_of(params: "Params", champion: Entry) -> tuple[dict[str, Any], str]
     for line in reversed(_lines(params)):
         if line.kind == "approval" and _is_of(line, champion):
             return line.body["approval"], line.body["approved"]
-    raise GateError(f"{paths.ledger()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
+    raise GateError(f"{paths.audit_log()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
 
 
 def check_folded(params: "Params", fold: str, approved: str) -> None:
@@ -207,7 +207,7 @@ def check_folded(params: "Params", fold: str, approved: str) -> None:
                 return
             raise GateError(f"the approval is of {line.body['candidate']}, of which {fold} is not made; approve {fold}")
     raise GateError(
-        f"{paths.ledger()} has no decision {approved[:16]}, so nobody knows what was approved; decide again"
+        f"{paths.audit_log()} has no decision {approved[:16]}, so nobody knows what was approved; decide again"
     )
 
 
@@ -238,7 +238,7 @@ def _complete(params: "Params", entry: Entry) -> Entry:
         _write(params, "promotion", last.body, unless=is_recorded)
     elif recorded_champion(model, lines) != entry.digest:  # an approval of long ago is none of this
         raise GateError(
-            f"{entry.name} is the champion of {model}, but {paths.ledger()} knows of no approval that made it so: "
+            f"{entry.name} is the champion of {model}, but {paths.audit_log()} knows of no approval that made it so: "
             "somebody moved the name by hand, or a rollback was cut short; give `clinrl rollback` again, or move the "
             "name back in MLflow, and promote with `clinrl promote`"
         )
@@ -274,7 +274,7 @@ def rollback(params: "Params", model: str, *, approver: str) -> Entry:
             former = next((entry for entry in versions.entries(model) if entry.digest == recorded), None)
             if former is None:
                 raise GateError(
-                    f"{model} has lost the version that was champion by {paths.ledger()}; register it again"
+                    f"{model} has lost the version that was champion by {paths.audit_log()}; register it again"
                 )
             now, before = former, now
         if now.digest == before.digest:
@@ -296,7 +296,7 @@ def vouch(params: "Params", reason: str) -> list[str]:
     Whoever does that has read those lines. Nothing is written where every line's key counts. Raises ArtefactError if
     the chain is broken.
     """
-    revoked = audit_log.uncounted_keys(paths.ledger(), trusted_keys(params))
+    revoked = audit_log.uncounted_keys(paths.audit_log(), trusted_keys(params))
     if revoked:
         _write(params, "review", {"reason": reason, "revoked": revoked}, reviewed=True)
     return revoked
@@ -326,12 +326,12 @@ def _recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[st
 
 
 def _lines(params: "Params") -> list[audit_log.Entry]:
-    return audit_log.read(paths.ledger(), trusted_keys(params))
+    return audit_log.read(paths.audit_log(), trusted_keys(params))
 
 
 def _write(params: "Params", kind: audit_log.Kind, body: dict[str, Any], **how: Any) -> None:
     ours = signer(params.scale)  # the first one makes a key, which counts then
-    audit_log.append(paths.ledger(), kind, body, signer=ours, keys=trusted_keys(params), **how)
+    audit_log.append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
 
 
 def _last_about(model: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
@@ -370,7 +370,7 @@ def _champions_answers(params: "Params", champion: Entry) -> Path:
         if is_recorded or artifacts.identity(artifacts.verified(folder)) in approved:
             return folder
         raise ArtefactError(
-            f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.ledger()} know; "
+            f"{folder} holds other answers of the champion {champion.name} than dvc.lock and {paths.audit_log()} know; "
             f"restore it with `dvc checkout`, or remove it and run `dvc repro evaluate@{champion.name}`"
         )
     raise ArtefactError(

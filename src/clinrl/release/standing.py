@@ -77,7 +77,7 @@ def outcome(params: Params, name: str) -> str | None:
     mine, champion = _digest(params, name), versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == mine:
         return f"{name} is the champion of {model}"
-    lines = audit_log.read(paths.ledger(), trusted_keys(params))
+    lines = audit_log.read(paths.audit_log(), trusted_keys(params))
     decisions = {
         artifacts.digest(line.body): line.body
         for line in lines

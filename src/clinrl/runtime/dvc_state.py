@@ -23,7 +23,7 @@ VARIABLE = "DVC_SITE_CACHE_DIR"
 SITE = Path(".clinrl/dvc")
 """The place that `.dvc/config` names."""
 RUNS = Path(".dvc/cache/runs")
-"""What DVC remembers stages to have made. It is believed unchecked: an entry put there by hand is an exam never sat."""
+"""What DVC remembers stages to have made. DVC believes it unchecked: an entry made by hand is an exam never taken."""
 TMP = Path(".dvc/tmp")
 """Locks, and the queue of experiments."""
 KEPT = {"repo", "repo/.gitignore"}
