@@ -17,14 +17,10 @@ from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MAX_SENTENCES, NAMES_A_LA
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
 from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
-from clinrl.tasks.importing import normalised, pseudonym
+from clinrl.tasks.importing import is_imported, normalised, pseudonym
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable
-
-TWO_STEPS = 1.0
-"""What calling an appropriate study inappropriate costs, or the reverse; one step costs half, silence as much."""
-
 
 POLICIES = lazy_policies(
     LABELS,
@@ -72,9 +68,7 @@ def _cluster(case: ImagingCase) -> str:
 
 def _cost(gold: str, answer: str | Unreadable) -> float:
     """0 to 1: half for one step between labels, all for two and for an unreadable answer."""
-    if isinstance(answer, Unreadable):
-        return TWO_STEPS
-    return TWO_STEPS * abs(LABELS.index(answer) - LABELS.index(gold)) / 2
+    return 1.0 if isinstance(answer, Unreadable) else abs(LABELS.index(answer) - LABELS.index(gold)) / 2
 
 
 def _shows_pregnancy(variant: str, procedure: str) -> bool:
@@ -94,15 +88,6 @@ def _shows_a_repeat(variant: str, procedure: str) -> bool:
 def _named(procedure: str) -> Any:
     """The modality that a procedure begins with; None for one that is called otherwise, as imported ones may be."""
     return next((modality for modality in MODALITIES if procedure.startswith(modality)), None)
-
-
-def _imported(case: ImagingCase) -> bool:
-    return isinstance(case.key, ImportedKey)
-
-
-def _studies(count: int) -> str:
-    """The slice of a case by the number of its studies: imported ones may have many."""
-    return f"{count}_studies" if count <= 3 else "4_or_more_studies"
 
 
 class Imaging(Task):
@@ -127,10 +112,12 @@ class Imaging(Task):
     ),
         slices=MappingProxyType(
         {
-            "conditions": lambda case: RULE if _imported(case) else "held_out" if is_held_out(case) else "known",
+            "conditions": lambda case: RULE if is_imported(case) else "held_out" if is_held_out(case) else "known",
             "rule": lambda case: case.key.rule,
             "label": lambda case: case.key.label,
-            "evidence": lambda case: _studies(len(case.facts.evidence)),
+            "evidence": lambda case: (
+                f"{len(case.facts.evidence)}_studies" if len(case.facts.evidence) <= 3 else "4_or_more_studies"
+            ),
             "condition": lambda case: RULE if isinstance(case.key, ImportedKey) else case.key.scenario.condition,
         }
     ),
@@ -193,8 +180,8 @@ class Imaging(Task):
         """The rules whose omission changes this case's label."""
         if isinstance(case.key, ImportedKey):
             return ()
-        s, said = case.key.scenario, evidence.find_majority(case.key.studies, case.key.scenario)
-        return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), said).label != case.key.label)
+        s, believed = case.key.scenario, evidence.find_majority(case.key.studies, case.key.scenario)
+        return tuple(rule for rule in RULE_IDS if decide(s, frozenset({rule}), believed).label != case.key.label)
 
     def relabel(self, case: ImagingCase) -> str:
         """The label that the rules give the latent facts now. An imported label is a panel's and stays."""

@@ -21,7 +21,7 @@ Fault = Literal[
     "empty_answer", "hedged", "unknown_label",
 ]  # fmt: skip
 REASONS: Final[tuple[Fault, ...]] = get_args(Fault)
-"""Every reason that `parse` gives, the one that is named first when a turn earns several: see `parse`."""
+"""Every reason that `parse` gives; see there for their precedence."""
 
 MIN_THOUGHT_WORDS: Final = 3
 """Words that a think block must hold to be one: fewer are a way to have the block without thinking."""

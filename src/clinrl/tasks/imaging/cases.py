@@ -228,7 +228,8 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
-    sex = _sex(rng, condition, aim)
+    sex: Sex | None = condition.sex or ("woman" if aim == "pregnancy" else None)
+    sex = sex or rng.choice(SEXES)
     modality = _modality(rng, condition, aim)
     low, high = condition.ages
     wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))
@@ -261,12 +262,6 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     )
 
 
-def _sex(rng: Random, condition: Condition, aim: str) -> Sex:
-    if condition.sex is not None:
-        return condition.sex
-    return "woman" if aim == "pregnancy" else rng.choice(SEXES)
-
-
 def _modality(rng: Random, condition: Condition, aim: str) -> Modality:
     """A modality to which the rule that is aimed at can apply."""
     advanced = [modality for modality in MODALITIES if modality in ADVANCED]
@@ -284,8 +279,9 @@ def _modality(rng: Random, condition: Condition, aim: str) -> Modality:
 
 def _variant(rng: Random, s: Scenario) -> str:
     """The variant in words: patient, suspicion, findings and phase, worded in one of several ways."""
-    who = f"{'pregnant ' if s.pregnant else ''}{s.sex}" if s.age_years >= 18 else _young(s)
-    patient = rng.choice((f"{who} of {s.age_years}", f"{who}, {s.age_years} years", f"{s.age_years}-year-old {who}"))
+    sex = s.sex if s.age_years >= 18 else "girl" if s.sex == "woman" else "boy"
+    noun = f"pregnant {sex}" if s.pregnant else sex
+    patient = rng.choice((f"{noun} of {s.age_years}", f"{noun}, {s.age_years} years", f"{s.age_years}-year-old {noun}"))
     suspicion = rng.choice(("suspected: {}", "in question: {}", "{} is suspected")).format(s.target)
     flags = f"red flag: {rng.choice(RED_FLAGS)}" if s.red_flag else rng.choice(("no red flags", "red flags: none"))
     parts = [patient, suspicion, flags]
@@ -294,7 +290,3 @@ def _variant(rng: Random, s: Scenario) -> str:
     phase = "initial imaging" if s.done is None else f"{s.done} was unclear, next imaging study"
     body = ". ".join(part if part.startswith("eGFR") else part[0].upper() + part[1:] for part in (*parts, phase))
     return f"Variant {rng.randint(1, 9)}: {body}."
-
-
-def _young(s: Scenario) -> str:
-    return ("pregnant " if s.pregnant else "") + ("girl" if s.sex == "woman" else "boy")

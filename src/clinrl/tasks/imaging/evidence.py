@@ -1,7 +1,7 @@
 """Synthetic study abstracts: what they found, how they are worded, and other evidence for the same request.
 
-No study exists. How many a request has, and whether they bear on it, is drawn before and apart from the label, so that
-having evidence or none says nothing about the answer.
+No study exists. Their number and whether they bear on a request are drawn apart from the label, so that having evidence
+or none says nothing about the answer.
 """
 
 from collections import Counter

@@ -6,7 +6,7 @@ and the yields are what makes a learnable table, not what a radiologist would sa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import Final, Literal, cast, get_args
 
 Modality = Literal["radiography", "ultrasound", "fluoroscopy", "CT", "MRI", "bone scan", "PET/CT"]
 Sex = Literal["woman", "man"]
@@ -73,11 +73,7 @@ def _c(
 ) -> Condition:  # fmt: skip
     named = {name.split(" ", 1)[1]: name for name in TARGETS}
     pairs = dict(part.split(": ") for part in local.split(", ")) if local else {}
-    known: dict[Modality, Yield] = {}
-    for modality in MODALITIES:
-        match pairs.pop(modality, None):
-            case "good" | "fair" | "poor" as found:
-                known[modality] = found
+    known = {modality: cast("Yield", pairs.pop(modality)) for modality in MODALITIES if modality in pairs}
     assert not pairs, pairs
     return Condition(
         id=says.lower().replace(" ", "_"), says=says, region=region,

@@ -27,8 +27,6 @@ NAMES_A_LABEL: Final = r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\
 HOLDS_A_TAG: Final = r"(?i)</?(?:think|answer)\b|<\|"
 """Text that a reader of the turn, or a chat template, would take for its own marks."""
 
-_NAMES_A_LABEL = re.compile(NAMES_A_LABEL)
-
 
 class ImportedKey(Strict):
     """What only the scorer may see of an imported case."""
@@ -62,7 +60,7 @@ def check(text: str, column: str, longest: int) -> None:
 
 def check_shown(text: str, column: str) -> None:
     """Refuse text that no prompt may hold, since it names a label. Raises Unclear."""
-    if _NAMES_A_LABEL.search(text):
+    if re.search(NAMES_A_LABEL, text):
         raise Unclear(column, "names a label")
 
 

@@ -137,11 +137,6 @@ def _records(path: Path) -> Records:
     return found
 
 
-def pool_of_variant(pseudonym: str) -> Pool:
-    """The pool of a variant, for good."""
-    return pool_at(percentile(pseudonym), SHARES)
-
-
 def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
     contested, astray = _conflicts(parts)
     seen: set[str] = set()
@@ -156,7 +151,7 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
                 raise Unclear("appropriateness", "another row gives the same request another label")
             if triplet in seen:
                 raise Unclear(WHOLE, "an earlier row has the same condition, variant and procedure")
-            taken = _taken(row, request, part.use or pool_of_variant(whose))
+            taken = _taken(row, request, part.use or pool_at(percentile(whose), SHARES))
             seen.add(triplet)
             return taken
 

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
+from statistics import fmean
 from typing import Any, Final
 
 from clinrl.tasks.imaging.sentences import citations, plain_words, split
@@ -192,8 +193,8 @@ def lessons(
         else:
             made = [_candidate(rng, case, usable, studies, falsify, paraphrase) for _ in range(DRAWS)]
             scored = [(text, rule_scores(case.key.reasoning, text, studies, same)) for text in made]
-            text, scores = min(scored, key=lambda pair: given[_mean(pair[1])])
-            given[_mean(scores)] += 1
+            text, scores = min(scored, key=lambda pair: given[round(fmean(pair[1]))])
+            given[round(fmean(scores))] += 1
         yield prompt(judge, " ".join(case.key.reasoning), " ".join(text), guarded=True), reply(scores)
 
 
@@ -204,10 +205,6 @@ def _parse(text: str) -> list[tuple[str, Any]] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, list) else None
-
-
-def _mean(scores: Sequence[int]) -> int:
-    return round(sum(scores) / len(scores))
 
 
 def _candidate(

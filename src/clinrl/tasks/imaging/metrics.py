@@ -1,4 +1,4 @@
-"""What is measured on an imaging exam, and which direction is worse.
+"""The metrics of an imaging exam, and which direction is worse.
 
 Labels are ordered from Usually Not Appropriate to Usually Appropriate. Over-use answers more favourably than gold, and
 would image too much; under-use less favourably, and would withhold. An unreadable answer is a wrong answer: it stays in
@@ -9,7 +9,7 @@ exact + over_use + under_use + unreadable = 1 and adjacent + dangerous + unreada
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from clinrl.intervals import quadratic_kappa
@@ -23,37 +23,11 @@ RANK: Final[Mapping[str, int]] = {label: rank for rank, label in enumerate(LABEL
 Answer = str | Unreadable
 
 
-def exact(gold: str, answer: Answer) -> bool:
-    """The label is the gold label."""
-    return answer == gold
-
-
-def adjacent(gold: str, answer: Answer) -> bool:
-    """The label is gold or next to it."""
-    return not isinstance(answer, Unreadable) and abs(_steps(gold, answer)) <= 1
-
-
-def dangerous(gold: str, answer: Answer) -> bool:
-    """Two steps from gold, in either direction. Share of all cases.
-
-    An appropriate study withheld, or an inappropriate one ordered: the label says the opposite of gold.
-    """
-    return not isinstance(answer, Unreadable) and abs(_steps(gold, answer)) == 2
-
-
-def over_use(gold: str, answer: Answer) -> bool:
-    """More favourable than gold, by any number of steps. Share of all cases."""
-    return not isinstance(answer, Unreadable) and _steps(gold, answer) > 0
-
-
-def under_use(gold: str, answer: Answer) -> bool:
-    """Less favourable than gold, by any number of steps. Share of all cases."""
-    return not isinstance(answer, Unreadable) and _steps(gold, answer) < 0
-
-
-def withheld(gold: str, answer: Answer) -> bool | None:
-    """Among usually appropriate studies (the denominator), the answer is Usually Not Appropriate."""
-    return answer == UNA if gold == UA else None
+def _by_steps(holds: Callable[[int], bool], worse: str) -> Share:
+    """Share of all cases whose label is so many steps above gold; an unreadable answer is no label."""
+    return Share(
+        of=lambda gold, answer: not isinstance(answer, Unreadable) and holds(RANK[answer] - RANK[gold]), worse=worse
+    )
 
 
 def recall(label: str) -> Share:
@@ -90,14 +64,9 @@ def kappa(golds: Sequence[str], answers: Sequence[Answer]) -> float:
     return quadratic_kappa({(RANK[gold], RANK[answer]): n for (gold, answer), n in counts if answer is not None})
 
 
-def _steps(gold: str, answer: str) -> int:
-    return RANK[answer] - RANK[gold]
-
-
 def _counts(golds: Sequence[str], answers: Sequence[Any]) -> Counter[tuple[str, str | None]]:
     """Cases by gold and answer; None for every unreadable one. Hashing a record is slow, so that comes first."""
-    said = [answer if type(answer) is str else None for answer in answers]
-    return Counter(zip(golds, said, strict=True))
+    return Counter(zip(golds, (answer if type(answer) is str else None for answer in answers), strict=True))
 
 
 def _f1s(golds: Sequence[str], answers: Sequence[Answer]) -> list[tuple[float, int]]:
@@ -112,12 +81,14 @@ def _f1s(golds: Sequence[str], answers: Sequence[Answer]) -> list[tuple[float, i
 
 
 METRICS: Mapping[str, Share | Statistic] = {
-    "exact": Share(of=exact, worse="lower"),
-    "adjacent": Share(of=adjacent, worse="lower"),
-    "dangerous": Share(of=dangerous, worse="higher"),
-    "over_use": Share(of=over_use, worse="higher"),
-    "under_use": Share(of=under_use, worse="higher"),
-    "withheld": Share(of=withheld, worse="higher"),
+    "exact": Share(of=lambda gold, answer: answer == gold, worse="lower"),
+    "adjacent": _by_steps(lambda steps: abs(steps) <= 1, worse="lower"),
+    # The opposite of gold: an appropriate study withheld, or an inappropriate one ordered.
+    "dangerous": _by_steps(lambda steps: abs(steps) == 2, worse="higher"),
+    "over_use": _by_steps(lambda steps: steps > 0, worse="higher"),
+    "under_use": _by_steps(lambda steps: steps < 0, worse="higher"),
+    # Among usually appropriate studies.
+    "withheld": Share(of=lambda gold, answer: answer == UNA if gold == UA else None, worse="higher"),
     "recall_una": recall(UNA),
     "recall_mba": recall(MBA),
     "recall_ua": recall(UA),

@@ -20,11 +20,7 @@ SYSTEM = (
 
 def prompt(facts: ImagingFacts) -> list[Message]:
     """System and user turn of one request. Without evidence the field is left out."""
-    lines = [
-        f"Clinical condition: {facts.condition}",
-        f"Variant: {facts.variant}",
-        f"Procedure: {facts.procedure}",
-    ]
+    lines = [f"Clinical condition: {facts.condition}", f"Variant: {facts.variant}", f"Procedure: {facts.procedure}"]
     if facts.evidence:
         lines += ["Abstracts:", *(f"[{abstract.number}] {abstract.text}" for abstract in facts.evidence)]
     return [Message(role="system", content=SYSTEM), Message(role="user", content="\n".join(lines))]

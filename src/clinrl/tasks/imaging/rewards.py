@@ -122,9 +122,7 @@ PUBLISHED: Final[Mapping[str, Reward]] = MappingProxyType(
     {
         "baseline": _AS_PUBLISHED,
         "citations": _AS_PUBLISHED,
-        "llm-eval": _AS_PUBLISHED.model_copy(
-            update={"judge": Judged(reader="published", weight=1.0, gated=False)},
-        ),
+        "llm-eval": _AS_PUBLISHED.model_copy(update={"judge": Judged(reader="published", weight=1.0, gated=False)}),
         "custom-embedding": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="code")}),
         "custom-embedding-paper": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="paper")}),
     }

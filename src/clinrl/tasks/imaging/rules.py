@@ -95,18 +95,16 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(id="wrong_region", holds=lambda s: s.region != condition_of(s).region, moves=-9),
     Rule(id="repeat", holds=lambda s: s.modality == s.done, moves=-5),
     Rule(
-        id="plain_first",
+        id="plain_first", moves=-4,
         holds=lambda s: s.phase == "initial" and not s.red_flag and s.modality in ADVANCED,
-        moves=-4,
     ),
     Rule(id="red_flag", holds=lambda s: s.red_flag and s.modality in ADVANCED, moves=2),
     Rule(id="pregnancy", holds=lambda s: s.pregnant and RADIATION[s.modality] >= 2, moves=-5),
     Rule(id="child", holds=lambda s: s.age_years < CHILD_BELOW_YEARS and RADIATION[s.modality] >= 3, moves=-3),
     Rule(id="kidneys", holds=lambda s: s.contrast and weak_kidneys(s), moves=-5),
     Rule(
-        id="contrast_lacking",
+        id="contrast_lacking", moves=-2,
         holds=lambda s: not s.contrast and s.modality in CONTRAST and s.target in ENHANCED,
-        moves=-2,
     ),
     Rule(id="contrast_idle", holds=lambda s: s.contrast and s.target not in ENHANCED, moves=-3),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a reader may say about a request, sentence by sentence, and how such sentences are read back.
+"""The statements that a reader may make about a request, and how their sentences are read back.
 
 Gold reasoning is a list of statements that follow from the rules. Each can be worded in three ways; `read` knows all of
 them, so the share of gold statements that a text makes can be counted without a model, and no reward uses it.
@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final, Literal, NamedTuple
 
-from clinrl.tasks.imaging.guideline import ELSEWHERE, MODALITIES, TARGETS, Modality
+from clinrl.tasks.imaging.guideline import ELSEWHERE, MODALITIES, TARGETS
 from clinrl.tasks.imaging.rules import Decision, Scenario
 
 
 class Statement(NamedTuple):
-    """One thing that is said: of which kind, and what about."""
+    """One statement: its kind, and the values of its places."""
 
     kind: str
     about: tuple[str, ...] = ()
@@ -118,17 +118,15 @@ SLOTS: Final[Mapping[str, Sequence[str]]] = {
 
 
 def of_decision(s: Scenario, decision: Decision, stances: Mapping[int, Stance]) -> tuple[Statement, ...]:
-    """Everything that a reader with this decision says, in order: what is shown, rules, studies by number, rating.
+    """The statements of a reader with this decision, in order: yield, rules, studies by number, rating.
 
-    A wrong region ends the matter: nothing is said of what the study would show, or of the evidence for it.
+    A wrong region ends the matter: then there is no statement about the yield or the evidence.
     """
-    said = []
+    made = [Statement(rule, tuple(getattr(s, slot) for slot in slots(rule))) for rule in decision.applied]
     if "wrong_region" not in decision.applied:
-        said.append(Statement(f"shows_{decision.shown}", (s.modality, s.target)))
-    said += [Statement(rule, tuple(_value(s, slot) for slot in slots(rule))) for rule in decision.applied]
-    if "wrong_region" not in decision.applied:
-        said += [Statement(CITES, (str(number), STANCES[stance])) for number, stance in sorted(stances.items())]
-    return (*said, Statement(RATING, (str(decision.rating),)))
+        cited = [Statement(CITES, (str(number), STANCES[stance])) for number, stance in sorted(stances.items())]
+        made = [Statement(f"shows_{decision.shown}", (s.modality, s.target)), *made, *cited]
+    return (*made, Statement(RATING, (str(decision.rating),)))
 
 
 def word(statement: Statement, wording: int) -> str:
@@ -170,8 +168,3 @@ def _patterns() -> Mapping[str, tuple[re.Pattern[str], ...]]:
         return re.compile(text)
 
     return {kind: tuple(map(pattern, wordings)) for kind, wordings in WORDINGS.items()}
-
-
-def _value(s: Scenario, slot: str) -> str:
-    modality: Modality = s.modality
-    return {"modality": modality, "target": s.target, "region": s.region}[slot]

@@ -95,8 +95,7 @@ def write(folder: Path, rows: int, seed: int, form: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"appropriateness.{form}"
     rng = Random(f"imaging-form/{seed}")
-    with path.open("wb") as stream:
-        stream.write(MARK)
+    path.write_bytes(MARK)
     with path.open("a", encoding="utf-8", newline="") as stream:
         if form == "csv":
             table = csv.writer(stream, lineterminator="\n")
