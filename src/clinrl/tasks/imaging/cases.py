@@ -228,7 +228,9 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
     """Latent facts; of the draws in `AIMED_SHARE`, facts under which one chosen rule holds where it can."""
     target = rng.choice(condition.targets)
     aim = rng.choice(RULE_IDS) if rng.random() < AIMED_SHARE else ""
-    sex: Sex = "woman" if aim == "pregnancy" and condition.sex is None else condition.sex or rng.choice(SEXES)
+    sex: Sex = "woman"
+    if condition.sex is not None or aim != "pregnancy":
+        sex = condition.sex if condition.sex is not None else rng.choice(SEXES)
     modality = _modality(rng, condition, aim)
     low, high = condition.ages
     wanted = {"child": (2, CHILD_BELOW_YEARS - 1), "pregnancy": CHILDBEARING}.get(aim, (low, high))
