@@ -26,7 +26,7 @@ from clinrl.tasks.importing import (
     check_apart,
     fingerprint,
     group_of,
-    normalised,
+    normalise,
     percentile,
     pool_of,
     pseudonym,
@@ -74,13 +74,13 @@ def test_other_groups_have_no_named_pool(group):
 
 @given(st.text())
 def test_copies_of_a_text_have_one_fingerprint(text):
-    assert normalised(normalised(text)) == normalised(text)
+    assert normalise(normalise(text)) == normalise(text)
     assert fingerprint(f"  {text.upper().lower()}.\n") == fingerprint(text.upper().lower())
 
 
 @given(st.text())
 def test_cleaned_text_is_one_clean_line(text):
-    cleaned = importing.cleaned(text)
+    cleaned = importing.clean(text)
     assert cleaned == " ".join(cleaned.split())
     assert not any(character in cleaned for character in "\r\n\t\u200b\ufeff")
 

@@ -131,7 +131,7 @@ def sift(
     """The rows of one pool as lines of cases.
 
     `name` is the file's, for the list of refused rows; `rows` come with the lines that they begin on; `take` reads one
-    (its cells, or whatever the source yields) or raises Unclear. A narrative (`told`) that an earlier row has, of
+    (its cells, or whatever the source yields) or raises Unclear. A narrative (`plain_text`) that an earlier row has, of
     whatever pool, is refused, so that no text is in two pools of one source.
     """
     seen: set[bytes] = set()
@@ -140,7 +140,7 @@ def sift(
         try:
             taken = take(cells)
             check_marks(taken)
-            text = fingerprint(told(taken.facts))
+            text = fingerprint(plain_text(taken.facts))
             if taken.pseudonym in intake.without or text in intake.without:
                 raise Unclear("(the whole row)", "its patient or narrative is among those that are left out")
             if text in seen:
@@ -172,15 +172,15 @@ def whose(source: Source) -> frozenset[str | bytes]:
         with open(os.devnull, "w", encoding="utf-8") as nowhere:
             for line in source.cases(use, Intake(nowhere)):
                 case = json.loads(line)
-                found |= {case["group"].partition(MARK)[2], fingerprint(told(case["facts"]))}
+                found |= {case["group"].partition(MARK)[2], fingerprint(plain_text(case["facts"]))}
     return frozenset(found)
 
 
 def case_line(task: str, group: str, facts: Mapping[str, Any], key: Mapping[str, Any]) -> str:
     """The line of a case, equal to the canonical JSON of the validated record and several times faster."""
-    told, known = _encode(facts), _encode(key)
-    digest = hashlib.sha256(f"[{told},{known}]".encode()).hexdigest()[:16]
-    return f'{{"facts":{told},"group":"{group}","id":"{task}-{digest}","key":{known}}}'
+    fact_text, key_text = _encode(facts), _encode(key)
+    digest = hashlib.sha256(f"[{fact_text},{key_text}]".encode()).hexdigest()[:16]
+    return f'{{"facts":{fact_text},"group":"{group}","id":"{task}-{digest}","key":{key_text}}}'
 
 
 def pseudonym(kind: str, text: str) -> str:
@@ -216,7 +216,7 @@ def is_imported(case: Case) -> bool:
     return pool_of(case.group) is not None
 
 
-def cleaned(text: str) -> str:
+def clean(text: str) -> str:
     """Text in one line: control and invisible characters are spaces, and white space is single."""
     return " ".join(_CONTROL.sub(" ", text).split())
 
@@ -234,19 +234,19 @@ def check_text(text: str, column: str) -> None:
             raise Unclear(column, f"holds what looks like a {kind}")
 
 
-def normalised(text: str) -> str:
+def normalise(text: str) -> str:
     """The words of a text in lower case: what two copies of one narrative have in common."""
     return " ".join(_WORD.findall(text.casefold()))
 
 
-def told(facts: Mapping[str, Any]) -> str:
+def plain_text(facts: Mapping[str, Any]) -> str:
     """The narrative of a case: the plain texts among its facts, by name; lists, as of evidence, are no part of it."""
     return " ".join(facts[name] for name in sorted(facts) if isinstance(facts[name], str))
 
 
 def fingerprint(narrative: str) -> bytes:
     """Eight bytes that equal narratives share, whatever their case, spaces and punctuation."""
-    return hashlib.blake2b(normalised(narrative).encode(), digest_size=8).digest()
+    return hashlib.blake2b(normalise(narrative).encode(), digest_size=8).digest()
 
 
 def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases: Iterable[Case]) -> None:
@@ -257,12 +257,12 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
     people, texts = set(), set()
     for case in filter(is_imported, cases):
         people.add(case.group.partition(MARK)[2])
-        texts.add(fingerprint(told(dict(case.facts))))
+        texts.add(fingerprint(plain_text(dict(case.facts))))
     if not people:
         return
     for name, others in training:
         shared = sum(
-            case.group.partition(MARK)[2] in people or fingerprint(told(dict(case.facts))) in texts
+            case.group.partition(MARK)[2] in people or fingerprint(plain_text(dict(case.facts))) in texts
             for case in others
             if is_imported(case)
         )

@@ -11,7 +11,7 @@ from typing import Final
 
 from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.esi import imported, measured
-from clinrl.tasks.importing import Intake, Source, Taken, Unclear, cleaned, normalised, percentile, pseudonym, sift
+from clinrl.tasks.importing import Intake, Source, Taken, Unclear, clean, normalise, percentile, pseudonym, sift
 from clinrl.types import Pool
 
 VALIDATION: Final = "mietic-validation"
@@ -115,7 +115,7 @@ def _instructions(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
         _check_width(cells, table)
         level = level_of(cells[question_at])
         text = _text(cells[text_at], "input")
-        whose = pseudonym("narrative", normalised(text))
+        whose = pseudonym("narrative", normalise(text))
         pool: Pool = "train" if percentile(whose) < SHARES["train"] else "mine"
         return Taken(pool, whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level))
 
@@ -123,7 +123,7 @@ def _instructions(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
 
 
 def _text(cell: str, column: str) -> str:
-    text = cleaned(cell)
+    text = clean(cell)
     imported.check("" if text.lower() in measured.BLANK else text, column)
     return text
 

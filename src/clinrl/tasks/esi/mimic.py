@@ -14,7 +14,7 @@ from clinrl.tasks.base import pool_at
 from clinrl.tasks.csv_reader import Table, locate, open_table
 from clinrl.tasks.esi import imported, measured
 from clinrl.tasks.esi.rules import Sex
-from clinrl.tasks.importing import Intake, Source, Taken, Unclear, cleaned, percentile, pseudonym, sift
+from clinrl.tasks.importing import Intake, Source, Taken, Unclear, clean, percentile, pseudonym, sift
 from clinrl.types import Pool
 
 KIND: Final = "mimic-iv-ed"
@@ -128,7 +128,7 @@ def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complai
     score = measured.pain(pain)
     said = complaints.get(complaint)
     if said is None:
-        said = cleaned(complaint).rstrip(" .,;")
+        said = clean(complaint).rstrip(" .,;")
         if said.lower() in measured.BLANK:
             said = ""
         imported.check(said, "chiefcomplaint")

@@ -17,7 +17,7 @@ from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MAX_SENTENCES, NAMES_A_LA
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
 from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
-from clinrl.tasks.importing import is_imported, normalised, pseudonym
+from clinrl.tasks.importing import is_imported, normalise, pseudonym
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable
@@ -62,7 +62,7 @@ _LABEL_IN_TEXT = r"(?i)usually (?:not )?appropriate|may be appropriate|\b[1-9] o
 def _cluster(case: ImagingCase) -> str:
     """The condition: its cases share a chapter of the guideline. A hash of its name if it is imported."""
     if isinstance(case.key, ImportedKey):
-        return pseudonym("condition", normalised(case.facts.condition))
+        return pseudonym("condition", normalise(case.facts.condition))
     return case.key.scenario.condition
 
 

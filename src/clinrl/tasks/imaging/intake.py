@@ -24,8 +24,8 @@ from clinrl.tasks.importing import (
     Taken,
     Unclear,
     check_text,
-    cleaned,
-    normalised,
+    clean,
+    normalise,
     percentile,
     pseudonym,
     sift,
@@ -90,12 +90,12 @@ class Request:
     @property
     def whose(self) -> str:
         """The pseudonym of the variant, whatever its number."""
-        return pseudonym("variant", f"{normalised(self.condition)}/{normalised(_NUMBERED.sub('', self.variant))}")
+        return pseudonym("variant", f"{normalise(self.condition)}/{normalise(_NUMBERED.sub('', self.variant))}")
 
     @property
     def triplet(self) -> str:
         """What equal requests share."""
-        return f"{self.whose}/{pseudonym('procedure', normalised(self.procedure))}"
+        return f"{self.whose}/{pseudonym('procedure', normalise(self.procedure))}"
 
 
 def recognise(path: Path) -> Source:
@@ -237,7 +237,7 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
         raise Unclear(column, "is empty")
     if not isinstance(given, list) or not all(isinstance(line, str) for line in given):
         raise Unclear(column, "is no list of sentences")
-    found = tuple(_close(sentence) for line in given for sentence in split(cleaned(line)))
+    found = tuple(_close(sentence) for line in given for sentence in split(clean(line)))
     if not found:
         raise Unclear(column, "is empty")
     if len(found) > imported.MAX_SENTENCES:
@@ -275,7 +275,7 @@ def _request_text(row: Fields, names: tuple[str, ...]) -> str:
 @lru_cache(1 << 13)
 def _prompt_text(value: str, column: str) -> str:
     """A text that a prompt may hold. Remembered, since the procedures of a variant repeat the rest."""
-    text = cleaned(value)
+    text = clean(value)
     imported.check(text, column, MAX_CHARACTERS[column])
     check_text(text, column)
     imported.check_shown(text, column)
@@ -297,7 +297,7 @@ def _string(value: Any, column: str, reason: str = "is no text") -> str:
         return ""
     if not isinstance(value, str):
         raise Unclear(column, reason)
-    return cleaned(value)
+    return clean(value)
 
 
 def _json(value: Any, column: str) -> Any:
