@@ -233,7 +233,7 @@ def _groups(by: str, of: Callable[[_Line], Sequence[str]], lines: Sequence[_Line
     ]
 
 
-def _group(by: str, value: str, lines: Sequence[_Line], everybody: int) -> Group:
+def _group(by: str, value: str, lines: Sequence[_Line], answers: int) -> Group:
     counts: dict[str, int] = {}
     for line in lines:
         if line.wrong:
@@ -247,7 +247,7 @@ def _group(by: str, value: str, lines: Sequence[_Line], everybody: int) -> Group
             for mode in dict.fromkeys(line.mode for line in lines)
         },
         cost=_cost(lines),
-        total=round(100 * math.fsum(line.cost for line in lines) / everybody, DIGITS),
+        total=round(100 * math.fsum(line.cost for line in lines) / answers, DIGITS),
         answers=counts,
     )
 

@@ -229,6 +229,6 @@ class ProgressLine:
 
 def disk_is_full(error: BaseException, folder: Path) -> bool:
     """Whether a write failed for want of space. torch and safetensors say so in words only, or not at all."""
-    is_said = "No space left on device" in str(error) or getattr(error, "errno", None) == 28
+    is_full = "No space left on device" in str(error) or getattr(error, "errno", None) == 28
     status = os.statvfs(folder)
-    return is_said or status.f_bavail * status.f_frsize < 1 << 20
+    return is_full or status.f_bavail * status.f_frsize < 1 << 20
