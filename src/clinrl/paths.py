@@ -5,6 +5,10 @@ The project root is the working directory; every command starts there, as DVC do
 
 from pathlib import Path
 
+LIVE_FILE = "live.jsonl"
+"""Of a training that goes on: its history as far as it goes, for those who follow it."""
+TRAINING_FILE = "training.json"
+"""Of a training that goes on: its task, version and recipe, for those who follow it."""
 CASES_FILE = "cases.jsonl"
 REFUSED_FILE = "refused.tsv"
 IMPORT_FILE = "import.json"

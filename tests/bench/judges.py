@@ -15,10 +15,10 @@ from typing import Any
 
 from clinrl import paths
 from clinrl.artifacts import read_manifest, write_json, write_text
-from clinrl.data.dataset import progress
 from clinrl.models.judges import Judges
 from clinrl.reports.render import table
 from clinrl.runtime import determinism
+from clinrl.runtime.progress import progress
 from clinrl.tasks.imaging import judging, quality
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED

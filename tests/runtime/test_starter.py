@@ -18,7 +18,7 @@ import dolls
 from clinrl import paths
 from clinrl.errors import Refused
 from clinrl.runtime import starter
-from clinrl.training.launch import LIVE, STATUS
+from clinrl.training.launch import STATUS
 from processes import alive, below, eventually, gone, number_in, quietly_killed
 
 MADE = "whole\n"
@@ -27,7 +27,7 @@ import os, pathlib, sys, time
 
 from clinrl.runtime import starter
 from clinrl.errors import Refused
-from clinrl.training.launch import LIVE, STATUS
+from clinrl.training.launch import STATUS
 
 pathlib.Path("begun").write_text(str(os.getpid()))
 try:
@@ -222,7 +222,7 @@ def test_a_real_training_takes_its_worker_and_its_follower_along(
     monkeypatch.chdir(projects[1])
 
     def steps() -> int:
-        return sum(file.read_text().count("\n") for file in Path(".clinrl/checkpoints").glob(f"v1-*/{LIVE}"))
+        return sum(file.read_text().count("\n") for file in Path(".clinrl/checkpoints").glob(f"v1-*/{paths.LIVE_FILE}"))
 
     for victim in (itself, who_is("clinrl train"), who_is("clinrl.training.worker")):
         before = steps()

@@ -46,12 +46,13 @@ def scratch(project, name):
     """The folder in which a version would be trained, as `launch.stage` leaves it to the worker."""
     spec, _ = launch.resolve(project, name)
     folder = paths.checkpoints(name, digest(spec))
-    write_json(folder / launch.SPEC, {**spec, "checkpoint_every": 5, "on_alarm": "stop"})
+    recipe = launch.manifest_fields(spec)["spec"]
+    write_json(folder / paths.TRAINING_FILE, {"task": spec["task"], "version": name, "recipe": recipe})
     return folder
 
 
 def add(folder, lines):
-    with (folder / launch.LIVE).open("a", encoding="utf-8") as stream:
+    with (folder / paths.LIVE_FILE).open("a", encoding="utf-8") as stream:
         stream.writelines(canonical_json(line) + "\n" for line in lines)
 
 

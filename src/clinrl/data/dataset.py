@@ -4,17 +4,16 @@ Memory does not grow with the number of cases, in either direction.
 """
 
 import json
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from clinrl import artifacts, paths
 from clinrl.config.schema import DatasetSpec, ImportSpec
 from clinrl.errors import ArtefactError, DataError, ParamsError
+from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.importing import COLUMNS, Intake, whose
 from clinrl.tasks.marks import holds_mark
@@ -27,12 +26,6 @@ TICK_ROWS = 1_000
 """Imported rows between two moves of the progress bar."""
 LONGEST_LINE = 1 << 20
 """Characters. A line beyond it is refused unread, so that a file without line ends cannot fill the memory."""
-
-
-class Advance(Protocol):
-    """Moves a progress display forward by some rows; does nothing where nobody watches."""
-
-    def __call__(self, rows: int = 1, /) -> None: ...
 
 
 def stage(params: "Params", name: str) -> None:
@@ -190,25 +183,6 @@ def rebuild(folder: Path) -> str:
 def is_import(folder: Path) -> bool:
     """Whether the data set in a folder was imported."""
     return (folder / paths.IMPORT_FILE).exists()
-
-
-@contextmanager
-def progress(title: str, rows: int) -> Iterator[Advance]:
-    """A progress bar on stderr if that is a terminal, otherwise nothing; yields the function that advances it."""
-    if not sys.stderr.isatty():
-        yield lambda _rows=1: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=rows)
-
-        def advance(rows: int = 1, /) -> None:
-            bar.advance(task, rows)
-
-        yield advance
 
 
 def to_text(value: Any) -> str:

@@ -18,10 +18,11 @@ from typing import Any
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoTrainer, Phase, SftProfile
-from clinrl.data.dataset import is_import, manifest_of, progress, read_cases
+from clinrl.data.dataset import is_import, manifest_of, read_cases
 from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
 from clinrl.errors import ArtefactError, ProbeError
 from clinrl.models.judges import Judges, Pair, scores
+from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, as_variant, get_task, models_of
 from clinrl.types import Case, Message, Transcript, Unreadable
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import artifacts, paths
 from clinrl.data import data_docs
-from clinrl.data.dataset import is_import, manifest_of, progress, read_rows, rebuild, to_text
+from clinrl.data.dataset import is_import, manifest_of, read_rows, rebuild, to_text
 from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
 from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
 from clinrl.models.judges import Judges
+from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task, is_sound_id, models_of
 from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS
 from clinrl.tasks.parts import Expect

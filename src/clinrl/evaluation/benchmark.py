@@ -33,13 +33,13 @@ from clinrl.analysis.exam import estimates, measured
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.config.model import Model
-from clinrl.data.dataset import progress
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded
 from clinrl.evaluation.evaluate import check_apart, open_sampler
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.rollout import run as rollout
 from clinrl.reports.render import load, render
+from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import NO_RESPONSES
 from clinrl.types import Case, Transcript

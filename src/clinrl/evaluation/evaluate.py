@@ -31,7 +31,7 @@ from clinrl.artifacts import (
     write_text,
 )
 from clinrl.config.model import Model
-from clinrl.data.dataset import progress, read_cases
+from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -51,6 +51,7 @@ from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
+from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import NO_RESPONSES, Responses

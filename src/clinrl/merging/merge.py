@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from clinrl import paths
 from clinrl.artifacts import exclusive, identity, seal, staged, verified, write_json, write_text
 from clinrl.config.schema import Fold
-from clinrl.data.dataset import progress
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
 from clinrl.merging import checkpoint, lora_delta, safetensors_io
 from clinrl.merging.check import Check, Part, check
 from clinrl.models.bases import REFERENCE
 from clinrl.models.chat import render
 from clinrl.runtime import determinism
+from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
 
 if TYPE_CHECKING:

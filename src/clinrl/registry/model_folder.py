@@ -8,13 +8,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from clinrl import paths
-from clinrl.analysis import novelty
 from clinrl.artifacts import MANIFEST, identity, read_manifest, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError
 from clinrl.provenance import bom
-from clinrl.registry import pyfunc
+from clinrl.registry import novelty, pyfunc
 from clinrl.signing.folder import check, sign, signed_files
 from clinrl.signing.keys import Key
 from clinrl.tasks.importing import is_imported

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import BaseModel, ValidationError
 
 import clinrl_loader
-from clinrl.analysis import novelty
 from clinrl.artifacts import canonical_json, identity, read_manifest, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
 from clinrl.models.chat import Completion, encode, read_turn, render
 from clinrl.models.generate import Prompt, Sampler, check_room, window
 from clinrl.provenance import pins
+from clinrl.registry import novelty
 from clinrl.runtime import determinism
 from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.marks import holds_mark
@@ -51,7 +51,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """No case that a model was trained or examined on holds one; in a prompt it could end a turn's line."""
 EXAMPLE, SERVING_EXAMPLE = "input_example.json", "serving_input_example.json"
 EXAMINED = "examined.json"
-"""What is kept of the exam's texts, so that a row which is unlike them is told: `clinrl.analysis.novelty`."""
+"""What is kept of the exam's texts, so that a row which is unlike them is told: `clinrl.registry.novelty`."""
 
 
 class Decoding(Strict):
@@ -229,7 +229,7 @@ class Answerer:
 
         A row's own `mode` goes before the one of `params`. Rows are answered in batches, those of a mode together. A
         row that cannot be asked has no answer, and a parse status that begins with `REFUSED` and says why, without
-        what the row says; the others are answered. `novelty` is about the text (`analysis.novelty`): `novel` means
+        what the row says; the others are answered. `novelty` is about the text (`registry.novelty`): `novel` means
         that the exam does not speak for it. The answer stays, since that is a rule of thumb.
 
         Raises MLflow's exception, with one sentence, if a column is missing or `params` names no mode of the model.

@@ -14,16 +14,15 @@ from itertools import chain
 from typing import Any, Literal
 
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers, between_modes, comparable
 from clinrl.artifacts import digest as digest_of
 from clinrl.config.base import Scale
 from clinrl.config.schema import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
-from clinrl.intervals import paired, paired_means, rate
+from clinrl.release.form import FormRow, form, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
-from clinrl.tasks.parts import Share, Statistic
-from clinrl.types import Estimate, Strict, Unreadable
+from clinrl.tasks.parts import Share
+from clinrl.types import Estimate, Strict
 
 BOTH_MODES = "all modes"
 
@@ -39,19 +38,6 @@ class Finding(Strict):
     """The metric, or its change against the champion; None if it could not be measured."""
     passed: bool
     sentence: str
-
-
-class FormRow(Strict):
-    """One who answered the exam in one mode, as the person who is asked to approve sees it."""
-
-    mode: str
-    name: str
-    role: Literal["candidate", "rival", "simple policy"]
-    """rival: the champion, or the version that a full model was made of."""
-    metrics: dict[str, Estimate]
-    """What the task shows (`Reporting.approval`) and is defined on this exam."""
-    ahead: dict[str, Estimate]
-    """The same for the candidate minus this one, on the same cases; empty for the candidate itself."""
 
 
 class Decision(Strict):
@@ -141,7 +127,7 @@ def decide(
         findings=tuple(findings),
         promote=not broken,
         reasons=broken or (f"all {len(findings)} limits hold on {len(first.golds)} cases; {against}",),
-        rows=tuple(_form(task, candidate, rivals, policies)),
+        rows=tuple(form(task, candidate, rivals, policies)),
     )
 
 
@@ -186,11 +172,11 @@ def _floors(task: Task, candidate: Mapping[str, Answers], policy: Mapping[str, A
     safety = task.safety.metric
     for mode, mine in candidate.items():
         other = policy[mode]
-        change = _paired_change(task.metrics[EXACT], EXACT, mine, other)
+        change = paired_change(task.metrics[EXACT], EXACT, mine, other)
         above = change is not None and change.low > 0
         yield _floor(EXACT, mode, change, other.name, f"above {other.name}, paired", above)
         if other.name == BAG_OF_WORDS:
-            harm = _paired_change(task.metrics[safety], safety, mine, other)
+            harm = paired_change(task.metrics[safety], safety, mine, other)
             worse = harm is None or (harm.low > 0 if task.metrics[safety].worse == "higher" else harm.high < 0)
             yield _floor(safety, mode, harm, other.name, f"not worse than {other.name}, paired", not worse)
 
@@ -206,33 +192,6 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
         )
     observed = None if change is None else change.value
     return Finding(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=sentence)
-
-
-def _form(
-    task: Task,
-    candidate: Mapping[str, Answers],
-    rivals: Mapping[str, Mapping[str, Answers]],
-    policies: Mapping[str, Mapping[str, Answers]],
-) -> Iterator[FormRow]:
-    """What the person who is asked sees."""
-    for mode, mine in candidate.items():
-        rows: list[tuple[Literal["candidate", "rival", "simple policy"], Answers]] = [("candidate", mine)]
-        rows += [("rival", rival[mode]) for rival in rivals.values()]
-        rows += [("simple policy", policy[mode]) for policy in policies.values()]
-        for role, theirs in rows:
-            values = {metric: _value(task, metric, theirs) for metric in task.reporting.approval}
-            changes = (
-                {}
-                if role == "candidate"
-                else {metric: _paired_change(task.metrics[metric], metric, mine, theirs) for metric in values}
-            )
-            yield FormRow(
-                mode=mode,
-                name=theirs.name,
-                role=role,
-                metrics={metric: value for metric, value in values.items() if value is not None},
-                ahead={metric: change for metric, change in changes.items() if change is not None},
-            )
 
 
 def _findings(
@@ -262,14 +221,7 @@ def _values(task: Task, metric: str, answers: Mapping[str, Answers]) -> dict[str
         golds = next(iter(answers.values())).golds
         agreement = between_modes(golds, {mode: given.answers for mode, given in answers.items()}, task.compared)
         return {BOTH_MODES: agreement.get("mode_agreement")}
-    return {mode: _value(task, metric, given) for mode, given in answers.items()}
-
-
-def _value(task: Task, metric: str, answers: Answers) -> Estimate | None:
-    if metric == "no_parse":
-        return rate([isinstance(answer, Unreadable) for answer in answers.answers], answers.clusters)
-    found = estimates({metric: task.metrics[metric]}, answers.golds, answers.answers, answers.clusters)
-    return found.get(metric)
+    return {mode: value_of(task, metric, given) for mode, given in answers.items()}
 
 
 def _changes(
@@ -278,29 +230,13 @@ def _changes(
     """Candidate minus rival on the same cases, by mode. A statistic or an agreement has no interval of its own."""
     kind = task.metrics.get(metric)
     if isinstance(kind, Share) or metric == "no_parse":
-        return {mode: _paired_change(kind, metric, candidate[mode], rival[mode]) for mode in candidate}
+        return {mode: paired_change(kind, metric, candidate[mode], rival[mode]) for mode in candidate}
     mine, theirs = _values(task, metric, candidate), _values(task, metric, rival)
     changes: dict[str, Estimate | None] = {}
     for mode, a in mine.items():
         b = theirs[mode]
         changes[mode] = _point(a.value - b.value, a.n) if a is not None and b is not None else None
     return changes
-
-
-def _paired_change(kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers) -> Estimate | None:
-    def verdicts(answers: Sequence[Any]) -> list[bool | None]:
-        if isinstance(kind, Share):
-            return [kind.of(gold, answer) for gold, answer in zip(mine.golds, answers, strict=True)]
-        return [isinstance(answer, Unreadable) for answer in answers]
-
-    pairs = list(zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True))
-    inside = [i for i, (a, b) in enumerate(pairs) if a is not None and b is not None]
-    if not inside:
-        return None
-    a, b = ([bool(pairs[i][side]) for i in inside] for side in (0, 1))
-    if mine.clusters is None:
-        return paired(metric, theirs.name, a, b).difference
-    return paired_means([*map(float, a)], [*map(float, b)], [mine.clusters[i] for i in inside])[0]
 
 
 def _point(value: float, n: int) -> Estimate:

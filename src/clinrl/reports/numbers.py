@@ -9,7 +9,7 @@ from clinrl.tasks.parts import Statistic
 from clinrl.types import Estimate
 
 if TYPE_CHECKING:
-    from clinrl.release.gate import FormRow
+    from clinrl.release.form import FormRow
 
 
 def percent(estimate: Estimate) -> str:

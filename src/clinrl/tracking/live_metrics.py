@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from clinrl import paths
 from clinrl.errors import RegistryError, mask
 from clinrl.runtime import determinism, starter
 from clinrl.tracking.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
-from clinrl.training.launch import HANDLING, LIVE, SPEC, manifest_fields
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -57,7 +57,7 @@ def follow(folder: Path, ends: int) -> None:
 
     A store that does not take them is named once on stderr, and tried again later.
     """
-    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    training = json.loads((folder / paths.TRAINING_FILE).read_text(encoding="utf-8"))
     run: Run | None = None
     known: set[tuple[str, int]] = set()
     waiting: list[Point] = []
@@ -65,14 +65,14 @@ def follow(folder: Path, ends: int) -> None:
     status: str | None = None
     while status is None:
         status = _read_status(ends)
-        lines, offset = new_lines(folder / LIVE, offset)
+        lines, offset = new_lines(folder / paths.LIVE_FILE, offset)
         waiting += points(lines)
         if status is None and time.monotonic() < rest_until:
             continue
         try:
             with connect() as client:
                 if run is None:
-                    run = _join(client, folder.name, spec)
+                    run = _join(client, folder.name, training)
                     known = set(known_points(client, run, run.data.metrics))
                 new = [point for point in waiting if point[:2] not in known]
                 log_points(client, run.info.run_id, new)
@@ -107,14 +107,13 @@ def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return lines, offset + len(whole)
 
 
-def _join(client: "MlflowClient", key: str, spec: dict[str, Any]) -> "Run":
+def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> "Run":
     """The run of this training, which an earlier attempt may have begun, as a running one."""
     with writing(client):
-        run = run_of(client, spec["task"], key, spec["version"])
+        run = run_of(client, training["task"], key, training["version"])
     if run.info.status != "RUNNING":
         client.update_run(run.info.run_id, status="RUNNING")
-    recipe = {key: value for key, value in manifest_fields(spec)["spec"].items() if key not in HANDLING}
-    log_params(client, run, recipe)
+    log_params(client, run, training["recipe"])
     return run
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import Alarmed, TrainingError
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 SENTINEL = "complete.json"
 STATUS = "status.json"
 TIMINGS = "timings.jsonl"
-LIVE = "live.jsonl"
-"""The history as far as it goes, for whoever shows it while the run goes on."""
 _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""
 
@@ -147,7 +146,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             seconds = round(time.monotonic() - self.began, 3)
             clock = {"seconds": seconds, "step_s": logs.get("step_time"), "reward_s": logs.get("reward_time")}
             stream.write(canonical_json({"step": step, **clock}) + "\n")
-        with (self.folder / LIVE).open("a", encoding="utf-8") as stream:
+        with (self.folder / paths.LIVE_FILE).open("a", encoding="utf-8") as stream:
             stream.write(history([{**logs, "step": step}]))
         self.line.show(step, logs)
         self._heed(self.monitor.add(finite({**logs, "step": step})))

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 SPEC = "spec.json"
 ROWS = "rows.jsonl"
 STATUS = "status.json"
-LIVE = "live.jsonl"
 ADAPTER = "adapter"
 HANDLING = {"checkpoint_every", "on_alarm"}
 """Settings of a trainer that change how a run is handled and nothing in what it makes."""
@@ -62,6 +61,8 @@ def stage(params: "Params", version: str) -> None:
         folder = paths.checkpoints(version, digest(spec))
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
         write_json(folder / SPEC, spec | _trainer(params, version).model_dump(include=HANDLING))
+        tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
+        write_json(folder / paths.TRAINING_FILE, tracked)
         if not _completed(folder, spec["trainer"]["steps"]):
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})

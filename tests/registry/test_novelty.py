@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clinrl.analysis import novelty
-from clinrl.analysis.novelty import FAMILIAR, NOVEL, UNKNOWN, judge, learn, pairs, strings
 from clinrl.errors import ArtefactError
+from clinrl.registry import novelty
+from clinrl.registry.novelty import FAMILIAR, NOVEL, UNKNOWN, judge, learn, pairs, strings
 from clinrl.tasks.base import get_task
 
 EXAMS = {"esi": (800, "reporting"), "imaging": (780, "reporting")}

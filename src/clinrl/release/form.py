@@ -1,0 +1,77 @@
+"""The form that an approver sees: who answered the exam how well, and the candidate's lead over each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from clinrl.analysis.exam import estimates
+from clinrl.analysis.paired import Answers
+from clinrl.intervals import paired, paired_means, rate
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import Share, Statistic
+from clinrl.types import Estimate, Strict, Unreadable
+
+
+class FormRow(Strict):
+    """One who answered the exam in one mode, as the person who is asked to approve sees it."""
+
+    mode: str
+    name: str
+    role: Literal["candidate", "rival", "simple policy"]
+    """rival: the champion, or the version that a full model was made of."""
+    metrics: dict[str, Estimate]
+    """What the task shows (`Reporting.approval`) and is defined on this exam."""
+    ahead: dict[str, Estimate]
+    """The same for the candidate minus this one, on the same cases; empty for the candidate itself."""
+
+
+def form(
+    task: Task,
+    candidate: Mapping[str, Answers],
+    rivals: Mapping[str, Mapping[str, Answers]],
+    policies: Mapping[str, Mapping[str, Answers]],
+) -> Iterator[FormRow]:
+    """The rows of the form: the candidate, its rivals and every simple policy, mode by mode."""
+    for mode, mine in candidate.items():
+        rows: list[tuple[Literal["candidate", "rival", "simple policy"], Answers]] = [("candidate", mine)]
+        rows += [("rival", rival[mode]) for rival in rivals.values()]
+        rows += [("simple policy", policy[mode]) for policy in policies.values()]
+        for role, theirs in rows:
+            values = {metric: value_of(task, metric, theirs) for metric in task.reporting.approval}
+            changes = (
+                {}
+                if role == "candidate"
+                else {metric: paired_change(task.metrics[metric], metric, mine, theirs) for metric in values}
+            )
+            yield FormRow(
+                mode=mode,
+                name=theirs.name,
+                role=role,
+                metrics={metric: value for metric, value in values.items() if value is not None},
+                ahead={metric: change for metric, change in changes.items() if change is not None},
+            )
+
+
+def value_of(task: Task, metric: str, answers: Answers) -> Estimate | None:
+    """A metric on the answers of one mode; None where it is not defined on them."""
+    if metric == "no_parse":
+        return rate([isinstance(answer, Unreadable) for answer in answers.answers], answers.clusters)
+    found = estimates({metric: task.metrics[metric]}, answers.golds, answers.answers, answers.clusters)
+    return found.get(metric)
+
+
+def paired_change(kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers) -> Estimate | None:
+    """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them."""
+
+    def verdicts(answers: Sequence[Any]) -> list[bool | None]:
+        if isinstance(kind, Share):
+            return [kind.of(gold, answer) for gold, answer in zip(mine.golds, answers, strict=True)]
+        return [isinstance(answer, Unreadable) for answer in answers]
+
+    pairs = list(zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True))
+    inside = [i for i, (a, b) in enumerate(pairs) if a is not None and b is not None]
+    if not inside:
+        return None
+    a, b = ([bool(pairs[i][side]) for i in inside] for side in (0, 1))
+    if mine.clusters is None:
+        return paired(metric, theirs.name, a, b).difference
+    return paired_means([*map(float, a)], [*map(float, b)], [mine.clusters[i] for i in inside])[0]
