@@ -118,7 +118,7 @@ def test_every_column_is_either_read_or_named_as_dropped(kind, tmp_path):
     record = taken(files(kind, tmp_path), uses(kind)[0])[1]
     assert not set(record["columns_used"]) & set(record["columns_dropped"])
     dropped = {name.split(".")[-1] for name in record["columns_dropped"]}
-    known = {"mietic-validation": {*mietic.LEAKS, *mietic.TOLD}, "mietic": {"output"}}
+    known = {"mietic-validation": {*mietic.LEAKS, *mietic.AFTER_TRIAGE}, "mietic": {"output"}}
     assert dropped == known.get(kind, {*mimic.LEAKS, "gender"})
 
 

@@ -206,8 +206,8 @@ def read_calls(turn: Message) -> Message:
         calls.append(call)
     if not calls:
         return turn
-    said = (text.strip("\n") for text in (*around, rest))
-    return turn.model_copy(update={"content": "\n".join(text for text in said if text), "calls": tuple(calls)})
+    texts = (text.strip("\n") for text in (*around, rest))
+    return turn.model_copy(update={"content": "\n".join(text for text in texts if text), "calls": tuple(calls)})
 
 
 def _call(written: str) -> Call | None:
@@ -232,5 +232,5 @@ def write_turn(message: Message, thinking: bool) -> str:
         f"{CALL}\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n{CALLED}"
         for call in message.calls
     ]
-    said = "\n".join([*([message.content] if message.content or not calls else []), *calls])
-    return f"{message.thinking or ''}\n{CLOSE}\n\n{said}" if thinking else said
+    answer = "\n".join([*([message.content] if message.content or not calls else []), *calls])
+    return f"{message.thinking or ''}\n{CLOSE}\n\n{answer}" if thinking else answer

@@ -26,8 +26,8 @@ def refused(folder: Path | str, what: str) -> Iterator[None]:
     except Exception as error:  # each library has kinds of its own, and a hostile file meets any of them
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        said = " ".join(str(error).split())[:160]
-        reason = f"{type(error).__name__}: {said}" if said.isprintable() else type(error).__name__
+        message = " ".join(str(error).split())[:160]
+        reason = f"{type(error).__name__}: {message}" if message.isprintable() else type(error).__name__
         raise ArtefactError(
             f"{folder} holds no {what} that can be opened ({reason}); restore or rebuild it, or take another"
         ) from error

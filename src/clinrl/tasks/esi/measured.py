@@ -100,10 +100,10 @@ def temperature_c(text: str, column: str = "temperature") -> float | None:
 @lru_cache(_CACHED)
 def pain(text: str, column: str = "pain") -> int | None:
     """A pain score, 0 to 10: of a range its upper end, of a broken number the whole one above; None if not assessed."""
-    said = " ".join(text.lower().split()).rstrip(".!")
-    if said in BLANK or said in NOT_ASSESSED:
+    phrase = " ".join(text.lower().split()).rstrip(".!")
+    if phrase in BLANK or phrase in NOT_ASSESSED:
         return None
-    match = _PAIN.fullmatch(said)
+    match = _PAIN.fullmatch(phrase)
     if not match:
         raise Unclear(column, "is neither a score nor a known word")
     low, high = float(match[1]), float(match[2] or match[1])

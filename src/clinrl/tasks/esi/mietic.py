@@ -18,7 +18,7 @@ VALIDATION: Final = "mietic-validation"
 INSTRUCTIONS: Final = "mietic"
 
 USED: Final = ("subject_id", "stay_id", "acuity", "tiragecase", "final_decision")
-TOLD: Final = (
+AFTER_TRIAGE: Final = (
     "gender", "age", "arrival_transport", "temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain",
     "chiefcomplaint",
 )  # fmt: skip

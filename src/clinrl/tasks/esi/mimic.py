@@ -126,14 +126,14 @@ def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complai
     sbp_mmhg, dbp_mmhg = measured.vital(sbp, "sbp_mmhg", "sbp"), measured.vital(dbp, "dbp_mmhg", "dbp")
     measured.pressures(sbp_mmhg, dbp_mmhg)
     score = measured.pain(pain)
-    said = complaints.get(complaint)
-    if said is None:
-        said = clean(complaint).rstrip(" .,;")
-        if said.lower() in measured.BLANK:
-            said = ""
-        imported.check(said, "chiefcomplaint")
+    chief = complaints.get(complaint)
+    if chief is None:
+        chief = clean(complaint).rstrip(" .,;")
+        if chief.lower() in measured.BLANK:
+            chief = ""
+        imported.check(chief, "chiefcomplaint")
         if len(complaints) < 1 << 17:
-            complaints[complaint] = said
+            complaints[complaint] = chief
     sex = SEXES.get(stay.gender)
     if sex is None:
         raise Unclear("gender", "is neither F nor M")
@@ -142,11 +142,11 @@ def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complai
         raise Unclear("arrival_transport", "is no known way of arrival")
     age = _age(stay, born)
     key = imported.fields(
-        KIND, level, complaint=said, age_years=float(age), sex=sex, hr_bpm=hr_bpm, rr_bpm=rr_bpm, spo2_pct=spo2_pct,
+        KIND, level, complaint=chief, age_years=float(age), sex=sex, hr_bpm=hr_bpm, rr_bpm=rr_bpm, spo2_pct=spo2_pct,
         sbp_mmhg=sbp_mmhg, dbp_mmhg=dbp_mmhg, temp_c=temp_c, pain=score,
     )  # fmt: skip
-    who = _pseudonym(stay.subject)
-    return Taken(pool_of_subject(who), who, {"narrative": narrative(age, sex, arrival, said, key)}, key)
+    subject = _pseudonym(stay.subject)
+    return Taken(pool_of_subject(subject), subject, {"narrative": narrative(age, sex, arrival, chief, key)}, key)
 
 
 _pseudonym = partial(pseudonym, "subject")
@@ -154,25 +154,25 @@ _pseudonym = partial(pseudonym, "subject")
 
 def narrative(age: int, sex: Sex, arrival: str, complaint: str, signs: Mapping[str, float | None]) -> str:
     """The note on one patient: what is not measured is not mentioned."""
-    who = ("girl" if sex == "female" else "boy") if age < 18 else ("woman" if sex == "female" else "man")
+    person = ("girl" if sex == "female" else "boy") if age < 18 else ("woman" if sex == "female" else "man")
     hr, rr, spo2, temp = signs["hr_bpm"], signs["rr_bpm"], signs["spo2_pct"], signs["temp_c"]
     sbp, dbp, pain = signs["sbp_mmhg"], signs["dbp_mmhg"], signs["pain"]
-    said = []
+    vitals = []
     if hr is not None:
-        said.append(f"HR {hr}")
+        vitals.append(f"HR {hr}")
     if sbp is not None:
-        said.append(f"BP {sbp}" if dbp is None else f"BP {sbp}/{dbp}")
+        vitals.append(f"BP {sbp}" if dbp is None else f"BP {sbp}/{dbp}")
     elif dbp is not None:
-        said.append(f"diastolic pressure {dbp}")
+        vitals.append(f"diastolic pressure {dbp}")
     if rr is not None:
-        said.append(f"RR {rr}")
+        vitals.append(f"RR {rr}")
     if spo2 is not None:
-        said.append(f"SpO2 {spo2}%")
+        vitals.append(f"SpO2 {spo2}%")
     if temp is not None:
-        said.append(f"T {temp}")
-    text = f"{age}-year-old {who} {arrival}{complaint}."
-    if said:
-        text += f" {', '.join(said)}."
+        vitals.append(f"T {temp}")
+    text = f"{age}-year-old {person} {arrival}{complaint}."
+    if vitals:
+        text += f" {', '.join(vitals)}."
     if pain is not None:
         text += f" Pain {pain}/10." if pain else " Denies pain."
     return text

@@ -40,12 +40,12 @@ def narrative(
 
     `denied` are ids of findings that the note says do not hold; `opening` is one of `OPENINGS`, `order` of `ORDERS`.
     """
-    said = rng.choice(complaint.says)
+    phrase = rng.choice(complaint.says)
     arrival = rng.choice(ARRIVAL if p.age_years >= 2 else INFANT_ARRIVAL)
     sex = _sex_word(rng, p)
     text = opening.format(
         age=_age_words(rng, p.age_years), sex=sex, sex_cap=sex.capitalize(), arrival=arrival, arrival_cap=_cap(arrival),
-        complaint=said, complaint_cap=_cap(said), onset=rng.choice(ONSET),
+        complaint=phrase, complaint_cap=_cap(phrase), onset=rng.choice(ONSET),
     )  # fmt: skip
     parts = {
         "F": _sentences(rng.choice(FINDINGS[finding].yes) for finding in p.findings),
@@ -82,18 +82,18 @@ def _age_words(rng: Random, years: float) -> str:
 
 
 def _history(rng: Random, p: Presentation) -> str:
-    said = []
+    sentences = []
     if p.baseline_hypoxia:
         baseline = (f"On home oxygen, baseline SpO2 {p.spo2_pct}%.", f"Usual saturation is {p.spo2_pct}% from COPD.")
-        said.append(rng.choice(baseline))
+        sentences.append(rng.choice(baseline))
     elif rng.random() < 0.6:
         known = HISTORY if p.age_years >= 18 else CHILD_HISTORY
         conditions = rng.sample(known, rng.randint(1, 2))
         healthy = [condition for condition in conditions if condition == "no medical problems"]
-        said.append(f"History of {', '.join(healthy or conditions)}.")
+        sentences.append(f"History of {', '.join(healthy or conditions)}.")
     if rng.random() < 0.2:
-        said.append(rng.choice(BYSTANDER))
-    return " ".join(said)
+        sentences.append(rng.choice(BYSTANDER))
+    return " ".join(sentences)
 
 
 def _vital_words(rng: Random, p: Presentation) -> str:

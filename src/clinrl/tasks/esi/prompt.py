@@ -59,7 +59,7 @@ def _blocks(p: Presentation, decision: Decision) -> str:
         for name, value in _vitals(p)
     )
     point = decision.point
-    said = _SAYS.get(decision.rule, "")
+    reason = _SAYS.get(decision.rule, "")
     return "\n".join(
         (
             "EXTRACTION:",
@@ -67,8 +67,8 @@ def _blocks(p: Presentation, decision: Decision) -> str:
             f"- Vital signs: {vitals}",
             f"- Red flags: {', '.join(red_flags(p)) or 'none'}",
             "ESI ALGORITHM:",
-            f"- Step A (lifesaving): {f'yes, {said}' if point == 'A' else 'no'}",
-            f"- Step B (high-risk): {'-' if point == 'A' else f'yes, {said}' if point == 'B' else 'no'}",
+            f"- Step A (lifesaving): {f'yes, {reason}' if point == 'A' else 'no'}",
+            f"- Step B (high-risk): {'-' if point == 'A' else f'yes, {reason}' if point == 'B' else 'no'}",
             f"- Step C (resources): {'-' if point in 'AB' else _resources(p, decision)}",
             f"- Step D (vitals): {'-' if point in 'AB' else 'raise' if decision.rule == DANGER_VITALS else 'no'}",
             f"ANSWER: ESI {decision.level}",

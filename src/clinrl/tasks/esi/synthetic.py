@@ -81,15 +81,15 @@ def mietic_validation(folder: Path, rows: int, seed: int) -> list[Path]:
 def mietic(folder: Path, rows: int, seed: int) -> list[Path]:
     """MIETIC.csv: a question, a narrative and an answer a row."""
     rng = Random(f"mietic/{seed}")
-    asked = [rng.choices((1, 2, 3), (3001, 3001, 3627))[0] for _ in range(rows)]
-    told = _by_level([kind if kind < 3 else rng.choice((3, 4, 5)) for kind in asked], 2 * seed + 1)
+    kinds = [rng.choices((1, 2, 3), (3001, 3001, 3627))[0] for _ in range(rows)]
+    cases = _by_level([kind if kind < 3 else rng.choice((3, 4, 5)) for kind in kinds], 2 * seed + 1)
     path = folder / "MIETIC.csv"
     _write(
         path,
         ASKED,
         (
             (QUESTIONS[kind], _lines(rng, case.facts.narrative), f"Not read.\nRow {number}.")
-            for number, (kind, case) in enumerate(zip(asked, told, strict=True), 1)
+            for number, (kind, case) in enumerate(zip(kinds, cases, strict=True), 1)
         ),
     )
     return [path]
@@ -118,12 +118,12 @@ def mimic_iv_ed(folder: Path, rows: int, seed: int) -> list[Path]:
         ("subject_id", "hadm_id", "stay_id", "intime", "outtime", "gender", "race", "arrival_transport", "disposition"),
         (
             (
-                FIRST_SUBJECT + 7 * who, 20_000_001 + stay if stay % 3 else "", stay,
-                f"{people[who][1] + later}-03-0{1 + stay % 9} 11:02:00",
-                f"{people[who][1] + later}-03-0{1 + stay % 9} 18:47:00", people[who][0].sex[0].upper(),
+                FIRST_SUBJECT + 7 * person, 20_000_001 + stay if stay % 3 else "", stay,
+                f"{people[person][1] + later}-03-0{1 + stay % 9} 11:02:00",
+                f"{people[person][1] + later}-03-0{1 + stay % 9} 18:47:00", people[person][0].sex[0].upper(),
                 rng.choice(RACES), rng.choices(TRANSPORTS, (60, 35, 3, 1, 1))[0], rng.choice(DISPOSITIONS),
             )
-            for stay, who, later in visits
+            for stay, person, later in visits
             if stay % 211  # some stays are missing
         ),
     )  # fmt: skip
@@ -133,7 +133,7 @@ def mimic_iv_ed(folder: Path, rows: int, seed: int) -> list[Path]:
             "subject_id", "stay_id", "temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain", "acuity",
             "chiefcomplaint",
         ),
-        (_triage(rng, FIRST_SUBJECT + 7 * who, stay, people[who][0]) for stay, who, _ in visits),
+        (_triage(rng, FIRST_SUBJECT + 7 * person, stay, people[person][0]) for stay, person, _ in visits),
     )  # fmt: skip
     return places
 

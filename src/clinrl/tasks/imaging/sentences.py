@@ -64,9 +64,9 @@ def _of_line(line: str) -> Iterator[str]:
     start = bullet.end() if bullet else 0
     for stop in _STOP.finditer(line, start):
         if _ends(line, start, stop):
-            yield from _said(line[start : stop.end()])
+            yield from _sentence(line[start : stop.end()])
             start = stop.end()
-    yield from _said(line[start:])
+    yield from _sentence(line[start:])
 
 
 def _ends(line: str, start: int, stop: re.Match[str]) -> bool:
@@ -82,6 +82,6 @@ def _ends(line: str, start: int, stop: re.Match[str]) -> bool:
     return short not in SHORTENED or follows.isupper() or not follows
 
 
-def _said(piece: str) -> Iterator[str]:
+def _sentence(piece: str) -> Iterator[str]:
     if plain_words(piece):
         yield piece.strip()

@@ -120,8 +120,8 @@ def _renamed(rng: Random, record: Record) -> Record:
 def _cells(rng: Random, record: Record) -> list[str]:
     """A record as cells: reasons as JSON, or one a line."""
     reasons = record["reasoning_traces"]
-    said = json.dumps(reasons) if rng.random() < 0.5 else "\n".join(reasons)
-    cells = record | {"reasoning_traces": said, "citations": json.dumps(record["citations"])}
+    traces = json.dumps(reasons) if rng.random() < 0.5 else "\n".join(reasons)
+    cells = record | {"reasoning_traces": traces, "citations": json.dumps(record["citations"])}
     return [str(cells[{"category": "condition"}.get(name, name)]) for name in COLUMNS]
 
 
