@@ -17,7 +17,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import set_seed
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from clinrl.config.recipes import Phase
 from clinrl.data.sampling import phase_of
@@ -28,6 +28,7 @@ from clinrl.models.generate import check_room, window
 from clinrl.models.judges import Judges
 from clinrl.models.rollout import schemas
 from clinrl.tasks.base import Task
+from clinrl.training.loss import SharedLossTrainer
 from clinrl.training.monitor import HeldOut
 from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
 from clinrl.types import Case, Message
@@ -193,7 +194,7 @@ def _numbers(phases: Sequence[Phase], spec: Mapping[str, Any], rows: int) -> lis
     return [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows)]
 
 
-class Grpo(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+class Grpo(SharedLossTrainer):
     """TRL's trainer for prompts that are rendered already, in the mode of their row.
 
     Overrides `_tokenize_prompts` so that no second begin-of-text token is added, and checks in
@@ -324,6 +325,7 @@ def grpo_trainer(
         processing_class=tokenizer,
         **({} if task.episodes is None else {"environment_factory": task.episodes.environment}),
     )
+    grpo.loss_path = trainer.get("loss_path", "stock")
     if task.episodes is not None:
         grpo.play(switches, tools, end_tokens(model, tokenizer))
     return grpo

@@ -22,6 +22,9 @@ from clinrl.runtime import determinism
 VERDICTS = "verdicts.jsonl"
 """What the judges said in a training whose reward asks them."""
 
+LOSS_PATH = "loss_path.json"
+"""Which way to the loss a recipe asked for and which was used, where it asked for another than TRL's."""
+
 STOPPED = 4
 """Exit code of a run that was asked to stop and can be continued."""
 
@@ -88,7 +91,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from transformers import PrinterCallback
 
     from clinrl import paths
-    from clinrl.artifacts import canonical_json
+    from clinrl.artifacts import canonical_json, write_json
     from clinrl.models import bases
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
@@ -132,6 +135,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         adapter.mkdir()
         write_adapter(model, tokenizer, spec, adapter)
         (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
+        if spec["trainer"].get("loss_path", "stock") != "stock":
+            write_json(adapter / LOSS_PATH, trainer.loss_record())
         if verdicts := judges.record():
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
             (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,294 @@
+"""The GRPO loss on its two paths: the same loss, gradient and metrics, and TRL's own path where they differ."""
+
+import inspect
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from trl import GRPOConfig, GRPOTrainer
+
+import dolls
+from clinrl import paths
+from clinrl.artifacts import read_manifest
+from clinrl.models import pretrain
+from clinrl.training import callback, launch, loss
+from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer
+
+FAMILIES = ("qwen3", "llama", "qwen2")
+TOKENS = 6
+"""Few enough that rows of a group are often the same."""
+LONGEST = 9
+
+
+def trainer_of(family: str, dtype: torch.dtype = torch.float32, **changes: object) -> SharedLossTrainer:
+    """A trainer of a tiny model of an architecture, with an adapter that changes something."""
+    from transformers import PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=dolls._bpe([]), eos_token=dolls.EOS, pad_token=dolls.PAD, padding_side="left"
+    )
+    sizes = SimpleNamespace(architecture=family, hidden=32, layers=2, heads=2, kv_heads=1, mlp=64)
+    model = pretrain._model(sizes, tokenizer, 64).to(dtype)
+    lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    args = GRPOConfig(
+        output_dir="unused", use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=2,
+        num_generations=2, max_completion_length=LONGEST, **{"gradient_checkpointing": False} | changes,
+    )  # fmt: skip
+    trainer = SharedLossTrainer(
+        model=get_peft_model(model, lora),
+        args=args,
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+        train_dataset=Dataset.from_dict({"prompt": ["a"]}),
+        processing_class=tokenizer,
+    )
+    trainer.current_gradient_accumulation_steps = 2
+    trainer.model.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    return {family: trainer_of(family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def rounded():
+    return {family: trainer_of(family, torch.bfloat16) for family in FAMILIES}
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, torch.Tensor]:
+    """A micro-batch as TRL shuffles and cuts it: some rows of some groups, some of these dead."""
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    groups = draw(st.lists(st.booleans(), min_size=1, max_size=4))  # whether it is live
+    size = draw(st.integers(2, 5))
+    rows = len(groups) * size
+
+    def masks(count: int, longest: int) -> torch.Tensor:
+        lengths = torch.randint(1, longest + 1, (count, 1), generator=random)
+        return (torch.arange(longest) < lengths).long()
+
+    prompt_mask = masks(len(groups), draw(st.integers(1, LONGEST))).flip(1).repeat_interleave(size, 0)
+    prompts = torch.randint(3, 200, (len(groups), prompt_mask.size(1)), generator=random).repeat_interleave(size, 0)
+    mask = masks(rows, draw(st.integers(1, LONGEST)))
+    advantages = torch.randn(len(groups), size, generator=random)
+    advantages = (advantages - advantages.mean(1, keepdim=True)) * torch.tensor(groups)[:, None]
+    inputs = {
+        "prompt_ids": prompts * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.randint(3, 3 + TOKENS, mask.shape, generator=random) * mask,
+        "completion_mask": mask,
+        "advantages": advantages.flatten(),
+    }
+    if draw(st.booleans()):
+        inputs["tool_mask"] = torch.randint(0, 2, mask.shape, generator=random).index_fill(1, torch.tensor([0]), 1)
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        if draw(st.booleans()):
+            inputs[name] = -5.5 + torch.rand(mask.shape, generator=random)
+    kept = torch.randperm(rows, generator=random)[: draw(st.integers(2, rows))]
+    return {name: value[kept] for name, value in inputs.items()} | {"num_items_in_batch": mask.sum() * 2}
+
+
+def both(trainer: SharedLossTrainer, inputs: dict[str, torch.Tensor], loss_type: str) -> list[tuple]:
+    """Loss, gradient and metrics, on TRL's path and on the shared one."""
+    trainer.loss_type = loss_type
+    trainer.beta = 0.1 if "ref_per_token_logps" in inputs else 0.0
+    live = torch.ones_like(inputs["advantages"], dtype=torch.bool) if trainer.beta else inputs["advantages"] != 0
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    found = []
+    for way in (trainer.model, trainer._live(trainer.model, inputs, live)):
+        trainer._metrics["train"].clear()
+        value = trainer._stock_loss(way, inputs)
+        gradient = torch.autograd.grad(value, trained)  # of every parameter, or it raises
+        found.append((value.item(), gradient, {name: v for name, (v,) in trainer._metrics["train"].items()}))
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(inputs=batches(), loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "dapo"]))
+def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, inputs, loss_type):
+    trainer = trainers[family]
+    (value, gradient, metrics), (ours, our_gradient, our_metrics) = both(trainer, inputs, loss_type)
+    assert ours == pytest.approx(value, rel=1e-5, abs=1e-6)
+    largest = max(float(entry.abs().max()) for entry in gradient)
+    assert loss._gap_of_gradients(gradient, our_gradient) * largest < 1e-5 * max(largest, 0.1)  # rows may cancel out
+    live = inputs["advantages"] != 0
+    if not trainer.beta:  # the entropy that is logged is that of the rows that are computed
+        alive = {name: tensor[live] if tensor.dim() else tensor for name, tensor in inputs.items()}
+        metrics["entropy"] = both(trainer, alive, loss_type)[0][2]["entropy"] if live.any() else float("nan")
+    assert our_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(inputs=batches())
+def test_in_bfloat16_both_are_as_far_from_the_gradient_in_float32(trainers, rounded, family, inputs):
+    inputs = {name: value for name, value in inputs.items() if not name.endswith("logps")}  # of a policy in its step
+    exact = [entry.double() for entry in both(trainers[family], inputs, "dapo")[0][1]]
+    largest = max(0.05, *(float(entry.abs().max()) for entry in exact))  # rows may cancel out, their rounding does not
+
+    def distance(gradient: list[torch.Tensor]) -> float:
+        return max(float((a - b).abs().max()) for a, b in zip(exact, gradient, strict=True)) / largest
+
+    (_, stock, _), (_, ours, _) = both(rounded[family], inputs, "dapo")
+    assert distance(ours) <= 2 * distance(stock) + loss.BFLOAT16_TOLERANCE / 2
+
+
+def a_batch(live: bool) -> dict[str, torch.Tensor]:
+    """Two groups of two that share no completion; the second is dead, or both are."""
+    tokens = torch.arange(16).reshape(4, 4) + 3
+    return {
+        "prompt_ids": torch.tensor([[0, 7, 8]] * 2 + [[5, 7, 8]] * 2),
+        "prompt_mask": torch.tensor([[0, 1, 1]] * 2 + [[1, 1, 1]] * 2),
+        "completion_ids": tokens,
+        "completion_mask": torch.ones_like(tokens),
+        "advantages": torch.tensor([1.0, -1.0, 0.0, 0.0]) * live,
+        "num_items_in_batch": torch.tensor(16),
+    }
+
+
+def test_a_batch_without_signal_gives_each_parameter_a_gradient_of_zeros(trainers):
+    for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo"):
+        (value, gradient, _), (ours, our_gradient, _) = both(trainers["qwen3"], a_batch(live=False), loss_type)
+        assert ours == value == 0
+        for entry, our_entry in zip(gradient, our_gradient, strict=True):
+            assert torch.equal(entry, our_entry)
+
+
+def test_dead_rows_and_shared_prompts_are_not_forwarded(trainers, monkeypatch):
+    trainer, forwarded = trainers["qwen3"], []
+    backbone = trainer.model.get_base_model().model
+    forward = backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda *a, **k: forwarded.append(k["input_ids"].shape) or forward(*a, **k))
+    both(trainer, a_batch(live=True), "dapo")
+    assert [tuple(shape) for shape in forwarded] == [(4, 7), (1, 1), (2, 4)]  # of the prompt the last token stays
+
+
+def test_the_first_batch_with_a_signal_is_checked_and_those_before_are_not(trainers, monkeypatch, capsys):
+    trainer = trainers["qwen3"]
+    trainer.beta = 0.0
+    monkeypatch.setattr(trainer, "loss_path", "shared")
+    for live, agrees in ((False, None), (True, True), (False, True)):
+        trainer._metrics["train"].clear()
+        trainer._compute_loss(trainer.model, a_batch(live))
+        assert trainer.agrees is agrees
+        assert len(trainer._metrics["train"]["entropy"]) == 1  # what the check computes is not logged
+    assert capsys.readouterr().err == ""
+    trainer.agrees = None
+
+
+def test_gradient_checkpointing_keeps_no_cache_so_that_dead_rows_alone_are_left_out(capsys):
+    trainer = trainer_of("qwen3", gradient_checkpointing=True)
+    trainer.loss_path, trainer.beta = "shared", 0.0
+    trainer._compute_loss(trainer.model, a_batch(live=True)).backward()
+    assert "prompts cannot be shared" in capsys.readouterr().err
+    assert trainer.loss_record()["used"] == "live"
+
+
+def test_several_processes_take_the_stock_path(trainers, monkeypatch, capsys):
+    trainer = trainers["qwen3"]
+    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
+    assert not trainer._check(trainer.model, a_batch(live=True), torch.ones(4, dtype=torch.bool))
+    assert "goes on with TRL's loss" in capsys.readouterr().err
+
+
+def test_the_loss_of_trl_calls_a_model_as_it_did():
+    scored = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
+    assert "outputs = model(**model_inputs, labels=labels, fused_lm_head=True)" in scored
+    for read in ("outputs.log_probs[:, -logits_to_keep:]", "outputs.entropy[:, -logits_to_keep:]"):
+        assert read in scored
+    assert inspect.getsource(GRPOTrainer._compute_loss).count("model,\n") == 1
+    assert list(inspect.signature(GRPOTrainer._compute_loss).parameters) == ["self", "model", "inputs"]
+
+
+def params_of(**trainer: object):
+    """The doll's params with other settings of the GRPO trainer."""
+    profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]), object_hook=dolls._integer_keys)
+    profiles["reward"]["trainer"]["embedded"] |= trainer
+    return dolls.params(profiles=profiles)
+
+
+def train(folder, **trainer: object) -> list[dict]:
+    """The history of v3 of a copy of the doll's project with these settings; its working directory is `folder`."""
+    shutil.rmtree(folder / paths.adapter("v3"), ignore_errors=True)
+    with dolls.in_process():
+        launch.stage(params_of(**trainer), "v3")
+    return [json.loads(line) for line in (paths.adapter("v3") / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("settings", [{"beta": 0.05}, {"beta": 0.0, "micro_batch": 4}])
+def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(project, settings):
+    stock = train(project, **settings)
+    assert not (paths.adapter("v3") / "loss_path.json").exists()
+    shared = train(project, loss_path="shared", **settings)
+    for before, after in zip(stock, shared, strict=True):
+        added = {name: after.pop(name) for name in list(after) if name.startswith("loss_path/")}
+        assert added[AGREES] == 1.0
+        if not settings["beta"]:
+            del before["entropy"], after["entropy"]  # that of the live rows
+        assert after == pytest.approx(before, rel=1e-3, abs=1e-5)
+    record = json.loads((paths.adapter("v3") / "loss_path.json").read_text())
+    assert (record["asked"], record["used"]) == ("shared", "shared")
+    assert record["gradient_gap"] < loss.TOLERANCE
+    manifest = read_manifest(paths.adapter("v3"))
+    assert "loss_path.json" in manifest.files
+    assert manifest.spec["trainer"]["loss_path"] == "shared"
+
+
+def falsify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the shared path's log-probabilities wrong by a hundredth."""
+    right = loss.score
+
+    def wrong(*arguments: object, **named: object) -> loss.Scores:
+        found = right(*arguments, **named)
+        return loss.Scores(found.log_probs * 1.01, found.entropy)
+
+    monkeypatch.setattr(loss, "score", wrong)
+
+
+def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_stock_one(project, monkeypatch, capfd):
+    stock = train(project)
+    weights = (paths.adapter("v3") / "adapter_model.safetensors").read_bytes()
+    falsify(monkeypatch)
+    shared = train(project, loss_path="shared")
+    assert "the shared loss path differs from TRL's at step 1" in capfd.readouterr().err
+    assert (paths.adapter("v3") / "adapter_model.safetensors").read_bytes() == weights
+    assert json.loads((paths.adapter("v3") / "loss_path.json").read_text())["used"] == "stock"
+    assert shared[0][GRADIENT_GAP] == pytest.approx(0.01, rel=0.3)
+    assert [entry["loss"] for entry in shared] == [entry["loss"] for entry in stock]
+    assert {entry[AGREES] for entry in shared} == {0.0}
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_killed_run_goes_on_on_the_path_it_was_on(project, monkeypatch, is_right):
+    if not is_right:
+        falsify(monkeypatch)
+    train(project, loss_path="shared")
+    untouched = dolls.files(paths.adapter("v3"))
+    log = callback.Watch.on_log
+
+    def cut(self, args, state, control, **given):
+        log(self, args, state, control, **given)
+        if state.global_step == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callback.Watch, "on_log", cut)
+        with pytest.raises(KeyboardInterrupt):
+            train(project, loss_path="shared")
+    with dolls.in_process():
+        launch.stage(params_of(loss_path="shared"), "v3")
+    assert dolls.files(paths.adapter("v3")) == untouched
