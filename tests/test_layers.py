@@ -60,12 +60,12 @@ DOORS = {
     "tokenizers": {"models.pretrain"},
     "torch": {"merging", "models", "registry.pyfunc", "runtime.determinism", "training"},
     "transformers": {"merging", "models", "runtime.determinism", "training"},
-    "trl": {"models.pretrain", "training.trl"},
+    "trl": {"models.pretrain", "training.loss", "training.trl"},
     "vllm": set[str](),
 }
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 
-CHILD = {"training.callback", "training.monitor", "training.trl", "training.worker"}
+CHILD = {"training.callback", "training.loss", "training.monitor", "training.trl", "training.worker"}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 
