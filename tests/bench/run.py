@@ -28,6 +28,7 @@ SCRIPTS = (
     "exam.py",
     "registry.py",
     "fold.py",
+    "grpo_loss.py",
     "grpo_step.py",
     "rewards.py",
     "audit_env.py",

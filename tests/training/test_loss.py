@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer
 
 import dolls
+from bench import grpo_loss
 from clinrl import paths
 from clinrl.artifacts import read_manifest
 from clinrl.models import pretrain
@@ -26,8 +27,8 @@ TOKENS = 6
 LONGEST = 9
 
 
-def trainer_of(family: str, dtype: torch.dtype = torch.float32, **changes: object) -> SharedLossTrainer:
-    """A trainer of a tiny model of an architecture, with an adapter that changes something."""
+def tiny(family: str) -> tuple:
+    """A model of an architecture and a tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     torch.manual_seed(0)
@@ -35,14 +36,19 @@ def trainer_of(family: str, dtype: torch.dtype = torch.float32, **changes: objec
         tokenizer_object=dolls._bpe([]), eos_token=dolls.EOS, pad_token=dolls.PAD, padding_side="left"
     )
     sizes = SimpleNamespace(architecture=family, hidden=32, layers=2, heads=2, kv_heads=1, mlp=64)
-    model = pretrain._model(sizes, tokenizer, 64).to(dtype)
+    return pretrain._model(sizes, tokenizer, 64), tokenizer
+
+
+def trainer_of(family: str, dtype: torch.dtype = torch.float32, **changes: object) -> SharedLossTrainer:
+    """A trainer of a tiny model, with an adapter that changes something."""
+    model, tokenizer = tiny(family)
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     args = GRPOConfig(
         output_dir="unused", use_cpu=True, bf16=False, report_to="none", per_device_train_batch_size=2,
         num_generations=2, max_completion_length=LONGEST, **{"gradient_checkpointing": False} | changes,
     )  # fmt: skip
     trainer = SharedLossTrainer(
-        model=get_peft_model(model, lora),
+        model=get_peft_model(model.to(dtype), lora),
         args=args,
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
         train_dataset=Dataset.from_dict({"prompt": ["a"]}),
@@ -196,6 +202,16 @@ def test_several_processes_take_the_stock_path(trainers, monkeypatch, capsys):
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
     assert not trainer._check(trainer.model, a_batch(live=True), torch.ones(4, dtype=torch.bool))
     assert "goes on with TRL's loss" in capsys.readouterr().err
+
+
+def test_the_benchmark_compares_four_ways_to_one_gradient():
+    found = grpo_loss.ways(*tiny("qwen3"), groups=3, live=1, size=2, prompt=5, completion=4)
+    stock = found["stock"]()
+    assert len(found) == 4
+    for way in found.values():
+        assert loss._gap_of_gradients(stock, way()) < 1e-5
+    rows = grpo_loss.rows(grpo_loss.seconds(found, 1), "toy")
+    assert [row["unit"] for row in rows] == ["s", "ratio", "ratio", "ratio"]
 
 
 def test_the_loss_of_trl_calls_a_model_as_it_did():
