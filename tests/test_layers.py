@@ -65,7 +65,7 @@ DOORS = {
 }
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 
-CHILD = {"training.callback", "training.loss", "training.monitor", "training.trl", "training.worker"}
+CHILD = {"models.scores", "training.callback", "training.loss", "training.monitor", "training.trl", "training.worker"}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 

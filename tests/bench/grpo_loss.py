@@ -27,9 +27,10 @@ def ways(
     import torch
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
-    from trl import GRPOConfig
+    from trl import GRPOConfig, GRPOTrainer
 
-    from clinrl.training.loss import LiveRows, SharedLossTrainer
+    from clinrl.models.scores import LiveRows
+    from clinrl.training.loss import SharedLossTrainer
 
     adapted = get_peft_model(
         model,
@@ -68,7 +69,7 @@ def ways(
         "both": LiveRows(adapted, alive, mask),
     }
     return {
-        name: lambda way=way: torch.autograd.grad(trainer._stock_loss(way, inputs), trained)
+        name: lambda way=way: torch.autograd.grad(GRPOTrainer._compute_loss(trainer, way, inputs), trained)
         for name, way in models.items()
     }
 

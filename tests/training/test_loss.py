@@ -17,9 +17,9 @@ import dolls
 from bench import grpo_loss
 from clinrl import paths
 from clinrl.artifacts import read_manifest
-from clinrl.models import pretrain
+from clinrl.models import pretrain, scores
 from clinrl.training import callback, launch, loss
-from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer
+from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, largest_gap
 
 FAMILIES = ("qwen3", "llama", "qwen2")
 TOKENS = 6
@@ -106,12 +106,11 @@ def both(trainer: SharedLossTrainer, inputs: dict[str, torch.Tensor], loss_type:
     """Loss, gradient and metrics, on TRL's path and on the shared one."""
     trainer.loss_type = loss_type
     trainer.beta = 0.1 if "ref_per_token_logps" in inputs else 0.0
-    live = torch.ones_like(inputs["advantages"], dtype=torch.bool) if trainer.beta else inputs["advantages"] != 0
     trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     found = []
-    for way in (trainer.model, trainer._live(trainer.model, inputs, live)):
+    for way in (trainer.model, trainer.live_rows(trainer.model, inputs)):
         trainer._metrics["train"].clear()
-        value = trainer._stock_loss(way, inputs)
+        value = GRPOTrainer._compute_loss(trainer, way, inputs)
         gradient = torch.autograd.grad(value, trained)  # of every parameter, or it raises
         found.append((value.item(), gradient, {name: v for name, (v,) in trainer._metrics["train"].items()}))
     return found
@@ -124,7 +123,7 @@ def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, in
     (value, gradient, metrics), (ours, our_gradient, our_metrics) = both(trainer, inputs, loss_type)
     assert ours == pytest.approx(value, rel=1e-5, abs=1e-6)
     largest = max(float(entry.abs().max()) for entry in gradient)
-    assert loss._gap_of_gradients(gradient, our_gradient) * largest < 1e-5 * max(largest, 0.1)  # rows may cancel out
+    assert largest_gap(gradient, our_gradient) * largest < 1e-5 * max(largest, 0.1)  # rows may cancel out
     live = inputs["advantages"] != 0
     if not trainer.beta:  # the entropy that is logged is that of the rows that are computed
         alive = {name: tensor[live] if tensor.dim() else tensor for name, tensor in inputs.items()}
@@ -200,7 +199,8 @@ def test_gradient_checkpointing_keeps_no_cache_so_that_dead_rows_alone_are_left_
 def test_several_processes_take_the_stock_path(trainers, monkeypatch, capsys):
     trainer = trainers["qwen3"]
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    assert not trainer._check(trainer.model, a_batch(live=True), torch.ones(4, dtype=torch.bool))
+    inputs = a_batch(live=True)
+    assert not trainer._check(trainer.live_rows(trainer.model, inputs), inputs)
     assert "goes on with TRL's loss" in capsys.readouterr().err
 
 
@@ -209,9 +209,23 @@ def test_the_benchmark_compares_four_ways_to_one_gradient():
     stock = found["stock"]()
     assert len(found) == 4
     for way in found.values():
-        assert loss._gap_of_gradients(stock, way()) < 1e-5
+        assert largest_gap(stock, way()) < 1e-5
     rows = grpo_loss.rows(grpo_loss.seconds(found, 1), "toy")
     assert [row["unit"] for row in rows] == ["s", "ratio", "ratio", "ratio"]
+
+
+def test_a_gap_is_relative_and_no_number_hides_another():
+    one, two = torch.tensor([1.0, -4.0]), torch.tensor([1.0, -3.0])
+    assert largest_gap([one, one], [one, two]) == 0.25
+    assert largest_gap([one * 0], [one * 0]) == 0
+    assert largest_gap([one * 0], [one]) == float("inf")
+    assert largest_gap([one * 0], [one], 8.0) == 0.5
+    for stock, ours in (
+        ([one, one / 0 * 0], [one, one]),
+        ([one, one], [one, one / 0 * 0]),
+        ([one, one], [two / 0, one]),
+    ):
+        assert not largest_gap(stock, ours) < loss.TOLERANCE
 
 
 def test_the_loss_of_trl_calls_a_model_as_it_did():
@@ -257,7 +271,7 @@ def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(
             del before["entropy"], after["entropy"]  # that of the live rows
         assert after == pytest.approx(before, rel=1e-3, abs=1e-5)
     record = json.loads((paths.adapter("v3") / "loss_path.json").read_text())
-    assert (record["asked"], record["used"]) == ("shared", "shared")
+    assert (record["requested"], record["used"]) == ("shared", "shared")
     assert record["gradient_gap"] < loss.TOLERANCE
     manifest = read_manifest(paths.adapter("v3"))
     assert "loss_path.json" in manifest.files
@@ -266,13 +280,13 @@ def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(
 
 def falsify(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the shared path's log-probabilities wrong by a hundredth."""
-    right = loss.score
+    right = scores.score
 
-    def wrong(*arguments: object, **named: object) -> loss.Scores:
+    def wrong(*arguments: object, **named: object) -> scores.Scores:
         found = right(*arguments, **named)
-        return loss.Scores(found.log_probs * 1.01, found.entropy)
+        return scores.Scores(found.log_probs * 1.01, found.entropy)
 
-    monkeypatch.setattr(loss, "score", wrong)
+    monkeypatch.setattr(scores, "score", wrong)
 
 
 def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_stock_one(project, monkeypatch, capfd):

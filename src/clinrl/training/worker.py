@@ -23,7 +23,7 @@ VERDICTS = "verdicts.jsonl"
 """What the judges said in a training whose reward asks them."""
 
 LOSS_PATH = "loss_path.json"
-"""Which way to the loss a recipe asked for and which was used, where it asked for another than TRL's."""
+"""Which way to the loss a recipe requests and which was used, where it requests another than TRL's."""
 
 STOPPED = 4
 """Exit code of a run that was asked to stop and can be continued."""

@@ -1,0 +1,96 @@
+"""Log-probabilities of completions, with gradient, of which nothing is computed twice or in vain.
+
+Rows that the caller has no use for are left out, equal rows are one, and a prompt that rows share is computed once.
+Shapes: B rows of a batch, P tokens of the padded prompts, T of the padded completions, N distinct rows that are used.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What TRL reads of a forward with its fused head: (B, T) each."""
+
+    log_probs: Tensor
+    entropy: Tensor
+
+
+@dataclass(frozen=True)
+class LiveRows:
+    """A causal language model, to be called by TRL's loss in its place, that computes the distinct live rows alone."""
+
+    model: Any
+    """With TRL's fused head, and PEFT around it or not."""
+    live: Tensor
+    """(B,), whether a row can change the gradient."""
+    mask: Tensor
+    """(B, T), the tokens that the loss covers."""
+    old: Tensor | None = None
+    """(B, T), log-probabilities at sampling, where TRL holds them: a dead row has these, and so a ratio of 1."""
+    share_prompts: bool = True
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Scores:
+        """Score the completions, given tokens and mask of whole rows (B, P + T).
+
+        Entropies of dead rows are the mean of the live tokens' (NaN where no row is live), so that TRL logs that mean.
+        """
+        length = self.mask.size(1)
+        places = self.live.nonzero()[:, 0]
+        log_probs = self.mask.new_zeros(self.mask.shape, dtype=torch.float32) if self.old is None else self.old
+        if not len(places):
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            zero = torch.stack([parameter.sum() * 0 for parameter in trained]).sum()  # a gradient of zeros for each
+            return Scores(log_probs + zero, torch.full_like(log_probs, torch.nan))
+        (ids, mask), rows = distinct(input_ids[places], attention_mask[places])
+        used = mask.any(0).nonzero()[:, 0]
+        start, end = min(int(used[0]), ids.size(1) - length - 1), max(int(used[-1]) + 1, ids.size(1) - length + 1)
+        unused = ids.size(1) - end
+        found = score(
+            self.model, ids[:, start:end], mask[:, start:end], length - unused, share_prompts=self.share_prompts
+        )
+        log_p, entropy = (pad(value, (0, unused))[rows].float() for value in (found.log_probs, found.entropy))
+        covered = self.mask[places]
+        mean = (entropy * covered).sum() / covered.sum()
+        return Scores(
+            log_probs.index_copy(0, places, log_p),
+            mean.detach().expand(self.mask.shape).index_copy(0, places, entropy),
+        )
+
+
+def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: bool) -> Scores:
+    """Log-probabilities and entropies (N, T) of the last `length` tokens of rows (N, P + T), left-padded.
+
+    With `share_prompts`, rows with the same prompt share its keys and values: all of the prompt but its last token is
+    computed once, with gradient; the last token stands at the head of each completion, whose first token it predicts.
+    """
+    shared = ids.size(1) - length - 1
+    (prompts, prompts_mask), of = distinct(ids[:, :shared], mask[:, :shared]) if shared else ((ids, mask), None)
+    cache = None
+    if share_prompts and len(prompts) < len(ids):
+        cache = DynamicCache(config=model.config)
+        model(input_ids=prompts, attention_mask=prompts_mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache.batch_select_indices(of)
+        ids = ids[:, shared:]
+    labels = ids.masked_fill(mask[:, -ids.size(1) :] == 0, -100)
+    labels[:, :-length] = -100
+    found = model(
+        input_ids=ids[:, :-1],
+        attention_mask=mask[:, :-1],
+        past_key_values=cache,
+        shift_labels=labels[:, 1:],
+        fused_lm_head=True,
+    )
+    return Scores(found.log_probs[:, -length:], found.entropy[:, -length:])
+
+
+def distinct(ids: Tensor, mask: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """The distinct rows of tokens and mask in one order for all machines, and which of them each row is."""
+    rows, of = torch.unique(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)
+    tokens, seen = rows.chunk(2, dim=1)
+    return (tokens, seen), of
