@@ -3,12 +3,13 @@
 import inspect
 import json
 import shutil
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer
@@ -62,11 +63,6 @@ def trainer_of(family: str, dtype: torch.dtype = torch.float32, **changes: objec
 @pytest.fixture(scope="module")
 def trainers():
     return {family: trainer_of(family) for family in FAMILIES}
-
-
-@pytest.fixture(scope="module")
-def rounded():
-    return {family: trainer_of(family, torch.bfloat16) for family in FAMILIES}
 
 
 @st.composite
@@ -123,7 +119,7 @@ def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, in
     (value, gradient, metrics), (ours, our_gradient, our_metrics) = both(trainer, inputs, loss_type)
     assert ours == pytest.approx(value, rel=1e-5, abs=1e-6)
     largest = max(float(entry.abs().max()) for entry in gradient)
-    assert largest_gap(gradient, our_gradient) * largest < 1e-5 * max(largest, 0.1)  # rows may cancel out
+    assert largest_gap(gradient, our_gradient) * largest < 5e-5 * max(largest, 0.1)  # rows may cancel out
     live = inputs["advantages"] != 0
     if not trainer.beta:  # the entropy that is logged is that of the rows that are computed
         alive = {name: tensor[live] if tensor.dim() else tensor for name, tensor in inputs.items()}
@@ -132,17 +128,23 @@ def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, in
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@given(inputs=batches())
-def test_in_bfloat16_both_are_as_far_from_the_gradient_in_float32(trainers, rounded, family, inputs):
-    inputs = {name: value for name, value in inputs.items() if not name.endswith("logps")}  # of a policy in its step
-    exact = [entry.double() for entry in both(trainers[family], inputs, "dapo")[0][1]]
-    largest = max(0.05, *(float(entry.abs().max()) for entry in exact))  # rows may cancel out, their rounding does not
+def test_in_bfloat16_both_are_as_far_from_the_gradient_in_float32(trainers, family):
+    rounded, distances = trainer_of(family, torch.bfloat16), []
 
-    def distance(gradient: list[torch.Tensor]) -> float:
-        return max(float((a - b).abs().max()) for a, b in zip(exact, gradient, strict=True)) / largest
+    @settings(max_examples=100, derandomize=True, database=None)
+    @given(batches())
+    def compare(inputs: dict[str, torch.Tensor]) -> None:
+        inputs = {
+            name: value for name, value in inputs.items() if not name.endswith("logps")
+        }  # of a policy in its step
+        exact = both(trainers[family], inputs, "dapo")[0][1]
+        largest = max(0.05, *(float(entry.abs().max()) for entry in exact))  # rows may cancel out, rounding does not
+        gradients = [[entry.float() for entry in gradient] for _, gradient, _ in both(rounded, inputs, "dapo")]
+        distances.append([largest_gap(exact, gradient, largest) for gradient in gradients])
 
-    (_, stock, _), (_, ours, _) = both(rounded[family], inputs, "dapo")
-    assert distance(ours) <= 2 * distance(stock) + loss.BFLOAT16_TOLERANCE / 2
+    compare()
+    stock, ours = (fmean(gaps) for gaps in zip(*distances, strict=True))
+    assert 0 < ours < 1.2 * stock < loss.BFLOAT16_TOLERANCE  # of one batch, either may be the better
 
 
 def a_batch(live: bool) -> dict[str, torch.Tensor]:

@@ -133,7 +133,8 @@ class GrpoTrainer(Trainer):
     """Held-out checks while training runs; null: none."""
     loss_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
     """How the loss is computed. stock: by TRL, every row of a step. shared: the same loss without rows that cannot
-    change its gradient, and a group's prompt once, if a check at the first step finds the gradient equal."""
+    change its gradient, and a group's prompt once, if a check at the first step finds the gradient equal; the logged
+    entropy is then that of the rows that are computed."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":
