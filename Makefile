@@ -20,7 +20,9 @@ demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them
 	@$(RUN) python -m flows serve --servers
 
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+# Tests write and remove a hundred thousand small files: in memory, where there are 4 GB of it for files.
+ROOM := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
+PYTEST := $(ROOM) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 QUICK := tests/tasks/test_contract.py $(wildcard tests/tasks/test_*_rules.py tests/tasks/test_*_rewards.py \
   tests/tasks/test_*_answer.py tests/tasks/test_*_triggers.py tests/tasks/test_*_metrics.py) \
   tests/config tests/analysis tests/test_intervals.py tests/test_layers.py

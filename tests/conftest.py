@@ -21,7 +21,7 @@ from clinrl.tracking import mlflow_store
 from valid_params import VALID
 
 determinism.pin()  # before any test module imports torch, which chooses its kernels then
-for profile, examples in {"quick": 25, "clinrl": 50, "many": 500}.items():  # `--hypothesis-profile` names another
+for profile, examples in {"quick": 25, "clinrl": 30, "many": 500}.items():  # `--hypothesis-profile` names another
     hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)  # a busy machine is no failure
 hypothesis.settings.load_profile("clinrl")
 

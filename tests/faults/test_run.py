@@ -36,9 +36,10 @@ def through(records: list[dict[str, Any]], fine: Callable[[dict[str, Any]], bool
 # Nothing gets through
 
 
-def test_kills(tmp_path: Path) -> None:
-    records = list(kills.attack(tmp_path, 3, SEED, kills.QUICK))
-    assert {record["killed"] for record in records} == {kills.GROUP, kills.PARENT, kills.CHILD}
+@pytest.mark.parametrize("times", [pytest.param(3, marks=pytest.mark.slow), 1])
+def test_kills(tmp_path: Path, times: int) -> None:
+    records = list(kills.attack(tmp_path, times, SEED, kills.QUICK))
+    assert len({record["killed"] for record in records} & {kills.GROUP, kills.PARENT, kills.CHILD}) == times
     assert through(records, lambda record: record["outcome"] == kills.FINE) == []
     assert {name: kills.counted(records)[name] for name in ("differing", "doubled", "lost", "orphans")} == {
         "differing": 0, "doubled": 0, "lost": 0, "orphans": 0,
@@ -51,8 +52,9 @@ STORE = "store"
 
 @pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False], ids=["every-use", "one-use"])
 def test_mutations(released: Path, monkeypatch: pytest.MonkeyPatch, every: bool) -> None:
-    if not every:
-        monkeypatch.delitem(mutations.AREAS, STORE)
+    if not every:  # every second area, by one use; the files' own tests alter each kind of file
+        for area in {*list(mutations.AREAS)[1::2], STORE}:
+            monkeypatch.delitem(mutations.AREAS, area)
     records = list(mutations.attack(released, 16, SEED, one_use=not every))
     assert len({record["area"] for record in records}) >= len(mutations.AREAS) - 2  # not every file can be altered so
     assert [f"{r['area']} {r['where']} {r['what']}: {r['outcome']}" for r in records if r["outcome"] != "seen"] == []
@@ -67,7 +69,7 @@ def test_fuzz() -> None:
 def test_hostile_inputs(released: Path) -> None:
     inputs = list(hostile.inputs())
     assert len(inputs) >= 150
-    records = list(hostile.attack(released, SEED, only=inputs[::6]))
+    records = list(hostile.attack(released, SEED, only=inputs[::8]))
     assert {record["what"].split(":")[0] for record in records} == {one.kind for one in inputs}
     assert through(records, lambda record: record["outcome"] in hostile.FINE) == []
 
