@@ -28,7 +28,7 @@ PLAIN = ("plain-1", "plain-2", "plain-3")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, resamples=200) as folder:
+    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, resamples=110) as folder:
         yield folder
 
 
