@@ -240,9 +240,9 @@ def test_the_loss_of_trl_calls_a_model_as_it_did():
 
 
 def params_of(**trainer: object):
-    """The doll's params with other settings of the GRPO trainer."""
+    """The doll's params with few steps and other settings of the GRPO trainer."""
     profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]), object_hook=dolls._integer_keys)
-    profiles["reward"]["trainer"]["embedded"] |= trainer
+    profiles["reward"]["trainer"]["embedded"] |= {"steps": 4} | trainer
     return dolls.params(profiles=profiles)
 
 
@@ -314,7 +314,7 @@ def test_a_killed_run_goes_on_on_the_path_it_was_on(project, monkeypatch, is_rig
 
     def cut(self, args, state, control, **given):
         log(self, args, state, control, **given)
-        if state.global_step == 5:
+        if state.global_step == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
