@@ -36,7 +36,7 @@ def built(tmp_path_factory):
 def project(built, tmp_path, monkeypatch) -> Params:
     shutil.copytree(built, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(intervals, "RESAMPLES", 200)
+    monkeypatch.setattr(intervals, "RESAMPLES", 110)
     return Params.model_validate(contest.mapping(120))
 
 

@@ -24,6 +24,8 @@ from clinrl.pipeline.propose import LEVERS, NothingToDraft
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 TASK = get_task("esi")
 DRAFTS = Path("params/drafts.yaml")
 MINE = {"task": "esi", "task_version": 1, "use": "mine", "mix": "reporting", "cases": 120, "seed": 5,
