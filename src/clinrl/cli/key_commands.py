@@ -29,7 +29,7 @@ def keys(source: Path, action: str, *, name: str = "", line: str = "", reason: s
             params = load_params(source)
             rows += [_row(name, key, APPROVALS) for name, key in params.approvers.items()]
             rows += [_row(name, key, REBUILDS) for name, key in params.rebuilders.items()]
-    show(KEYS, rows, as_json=as_json)
+    show(KEYS, rows, as_json=as_json, narrow=KEYS[:-1])
     if not rows:
         print("clinrl: there is no key yet; `clinrl keys init` makes one", file=sys.stderr)
     return 0

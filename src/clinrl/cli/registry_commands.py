@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
+NARROW = COLUMNS[:-2]
+"""For a terminal on which a digest would be cut in two."""
 FINDINGS = ("metric", "mode", "limit", "observed", "verdict")
 ALARMS = ("step", "level", "name", "about", "observed", "limit", "says")
 DRAFT = ("version", "parent", "lever", "rule", "cases", "worth", "mean cost")
@@ -116,6 +118,8 @@ def alarms(params: "Params", name: str, *, as_json: bool = False) -> int:
     """Print the alarms of a version's training, from its history. 1 if one of them is a stop."""
     found = alerts.alarms(alerts.read(paths.adapter(name) / HISTORY))
     show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=as_json)
+    if not found:
+        print(f"clinrl: nothing was wrong with the training of {name}", file=sys.stderr)
     for alarm in found:
         print(f"clinrl: {alarm.name} {alarm.about}: what usually helps: {alarm.helps}", file=sys.stderr)
     return 1 if any(alarm.level == "stop" for alarm in found) else 0
@@ -198,7 +202,7 @@ def lineage(params: "Params", name: str, *, as_json: bool = False) -> int:
 
 
 def _show(*entries: registry.Entry, as_json: bool = False) -> None:
-    show(COLUMNS, [_row(entry) for entry in entries], as_json=as_json)
+    show(COLUMNS, [_row(entry) for entry in entries], as_json=as_json, narrow=NARROW)
 
 
 def _row(entry: registry.Entry) -> dict[str, Any]:
