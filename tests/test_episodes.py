@@ -425,7 +425,7 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     assert (line["served/easy"], line["served/hard"], line["phase"]) == (1.0, 0.0, 1.0)
     assert line["not_submitted/m"] == pytest.approx(7 / 8)
     assert line["malformed/m"] > 0
-    assert line["loss_path/agrees"] == 1.0  # with what tools returned masked
+    assert line["loss_path/gradient_gap"] < 1e-3  # with what tools returned masked: rounding alone
     assert line["tools/failure_frequency"] > 0
     after = trl.adapter_state(adapted)
     assert any(not (before[name] == after[name]).all() for name in before)
