@@ -102,16 +102,16 @@ def build(
     run: Run,
     mode: str,
     *,
-    others: Mapping[str, Sequence[Any]],
+    others: Mapping[str, Estimates],
     tests: Sequence[Paired],
     responses: Responses = NO_RESPONSES,
     qualities: Mapping[str, Quality] | None = None,
 ) -> EvalReport:
     """The report on the graded answers of a mode.
 
-    `others` are the answers of the other rows by name, `tests` the paired tests already made, `responses` those of
-    the judges that the task's qualities need. `qualities` are the measures of whole transcripts, by default all of the
-    task's. Raises ValueError if the graded answers are not those of the cases.
+    `others` are the other rows by name, as `row_metrics` gives them, `tests` the paired tests already made, `responses`
+    those of the judges that the task's qualities need. `qualities` are the measures of whole transcripts, by default
+    all of the task's. Raises ValueError if the graded answers are not those of the cases.
     """
     task, cases, graded, clusters = run.task, run.cases, run.graded[mode], run.clusters
     if [case.id for case in cases] != [line.case_id for line in graded]:
@@ -125,7 +125,8 @@ def build(
     metrics |= measured(measures, run.shown, [line.transcript for line in graded], responses, clusters)
     metrics["no_parse"] = rate([isinstance(answer, Unreadable) for answer in answers], clusters)
     metrics["clipped"] = rate([line.transcript.stop == "max_tokens" for line in graded], clusters)
-    rows, variants = {run.model.name: answers, **others}, run.variants(mode)
+    mine = {name: metrics[name] for name in task.reporting.row_metrics if name in metrics}
+    rows, variants = {run.model.name: mine, **others}, run.variants(mode)
     terms = {
         term: _mean([line.score.terms.get(term, 0.0) for line in graded])
         for term in dict.fromkeys(chain.from_iterable(line.score.terms for line in graded))
@@ -151,7 +152,7 @@ def build(
         },
         terms=terms,
         reward=_mean([line.score.total for line in graded]),
-        rows=tuple(Row(name=row, metrics=_row(task, golds, theirs, clusters)) for row, theirs in rows.items()),
+        rows=tuple(Row(name=row, metrics=found) for row, found in rows.items()),
         paired=tuple(tests),
         note=note_of(cases),
     )
@@ -243,8 +244,10 @@ def summary(reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> dict
     return {**by_mode, **agreed}
 
 
-def _row(task: Task, golds: Sequence[Any], answers: Sequence[Any], clusters: Sequence[str] | None) -> Estimates:
-    return estimates({name: task.metrics[name] for name in task.reporting.row_metrics}, golds, answers, clusters)
+def row_metrics(run: Run, answers: Sequence[Any]) -> Estimates:
+    """The metrics of a row of the comparison table: of anybody's answers to the exam of a run."""
+    metrics = {name: run.task.metrics[name] for name in run.task.reporting.row_metrics}
+    return estimates(metrics, run.golds, answers, run.clusters)
 
 
 def _slice(run: Run, graded: Sequence[Graded], of: Callable[[Case], str]) -> dict[str, Estimates]:

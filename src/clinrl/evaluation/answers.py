@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.analysis.exam import EvalReport
+from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
@@ -147,7 +147,7 @@ def load_variant(run: Run, given: Sequence[Graded], variant: str, path: Path) ->
     return [answered.get(case.id, line) for case, line in zip(run.cases, given, strict=True)]
 
 
-def rows_of(parent: Answers) -> dict[str, Sequence[Any]]:
-    """The rows of a parent: its answers, and those under input variants."""
+def rows_of(run: Run, parent: Answers) -> dict[str, Estimates]:
+    """The rows of a parent in the report of a run: of its answers, and of those under input variants."""
     under = {f"{parent.name}, {variant}": answers for variant, answers in parent.under.items()}
-    return {parent.name: parent.answers, **under}
+    return {row: row_metrics(run, answers) for row, answers in {parent.name: parent.answers, **under}.items()}

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from clinrl import paths
 from clinrl.analysis import alerts, baselines
-from clinrl.analysis.exam import Agreement, EvalReport, build, column, summary
+from clinrl.analysis.exam import Agreement, EvalReport, build, column, row_metrics, summary
 from clinrl.analysis.paired import Answers, between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import (
@@ -168,11 +168,12 @@ def reports_of(
 ) -> dict[str, EvalReport]:
     """The report of each mode of a run; the arguments are those of `write_reports`."""
     rows = baselines.answers(run.task, run.cases, training)
+    lazy = {row: row_metrics(run, answers) for row, answers in rows.items()}  # the same in every mode
     reports = {}
     for mode in run.modes:
         mine = run.answers(mode)
         rivals = [parent[mode]] if mode in parent else []
-        others = (rows_of(parent[mode]) if mode in parent else {}) | rows
+        others = (rows_of(run, parent[mode]) if mode in parent else {}) | lazy
         if baselines.BAG_OF_WORDS in rows:
             rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
         tests = [test for rival in rivals for test in compare(mine, rival, run.task.compared)]

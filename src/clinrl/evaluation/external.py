@@ -98,12 +98,17 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
 def report_of(run: Run, responses: Responses = NO_RESPONSES) -> ExternalReport:
     """The report on a run, beside the simple policies and what was published. Pure."""
     task, published = run.task, run.task.published
-    lazy = baselines.answers(task, run.cases, [])
-    reports = {mode: build(run, mode, others=lazy, tests=(), responses=responses) for mode in run.modes}
+    lazy = {
+        row: estimates(task.metrics, run.golds, answers, run.clusters)
+        for row, answers in baselines.answers(task, run.cases, []).items()
+    }
+    others = {row: {name: found[name] for name in task.reporting.row_metrics if name in found}
+              for row, found in lazy.items()}  # fmt: skip
+    reports = {mode: build(run, mode, others=others, tests=(), responses=responses) for mode in run.modes}
     counts = Counter(run.golds)
     same = published is not None and all(counts[label] == published.labels[label] for label in task.labels)
     figures = {f"{run.model.name}, mode {mode}": report.metrics for mode, report in reports.items()}
-    figures |= {row: estimates(task.metrics, run.golds, answers, run.clusters) for row, answers in lazy.items()}
+    figures |= lazy
     return ExternalReport(
         name=run.model.name,
         data=run.model.exam,

@@ -110,7 +110,7 @@ def _count(run: Run, mode: str) -> dict[str, Any]:
     if run.model.parent is not None and paths.graded(run.model.parent).exists():
         parent = load_parent(run, mode)
         assert parent is not None
-        others, tests = rows_of(parent), list(compare(run.answers(mode), parent, run.task.compared))
+        others, tests = rows_of(run, parent), list(compare(run.answers(mode), parent, run.task.compared))
     measures = run.task.reporting.qualities.items()
     qualities = {name: quality for name, quality in measures if quality.requests is no_requests}
     return build(run, mode, others=others, tests=tests, qualities=qualities).model_dump(mode="json")
