@@ -22,7 +22,7 @@ serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine
 
 # Tests write and remove a hundred thousand small files: in memory, where there are 4 GB of it for files.
 ROOM := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "TMPDIR=/dev/shm" }')
-PYTEST := $(ROOM) OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
+PYTEST := $(ROOM) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 QUICK := tests/tasks/test_contract.py $(wildcard tests/tasks/test_*_rules.py tests/tasks/test_*_rewards.py \
   tests/tasks/test_*_answer.py tests/tasks/test_*_triggers.py tests/tasks/test_*_metrics.py) \
   tests/config tests/analysis tests/test_intervals.py tests/test_layers.py
