@@ -57,11 +57,11 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     for mode in run.modes:
         answers[mode] = load_answers(run, mode, name).answers
         report = load_report(name, mode)
-        _check_scores(run, mode, folder / f"{mode}.jsonl")
+        read = replace(run, adapter_digest=report.adapter_digest, graded=_graded(run, mode))
+        _check_scores(read, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
             raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
-        counted = _count(replace(run, adapter_digest=report.adapter_digest, graded=_graded(run, mode)), mode)
-        _check_same(_page(name, mode), counted, report.model_dump(mode="json"), name)
+        _check_same(_page(name, mode), _count(read, mode), report.model_dump(mode="json"), name)
         found[mode] = report
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
     ordered = {mode: answers[mode] for mode in _order(answers, written[BETWEEN_MODES])}
@@ -83,7 +83,7 @@ def _check_scores(run: Run, mode: str, path: Path) -> None:
     model = run.model
     if models_of(run.task, model.reward) or any(map(is_imported, run.cases)):
         return
-    lines = read_graded(path)
+    lines = run.graded[mode]
     anew = grade(run.task, mode, run.shown, [line.transcript for line in lines], model.reward)
     for number, (line, other) in enumerate(zip(lines, anew, strict=True), start=1):
         if line.score != other.score:
