@@ -9,10 +9,11 @@ import pytest
 
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
+from clinrl.benchmarks import protocol
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.evaluation import answers, benchmark, evaluate
+from clinrl.evaluation import answers, evaluate
 from clinrl.models.chat import Completion, write_turn
 from clinrl.models.generate import Prompt
 from clinrl.models.judges import Judges
@@ -114,7 +115,7 @@ def speaking(policy: Policy, cases: Sequence[Case]) -> Iterator[None]:
             return super().sample(prompts, thinking=thinking, **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (evaluate, benchmark):
+        for module in (evaluate, protocol):
             patch.setattr(module, "open_sampler", lambda *_: Speaker(lambda _: ""))
         yield
 

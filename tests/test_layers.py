@@ -19,7 +19,7 @@ LAYERS = (
     {"models", "analysis"},
     {"data", "reports"},
     {"merging", "training", "evaluation", "provenance", "tracking"},
-    {"registry"},
+    {"registry", "benchmarks"},
     {"release", "pipeline"},
     {"cli"},
 )

@@ -11,10 +11,11 @@ import dolls
 import locks
 import sown
 from clinrl import paths
+from clinrl.benchmarks import external
 from clinrl.config.params import Params
 from clinrl.data import dataset, reward_audit, validate
 from clinrl.errors import DataError
-from clinrl.evaluation import error_analysis, evaluate, external
+from clinrl.evaluation import error_analysis, evaluate
 from clinrl.registry import versions
 from clinrl.tasks.base import content_id
 from clinrl.tracking import mlflow_store

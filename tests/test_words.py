@@ -34,9 +34,9 @@ def test_the_core_has_no_clinical_word(path: Path) -> None:
 
 RETIRED = {"examinee", "hear", "heard", "ledger", "said", "sat", "sit", "sits", "sitting", "sittings", "told", "who"}
 WRITTEN = {
-    ("analysis/benchmark.py", "who"),  # fields of reports that are written and hashed
-    ("analysis/benchmark.py", "sat"),
-    ("analysis/benchmark.py", "Sat"),
+    ("benchmarks/record.py", "who"),  # fields of reports that are written and hashed
+    ("benchmarks/record.py", "sat"),
+    ("benchmarks/record.py", "Sat"),
 }
 """Names that stay, because files that are there hold them."""
 

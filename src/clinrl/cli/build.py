@@ -144,7 +144,7 @@ EVALUATE = {
         also="page pages figures plots report reports draw",
     ),
     "external": stage(
-        "evaluation.external",
+        "benchmarks.external",
         name("VERSION"),
         help="evaluate a version on cases from elsewhere",
         description="Evaluates VERSION on the data that `external` in params.yaml names. Writes "
@@ -154,7 +154,7 @@ EVALUATE = {
         also="mietic",
     ),
     "protocol": stage(
-        "evaluation.benchmark",
+        "benchmarks.protocol",
         name("VERSION", "a version of params.yaml, or TASK-base"),
         help="evaluate a version or a base by a published protocol",
         description="For tasks that are played in an environment. VERSION plays the episodes that `protocols` in "

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from clinrl import paths
+from clinrl.benchmarks import external
 from clinrl.errors import ParamsError, did_you_mean
-from clinrl.evaluation import benchmark, compare, error_analysis, evaluate, external
+from clinrl.evaluation import compare, error_analysis, evaluate
 from clinrl.pipeline import replicate
 from clinrl.tasks.base import get_task
 
@@ -63,7 +64,7 @@ def reports(params: "Params") -> Iterator[Report]:
         for path, module in (
             (paths.mine_report(name), error_analysis),
             (paths.external_report(name), external),
-            (paths.protocol_report(name), benchmark),
+            (paths.protocol_report(name), protocol),
         ):
             if path.exists():
                 yield Report(name, task.name, path, partial(module.write_pages, path, task, modes))

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import paths
 from clinrl.analysis import baselines
-from clinrl.analysis.benchmark import (
+from clinrl.analysis.exam import estimates, measured
+from clinrl.analysis.run import Run
+from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
+from clinrl.benchmarks.record import (
     ALL,
     EXAMINED,
     ORACLE,
@@ -29,9 +32,6 @@ from clinrl.analysis.benchmark import (
     published_of,
     verdicts,
 )
-from clinrl.analysis.exam import estimates, measured
-from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded

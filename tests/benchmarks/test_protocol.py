@@ -9,13 +9,13 @@ import pytest
 import auditors
 from auditors import TASK, oracle
 from clinrl import paths
-from clinrl.analysis.benchmark import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
 from clinrl.artifacts import identity, read_manifest
+from clinrl.benchmarks import protocol
+from clinrl.benchmarks.record import ALL, EXAMINED, ORACLE, SAMPLED, ProtocolReport
 from clinrl.cli import commands
 from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, DataError, ParamsError
-from clinrl.evaluation import benchmark
 
 LEVELS = ["easy", "medium", "hard"]
 POLICIES = TASK.policies()
@@ -23,13 +23,13 @@ PLAYERS = {"audit-base": POLICIES["flag_all_diligent"], "v1": oracle, "v2": POLI
 
 
 def cases():
-    drawn = benchmark.draw(TASK, auditors.SETTINGS["seeds"], LEVELS)
+    drawn = protocol.draw(TASK, auditors.SETTINGS["seeds"], LEVELS)
     return [*drawn.values(), *read_cases(paths.cases("x1"), TASK)]
 
 
 def play(params: Params, name: str) -> None:
     with auditors.speaking(PLAYERS[name], cases()):
-        benchmark.stage(params, name)
+        protocol.stage(params, name)
 
 
 def report(name: str) -> ProtocolReport:
@@ -155,7 +155,7 @@ def test_one_that_decides_nothing_is_above_nobody_and_equal_runs_write_equal_byt
 
 
 def test_a_cell_is_the_first_case_of_its_level():
-    drawn = benchmark.draw(TASK, [42, 7], LEVELS)
+    drawn = protocol.draw(TASK, [42, 7], LEVELS)
     for (seed, level), case in drawn.items():
         some = TASK.cases(50, seed, pool="exam", mix="published")
         assert case == next(one for one in some if one.facts.level == level)
@@ -164,20 +164,20 @@ def test_a_cell_is_the_first_case_of_its_level():
 
 def test_a_level_that_no_seed_draws_is_refused():
     with pytest.raises(DataError, match="seed 42 draws no nowhere case of audit"):
-        benchmark.draw(TASK, [42], ["nowhere"])
+        protocol.draw(TASK, [42], ["nowhere"])
 
 
 def test_an_exam_that_is_too_small_is_refused(own):
     settings = auditors.SETTINGS | {"episodes": 99}
     params = auditors.params(protocols={"bases": {"audit-base": settings}, "versions": {}})
     with pytest.raises(ParamsError, match=r"the exam x1 has \d+ cases of level easy, and the protocol asks for 99"):
-        benchmark.stage(params, "audit-base")
+        protocol.stage(params, "audit-base")
 
 
 def test_a_version_needs_the_report_of_whoever_it_is_compared_with(own):
     paths.protocol_report("audit-base").unlink()
     with pytest.raises(ArtefactError, match="run `clinrl protocol audit-base`"):
-        benchmark.stage(auditors.params(), "v1")
+        protocol.stage(auditors.params(), "v1")
 
 
 def test_a_report_of_other_episodes_is_refused(own):
@@ -185,7 +185,7 @@ def test_a_report_of_other_episodes_is_refused(own):
     changed = found.model_copy(update={"exam_digest": "0" * 64})
     paths.protocol_report("audit-base").write_text(changed.model_dump_json())
     with pytest.raises(ArtefactError, match=r"audit-base\.json has other exam digest than v1 would have"):
-        benchmark.stage(auditors.params(), "v1")
+        protocol.stage(auditors.params(), "v1")
 
 
 def test_answers_of_another_adapter_are_refused(own):
@@ -193,7 +193,7 @@ def test_answers_of_another_adapter_are_refused(own):
     manifest.write_text(manifest.read_text().replace('"spec": {}', '"spec": {"seed": 9}'))
     assert identity(read_manifest(paths.adapter("v1"))) != report("v1").adapter_digest
     with pytest.raises(ArtefactError, match="was answered by another adapter"):
-        benchmark.stage(auditors.params(), "v1")
+        protocol.stage(auditors.params(), "v1")
 
 
 def changed(kind, name, **fields):
@@ -228,5 +228,5 @@ def test_a_protocol_needs_a_task_that_has_one(valid):
 
 def test_a_name_without_a_protocol_is_refused(here):
     with pytest.raises(ParamsError, match=r"params\.yaml has no protocol of 'v3'; .*allowed: audit-base, v1, v2"):
-        benchmark.stage(auditors.params(), "v3")
+        protocol.stage(auditors.params(), "v3")
     assert commands.COMMANDS["protocol"].stage

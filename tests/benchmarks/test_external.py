@@ -9,11 +9,11 @@ import pytest
 import dolls
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
+from clinrl.benchmarks import external
+from clinrl.benchmarks.external import ExternalReport
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, DataError, ParamsError
-from clinrl.evaluation import external
 from clinrl.evaluation.evaluate import grade
-from clinrl.evaluation.external import ExternalReport
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi import metrics, synthetic
 from clinrl.tasks.esi.published import PUBLISHED

@@ -1,0 +1,1 @@
+"""A model beside what others published: their protocol, and exams from elsewhere."""
