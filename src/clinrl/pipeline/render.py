@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from clinrl import paths
-from clinrl.benchmarks import external
+from clinrl.benchmarks import external, protocol
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.evaluation import compare, error_analysis, evaluate
 from clinrl.pipeline import replicate
