@@ -144,8 +144,8 @@ def cases(
         conditions, shares = (HELD_OUT, ELSEWHERE_MIX) if apart else (CONDITIONS, MIXES[mix])
         label = rng.choices(tuple(shares), tuple(shares.values()))[0]
         while True:
-            case = _draw(rng, conditions, pool)
-            if case is None or case.key.label != label or case.id in seen:
+            case = _draw(rng, conditions, pool, label)
+            if case is None or case.id in seen:
                 continue
             if rng.random() * most <= emphasis.get(case.key.rule, 1.0):
                 break
@@ -153,21 +153,26 @@ def cases(
         yield case
 
 
-def _draw(rng: Random, conditions: tuple[Condition, ...], pool: Pool) -> ImagingCase | None:
+def _draw(rng: Random, conditions: tuple[Condition, ...], pool: Pool, label: str) -> ImagingCase | None:
     scenario = _scenario(rng, rng.choice(conditions))
     group = variant_of(scenario)
     if _pool_of_variant(group) != pool:
         return None
-    return case_of(rng, scenario, group)
+    found, variant = evidence.studies(rng, scenario), _variant(rng, scenario)
+    decision = decide(scenario)
+    return _worded(scenario, group, found, variant, decision) if decision.label == label else None
 
 
 def case_of(rng: Random, scenario: Scenario, group: str) -> ImagingCase:
     """The case of a request: its evidence, its rating and its words."""
-    found = evidence.studies(rng, scenario)
-    decision = decide(scenario)
+    found, variant = evidence.studies(rng, scenario), _variant(rng, scenario)
+    return _worded(scenario, group, found, variant, decide(scenario))
+
+
+def _worded(scenario: Scenario, group: str, found: tuple[Study, ...], variant: str, decision: Decision) -> ImagingCase:
     facts = ImagingFacts(
         condition=BY_ID[scenario.condition].says,
-        variant=_variant(rng, scenario),
+        variant=variant,
         procedure=procedure(scenario),
         evidence=tuple(map(evidence.abstract, found)),
     )
@@ -177,7 +182,7 @@ def case_of(rng: Random, scenario: Scenario, group: str) -> ImagingCase:
         label=decision.label,
         rating=decision.rating,
         rule=deciding_rule(scenario),
-        reasoning=sentences(scenario, found, decision, facts.variant),
+        reasoning=sentences(scenario, found, decision, variant),
     )
     return ImagingCase(id=content_id("imaging", facts, key), group=group, facts=facts, key=key)
 
@@ -265,17 +270,19 @@ def _scenario(rng: Random, condition: Condition) -> Scenario:
 
 def _modality(rng: Random, condition: Condition, aim: str) -> Modality:
     """A modality to which the rule that is aimed at can apply."""
-    advanced = [modality for modality in MODALITIES if modality in ADVANCED]
-    with_contrast = [modality for modality in MODALITIES if modality in CONTRAST]
-    fitting: Mapping[str, list[Modality]] = {
-        "local_yield": list(condition.local),
-        "plain_first": advanced,
-        "red_flag": advanced,
-        "pregnancy": [modality for modality in MODALITIES if RADIATION[modality] >= 2],
-        "child": [modality for modality in MODALITIES if RADIATION[modality] >= 3],
-        **dict.fromkeys(("kidneys", "contrast_lacking", "contrast_idle"), with_contrast),
-    }
-    return rng.choice(fitting.get(aim) or list(MODALITIES))
+    fitting = tuple(condition.local) if aim == "local_yield" else _FITTING.get(aim)
+    return rng.choice(fitting or MODALITIES)
+
+
+_FITTING: Mapping[str, tuple[Modality, ...]] = {
+    **dict.fromkeys(("plain_first", "red_flag"), tuple(one for one in MODALITIES if one in ADVANCED)),
+    "pregnancy": tuple(one for one in MODALITIES if RADIATION[one] >= 2),
+    "child": tuple(one for one in MODALITIES if RADIATION[one] >= 3),
+    **dict.fromkeys(
+        ("kidneys", "contrast_lacking", "contrast_idle"), tuple(one for one in MODALITIES if one in CONTRAST)
+    ),
+}
+"""To what modalities a rule can apply; to any, where it is not here."""
 
 
 def _variant(rng: Random, s: Scenario) -> str:
