@@ -6,15 +6,18 @@ import pty
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from clinrl.cli.main import main
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ParamsError
 from clinrl.pipeline import plan
 from clinrl.provenance import dvc_yaml
+from dvc_forked import dvc
 from valid_params import VALID
 
 ROOT = Path(__file__).parents[2]
@@ -53,10 +56,6 @@ stages:
 """
 
 
-def dvc(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "dvc", *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture
 def params(valid, tmp_path, monkeypatch) -> Params:
     """Two versions, the child named first, in an empty folder without DVC."""
@@ -70,11 +69,18 @@ def params(valid, tmp_path, monkeypatch) -> Params:
     return load_params()
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory) -> Path:
+    """A folder of which DVC made a project."""
+    folder = tmp_path_factory.mktemp("empty")
+    dvc("init", "--no-scm", "-q", where=folder)
+    return folder
+
+
 @pytest.fixture
-def dvc_project(params, monkeypatch) -> Params:
+def dvc_project(params, empty) -> Params:
     """The same in a real DVC project, nothing built."""
-    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
-    dvc("init", "--no-scm", "-q")
+    shutil.copytree(empty / ".dvc", ".dvc")
     Path("dvc.yaml").write_text(DVC_YAML)
     return params
 
@@ -163,8 +169,7 @@ def test_what_cannot_be_read_makes_states_unknown_and_says_why(dvc_project, caps
 
 def judged() -> dict[str, str]:
     """How DVC itself says that the stages stand that changed."""
-    command = [sys.executable, "-m", "dvc", "status", "--json"]
-    changed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    changed = json.loads(dvc("status", "--json"))
     found = {}
     for address, changes in changed.items():
         outs = {path for change in changes if isinstance(change, dict) for path in change.get("changed outs", {})}
@@ -246,20 +251,24 @@ def test_the_plan_of_the_committed_tree_takes_seconds(monkeypatch):
 
 
 @pytest.mark.parametrize("columns", [220, 80])
-def test_an_aligned_table_on_a_terminal(params, columns):
-    """A real terminal: the child's standard output is a pseudo-terminal."""
-    parent, child = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "clinrl", "plan"],
-        stdout=child,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "COLUMNS": str(columns), "TERM": "xterm"},
-        check=False,
-    )
-    os.close(child)
-    text = os.read(parent, 65536).decode()
-    os.close(parent)
-    assert done.returncode == 0
+def test_an_aligned_table_on_a_terminal(params, monkeypatch, columns):
+    """A real terminal: the standard output of a fork of this process is a pseudo-terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    child, terminal = pty.fork()
+    if child == 0:
+        try:
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            os._exit(main(["plan"]))
+        finally:
+            os._exit(70)
+    said = b""
+    with suppress(OSError):  # Linux's word for the end
+        while some := os.read(terminal, 65536):
+            said += some
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    text = said.decode()
     assert "\t" not in text
     header, first, second = text.splitlines()[:3]
     assert header.split()[0].endswith("version") or "version" in header

@@ -24,7 +24,7 @@ from typing import Any, Literal
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, sha256_file
 from clinrl.errors import ArtefactError, Refused
-from clinrl.provenance import lock, rebuilt
+from clinrl.provenance import dvc_yaml, lock, rebuilt
 from clinrl.provenance.stages import FIRST
 from clinrl.reports.tables import show
 from clinrl.runtime import child, dvc_state
@@ -90,7 +90,7 @@ def stage(
         seconds = time.monotonic() - started
         after = lock.read(tree / lock.LOCK)
         added = [] if target.startswith("base@") else [name for name in lineage(after, target) if name not in names]
-        cache = Path(_run([sys.executable, "-m", "dvc", "cache", "dir"], root).decode().strip())
+        cache = dvc_yaml.cache_folder(root)
         verdicts = []
         for name in [*names, *added]:
             old, new = before.get(name, {}), after.get(name, {})
@@ -158,7 +158,8 @@ def compare(
 def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]) -> dict[str, str] | None:
     """Digest of every committed file of an output in a lock: from git, or from the main checkout's DVC cache.
 
-    None if neither has the files. Cached files are found by the digest in the lock, so the cache cannot be stale.
+    `cache` is as `dvc_yaml.cache_folder` names it. None if neither has the files. Cached files are found by the digest
+    in the lock, so the cache cannot be stale.
     """
     path, md5 = out["path"], out["md5"]
     if listed := _git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
@@ -176,7 +177,7 @@ def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]
 
 
 def _object(cache: Path, md5: str) -> Path:
-    return cache / "files/md5" / md5[:2] / md5[2:]
+    return cache / md5[:2] / md5[2:]
 
 
 def _row(stage_name: str, file: str, committed: str, rebuilt: str) -> FileVerdict:
@@ -246,7 +247,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
         _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
         dvc_state.fence(tree)
         (folder / "site").mkdir(mode=0o700)  # DVC would make it for everybody to write in
-        _run([sys.executable, "-m", "dvc", "config", "--local", "cache.dir", str(folder / "cache")], tree)
+        (tree / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n", encoding="utf-8")
         yield tree
     finally:
         if keep:

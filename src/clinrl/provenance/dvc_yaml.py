@@ -76,7 +76,7 @@ def states(addresses: Collection[str]) -> dict[str, State]:
     ArtefactError as `read` and `lock.read` do.
     """
     stages, recorded = read(), lock.read() if lock.LOCK.exists() else {}
-    folder = _cache_folder()
+    folder = cache_folder()
 
     @cache
     def digest(path: str) -> str:
@@ -128,11 +128,11 @@ def _is_cached(folder: Path, oid: str) -> bool:
     )
 
 
-def _cache_folder() -> Path:
+def cache_folder(root: Path = Path()) -> Path:
     """Where DVC keeps files by their digest, from its configuration: of the checkout, the project and the user."""
     above = os.environ.get("DVC_GLOBAL_CONFIG_DIR") or Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "dvc"
-    place = Path(".dvc/cache")
-    for file in (Path(above).expanduser() / "config", Path(".dvc/config"), Path(".dvc/config.local")):
+    place = root / ".dvc/cache"
+    for file in (Path(above).expanduser() / "config", root / ".dvc/config", root / ".dvc/config.local"):
         settings = configparser.ConfigParser(interpolation=None, strict=False)
         settings.read(file, encoding="utf-8")
         if settings.has_option("cache", "dir"):
