@@ -5,7 +5,7 @@ All intervals are at 95%. Nothing here draws from a global generator: equal inpu
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,8 +48,12 @@ def wilson(hits: int, n: int) -> Estimate:
     return _estimate(hits / n, max(0.0, float(low)), min(1.0, float(high)), n)
 
 
+Counts = Mapping[tuple[Any, Any], int]
+"""How many cases have each gold label and answer; what no case has is not in it."""
+
+
 def bootstrap(
-    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    of: Callable[[Counts], float],
     golds: Sequence[Any],
     answers: Sequence[Any],
     clusters: Sequence[str] | None = None,
@@ -62,13 +66,15 @@ def bootstrap(
     None where the statistic is undefined (NaN) on the cases themselves. Draws on which it is undefined say nothing
     about its spread and are left out.
     """
-    value = of(golds, answers)
+    cases = list(zip(golds, answers, strict=True))
+    value = of(Counter(cases))
     if math.isnan(value):
         return None
-    kinds, draws = _distinct(zip(golds, answers, strict=True), clusters)
-    drawn_golds, drawn_answers = ([kind[side] for kind in kinds] for side in (0, 1))
-    values = [of(_repeat(drawn_golds, draw), _repeat(drawn_answers, draw)) for draw in draws]
-    return _between(value, values, len(golds))
+    # Equal cases of a cluster are exchangeable, so a draw of cases is a draw of counts.
+    kinds = sorted(set(cases), key=repr)
+    index = {kind: i for i, kind in enumerate(kinds)}
+    draws: list[list[int]] = _draws([index[case] for case in cases], clusters).tolist()
+    return _between(value, [of(_counts(kinds, draw)) for draw in draws], len(cases))
 
 
 def mean(values: Sequence[float], clusters: Sequence[str] | None = None) -> Estimate:
@@ -96,34 +102,13 @@ def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Est
     return wilson(apart if hits else 0, apart).model_copy(update={"n": n})
 
 
-def paired_bootstrap(
-    of: Callable[[Sequence[Any], Sequence[Any]], float],
-    golds: Sequence[Any],
-    mine: Sequence[Any],
-    theirs: Sequence[Any],
-    clusters: Sequence[str] | None = None,
-) -> tuple[Estimate, float] | None:
-    """A statistic of mine less that of theirs on the same cases, its interval, and the two-sided p of no difference.
-
-    Both are computed on the same draws, of cases or of whole `clusters`; undefined ones are left out. p is twice the
-    smaller share of draws on either side of zero, at least 1 / RESAMPLES. None where the difference is undefined.
-    """
-    value = of(golds, mine) - of(golds, theirs)
-    if math.isnan(value):
-        return None
-    kinds, draws = _distinct(zip(golds, mine, theirs, strict=True), clusters)
-    sides = [[kind[side] for kind in kinds] for side in (0, 1, 2)]
-    drawn = ([_repeat(side, draw) for side in sides] for draw in draws)
-    values = [of(right, a) - of(right, b) for right, a, b in drawn]
-    return _between(value, values, len(golds)), _beyond_zero(values)
-
-
 def paired_means(
     mine: Sequence[float], theirs: Sequence[float], clusters: Sequence[str] | None = None
 ) -> tuple[Estimate, float]:
-    """The mean of mine less theirs on the same cases, with interval and p as of `paired_bootstrap`.
+    """The mean of mine less theirs on the same cases, its interval, and the two-sided p of no difference.
 
-    Raises ValueError on unequal or empty sequences.
+    p is twice the smaller share of draws on either side of zero, at least 1 / RESAMPLES. Raises ValueError on unequal
+    or empty sequences.
     """
     if not len(mine) or len(mine) != len(theirs):
         raise ValueError(f"paired values must be of the same cases; got {len(mine)} and {len(theirs)}")
@@ -148,7 +133,7 @@ class Runs:
 
 
 def runs_of(
-    of: Callable[[Sequence[Any], Sequence[Any]], float],
+    of: Callable[[Counts], float],
     golds: Sequence[Any],
     answers: Sequence[Sequence[Any]],
     clusters: Sequence[str] | None = None,
@@ -156,7 +141,7 @@ def runs_of(
     """A statistic of the answers of each run; None where it is undefined for one."""
     import numpy
 
-    values = tuple(of(golds, run) for run in answers)
+    values = tuple(of(Counter(zip(golds, run, strict=True))) for run in answers)
     if any(map(math.isnan, values)):
         return None
     draws = _case_draws(len(golds), None if clusters is None else tuple(clusters))
@@ -166,9 +151,7 @@ def runs_of(
         kinds = sorted(set(cases), key=repr)
         index = {kind: i for i, kind in enumerate(kinds)}
         member = numpy.eye(len(kinds))[[index[case] for case in cases]]
-        sides = [[kind[side] for kind in kinds] for side in (0, 1)]
-        counts: list[list[int]] = (draws @ member).astype(int).tolist()
-        columns.append([of(_repeat(sides[0], draw), _repeat(sides[1], draw)) for draw in counts])
+        columns.append([of(_counts(kinds, draw)) for draw in (draws @ member).astype(int).tolist()])
     return Runs(values, numpy.array(columns).T, len(golds))
 
 
@@ -197,7 +180,7 @@ def average(runs: Runs) -> Estimate:
 
 
 def average_difference(mine: Runs, theirs: Runs) -> tuple[Estimate, float]:
-    """The mean over my runs less that over theirs, with interval and p as of `paired_bootstrap`; draws as `average`."""
+    """The mean over my runs less that over theirs, with interval and p as of `paired_means`; draws as `average`."""
     sides = [
         (runs.drawn * _run_draws(len(runs.values), stream)).sum(axis=1) for stream, runs in enumerate((mine, theirs))
     ]
@@ -206,10 +189,15 @@ def average_difference(mine: Runs, theirs: Runs) -> tuple[Estimate, float]:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """The p values of one family of tests, adjusted for their number (Holm 1979), in the same order."""
-    from statsmodels.stats.multitest import multipletests
+    """The p values of one family of tests, adjusted for their number (Holm 1979), in the same order.
 
-    return [float(f"{p:.4g}") for p in multipletests(ps, method="holm")[1]] if ps else []
+    Own code because statsmodels collects garbage at each call, which takes longer than all the tests.
+    """
+    adjusted, least = list(ps), 0.0
+    for rank, place in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        least = max(least, min(1.0, (len(ps) - rank) * ps[place]))
+        adjusted[place] = float(f"{least:.4g}")
+    return adjusted
 
 
 def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]) -> Paired:
@@ -234,18 +222,6 @@ def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]
     low, high = max(-1.0, up - down - reach), min(1.0, up - down + reach)
     difference = _estimate((b - c) / n, low, high, n)
     return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
-
-
-def _distinct(cases: Iterable[Any], clusters: Sequence[str] | None) -> tuple[list[Any], list[list[int]]]:
-    """The distinct cases, and how often each occurs in each draw.
-
-    Equal cases of a cluster are exchangeable, so a draw of cases is a draw of counts.
-    """
-    cases = list(cases)
-    kinds = sorted(set(cases), key=repr)
-    index = {kind: i for i, kind in enumerate(kinds)}
-    draws: list[list[int]] = _draws([index[case] for case in cases], clusters).tolist()
-    return kinds, draws
 
 
 def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
@@ -325,8 +301,8 @@ def quadratic_kappa(counts: Mapping[tuple[int, int], int]) -> float:
     return 1.0 - n * observed / by_chance if by_chance else math.nan
 
 
-def _repeat(values: Sequence[Any], times: Sequence[int]) -> list[Any]:
-    return [value for value, count in zip(values, times, strict=True) for _ in range(count)]
+def _counts(kinds: Sequence[tuple[Any, Any]], draw: Sequence[int]) -> Counts:
+    return {kind: count for kind, count in zip(kinds, draw, strict=True) if count}
 
 
 def _estimate(value: float, low: float, high: float, n: int) -> Estimate:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from random import Random
 
 import pytest
@@ -77,7 +78,7 @@ def with_silence(matrix: tuple) -> tuple[list, list]:
 def value(name: str, golds: list, given_answers: list) -> float:
     metric = METRICS[name]
     if isinstance(metric, Statistic):
-        return metric.of(golds, given_answers)
+        return metric.value(Counter(zip(golds, given_answers, strict=True)))
     counted = [v for pair in zip(golds, given_answers, strict=True) if (v := metric.of(*pair)) is not None]
     return sum(counted) / len(counted) if counted else math.nan
 

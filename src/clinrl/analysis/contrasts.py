@@ -238,12 +238,7 @@ def _metric(
     metric = task.metrics[name]
     if isinstance(metric, Share):
         return runs_of_means(_verdicts(metric, golds, answers), clusters)
-
-    def of(right: Sequence[Any], answers: Sequence[Any]) -> float:
-        kept = [(a, b) for a, b in zip(right, answers, strict=True) if not isinstance(b, Unreadable)]
-        return metric.of([a for a, _ in kept], [b for _, b in kept]) if kept else math.nan
-
-    return runs_of(of if metric.readable_only else metric.of, golds, answers, clusters)
+    return runs_of(metric.value, golds, answers, clusters)
 
 
 def _verdicts(metric: Share, golds: Sequence[Any], answers: Sequence[Sequence[Any]]) -> list[list[float | None]]:

@@ -21,7 +21,7 @@ from clinrl.analysis.paired import Answers
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluation.answers import load_answers, open_run
-from clinrl.intervals import DIGITS, bootstrap
+from clinrl.intervals import DIGITS, mean
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
 from clinrl.registry.log_run import waiver
@@ -139,7 +139,7 @@ def gain(params: "Params", name: str) -> Estimate | None:
         return math.fsum(run.task.improvement.cost(run.golds[i], one[i]) for one in answers) / len(answers)
 
     saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(run.cases))]
-    return bootstrap(lambda _golds, answers: math.fsum(answers) / len(answers), [0] * len(saved), saved)
+    return mean(saved)
 
 
 def promote(

@@ -3,6 +3,7 @@
 Every part has a default that works, so that a task names only what it does differently.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from clinrl.intervals import Counts
 from clinrl.types import Case, Score, Transcript, Unreadable
 
 
@@ -24,12 +26,18 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """A metric over all golds and answers at once; its interval is a seeded bootstrap over cases."""
+    """A metric of all cases at once, counted by label and answer; its interval is a seeded bootstrap over cases."""
 
-    of: Callable[[Sequence[Any], Sequence[Any]], float]
+    of: Callable[[Counts], float]
     worse: str
     readable_only: bool = True
     """False: `of` is given the unreadable answers too, and counts them, as errors where it counts errors."""
+
+    def value(self, counts: Counts) -> float:
+        """The metric of these cases; NaN where it is undefined, as it is without a case that it counts."""
+        if self.readable_only:
+            counts = {pair: n for pair, n in counts.items() if not isinstance(pair[1], Unreadable)}
+        return self.of(counts) if counts else math.nan
 
 
 @dataclass(frozen=True)

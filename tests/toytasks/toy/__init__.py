@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
+from clinrl.intervals import Counts
 from clinrl.tasks.base import Task, content_id
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Judged, Quality, Reporting, Request, Responses, Share, Statistic
 from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, transcript_of
@@ -103,8 +104,8 @@ def _question(case: ToyCase, transcript: Transcript) -> Request:
     return Request("judge", f"{case.key.label} / {transcript.messages[-1].content}\n")
 
 
-def _right(golds: Sequence[Any], answers: Sequence[Any]) -> float:
-    return sum(gold == answer for gold, answer in zip(golds, answers, strict=True)) / len(golds)
+def _right(counts: Counts) -> float:
+    return sum(n for (gold, answer), n in counts.items() if gold == answer) / sum(counts.values())
 
 
 def _omittable(case: ToyCase) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 An episode that was never handed in has no decisions: its errors are missed and its clean proposals not approved.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from clinrl.intervals import Counts
 from clinrl.tasks.audit.episodes import APPROVED, parts, read_decisions
 from clinrl.tasks.audit.published import f_beta as f_of
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW
@@ -63,49 +64,50 @@ def tally(gold: str, answer: Answer) -> Tally:
     return Tally(errors, flags, hits, len(found) - errors, approved, kinds)
 
 
-def f_beta(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def f_beta(counts: Counts) -> float:
     """F-beta of the flags, beta 1.5."""
-    found = _tallies(golds, answers)
-    hits = sum(one.hits for one in found)
-    return f_of(_share(hits, sum(one.flags for one in found)), _share(hits, sum(one.errors for one in found)), BETA)
+    found = _tallies(counts)
+    hits = sum(n * one.hits for one, n in found)
+    flags, errors = sum(n * one.flags for one, n in found), sum(n * one.errors for one, n in found)
+    return f_of(_share(hits, flags), _share(hits, errors), BETA)
 
 
-def specificity(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def specificity(counts: Counts) -> float:
     """Share of the clean proposals that are approved; undecided ones are not. 0 where there are none."""
-    found = _tallies(golds, answers)
-    return _share(sum(one.approved for one in found), sum(one.clean for one in found))
+    found = _tallies(counts)
+    return _share(sum(n * one.approved for one, n in found), sum(n * one.clean for one, n in found))
 
 
-def sensitivity(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def sensitivity(counts: Counts) -> float:
     """Share of the errors that are flagged by their type. 0 where there are none."""
-    found = _tallies(golds, answers)
-    return _share(sum(one.hits for one in found), sum(one.errors for one in found))
+    found = _tallies(counts)
+    return _share(sum(n * one.hits for one, n in found), sum(n * one.errors for one, n in found))
 
 
-def balanced_accuracy(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def balanced_accuracy(counts: Counts) -> float:
     """Mean of sensitivity and specificity."""
-    return (sensitivity(golds, answers) + specificity(golds, answers)) / 2
+    return (sensitivity(counts) + specificity(counts)) / 2
 
 
-def _of_kind(place: int, column: int) -> Callable[[Sequence[str], Sequence[Answer]], float]:
+def _of_kind(place: int, column: int) -> Callable[[Counts], float]:
     """Recall (column 0: of those that are so) or precision (1: of those that are flagged so) of an error type."""
 
-    def share(golds: Sequence[str], answers: Sequence[Answer]) -> float:
-        kinds = [one.kinds[place] for one in _tallies(golds, answers)]
-        return _share(sum(kind[2] for kind in kinds), sum(kind[column] for kind in kinds))
+    def share(counts: Counts) -> float:
+        kinds = [(one.kinds[place], n) for one, n in _tallies(counts)]
+        return _share(sum(n * kind[2] for kind, n in kinds), sum(n * kind[column] for kind, n in kinds))
 
     return share
 
 
-def _tallies(golds: Sequence[str], answers: Sequence[Answer]) -> list[Tally]:
-    return [tally(gold, answer) for gold, answer in zip(golds, answers, strict=True)]
+def _tallies(counts: Counts) -> list[tuple[Tally, int]]:
+    return [(tally(*audit), n) for audit, n in counts.items()]
 
 
 def _share(some: int, of: int) -> float:
     return some / of if of else 0.0
 
 
-def _statistic(of: Callable[[Sequence[str], Sequence[Answer]], float]) -> Statistic:
+def _statistic(of: Callable[[Counts], float]) -> Statistic:
     return Statistic(of=of, worse="lower", readable_only=False)
 
 

@@ -11,11 +11,9 @@ Under- and over-triage as shares of all cases follow the mistriage definition of
 """
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
-from clinrl.intervals import quadratic_kappa
+from clinrl.intervals import Counts, quadratic_kappa
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
 
@@ -77,25 +75,10 @@ def recall(level: int) -> Share:
     return Share(of=lambda gold, answer: answer == level if gold == level else None, worse="lower")
 
 
-def kappa(golds: Sequence[int], answers: Sequence[Answer]) -> float:
-    """Cohen's kappa with quadratic weights over the readable answers (Cohen 1968), in [-1, 1].
-
-    NaN where it is undefined: no readable answer, or one and the same level throughout in both.
-    """
-    return quadratic_kappa(_readable(golds, answers))
-
-
-def mean_signed_error(golds: Sequence[int], answers: Sequence[Answer]) -> float:
-    """Mean of predicted minus gold over the readable answers, in levels: positive is under-triage. NaN if none."""
-    counts = _readable(golds, answers)
-    if not counts:
-        return math.nan
-    return sum(count * (answer - gold) for (gold, answer), count in counts.items()) / counts.total()
-
-
-def _readable(golds: Sequence[int], answers: Sequence[Any]) -> Counter[tuple[int, int]]:
-    pairs = Counter(zip(golds, answers, strict=True))
-    return Counter({pair: count for pair, count in pairs.items() if not isinstance(pair[1], Unreadable)})
+def mean_signed_error(counts: Counts) -> float:
+    """Mean of predicted minus gold over readable answers, in levels: positive is under-triage. NaN without a case."""
+    signed = sum(count * (answer - gold) for (gold, answer), count in counts.items())
+    return signed / sum(counts.values()) if counts else math.nan
 
 
 METRICS: Mapping[str, Share | Statistic] = {
@@ -108,6 +91,6 @@ METRICS: Mapping[str, Share | Statistic] = {
     "critical_under": Share(of=critical_under, worse="higher"),
     "high_risk_sensitivity": Share(of=high_risk_sensitivity, worse="lower"),
     **{f"recall_level_{level}": recall(level) for level in LEVELS},
-    "kappa": Statistic(of=kappa, worse="lower"),
+    "kappa": Statistic(of=quadratic_kappa, worse="lower"),
     "mean_signed_error": Statistic(of=mean_signed_error, worse="higher"),
 }

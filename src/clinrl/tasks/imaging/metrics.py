@@ -9,10 +9,10 @@ exact + over_use + under_use + unreadable = 1 and adjacent + dangerous + unreada
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from clinrl.intervals import quadratic_kappa
+from clinrl.intervals import Counts, quadratic_kappa
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Unreadable
@@ -35,49 +35,47 @@ def recall(label: str) -> Share:
     return Share(of=lambda gold, answer: answer == label if gold == label else None, worse="lower")
 
 
-def macro_f1(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def macro_f1(counts: Counts) -> float:
     """Mean of the F1 of each label that is gold or answered, in [0, 1]. NaN without cases."""
-    scores = [score for score, _ in _f1s(golds, answers)]
+    scores = [score for score, _ in _f1s(counts)]
     return sum(scores) / len(scores) if scores else math.nan
 
 
-def weighted_f1(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def weighted_f1(counts: Counts) -> float:
     """Mean of the F1 of each label, weighted by its gold cases, in [0, 1]. NaN without cases."""
-    scores = _f1s(golds, answers)
-    return sum(score * weight for score, weight in scores) / len(golds) if scores else math.nan
+    scores = _f1s(counts)
+    return sum(score * weight for score, weight in scores) / sum(counts.values()) if scores else math.nan
 
 
-def balanced_accuracy(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def balanced_accuracy(counts: Counts) -> float:
     """Mean recall of the labels that are gold, in [0, 1]. NaN without cases."""
-    counts, of_gold = _counts(golds, answers), Counter[str]()
-    for (gold, _), count in counts.items():
-        of_gold[gold] += count
-    return sum(counts[label, label] / n for label, n in of_gold.items()) / len(of_gold) if of_gold else math.nan
+    of_gold = _totals(counts, 0)
+    recalls = [counts.get((label, label), 0) / n for label, n in of_gold.items()]
+    return sum(recalls) / len(recalls) if recalls else math.nan
 
 
-def kappa(golds: Sequence[str], answers: Sequence[Answer]) -> float:
+def kappa(counts: Counts) -> float:
     """Cohen's kappa with quadratic weights over the readable answers (Cohen 1968), in [-1, 1].
 
     NaN where it is undefined: no readable answer, or one and the same label throughout in both.
     """
-    counts = _counts(golds, answers).items()
-    return quadratic_kappa({(RANK[gold], RANK[answer]): n for (gold, answer), n in counts if answer is not None})
+    return quadratic_kappa({(RANK[gold], RANK[answer]): n for (gold, answer), n in counts.items()})
 
 
-def _counts(golds: Sequence[str], answers: Sequence[Any]) -> Counter[tuple[str, str | None]]:
-    """Cases by gold and answer; None for every unreadable one. Hashing a record is slow, so that comes first."""
-    return Counter(zip(golds, (answer if type(answer) is str else None for answer in answers), strict=True))
-
-
-def _f1s(golds: Sequence[str], answers: Sequence[Answer]) -> list[tuple[float, int]]:
+def _f1s(counts: Counts) -> list[tuple[float, int]]:
     """F1 and gold cases of each label that is gold or answered. 2 hits / (gold + answered) is precision and recall."""
-    counts = _counts(golds, answers)
-    of_gold, of_answer = Counter[str](), Counter[str | None]()
-    for (gold, answer), count in counts.items():
-        of_gold[gold] += count
-        of_answer[answer] += count
-    named = [label for label in LABELS if of_gold[label] or of_answer[label]]
-    return [(2 * counts[label, label] / (of_gold[label] + of_answer[label]), of_gold[label]) for label in named]
+    of_gold, of_answer = _totals(counts, 0), _totals(counts, 1)
+    hits = {label: counts.get((label, label), 0) for label in LABELS if of_gold[label] or of_answer[label]}
+    return [(2 * hit / (of_gold[label] + of_answer[label]), of_gold[label]) for label, hit in hits.items()]
+
+
+def _totals(counts: Counts, side: int) -> Counter[str]:
+    """Cases of each gold label (side 0) or of each label that was answered (1)."""
+    totals = Counter[str]()
+    for pair, count in counts.items():
+        if not isinstance(pair[side], Unreadable):
+            totals[pair[side]] += count
+    return totals
 
 
 METRICS: Mapping[str, Share | Statistic] = {
