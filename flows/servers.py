@@ -56,6 +56,12 @@ def configure() -> None:
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", str(int(STARTUP_S)))
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
+    without_iris()
+
+
+def without_iris() -> None:
+    """Keep jsonschema, which Prefect imports, from compiling a grammar of IRIs: two seconds for what no schema asks."""
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 def is_configured() -> bool:
@@ -110,6 +116,7 @@ def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
 
 def prefect_app() -> "Fence":
     """Prefect behind the fence. It asks for its authentication string itself, which no browser adds by itself."""
+    without_iris()
     from prefect.server.api.server import create_app
 
     from clinrl.runtime.guard import Fence

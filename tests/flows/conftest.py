@@ -1,14 +1,18 @@
 """A scripted project in which everything was built once, and Prefect for the tests of the flows."""
 
 import contextlib
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the flows are no installed package: they run in the project's root
@@ -19,6 +23,7 @@ import dolls  # noqa: E402
 from clinrl.config.params import load_params  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
 from flows import servers  # noqa: E402
+from processes import eventually  # noqa: E402
 
 BUILT = (
     ("dataset", "d1"), ("dataset", "x1"), ("validate", "d1"), ("validate", "x1"), ("evaluate", "esi-base"),
@@ -113,13 +118,51 @@ def _entered(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @pytest.fixture(scope="package")
 def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One Prefect server for these tests, with a database of its own. It ends with them, since it is never idle."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("prefect")))
-        for service in UNUSED:
-            patch.setenv(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
-        servers.configure()
-        from prefect.testing.utilities import prefect_test_harness
+    """One Prefect server for these tests, with a database of its own. It ends with them.
 
-        with prefect_test_harness(server_startup_timeout=120):
+    It is a fork of this process, where all that a server imports is there already, and its tables are made as Prefect
+    declares them and not by all migrations since the first: together that is half of what these tests would cost.
+    """
+    folder = tmp_path_factory.mktemp("prefect")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_HOME", str(folder))
+        servers.configure()
+        from prefect import context, settings
+        from prefect.logging.handlers import APILogWorker
+        from prefect.server.database.orm_models import Base
+
+        store, port = folder / "prefect.db", servers.free_port()
+        engine = sqlalchemy.create_engine(f"sqlite:///{store}")
+        with engine.begin() as connection:
+            for table in Base.metadata.sorted_tables:
+                connection.execute(CreateTable(table))
+                for index in table.indexes:  # one is declared twice
+                    connection.execute(CreateIndex(index, if_not_exists=True))
+        engine.dispose()
+        known = {
+            settings.PREFECT_HOME: folder,
+            settings.PREFECT_API_URL: f"http://{servers.HOST}:{port}/api",
+            settings.PREFECT_SERVER_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{store}",
+            settings.PREFECT_API_DATABASE_MIGRATE_ON_START: False,
+            settings.PREFECT_API_BLOCKS_REGISTER_ON_START: False,
+            settings.PREFECT_UI_ENABLED: False,
+            **{getattr(settings, f"PREFECT_SERVER_SERVICES_{service}_ENABLED"): False for service in UNUSED},
+        }
+        with settings.temporary_settings(known), contextlib.ExitStack() as stack:
+            everywhere = context._temporary_global_settings_context(context.get_settings_context())
+            stack.enter_context(everywhere)  # for the threads that answer
+            server = multiprocessing.get_context("fork").Process(target=_serve, args=(port,), daemon=True)
+            server.start()
+            eventually(lambda: not servers.is_free(port), 120)
             yield
+            APILogWorker.instance().drain()
+            server.terminate()
+            server.join()
+
+
+def _serve(port: int) -> None:
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    warnings.simplefilter("ignore")  # in this process it is no test that is warned
+    uvicorn.run(create_app(ephemeral=True, final=True), host=servers.HOST, port=port, log_level="error")

@@ -247,10 +247,10 @@ def test_a_stage_that_fails_ends_the_flow_with_its_own_words(project: Path) -> N
     from flows.reproduce import reproduce
 
     edit(add_v3)
-    Path("fail").write_text("train")
+    Path("fail").write_text("probe")
     error = ended(reproduce, "v3").result(raise_on_failure=False)
     assert isinstance(error, Refused)
-    assert str(error) == "train@v3 failed: train of v3 fails today"
+    assert str(error) == "probe@v3 failed: probe of v3 fails today"
     assert len(versions.entries("esi")) == 2
 
 
@@ -390,12 +390,12 @@ def test_a_no_changes_nothing(project: Path, said: dict[str, Any], why: str) -> 
     assert (champion(), kinds()) == (None, ["decision", "refusal"])
 
 
-def test_a_yes_without_a_name_or_a_token_is_asked_for_again(project: Path) -> None:
+def test_a_person_approves_on_the_page_and_a_yes_without_a_name_or_a_token_is_asked_for_again(project: Path) -> None:
     from flows.release import release
 
     nobody, stranger = {"approve": True, "approver": " "}, {"approve": True, "approver": "Drive By", "token": "c2ln"}
     thread = answering(nobody, stranger, approve=True, approver="Ada Lovelace", signed=True)
-    assert ended(release, "v2").message.startswith("v2 is the champion of esi")
+    assert ended(release, "v2").message == "v2 is the champion of esi; v2-full is the champion of esi-merged"
     thread.join()
     assert versions.find("esi", "champion").tags["approver"] == "Ada Lovelace"
     assert "refusal" not in kinds()
@@ -410,15 +410,6 @@ def test_a_yes_that_stays_without_a_token_is_none(project: Path) -> None:
     thread.join()
     assert "nobody answered within 0:00:06; the last answer was yes, but this token is no approval" in state.message
     assert (champion(), kinds()) == (None, ["decision", "refusal"])
-
-
-def test_a_person_approves_on_the_page_of_the_run(project: Path) -> None:
-    from flows.release import release
-
-    thread = answering(approve=True, approver="Ada Lovelace", signed=True)
-    assert ended(release, "v2").message == "v2 is the champion of esi; v2-full is the champion of esi-merged"
-    thread.join()
-    assert versions.find("esi", "champion").tags["approver"] == "Ada Lovelace"
 
 
 def test_silence_is_no_and_an_answer_after_it_is_refused(project: Path) -> None:

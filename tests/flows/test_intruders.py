@@ -122,7 +122,7 @@ def test_a_websocket_asks_for_the_password_and_takes_no_other_page(guarded: Guar
             socket.recv(timeout=30)
 
 
-def test_an_approver_is_no_parameter_of_any_deployment(monkeypatch: pytest.MonkeyPatch, prefect: None) -> None:
+def test_an_approver_is_no_parameter_of_any_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.serve import deployments
 
     from clinrl.config.params import load_params

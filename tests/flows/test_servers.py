@@ -156,7 +156,6 @@ def test_a_server_that_does_not_start_is_said(project: Path) -> None:
         servers.wait("mlflow", server, f"http://127.0.0.1:{servers.free_port()}/health")
 
 
-@pytest.mark.usefixtures("prefect")
 def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.serve import deployments
 
