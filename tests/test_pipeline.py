@@ -5,18 +5,22 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+import dvc_forked
 import laid
 from clinrl import paths
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
-from clinrl.provenance import lock
+from clinrl.provenance import dvc_yaml, lock
 from clinrl.provenance.stages import FIRST, command_of
+from clinrl.runtime.dvc_digest import md5
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,20 +31,27 @@ def params() -> Params:
 
 
 @pytest.fixture(scope="module")
-def stages() -> dict[str, Any]:
-    """Every stage of dvc.yaml with its templates filled in, by address."""
+def index() -> Iterator[Any]:
+    """What DVC reads of this project, which takes it seconds."""
     from dvc.repo import Repo
 
     with Repo(str(ROOT)) as repo:
-        return {stage.addressing: stage for stage in repo.index.stages}
+        yield repo.index
+
+
+@pytest.fixture(scope="module")
+def stages(index: Any) -> dict[str, Any]:
+    """Every stage of dvc.yaml with its templates filled in, by address."""
+    return {stage.addressing: stage for stage in index.stages}
 
 
 def test_no_command_of_the_pipeline_holds_a_name(stages: dict[str, Any]) -> None:
     """DVC hands commands to a shell; `python` is the interpreter that runs DVC."""
     assert {stage.cmd for stage in stages.values()} == {'python -m clinrl stage "$DVC_STAGE"'}
+    commands = parser()
     for address in stages.keys() - {FIRST}:
         command, name = command_of(address)
-        assert parser().parse_args([command, name]).command == command
+        assert commands.parse_args([command, name]).command == command
 
 
 def test_every_stage_follows_from_a_params_file_that_was_checked(stages: dict[str, Any]) -> None:
@@ -99,15 +110,11 @@ def test_a_comparison_follows_from_every_exam_of_its_task(params: Params, stages
         assert tracked == {f"comparisons.{name}", "scale", "modes"}
 
 
-def test_dvc_runs_a_comparison_after_all_exams_of_its_task(params: Params) -> None:
-    from dvc.repo import Repo
-
-    with Repo(str(ROOT)) as repo:
-        graph = repo.index.graph
-        for name, comparison in params.comparisons.items():
-            (stage,) = (stage for stage in graph if stage.addressing == f"compare@{name}")
-            before = {other.addressing for other in graph.successors(stage)}
-            assert {lock.exam_stage(params, version) for version in comparison.versions} <= before
+def test_dvc_runs_a_comparison_after_all_exams_of_its_task(params: Params, index: Any) -> None:
+    for name, comparison in params.comparisons.items():
+        (stage,) = (stage for stage in index.graph if stage.addressing == f"compare@{name}")
+        before = {other.addressing for other in index.graph.successors(stage)}
+        assert {lock.exam_stage(params, version) for version in comparison.versions} <= before
 
 
 def test_a_record_of_an_exam_says_what_the_lock_says(params: Params) -> None:
@@ -184,21 +191,34 @@ def copy(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     for folder in ("params", "data/reports", "data/bases", "data/adapters/esi-base"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    dvc(tmp_path, "init", "--no-scm", "--quiet")
     return tmp_path
 
 
 def dvc(where: Path, *arguments: str, code: int = 0) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the stages say `python`
-    env = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(where / "site"), "PATH": path}
-    command = [sys.executable, "-m", "dvc", *arguments]
-    done = subprocess.run(command, cwd=where, capture_output=True, text=True, env=env)
-    assert done.returncode == code, done.stderr
-    return done.stdout
+    return dvc_forked.dvc(*arguments, where=where, code=code, DVC_SITE_CACHE_DIR=str(where / "site"), PATH=path)
 
 
 def changed(where: Path) -> set[str]:
     """Stages whose command, parameters, inputs or outputs are not those of the lock. Absent artefacts do not count."""
+    recorded, found = lock.read(where / "dvc.lock"), set()
+    with chdir(where):
+        for address, stage in dvc_yaml.read().items():
+            entry = recorded.get(address, {"cmd": "", "deps": [], "outs": []})
+            held = {part["path"]: part["md5"] for kind in ("deps", "outs") for part in entry.get(kind, [])}
+            is_same = (
+                entry["cmd"] == stage.command
+                and entry.get("params", {}) == {file: values for file, values in stage.params.items() if values}
+                and held.keys() == {*stage.deps, *stage.outs}
+                and all(md5(Path(path)) == digest for path, digest in held.items() if Path(path).exists())
+            )
+            if not is_same:
+                found.add(address)
+    return found
+
+
+def changed_by_dvc(where: Path) -> set[str]:
+    """The same, asked of DVC."""
     found = set()
     for address, entries in json.loads(dvc(where, "status", "--json")).items():
         for entry in entries:
@@ -217,8 +237,9 @@ def edit(path: Path, change: Any) -> None:
     yaml.dump(content, path)
 
 
+@pytest.mark.parametrize("ask", [changed, pytest.param(changed_by_dvc, marks=pytest.mark.slow)])
 def test_the_lock_holds_what_params_ask_for_and_a_new_seed_rebuilds_its_version_and_a_new_reason_nothing(
-    copy: Path, params: Params
+    copy: Path, params: Params, ask: Callable[[Path], set[str]]
 ) -> None:
     """The proof of params.yaml, which is a constant, is written anew; no ancestor is, and a child adds its stages."""
     last = list(params.versions)[-1]
@@ -231,31 +252,48 @@ def test_the_lock_holds_what_params_ask_for_and_a_new_seed_rebuilds_its_version_
         content["versions"]["esi-v999"] = {**content["versions"][last], "parent": last, "seed": 999}
         content["versions"][last]["seed"] += 1
 
+    if ask is changed_by_dvc:
+        dvc(copy, "init", "--no-scm", "--quiet")
     for file in (copy / "params").iterdir():
         edit(file, reason)
     edit(copy / "params" / f"{params.versions[last].file}.yaml", change)
-    assert changed(copy) == {
+    assert ask(copy) == {
         FIRST, f"probe@{last}", f"train@{last}", "probe@esi-v999", "train@esi-v999", "evaluate@esi-v999",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [["repro"], ["repro", "--keep-going", "dataset"]])
-def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], copy: Path) -> None:
+def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path: Path) -> None:
     """In `dvc repro`; of what one names by hand with --single-item, DVC removes the outputs before it runs anything."""
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(ROOT / "dvc.yaml", project)
+    content = laid.content(ROOT)
+    for section, names in {
+        "bases": ["esi"],
+        "datasets": ["esi-d1", "esi-x1"],
+        "versions": ["esi-v43"],
+        "profiles": ["esi-sft"],
+        **{section: [] for section in ("comparisons", "mining")},
+    }.items():
+        content[section] = {name: content[section][name] for name in names}
+    for section in ("merges", "protocols", "gates", "schedules"):
+        del content[section]
+    laid.lay(project, content)
+    load_params(project / "params.yaml")  # nothing is wrong with them, but
+    names = ("x; touch attacked #", "../../mlruns", "../../../outside")
+    content["datasets"] = dict.fromkeys(names, content["datasets"]["esi-d1"]) | content["datasets"]
+    laid.lay(project, content)
 
-    def change(content: Any) -> None:
-        names = ("x; touch attacked #", "../../mlruns", "../../../outside")
-        content["datasets"] = dict.fromkeys(names, content["datasets"]["esi-d1"]) | content["datasets"]
-
-    edit(copy / "params/esi.yaml", change)
-    kept = [copy / "mlruns/kept", copy.parent / "outside/kept"]
+    kept = [project / "mlruns/kept", tmp_path / "outside/kept"]
     for path in kept:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir()
         path.write_text("kept")
-    dvc(copy, *command, code=255)
+    dvc(project, "init", "--no-scm", "--quiet")
+    dvc(project, *command, code=255)
     assert all(path.read_text() == "kept" for path in kept)
-    assert not list(copy.rglob("attacked"))
-    assert not (copy / "data/cases").exists()
+    assert not list(project.rglob("attacked"))
+    assert not (project / "data/cases").exists()
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])
@@ -276,9 +314,10 @@ def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: 
 
     edit(copy / "params/esi.yaml", lambda content: content.update(imports=imports))
     edit(copy / "params.yaml", change)
-    assert changed(copy) == {FIRST, "import@mietic-36", "external@esi-v49"}
+    dvc(copy, "init", "--no-scm", "--quiet")
+    assert changed_by_dvc(copy) == {FIRST, "import@mietic-36", "external@esi-v49"}
     dvc(copy, "repro", "validate-import@mietic-36")
-    assert changed(copy) == {"external@esi-v49"}
+    assert changed_by_dvc(copy) == {"external@esi-v49"}
     record = json.loads((copy / "data/reports/data/mietic-36.json").read_text())
     assert record["import"]["kept"] == 36
     dvc(copy, "remote", "add", "--default", "there", str(copy / "remote"))
