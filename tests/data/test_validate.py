@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,12 @@ COMPUTED = {
     "narrative_unique" if name == validate.TEXT_UNIQUE else name: says for name, says in validate.COMPUTED.items()
 }
 """The computed columns as they are called for this task."""
+ADDED = {
+    " \u202e": "control or invisible character",
+    " Call 555-123-4567.": "telephone number",
+    " Gold is ESI 2.": "ExpectColumnValuesToNotMatchRegex",
+}
+"""What a narrative must not hold, and the rule that says so."""
 SIZE = 400
 """Cases of the sound data set: enough for its shares to lie within the task's tolerances."""
 
@@ -65,28 +72,28 @@ def test_pages_that_a_clone_lacks_are_written_without_touching_the_proof(sound, 
     assert PROOF.stat() == proof
 
 
+def refusal(sound: Path, lines: list[str], *, sealed: bool = True) -> str:
+    """Validation's refusal of a data set of these lines, which is sealed unless told otherwise."""
+    artifacts.write_text(FILE, "".join(lines))
+    manifest = artifacts.read_manifest(sound / FOLDER)
+    artifacts.write_json(FOLDER / artifacts.MANIFEST, manifest.model_dump(mode="json"))
+    if sealed:
+        fields = manifest.model_dump(exclude={"files"})
+        artifacts.seal(FOLDER, **fields | {"spec": manifest.spec | {"cases": len(lines)}})
+    artifacts.write_json(PROOF, {"an": "old proof"})
+    with pytest.raises(DataError) as error:
+        validate.stage(params(), "esi-d1")
+    assert not PROOF.exists()
+    assert json.loads(FAILED.read_text(encoding="utf-8"))["refused"] == str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 600
+    return str(error.value)
+
+
 @pytest.fixture
 def damage(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Writes a data set of these lines, sealed unless told otherwise, and returns validation's refusal."""
-
-    def refusal(lines: list[str], *, sealed: bool = True) -> str:
-        monkeypatch.chdir(tmp_path)
-        artifacts.write_text(FILE, "".join(lines))
-        manifest = artifacts.read_manifest(sound / FOLDER)
-        artifacts.write_json(FOLDER / artifacts.MANIFEST, manifest.model_dump(mode="json"))
-        if sealed:
-            fields = manifest.model_dump(exclude={"files"})
-            artifacts.seal(FOLDER, **fields | {"spec": manifest.spec | {"cases": len(lines)}})
-        artifacts.write_json(PROOF, {"an": "old proof"})
-        with pytest.raises(DataError) as error:
-            validate.stage(params(), "esi-d1")
-        assert not PROOF.exists()
-        assert json.loads(FAILED.read_text(encoding="utf-8"))["refused"] == str(error.value)
-        assert "\n" not in str(error.value)
-        assert len(str(error.value)) < 600
-        return str(error.value)
-
-    return refusal
+    monkeypatch.chdir(tmp_path)
+    return partial(refusal, sound)
 
 
 @pytest.fixture
@@ -140,7 +147,7 @@ def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
 ) -> None:
     before = (sound / PROOF).read_bytes()
     monkeypatch.chdir(sound)
-    monkeypatch.setattr(validate, "CHUNK_ROWS", 150)
+    monkeypatch.setattr(validate, "CHUNK_ROWS", 250)
     validate.stage(params(), "esi-d1")
     assert PROOF.read_bytes() == before
     assert capfd.readouterr() == ("", "")
@@ -154,13 +161,6 @@ def test_an_impossible_oxygen_saturation_is_named(damage: Callable[..., str], li
     assert "dvc repro dataset@esi-d1" in message
 
 
-def test_a_value_within_the_schema_and_outside_the_rules_is_named(damage: Callable[..., str], lines: list[str]) -> None:
-    lines[16] = edited(lines[16], lambda case: case["key"]["presentation"].update(hr_bpm=12))
-    message = damage(lines)
-    assert re.match(r"data/cases/esi-d1/cases.jsonl row 17 \(esi-[0-9a-f]{16}\), column hr_bpm: 12", message)
-    assert "ExpectColumnValuesToBeBetween(min_value=20, max_value=300)" in message
-
-
 def test_a_truncated_file_is_named(damage: Callable[..., str], lines: list[str]) -> None:
     message = damage([*lines[:-1], lines[-1][:200]], sealed=False)
     assert message.startswith("data/cases/esi-d1/cases.jsonl row 60 is cut short")
@@ -170,51 +170,74 @@ def test_an_empty_file_is_named(damage: Callable[..., str]) -> None:
     assert damage([], sealed=False).startswith("data/cases/esi-d1/cases.jsonl holds no case")
 
 
-def test_a_file_cut_between_rows_is_noticed(damage: Callable[..., str], lines: list[str]) -> None:
-    message = damage(lines, sealed=False)
-    assert "column cases: 60 breaks ExpectColumnValuesToBeInSet(value_set=[400])" in message
-
-
 def test_a_novel_is_no_narrative(damage: Callable[..., str], lines: list[str]) -> None:
     lines[3] = edited(lines[3], lambda case: case["facts"].update(narrative="word " * 100_000), renamed=False)
     assert "row 4, column facts.narrative: " in damage(lines)
 
 
-@pytest.mark.parametrize(
-    ("addition", "rule"),
-    [
-        (" \u0007", r"ExpectColumnValuesToNotMatchRegex|control"),
-        (" \u202e", "control or invisible character"),
-        (" Call 555-123-4567.", "telephone number"),
-        (" Gold is ESI 2.", "ExpectColumnValuesToNotMatchRegex"),
-    ],
-)
-def test_what_a_narrative_must_not_hold(damage: Callable[..., str], lines: list[str], addition: str, rule: str) -> None:
-    lines[8] = edited(lines[8], lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + addition))
-    message = damage(lines)
-    assert " row 9 (" in message
-    assert "column narrative: " in message
-    assert re.search(rule, message)
+@pytest.fixture(scope="module")
+def damaged(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+    """The refusal of a data set that is cut short and damaged in many rows, and all the faults found in it.
 
+    Each expectation takes as long on one bad row as on many, so all the damage is done in one file.
+    """
 
-def test_repeated_foreign_and_mislabelled_rows_are_named(damage: Callable[..., str], lines: list[str]) -> None:
+    def added(line: str, text: str) -> str:
+        return edited(line, lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + text))
+
+    rows = (sound / FILE).read_text(encoding="utf-8").splitlines(keepends=True)[:60]
     foreign = next(TASK.cases(1, 1, pool="exam", mix="natural")).model_dump(mode="json")
-    relabelled = edited(lines[2], lambda case: case["key"].update(level=case["key"]["level"] % 5 + 1))
-    untruthful = edited(lines[3], lambda case: case["facts"].update(narrative="A calm adult, well."), renamed=False)
-    message = damage(
-        [*lines[:2], relabelled, untruthful, *lines[4:10], lines[0], artifacts.canonical_json(foreign) + "\n"]
-    )
-    assert "row 3 " in message
-    faults = json.loads(FAILED.read_text(encoding="utf-8"))["faults"]
-    for row, column in (
+    rows[1] = edited(rows[1], lambda case: case["key"]["presentation"].update(hr_bpm=12))
+    rows[2] = edited(rows[2], lambda case: case["key"].update(level=case["key"]["level"] % 5 + 1))
+    rows[3] = edited(rows[3], lambda case: case["facts"].update(narrative="A calm adult, well."), renamed=False)
+    rows[8:11] = [added(row, text) for row, text in zip(rows[8:11], ADDED, strict=True)]
+    rows += [rows[0], artifacts.canonical_json(foreign) + "\n"]
+    with pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("damaged")
+        patch.chdir(place)
+        message = refusal(sound, rows, sealed=False)
+        return message, json.loads(FAILED.read_text(encoding="utf-8"))["faults"]
+
+
+def test_a_value_within_the_schema_and_outside_the_rules_is_named(damaged: tuple[str, list[str]]) -> None:
+    """It is the first bad row, so the refusal is about it."""
+    message, _ = damaged
+    assert re.match(r"data/cases/esi-d1/cases.jsonl row 2 \(esi-[0-9a-f]{16}\), column hr_bpm: 12", message)
+    assert "ExpectColumnValuesToBeBetween(min_value=20, max_value=300)" in message
+
+
+def test_a_file_cut_between_rows_is_noticed(damaged: tuple[str, list[str]]) -> None:
+    _, faults = damaged
+    assert any("column cases: 62 breaks ExpectColumnValuesToBeInSet(value_set=[400])" in fault for fault in faults)
+    assert faults[-1].startswith("data/cases/esi-d1/cases.jsonl was altered after it was built")
+
+
+@pytest.mark.parametrize("row", range(9, 9 + len(ADDED)))
+def test_what_a_narrative_must_not_hold(damaged: tuple[str, list[str]], row: int) -> None:
+    _, faults = damaged
+    found = [fault for fault in faults if f" row {row} (" in fault and "column narrative: " in fault]
+    assert any([*ADDED.values()][row - 9] in fault for fault in found), faults
+
+
+@pytest.mark.parametrize("hidden", ["\u0007", "\u202e"])
+def test_control_characters_are_caught(hidden: str) -> None:
+    assert re.search(validate.CONTROL_CHARACTERS, f"A patient {hidden} in pain.")
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
         (3, "label_reproduced"),
         (3, "gold_scores_best"),
         (4, "id_matches_content"),
-        (11, "id_unique"),
-        (11, "narrative_unique"),
-        (12, "group_in_pool"),
-    ):
-        assert any(re.search(rf" row {row} \(\S+, column {column}: {COMPUTED[column]}", fault) for fault in faults)
+        (61, "id_unique"),
+        (61, "narrative_unique"),
+        (62, "group_in_pool"),
+    ],
+)
+def test_repeated_foreign_and_mislabelled_rows_are_named(damaged: tuple[str, list[str]], row: int, column: str) -> None:
+    _, faults = damaged
+    assert any(re.search(rf" row {row} \(\S+, column {column}: {COMPUTED[column]}", fault) for fault in faults), faults
 
 
 def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(
