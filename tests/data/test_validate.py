@@ -4,7 +4,8 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
+from copy import deepcopy
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,13 @@ SIZE = 400
 """Cases of the sound data set: enough for its shares to lie within the task's tolerances."""
 
 
+@cache
+def committed() -> dict[str, Any]:
+    return laid.content(ROOT)
+
+
 def params() -> Params:
-    source = laid.content(ROOT)
+    source = deepcopy(committed())
     source["datasets"]["esi-d1"]["cases"] = SIZE
     return Params.model_validate(source)
 
@@ -151,6 +157,13 @@ def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
     validate.stage(params(), "esi-d1")
     assert PROOF.read_bytes() == before
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_fault_in_one_chunk_is_kept_whatever_the_next_one_holds() -> None:
+    tally = validate.Tally(Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "a"}))
+    for success in (True, False, True):
+        tally.add({"success": success, "result": {}})
+    assert not tally.success
 
 
 def test_an_impossible_oxygen_saturation_is_named(damage: Callable[..., str], lines: list[str]) -> None:
