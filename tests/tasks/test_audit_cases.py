@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from functools import cache
+from itertools import product
 from random import Random
 
 import numpy
@@ -15,10 +16,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from clinrl.tasks.audit.cases import (
+    AGES_YEARS,
+    EXTENSIONS_DAYS,
     LEVEL_NAMES,
     LEVELS,
     MIXES,
     PUBLISHED_LEVELS,
+    THRESHOLDS,
+    WINDOWS_DAYS,
     AuditCase,
     cases,
     differences_of,
@@ -53,7 +58,7 @@ PROTOCOL = TrialProtocol(
 
 
 @cache
-def drawn(mix, n=1000, pool="train"):
+def drawn(mix, n=600, pool="train"):
     return tuple(cases(n, 11, pool=pool, mix=mix))
 
 
@@ -219,7 +224,7 @@ def test_the_published_mix_has_the_published_counts():
         proposals, wrong, pool = map(set, zip(*counts[level], strict=True))
         assert (min(proposals), max(proposals)) == ranges[0]
         assert (wrong, pool) == ranges[1:]
-        assert sum(counts[level].values()) / 1000 == pytest.approx(1 / 3, abs=0.05)
+        assert sum(counts[level].values()) / 600 == pytest.approx(1 / 3, abs=0.05)
         total = sum(types[level].values())
         for rule, share in PUBLISHED_LEVELS[level].about.items():
             assert types[level][rule] / total == pytest.approx(share, abs=0.04)
@@ -227,8 +232,8 @@ def test_the_published_mix_has_the_published_counts():
 
 @pytest.mark.parametrize("mix", ["natural", "reporting"])
 def test_levels_are_equally_frequent(mix):
-    levels = Counter(case.facts.level for case in drawn(mix))
-    assert all(levels[level] / 1000 == pytest.approx(1 / 3, abs=0.05) for level in LEVEL_NAMES)
+    levels = Counter(case.facts.level for case in drawn(mix, 300))
+    assert all(levels[level] / 300 == pytest.approx(1 / 3, abs=0.08) for level in LEVEL_NAMES)
 
 
 def shown(case, proposal):
@@ -268,7 +273,7 @@ def telling(level, tell=0):
 def test_words_confidence_and_action_do_not_tell_right_from_wrong(level):
     examples = list(telling(level))
     assert len(examples) >= 1500
-    assert separability(examples) == pytest.approx(0.5, abs=0.05)
+    assert separability(examples) == pytest.approx(0.5, abs=0.07)
 
 
 def test_a_leak_of_confidence_would_be_seen():
@@ -304,8 +309,8 @@ def test_every_fallacy_is_worded_for_both_actions_and_once():
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("mix", sorted(MIXES))
 def test_cases_are_distinct_of_their_pool_and_hashed(pool, mix):
-    chosen = list(cases(60, 3, pool=pool, mix=mix))
-    assert len({case.id for case in chosen}) == 60
+    chosen = list(cases(20, 3, pool=pool, mix=mix))
+    assert len({case.id for case in chosen}) == 20
     for case in chosen:
         assert pool_of(case.group) == pool
         assert case.id == content_id("audit", case.facts, case.key)
@@ -315,12 +320,19 @@ def test_cases_are_distinct_of_their_pool_and_hashed(pool, mix):
 
 @pytest.mark.parametrize("level", LEVEL_NAMES)
 def test_every_pool_has_hundreds_of_protocols(level):
-    for pool in POOLS:
-        assert len({case.group for case in cases(450, 5, pool=pool, mix=level)}) > 200
+    thresholds = THRESHOLDS if level == "hard" else ("-",)
+    groups = {
+        f"{level}/trial/{low}-{high}/{window}/{window + more}/{threshold}"
+        for low, high, window, more, threshold in product(*AGES_YEARS, WINDOWS_DAYS, EXTENSIONS_DAYS, thresholds)
+    }
+    assert min(Counter(map(pool_of, groups)).values()) > 200
+    seen = {case.group for case in drawn(level)}
+    assert seen <= groups
+    assert len(seen) > 200
 
 
 def test_emphasis_makes_a_rule_more_frequent():
-    plain = Counter(truth.about for _, _, truth, _, _ in each(drawn("medium", 400)))
+    plain = Counter(truth.about for _, _, truth, _, _ in each(drawn("medium")[:400]))
     more = tuple(cases(400, 11, pool="train", mix="medium", emphasis={TEMPORAL: 3.0}))
     emphasised = Counter(truth.about for _, _, truth, _, _ in each(more))
     assert emphasised[TEMPORAL] / emphasised.total() > 1.5 * plain[TEMPORAL] / plain.total()

@@ -26,7 +26,7 @@ ALIVE = IV._replace(death=None, threshold=None)
 
 
 @cache
-def drawn(mix, n=300):
+def drawn(mix, n=100):
     return tuple(cases(n, 41, pool="mine", mix=mix))
 
 
@@ -36,7 +36,7 @@ def earned(case, turns, reward=CORRECTED, malformed=0):
 
 
 @cache
-def totals(policy, mix, reward="corrected", n=300):
+def totals(policy, mix, reward="corrected", n=100):
     """The totals of a policy, by level."""
     found = defaultdict(list)
     for case in drawn(mix, n):
@@ -88,7 +88,7 @@ def test_perfect_play_has_the_published_ceiling():
 )
 def test_the_published_score_pays_lazy_policies_what_was_found(policy, expected):
     for level, figure in zip(LEVEL_NAMES, expected, strict=True):
-        found = totals(policy, "published", reward="published", n=900)[level]
+        found = totals(policy, "published", reward="published", n=300)[level]
         assert sum(found) / len(found) == pytest.approx(figure, abs=0.02)
 
 
@@ -188,7 +188,7 @@ def on(tool, **update):
 
 
 def test_a_right_type_without_evidence_is_worth_half():
-    for case in drawn("hard")[:100]:
+    for case in drawn("hard")[:50]:
         errors = sum(truth.error is not None for truth in case.key.truths)
         if errors:
             found = edited(case, on("flag_error", reason=""))
@@ -214,13 +214,13 @@ def test_false_evidence_is_worth_no_more_than_none():
 
 @pytest.mark.parametrize("tool", ["review_proposal", "investigate_patient", "temporal_audit"])
 def test_what_was_not_looked_up_does_not_count(tool):
-    for case in drawn("medium")[:50]:
+    for case in drawn("medium")[:20]:
         found = edited(case, lambda name, arguments: None if name == tool else (name, arguments))
         assert found.total == 0.0
 
 
 def test_looking_up_after_the_decision_is_too_late():
-    for case in drawn("medium")[:50]:
+    for case in drawn("medium")[:20]:
         calls = [action for turn in oracle(case, Random(0)) for action in turn][:-1]
         decided = [action for action in calls if action[0] in ("approve", "flag_error")]
         looked = [action for action in calls if action not in decided]
@@ -280,7 +280,7 @@ CALLS = st.lists(
 @given(
     CALLS,
     st.sampled_from([*LEVEL_NAMES, "published"]),
-    st.integers(0, 299),
+    st.integers(0, 99),
     st.integers(0, 500),
     st.sampled_from(sorted(REWARDS)),
 )
