@@ -1,13 +1,18 @@
 """What is pinned, in processes of their own: kernels are chosen when torch is imported."""
 
 import os
+import random
 import subprocess
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
 
+import numpy as np
 import pytest
+import torch
+import transformers
 
+from clinrl.errors import Refused
 from clinrl.runtime import determinism
 
 TRAIN = """
@@ -16,10 +21,12 @@ from clinrl.runtime import determinism
 determinism.settle(3)
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 for _ in range(5):
     torch.nn.functional.mse_loss(model(torch.randn(512, 64)), torch.randn(512, 64)).backward()
-    optimizer.step()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 1e-1 * parameter.grad
+            parameter.grad = None
 digest = hashlib.sha256()
 for parameter in model.parameters():
     digest.update(parameter.detach().numpy().tobytes())
@@ -53,6 +60,25 @@ def test_threads_hash_seed_and_a_wish_for_other_kernels_change_nothing() -> None
     assert not determinism.X86 or plain.endswith("AVX2")
 
 
+def test_every_generator_gets_the_seed_that_transformers_would_give_it() -> None:
+    def drawn() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(1))
+
+    determinism.settle(3)
+    ours = drawn()
+    transformers.set_seed(3)
+    assert ours == drawn()
+
+
+@pytest.mark.skipif(not determinism.X86, reason="other processors have one kernel level")
+def test_what_torch_says_of_its_kernels_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    determinism.pin()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    with pytest.raises(Refused, match="torch was imported with default CPU kernels"):
+        determinism.pin()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not determinism.X86, reason="other processors have one kernel level")
 def test_torch_with_other_kernels_is_refused() -> None:
     assert "torch was imported with default CPU kernels" in output(LATE, ATEN_CPU_CAPABILITY="default")

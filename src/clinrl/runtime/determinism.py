@@ -9,6 +9,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import random
 import sys
 import warnings
 from typing import Any
@@ -86,13 +87,16 @@ def without_iris() -> None:
 def settle(seed: int) -> None:
     """Seed every generator and allow deterministic algorithms only. Pins first; raises Refused as `pin` does."""
     pin()
+    import numpy as np
     import torch
-    import transformers
 
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(THREADS)
-    transformers.set_seed(seed)
+    # As transformers.set_seed does, whose import takes six seconds.
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def record() -> dict[str, Any]:
