@@ -252,6 +252,7 @@ def attack(project: Path, total: int, seed: int, *, one_use: bool = False) -> It
     shutil.copytree(project, pristine, symlinks=True)
     colleague = Colleague(pristine / keys.PUBLIC)
     plan = planned(project, total, seed)
+    projects.learned(project)
     try:
         for use in {use for place in plan for use in _uses(place, one=one_use)}:
             outcome = _used(project, use, colleague)

@@ -2,9 +2,7 @@
 
 import contextlib
 import multiprocessing
-import os
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -43,30 +41,18 @@ def sections() -> dict:
     return {**found, "datasets": {**found["datasets"], "x1": {**exam, "cases": 40, "seed": 9}}}
 
 
-def dvc(where: Path, *words: str) -> str:
-    """Run DVC to its end and return what it printed. Fails if it fails."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", *words],
-        cwd=where,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scripted project in which nothing is built but the base, and params.yaml is proven. Copy it."""
+    from dvc.repo import Repo
+
     folder = tmp_path_factory.mktemp("bare")
     scripted.write_project(folder, sections())
-    dvc(folder, "init", "--no-scm", "--quiet")
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), Repo.init(no_scm=True) as repo:
         scripted.main("params")
         scripted.base(load_params(), "esi")
-    dvc(folder, "commit", "--force", "params", "base@esi")
+        for stage in ("params", "base@esi"):
+            repo.commit(stage, force=True)
     return folder
 
 
@@ -76,6 +62,8 @@ def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     The stages run in this process and DVC is told so, which is many times faster than a process each.
     """
+    from dvc.repo import Repo
+
     folder = tmp_path_factory.mktemp("whole") / "project"
     shutil.copytree(bare, folder)
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
@@ -88,10 +76,14 @@ def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.setattr(f"clinrl.{module}.{name}", None)  # to be restored after the script has replaced them
         patch.setattr("clinrl.reports.figures.curves", None)
         params = load_params()
-        for stage, name in BUILT:
-            scripted.run(params, stage, name)
-        groups = [group for group in scripted.groups(folder) if group not in ("blend", "examine-blend")]
-        dvc(folder, "commit", "--force", *groups)
+        for address, name in BUILT:
+            scripted.run(params, address, name)
+        with Repo() as repo, repo.lock:  # `dvc commit` would read the graph anew for each of them
+            made = [stage for stage in repo.index.stages if all(out.exists for out in stage.outs)]
+            for stage in made:
+                stage.save()
+                stage.commit()
+            made[0].dvcfile.dump_stages(made, update_pipeline=False)
         for name in params.versions:
             versions.register(params, name)
     return folder

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ruamel.yaml import YAML
 from safetensors.numpy import save_file
 
 from clinrl import paths
@@ -74,12 +73,6 @@ def write_project(folder: Path, sections: dict[str, Any]) -> None:
     graph = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
     (folder / "dvc.yaml").write_text(graph.replace("python -m clinrl stage", f"python {__file__}"))
     laid.lay(folder, sections)
-
-
-def groups(folder: Path) -> list[str]:
-    """The groups of stages of a project's dvc.yaml. A stage by itself names versions that this project has not."""
-    graph = YAML(typ="safe").load(folder / "dvc.yaml")["stages"]
-    return [name for name, stage in graph.items() if "foreach" in stage]
 
 
 def main(address: str) -> None:

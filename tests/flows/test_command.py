@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -15,7 +17,6 @@ from clinrl.registry import versions
 from clinrl.runtime import child
 from flows import __main__ as command
 from flows import servers
-from processes import eventually
 
 ROOT = Path(__file__).parents[2]
 FLOWS = ("reproduce", "release", "retrain", "serve")
@@ -44,6 +45,15 @@ def test_a_flow_is_short_and_holds_nothing_but_order(path: Path) -> None:
     assert ast.get_docstring(tree)
 
 
+@pytest.fixture
+def here() -> Iterator[None]:
+    """Flows in this process, without a server; what they settle in its environment goes with the test."""
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+            del os.environ[name]
+        yield
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [("retrian esi", "retrain"), ("promote x", "release"), ("retrain esi --aprover x", "--approver")],
@@ -54,12 +64,23 @@ def test_a_near_miss_is_suggested(words: str, meant: str, capsys: pytest.Capture
     assert f"did you mean {meant}?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", FLOWS)
-def test_help_has_examples_and_loads_nothing_heavy(name: str) -> None:
-    done = flow(name, "--help", python=("-X", "importtime"))
-    assert done.returncode == 0
-    assert f"python -m flows {name}" in done.stdout.split("examples:")[1]
+HELP = f"""
+from contextlib import suppress
+from flows import __main__ as command
+for name in {FLOWS}:
+    with suppress(SystemExit):
+        command.main([name, "--help"])
+"""
+
+
+def test_help_has_examples_and_loads_nothing_heavy() -> None:
+    words = [sys.executable, "-X", "importtime", "-c", HELP]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    shown = done.stdout.split("usage: ")[1:]
+    assert [f"python -m flows {name}" in page.split("examples:")[1] for name, page in zip(FLOWS, shown, strict=True)]
+    assert all(page.startswith(f"python -m flows {name}") for name, page in zip(FLOWS, shown, strict=True))
     loaded = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
+    assert "clinrl" in loaded
     assert not {"prefect", "mlflow", "torch", "pandas", "numpy"} & loaded
 
 
@@ -79,12 +100,25 @@ ALLOWED = "allowed: v1, v1-v2, v2, v2-full"
         ),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("here")
 def test_what_cannot_be_is_said_before_anything_starts(
-    project: Path, words: tuple[str, ...], code: int, sentence: str
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    code: int,
+    sentence: str,
 ) -> None:
-    done = flow(*words)
-    assert (done.returncode, done.stderr) == (code, f"clinrl: {sentence}\n")
+    monkeypatch.setattr(servers, "prefect", lambda *_, **__: pytest.fail("a server was started"))
+    assert command.main(words) == code
+    assert capfd.readouterr().err == f"clinrl: {sentence}\n"
     assert not Path(".clinrl/prefect").exists()
+
+
+def test_the_command_ends_with_its_code_and_its_sentence(project: Path) -> None:
+    done = flow("reproduce", "v22")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"clinrl: params.yaml: 'v22' is not a version or a merge; did you mean v2? {ALLOWED}\n"
 
 
 @pytest.mark.slow
@@ -106,10 +140,19 @@ def test_a_flow_needs_no_server(project: Path) -> None:
     assert "Traceback" not in done.stderr + again.stderr
 
 
-def test_a_server_that_is_away_is_one_sentence(project: Path) -> None:
-    done = flow("release", "v2", "--approver", "Ada Lovelace", api=f"http://127.0.0.1:{servers.free_port()}/api")
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert "does not answer; start it, or unset PREFECT_API_URL" in done.stderr
+@pytest.mark.usefixtures("here")
+def test_a_server_that_is_away_is_one_sentence(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    servers.configure()
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    url = f"http://127.0.0.1:{servers.free_port()}/api"
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    with temporary_settings({PREFECT_API_URL: url}):
+        assert command.main(["release", "v2", "--approver", "Ada Lovelace"]) == 1
+    (sentence,) = capfd.readouterr().err.splitlines()
+    assert "does not answer; start it, or unset PREFECT_API_URL" in sentence
     assert versions.holder("esi", "champion") is None
 
 
@@ -140,20 +183,24 @@ AT_WORK = re.compile(
 )
 
 
-@pytest.mark.parametrize("words", [("retrain", "esi"), ("release", "v2", "--approver", "Ada Lovelace")])
-def test_the_second_flow_of_a_task_is_told_who_is_at_work(empty: Path, words: tuple[str, ...]) -> None:
-    first = started("retrain", "esi")
-    try:
-        lock = empty / ".clinrl/locks/flow-esi.lock"
-        eventually(lambda: lock.exists() and lock.read_text(), 60)
-        second = flow(*words)
-    finally:
-        first.kill()
-        first.communicate()
-    told = AT_WORK.fullmatch(second.stderr)
-    assert second.returncode == 75
-    assert told is not None, second.stderr
-    assert int(told[1]) == first.pid
+@pytest.mark.usefixtures("here")
+def test_the_second_flow_of_a_task_is_told_who_is_at_work(
+    empty: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the first one does is to give the second command, in this process; the lock is one that the kernel keeps."""
+    codes = []
+
+    def begun(_name: str, _arguments: object) -> int:
+        for words in (("retrain", "esi"), ("release", "v2", "--approver", "Ada Lovelace")):
+            codes.append(command.main(words))
+            told = AT_WORK.fullmatch(capfd.readouterr().err)
+            assert told is not None
+            assert int(told[1]) == os.getpid()
+        return 0
+
+    monkeypatch.setattr(command, "_run", begun)
+    assert [command.main(["retrain", "esi"]) for _ in range(2)] == [0, 0]
+    assert codes == [75] * 4
 
 
 @pytest.mark.slow

@@ -1,19 +1,24 @@
 """No pickle is read by a stage, a registration, a promotion or a server, and one that were read would be found."""
 
+import inspect
+import multiprocessing
 import os
 import pickle
+import runpy
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from clinrl.cli.main import main
 from clinrl.runtime import dvc_state
 from flows import servers
-from unpickled import listening, strangers
+from unpickled import HEARING, listening, strangers
 
 ROOT = Path(__file__).parents[2]
 PATHS = {("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
@@ -41,8 +46,8 @@ def python(*words: str) -> None:
 
 
 def test_a_repro_reads_no_pickle_and_a_planted_one_is_heard(empty: Path, heard: Path, tmp_path: Path) -> None:
-    python("-m", "dvc", "repro", "validate@d1")
-    python("-m", "dvc", "repro", "validate@d1")  # nothing to do: DVC asks what it remembers
+    repro = ["repro", "dataset@d1"]  # twice: then there is nothing to do, and DVC asks what it remembers
+    python("-c", f"from dvc.cli import main; assert [main({repro}), main({repro})] == [0, 0]")
     assert strangers(heard) == set()
 
     # DVC reads digests as text, and pickles of numbers for the links that it made, which `dvc checkout` looks at.
@@ -61,9 +66,34 @@ def test_a_whole_repro_reads_no_pickle(empty: Path, heard: Path) -> None:
     assert strangers(heard) == set()
 
 
+def register_and_promote() -> None:
+    """Make v2 the champion, by the commands."""
+    assert [main(["register", "v2"]), main(["promote", "v2", "--approver", "Ada Lovelace"])] == [0, 0]
+
+
+def forked(does: Callable[[], object]) -> int | None:
+    """The exit code of a fork of this process that writes down what it unpickles."""
+
+    def listen_and_do() -> None:
+        runpy.run_path(str(HEARING / "sitecustomize.py"))
+        does()
+
+    process = multiprocessing.get_context("fork").Process(target=listen_and_do)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
 def test_a_registration_and_a_promotion_read_no_pickle(project: Path, heard: Path) -> None:
-    promote = ["promote", "v2", "--approver", "Ada Lovelace"]
-    python("-c", f"from clinrl.cli.main import main; assert [main(['register', 'v2']), main({promote})] == [0, 0]")
+    assert forked(register_and_promote) == 0
+    assert strangers(heard) == set()
+    assert forked(lambda: pickle.loads(pickle.dumps(Path("anything")))) == 0  # noqa: S301
+    assert strangers(heard) & PATHS
+
+
+@pytest.mark.slow
+def test_a_registration_and_a_promotion_read_no_pickle_when_they_are_imported(project: Path, heard: Path) -> None:
+    python("-c", f"{inspect.getsource(register_and_promote)}\nfrom clinrl.cli.main import main; register_and_promote()")
     assert strangers(heard) == set()
 
 
