@@ -163,7 +163,7 @@ def base(folder: Path) -> None:
         )  # fmt: skip
 
 
-def _bpe(texts: list[str]) -> Any:
+def _bpe(texts: list[str], size: int = 600) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
@@ -173,7 +173,7 @@ def _bpe(texts: list[str]) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     special = [PAD, START, EOS]
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     return backend

@@ -36,11 +36,16 @@ def mode(thinking):
 
 @functools.cache
 def tokenizer():
-    """One of a few hundred tokens with the template of Qwen 2.5, which TRL knows how to read."""
+    """One of two thousand tokens with the template of Qwen 2.5, which TRL knows how to read.
+
+    They are learned on whole episodes, so that an episode is short: TRL's loop attends to all of it, squared.
+    """
     tools = rollout.schemas(TASK)
     texts = [json.dumps(tools), *(message.content for case in CASES for message in TASK.prompt(case.facts))]
+    texts += [text for case in CASES for text in texts_of(transcript_of(case, True), True)]
+    texts += [message.content for case in CASES for message in transcript_of(case, True).messages]
     made = PreTrainedTokenizerFast(
-        tokenizer_object=dolls._bpe(texts), eos_token=dolls.EOS, pad_token=dolls.PAD,
+        tokenizer_object=dolls._bpe(texts, 2000), eos_token=dolls.EOS, pad_token=dolls.PAD,
         additional_special_tokens=[dolls.START], padding_side="left", clean_up_tokenization_spaces=False,
     )  # fmt: skip
     made.chat_template = (dolls.TEMPLATE.parent / "qwen2_5.jinja").read_text(encoding="utf-8")
@@ -355,14 +360,16 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     budget = 2 * len(ids)
     reading = texts_of(read, thinking)
     unknown = Message(role="assistant", content="", calls=(Call(name="x", arguments={}),))
+    endless = Message(role="assistant", content="", calls=(Call(name="x", arguments={"y": "?" * 20000}),))
     error = Message(role="tool", content="{'error': 'Tool x not found.'}")
     left = budget - len(encode(tokenizer(), [results(tokenizer(), [error], thinking)])[0])
     (turn,) = thought([write_turn(unknown, False)])
-    padded = turn.replace("<tool_call>", "?" * (left - len(encode(tokenizer(), [turn])[0]) - 1) + "<tool_call>")
+    least = len(encode(tokenizer(), [turn.replace("<t", "?<t")])[0])
+    padded = turn.replace("<t", "?" * (left - least) + "<t")
     assert len(encode(tokenizer(), [padded])[0]) + 1 == left  # with the results, the budget to the last token
     scripts = [
         reading, thought(odd_turns(cases[0])), [padded, "Never asked."], [padded.replace("<t", "?<t"), "Never asked."],
-        [reading[0]] * TASK.episodes.turns, thought(["?" * 20000]),
+        [reading[0], reading[0], *thought([write_turn(endless, False)])], thought(["?" * 20000]),
         [turn] * (TASK.episodes.turns + 1), thought(["So be it."]),
     ]  # fmt: skip
     seen = []
@@ -416,10 +423,10 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     assert (completions[0], masks[0]) == (ids[first:], list(own[first:]))
     stops = ["answered", "answered", *["max_tokens"] * 4, "max_turns", "answered"]
     assert [transcript.stop for _, transcript in pairs] == stops
-    filled, over, endless = (pairs[number][1].messages for number in (2, 3, 4))
+    filled, over, cut = (pairs[number][1].messages for number in (2, 3, 4))
     assert (len(filled), filled[-1]) == (2, error)
     assert (len(over), over[0].calls) == (1, unknown.calls)
-    assert "<tool_call>" in endless[-1].content  # cut within a call
+    assert "<tool_call>" in cut[-1].content  # cut within a call
 
     (line,) = [entry for entry in grpo.state.log_history if "loss" in entry]
     assert (line["served/easy"], line["served/hard"], line["phase"]) == (1.0, 0.0, 1.0)
