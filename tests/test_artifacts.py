@@ -1,13 +1,13 @@
 """Artefacts on disk: the advice for an altered one works, where DVC's own copy was altered too."""
 
-import os
 import shutil
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import dvc_forked
 from clinrl import artifacts
 from clinrl.errors import ArtefactError
 
@@ -24,10 +24,7 @@ def test_what_is_altered_in_the_cache_too_is_found_and_built_anew(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def dvc(*words: str) -> None:
-        env = os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
-        subprocess.run([sys.executable, "-m", "dvc", *words], env=env, capture_output=True, check=True)
-
+    dvc = partial(dvc_forked.dvc, DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
     Path("source").mkdir()
     Path("source/f").write_text("good")
     artifacts.seal(Path("source"), kind="cases", name="x1", task="esi", task_version=1, spec={}, inputs={})

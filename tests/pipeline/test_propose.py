@@ -44,7 +44,7 @@ def sections():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The doll with a version v2, whose adapter is the base's own, and validated mine data; params.yaml on the disk."""
+    """The doll with a version v2, whose adapter is the base's own, validated mine data, and what v2 misses of them."""
     root = tmp_path_factory.mktemp("drafted")
     shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
     with chdir(root):
@@ -54,6 +54,8 @@ def built(tmp_path_factory):
         named = {"data": {"name": "m1", "identity": identity(read_manifest(paths.cases("m1")))}}
         write_json(paths.data_proof("m1"), named)
         shutil.copytree(paths.adapter("esi-base"), paths.adapter("v2"))
+        with pytest.MonkeyPatch.context() as patch:
+            mined(patch, "severe_pain", "done_intervention")
     return root
 
 
@@ -61,7 +63,6 @@ def built(tmp_path_factory):
 def project(built, tmp_path, monkeypatch):
     shutil.copytree(built, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    mined(monkeypatch, "severe_pain", "done_intervention")
     return load_params()
 
 
