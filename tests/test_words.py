@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 SRC = Path(__file__).resolve().parents[1] / "src" / "clinrl"
 TASKS = ("esi", "imaging", "audit")
 CORE = [path for path in sorted(SRC.rglob("*.py")) if not set(TASKS) & set(path.relative_to(SRC).parts)]
@@ -20,11 +18,10 @@ PUBLIC = {
 """Words that stay, because files that are there hold them."""
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda path: str(path.relative_to(SRC)))
-def test_the_core_has_no_clinical_word(path: Path) -> None:
-    name = str(path.relative_to(SRC))
+def test_the_core_has_no_clinical_word() -> None:
     found = {
-        (number, word)
+        (name, number, word)
+        for name, path in ((str(path.relative_to(SRC)), path) for path in CORE)
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
         for word in CLINICAL.findall(line)
         if (name, word) not in PUBLIC
@@ -54,8 +51,11 @@ def names(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
-def test_no_name_is_a_retired_word(path: Path) -> None:
-    module = str(path.relative_to(SRC))
-    found = {name for name in names(path) if RETIRED & set(name.lower().split("_"))}
-    assert not {name for name in found if (module, name) not in WRITTEN}, "see docs/glossary.md"
+def test_no_name_is_a_retired_word() -> None:
+    found = {
+        (str(path.relative_to(SRC)), name)
+        for path in SRC.rglob("*.py")
+        for name in names(path)
+        if RETIRED & set(name.lower().split("_"))
+    }
+    assert not found - WRITTEN, "see docs/glossary.md"

@@ -7,6 +7,7 @@ means to change such a thing deletes its line by hand, and says why in the commi
 import hashlib
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -17,9 +18,11 @@ BUILT = ("bases", "adapters", "cases", "graded", "mined", "merged")
 """Folders below data whose outputs are pinned. Reports are not: `clinrl render` vouches for them."""
 
 
+@cache
 def present() -> dict[str, dict[str, str]]:
     """What stands in this checkout: `outputs`, by path with the MD5 of DVC; `files`, by path with their SHA-256."""
-    lock = yaml.safe_load((ROOT / "dvc.lock").read_text(encoding="utf-8"))
+    quick = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # both read the same
+    lock = yaml.load((ROOT / "dvc.lock").read_text(encoding="utf-8"), quick)
     outputs = {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage.get("outs", ())}
     files = [*(ROOT / "tests/tasks/golden").iterdir(), *(ROOT / "data/bases").rglob("*")]
     return {
