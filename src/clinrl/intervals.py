@@ -38,6 +38,7 @@ class Paired(Strict):
     """Two-sided exact McNemar p-value, not adjusted for the number of tests. 1.0 if nothing is discordant."""
 
 
+@lru_cache(maxsize=4096)  # the same few counts come again in every metric, level and policy
 def wilson(hits: int, n: int) -> Estimate:
     """A share with its Wilson score interval (Wilson 1927). Raises ValueError unless 0 <= hits <= n and n > 0."""
     from statsmodels.stats.proportion import proportion_confint

@@ -1,21 +1,20 @@
 """The registry on MLflow's own SQLite store: all is there once, whatever happened before, and bad input is not."""
 
 import json
+import multiprocessing
+import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import chdir, closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from ruamel.yaml import YAML
 
 import dolls
 import exhibits
 import locks
-from clinrl import intervals, paths
+from clinrl import paths
 from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation.answers import load_report
@@ -40,12 +39,22 @@ def empty(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def registered(tmp_path_factory, empty):
-    """A project whose versions and fold are registered. Only read it."""
-    folder = tmp_path_factory.mktemp("registered")
+def held(tmp_path_factory, empty):
+    """A project whose v1 is registered. Only copy it."""
+    folder = tmp_path_factory.mktemp("held")
     begin(folder, empty)
     with chdir(folder):
-        for name in ("v1", "v2", exhibits.FOLDED):
+        register(exhibits.params(), "v1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory, held):
+    """A project whose versions and fold are registered. Only read it."""
+    folder = tmp_path_factory.mktemp("registered")
+    shutil.copytree(held, folder, dirs_exist_ok=True)
+    with chdir(folder):
+        for name in ("v2", exhibits.FOLDED):
             register(exhibits.params(), name)
     return folder
 
@@ -65,6 +74,16 @@ def project(tmp_path, empty, monkeypatch):
     begin(tmp_path, empty)
     monkeypatch.chdir(tmp_path)
     return exhibits.params()
+
+
+@pytest.fixture
+def first(project, held):
+    """The entry of v1 in the project, where it was registered.
+
+    Not for tests that send files: MLflow remembers where the artefacts of a run and of a model lie, by its number."""
+    for part in ("mlruns", ".clinrl"):
+        shutil.copytree(held / part, part, dirs_exist_ok=True)
+    return find("esi", "v1")
 
 
 def begin(folder, store):
@@ -238,8 +257,7 @@ def test_a_name_that_params_does_not_have_is_refused(shown):
         register(shown, "esi-base")
 
 
-def test_registering_again_adds_nothing(project):
-    first = register(project, "v1")
+def test_registering_again_adds_nothing(project, first):
     files, before = artefacts_of(first), run_of(first)
 
     assert register(project, "v1") == first
@@ -256,8 +274,7 @@ def test_registering_again_adds_nothing(project):
     assert len(after.outputs.model_outputs) == 1
 
 
-def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, tmp_path_factory, monkeypatch):
-    first = register(project, "v1")
+def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, first, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.copytree("data", elsewhere / "data")
@@ -269,8 +286,9 @@ def test_a_copy_of_the_project_elsewhere_is_the_same_version(project, tmp_path_f
     assert not (elsewhere / "mlruns").exists()
 
 
-def test_a_store_that_was_moved_with_its_artefacts_is_whole_at_its_new_place(project, tmp_path_factory, monkeypatch):
-    first = register(project, "v1")
+def test_a_store_that_was_moved_with_its_artefacts_is_whole_at_its_new_place(
+    project, first, tmp_path_factory, monkeypatch
+):
     versions.point("esi", "champion", first)
     old, new = Path.cwd(), tmp_path_factory.mktemp("moved") / "here"
     shutil.move(old, new)
@@ -287,8 +305,7 @@ def test_a_store_that_was_moved_with_its_artefacts_is_whole_at_its_new_place(pro
     assert not old.exists()
 
 
-def test_a_copied_store_is_one_of_its_own(project, tmp_path_factory, monkeypatch):
-    first = register(project, "v1")
+def test_a_copied_store_is_one_of_its_own(project, first, tmp_path_factory, monkeypatch):
     copy = tmp_path_factory.mktemp("copied") / "here"
     shutil.copytree(Path.cwd(), copy)
     with chdir(copy):
@@ -324,15 +341,15 @@ def test_a_registration_that_was_killed_is_completed(project):
 
 
 def test_a_file_that_was_altered_in_the_store_is_put_back(project):
-    entry = register(project, "v1")
-    weights = folder_of(entry) / "adapter/adapter_model.safetensors"
+    first = register(project, "v1")
+    weights = folder_of(first) / "adapter/adapter_model.safetensors"
     exhibits.change(weights)
     with pytest.raises(
         SignatureError, match=r"adapter_model.safetensors' of .* was altered after this checkout signed"
     ):
-        model_folder.check_signature(folder_of(entry), keyring())
+        model_folder.check_signature(folder_of(first), keyring())
 
-    assert register(project, "v1") == entry
+    assert register(project, "v1") == first
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
 
 
@@ -351,10 +368,9 @@ def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_
     assert [path.name for path in elsewhere.iterdir()] == ["kept"]
 
 
-def test_a_champion_whose_folder_is_elsewhere_is_refused(project, tmp_path_factory):
-    entry = register(project, "v1")
+def test_a_champion_whose_folder_is_elsewhere_is_refused(project, first, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
-    shutil.copytree(folder_of(entry), elsewhere)
+    shutil.copytree(folder_of(first), elsewhere)
     with closing(sqlite3.connect(mlflow_store.STORE)) as store, store:
         store.execute("UPDATE model_versions SET source = ?", (elsewhere.as_uri(),))
     with pytest.raises(RegistryError, match="it was edited"):
@@ -376,15 +392,15 @@ def test_weights_that_change_while_they_are_registered_are_not_signed(project, m
 
 
 def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
-    first = register(project, "v2")
-    dolls.examine(exhibits.params(), "v2", [5])
-    with pytest.raises(ArtefactError, match=r"data/graded/v2 is not what dvc\.lock records of evaluate@v2"):
-        register(project, "v2")
+    first = register(project, "v1")
+    dolls.examine(exhibits.params(), "v1", [5])
+    with pytest.raises(ArtefactError, match=r"data/graded/v1 is not what dvc\.lock records of evaluate@v1"):
+        register(project, "v1")
     locks.record(project)
 
-    second = register(project, "v2")
+    second = register(project, "v1")
 
-    report = exhibits.reports("v2")["think"]
+    report = exhibits.reports("v1")["think"]
     assert second.tags.pop("examined") != first.tags.pop("examined")
     assert second == first
     assert run_of(second).data.metrics["think/exact"] == report["metrics"]["exact"]["value"]
@@ -393,8 +409,7 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     assert json.loads(stored.read_text()) == report
 
 
-def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champion(project):
-    first = register(project, "v1")
+def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champion(project, first):
     point("esi", "champion", first)
     point("esi", "candidate", None)
     assert register(project, "v1").aliases == ("champion",)
@@ -408,8 +423,7 @@ def test_the_candidate_is_the_newest_that_was_neither_refused_nor_is_the_champio
     assert holder("esi", "previous") == find("esi", "v1") == find("esi", "champion")
 
 
-def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(project):
-    first = register(project, "v1")
+def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(project, first):
     with connect() as client:
         client.delete_model_version("esi", "1")
 
@@ -424,8 +438,7 @@ def test_a_version_deleted_by_hand_is_not_found_and_may_be_registered_again(proj
     assert (again.digest, again.run_id) == (first.digest, first.run_id)
 
 
-def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(project):
-    first = register(project, "v1")
+def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(project, first):
     with connect() as client:
         client.delete_registered_model("esi")
 
@@ -438,10 +451,9 @@ def test_a_model_deleted_by_hand_is_not_found_and_may_be_registered_again(projec
     assert (again.number, again.digest, again.aliases) == (1, first.digest, ("candidate",))
 
 
-def test_an_experiment_deleted_by_hand_is_said(project):
-    entry = register(project, "v1")
+def test_an_experiment_deleted_by_hand_is_said(project, first):
     with connect() as client:
-        client.delete_experiment(client.get_run(entry.run_id).info.experiment_id)
+        client.delete_experiment(client.get_run(first.run_id).info.experiment_id)
     with pytest.raises(RegistryError, match=r"the experiment esi was deleted in .*; restore it there"):
         register(project, "v2")
 
@@ -453,8 +465,7 @@ def test_a_store_whose_artefacts_a_server_keeps_asks_for_the_server(project):
         register(project, "v1")
 
 
-def test_versions_that_others_registered_by_hand_do_not_count(project):
-    register(project, "v1")
+def test_versions_that_others_registered_by_hand_do_not_count(project, first):
     with connect() as client:
         client.create_model_version("esi", str(Path("elsewhere").absolute()))
     assert [entry.number for entry in entries("esi")] == [1]
@@ -511,7 +522,6 @@ def test_what_a_manifest_does_not_name_is_not_registered(project, name, sentence
 
 
 def test_an_adapter_of_another_base_is_not_registered(project):
-    dolls.base(paths.base("esi"))
     write_json(paths.base("esi") / "manifest.json", read_manifest(paths.base("esi")).model_dump() | {"name": "other"})
     locks.record(project)
     with pytest.raises(ArtefactError, match="was made from another base than data/bases/esi now holds"):
@@ -524,32 +534,30 @@ def test_one_name_is_registered_by_one_command_at_a_time(project):
 
 
 def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_factory, monkeypatch):
+    """Forks, which need not import anything: what two processes do in one store is what is looked at."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.store())
-    code = (
-        "import sys; from clinrl.runtime import determinism; determinism.pin()\n"
-        "from clinrl import intervals; from clinrl.config import params; from clinrl.registry import versions\n"
-        f"intervals.RESAMPLES = {intervals.RESAMPLES}\n"
-        "import mlflow.store.tracking.sqlalchemy_store\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "print(versions.register(params.load_params(), 'v1').number)"
-    )
+    context = multiprocessing.get_context("fork")
+    ready, told = context.Barrier(2), context.SimpleQueue()
+
+    def machine(folder):
+        os.chdir(folder)
+        ready.wait()
+        told.put(register(project, "v1").number)
+
     machines = []
     for _ in range(2):
         folder = tmp_path_factory.mktemp("machine")
         shutil.copytree("data", folder / "data")
         shutil.copy("dvc.lock", folder)
-        YAML(typ="safe").dump(dolls.PARAMS | {"merges": exhibits.MERGES}, folder / "params.yaml")
-        command = [sys.executable, "-c", code]
-        machines.append(subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-    for machine in machines:
-        assert machine.stdout.readline() == "ready\n"
-    for machine in machines:
-        machine.stdin.write("go\n")
-        machine.stdin.flush()
-    numbers = [machine.communicate()[0].strip() for machine in machines]
+        machines.append(context.Process(target=machine, args=(folder,)))
+        machines[-1].start()
+    for one in machines:
+        one.join()
+    assert [one.exitcode for one in machines] == [0, 0]
+    numbers = [told.get() for _ in machines]
 
     (entry,) = entries("esi")
-    assert numbers == [str(entry.number)] * 2
+    assert numbers == [entry.number] * 2
     with connect() as client:
         assert len(client.search_runs([run_of(entry).info.experiment_id])) == 1
     assert len(logged_models(entry)) == 1
@@ -562,8 +570,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
 @pytest.mark.parametrize(
     ("module", "look"), [(mlflow_store, "_runs"), (log_run, "_logged_models"), (versions, "_versions")]
 )
-def test_whoever_comes_second_steps_back(project, monkeypatch, module, look):
-    first = register(project, "v1")
+def test_whoever_comes_second_steps_back(project, first, monkeypatch, module, look):
     real, looks = getattr(module, look), []
 
     def late(*question):
