@@ -1,5 +1,6 @@
 """A registered model as its user has it: the exam's own answers, one sentence for a bad row, and no altered file."""
 
+import atexit
 import importlib
 import json
 import logging
@@ -13,11 +14,12 @@ import sys
 import tempfile
 import time
 import tomllib
+import traceback
 import urllib.error
 import urllib.request
 import warnings
-from contextlib import chdir
-from importlib.metadata import version
+from contextlib import chdir, redirect_stdout
+from importlib.metadata import files, version
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -41,7 +43,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import connect
 from clinrl_loader import Untrusted
-from unpickled import listening, strangers
+from unpickled import strangers
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -78,6 +80,57 @@ def bundle_of(root, model):
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         with connect() as client:
             return Path(urlsplit(client.get_model_version_download_uri(model, "1")).path)
+
+
+def stripped(path):
+    """A path of imports without this checkout, whose libraries stay."""
+    libraries = str(Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages")
+    return [entry for entry in path if not entry.startswith(str(ROOT)) or entry == libraries]
+
+
+def run_fresh(program, words, folder, path, environment):
+    """Run a program in a new Python: its exit code and what it printed."""
+    start = f"import sys; sys.path[:] = {[str(entry) for entry in path]} + {stripped(sys.path)};"
+    everything = os.environ | environment
+    command = [sys.executable, "-c", start + program, *words]
+    done = subprocess.run(command, cwd=folder, env=everything, stdout=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stdout
+
+
+def run_forked(program, words, folder, path, environment):
+    """Run a program in a fork that forgets clinrl and keeps the libraries, which take ten seconds to import."""
+    printed = folder / "printed"
+    if (child := os.fork()) == 0:
+        code = 1
+        atexit._clear()  # what this process has to do when it ends is not the fork's
+        try:
+            import torch
+
+            torch.set_num_threads(1)  # OpenMP's other threads did not come along
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("clinrl", "clinrl_loader")]:
+                del sys.modules[name]
+            os.chdir(folder)
+            os.environ.update(environment)
+            tempfile.tempdir = None
+            warnings.resetwarnings()  # pytest's, which would raise them
+            sys.path[:] = [*map(str, path), *stripped(sys.path)]
+            sys.path_importer_cache.clear()
+            sys.argv = ["-c", *words]
+            with printed.open("a") as stream, redirect_stdout(stream):
+                exec(program, {"__name__": "__main__"})  # noqa: S102
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:  # noqa: BLE001  as a Python that ends with it would print it
+            traceback.print_exc()
+        finally:
+            atexit._run_exitfuncs()
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), printed.read_text()
+
+
+either_way = pytest.mark.parametrize("run", [run_forked, pytest.param(run_fresh, marks=pytest.mark.slow)])
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +328,7 @@ def test_code_in_the_store_runs_only_as_it_was_signed(root, tmp_path, altered):
     before = clinrl_loader.hashes(bundle)
     program = (
         "import sys, warnings; warnings.simplefilter('ignore'); import mlflow.pyfunc, pandas;"
+        "assert 'torch' not in sys.modules, 'the kernels must be chosen before torch is imported';"
         f"model = mlflow.pyfunc.load_model({str(bundle)!r}); import clinrl; print(clinrl.__file__);"
         "print(len(model.predict(pandas.DataFrame({'narrative': ['cough']}))))"
     )
@@ -354,7 +408,11 @@ def test_load_refuses_what_was_signed_as_another_model_than_was_asked_for(projec
 COLLEAGUE = """
 import os, sys, warnings
 import clinrl_loader, pandas
-model = clinrl_loader.load("models:/esi@candidate", digest=sys.argv[1])
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    model = clinrl_loader.load("models:/esi@candidate", digest=sys.argv[1])
+with open(sys.argv[2], "w") as said:
+    said.writelines(str(warning.message) for warning in told)
 import clinrl
 if os.fork() == 0:
     sys.exit()
@@ -369,23 +427,23 @@ except OSError:  # "... is not what was signed"
 """
 
 
-def test_who_has_the_loader_alone_loads_a_checked_copy_that_goes_with_the_process(project, root, tmp_path):
+@either_way
+def test_who_has_the_loader_alone_loads_a_checked_copy_that_goes_with_the_process(project, root, loaded, tmp_path, run):
     for name in ("installed", "scratch"):
         (tmp_path / name).mkdir()
     shutil.copyfile(clinrl_loader.__file__, tmp_path / "installed/clinrl_loader.py")
     before = clinrl_loader.hashes(bundle_of(root, "esi"), but=[clinrl_loader.NOTED])
-    environment = os.environ | {
-        "CLINRL_TRUSTED_KEYS": str(root / keys.PUBLIC), "MLFLOW_TRACKING_URI": mlflow_store.store(),
-        "PYTHONPATH": str(tmp_path / "installed"), "TMPDIR": str(tmp_path / "scratch"),
+    environment = {
+        "CLINRL_TRUSTED_KEYS": str(root / keys.PUBLIC), "MLFLOW_TRACKING_URI": own_name(root, tmp_path),
+        "TMPDIR": str(tmp_path / "scratch"),
     }  # fmt: skip
-    site = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    bare = f"import sys; sys.path[:] = [p for p in sys.path if not p.startswith({str(ROOT)!r}) or p == {str(site)!r}];"
-    command = [sys.executable, "-c", bare + COLLEAGUE, versions.find("esi", "candidate").digest]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    code, rows, late = done.stdout.split()
-    assert (rows, late) == ("1", "refused"), done.stderr
-    assert Path(code).is_relative_to(tmp_path / "scratch"), "clinrl is that of the copy"
-    assert "checked with the key that came with it" not in done.stderr
+    words = [versions.find("esi", "candidate").digest, str(tmp_path / "said")]
+    code, printed = run(COLLEAGUE, words, tmp_path, [tmp_path / "installed"], environment)
+    assert code == 0
+    place, rows, late = printed.split()
+    assert (rows, late) == ("1", "refused")
+    assert Path(place).is_relative_to(tmp_path / "scratch"), "clinrl is that of the copy"
+    assert "checked with the key that came with it" not in (tmp_path / "said").read_text()
     assert not list((tmp_path / "scratch").glob("clinrl-*"))
     assert clinrl_loader.hashes(bundle_of(root, "esi"), but=[clinrl_loader.NOTED]) == before
 
@@ -505,42 +563,52 @@ def test_the_scoring_server_s_own_application_answers(root, loaded, caplog):
 
 ELSEWHERE = """
 import json, sys
+def heard(event, words):
+    if event == "pickle.find_class":
+        with open(sys.argv[2], "a") as log:
+            log.write(f"{words[0]} {words[1]}\\n")
+sys.addaudithook(heard)
+sys.modules.update(dict.fromkeys(json.loads(sys.argv[3])))  # whoever imports one of these is told that it is not there
 import mlflow, pandas
-early = "torch" in sys.modules
 model = mlflow.pyfunc.load_model("models:/esi@candidate")
 table = model.predict(pandas.DataFrame({"narrative": json.loads(sys.argv[1]), "mode": "think"}))
 import clinrl
-from importlib.metadata import packages_distributions
-names = packages_distributions()
-imported = {name for module in list(sys.modules) for name in names.get(module, [])}
-rows = table.to_dict("records")
-print(json.dumps({"early": early, "code": clinrl.__file__, "imported": sorted(imported), "rows": rows}))
+print(json.dumps({"code": clinrl.__file__, "rows": table.to_dict("records")}))
 """
 
 
-def test_a_colleague_loads_the_alias_from_anywhere_with_the_code_that_came_with_it(project, root, loaded, tmp_path):
+@either_way
+def test_a_colleague_loads_the_alias_from_anywhere_with_the_code_that_came_with_it(
+    project, root, loaded, tmp_path, run
+):
     before = clinrl_loader.hashes(bundle_of(root, "esi"), but=[clinrl_loader.NOTED])
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, json.dumps(narratives())],
-        cwd=tmp_path,
-        env=os.environ | {"MLFLOW_TRACKING_URI": mlflow_store.store()} | listening(tmp_path / "unpickled"),
-        stdout=subprocess.PIPE, check=True,
-    )  # fmt: skip
+    lines = (bundle_of(root, "esi") / "requirements.txt").read_text().splitlines()
+    pins = dict(line.partition(" ;")[0].split("==") for line in lines)
+    words = [json.dumps(narratives()), str(tmp_path / "unpickled"), json.dumps(not_needed(pins))]
+    environment = {"MLFLOW_TRACKING_URI": own_name(root, tmp_path)}
+    code, printed = run(ELSEWHERE, words, tmp_path, [ROOT / "src"], environment)
+    assert code == 0
     assert strangers(tmp_path / "unpickled") == set()
     assert clinrl_loader.hashes(bundle_of(root, "esi"), but=[clinrl_loader.NOTED]) == before
-    said = json.loads(done.stdout.splitlines()[-1])
-
-    assert not said["early"], "the kernels must be chosen before torch is imported"
+    said = json.loads(printed.splitlines()[-1])
     assert said["code"] == str(bundle_of(root, "esi") / "code/clinrl/__init__.py")
     here = loaded.predict(pd.DataFrame({"narrative": narratives(), "mode": "think"}))
     assert said["rows"] == here.to_dict("records")
-    lines = (bundle_of(root, "esi") / "requirements.txt").read_text().splitlines()
-    pins = dict(line.partition(" ;")[0].split("==") for line in lines)
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    ours = {re.split("[<>=]", requirement)[0] for requirement in declared}
-    through_mlflow = {"fastapi", "scipy"}
-    assert set(said["imported"]) & ours - pins.keys() <= through_mlflow
     assert pins["torch"] == version("torch").split("+")[0]
+
+
+def not_needed(pins):
+    """The modules of the libraries that clinrl needs and a registered model does not."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    through_mlflow = {"fastapi", "scipy"}
+    others = {re.split("[<>=]", requirement)[0] for requirement in declared} - pins.keys() - through_mlflow
+    return sorted({Path(file.parts[0]).stem for name in others for file in files(name) or () if file.suffix == ".py"})
+
+
+def own_name(root, folder):
+    """The address of a copy of the store: MLflow keeps its connection to a store, which a fork may not use."""
+    shutil.copyfile(root / mlflow_store.STORE, folder / "copied.db")
+    return f"{mlflow_store.SQLITE}{folder}/copied.db"
 
 
 @pytest.mark.slow

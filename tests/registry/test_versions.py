@@ -541,7 +541,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
 
     def machine(folder):
         os.chdir(folder)
-        ready.wait()
+        ready.wait(timeout=60)
         told.put(register(project, "v1").number)
 
     machines = []
