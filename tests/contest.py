@@ -1,13 +1,17 @@
 """A project whose recipes were examined although nothing was trained: real imaging cases, scripted readers."""
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
-import pytest
 from ruamel.yaml import YAML
 
 import dolls
@@ -45,7 +49,17 @@ Reader = tuple[float, float]
 """How often the label is right, and how often a gold sentence is said."""
 
 
-def mapping(cases: int) -> dict[str, Any]:
+READERS: dict[str, Reader] = {
+    "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.85, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
+    "terse": (0.5, 0.0),
+}  # fmt: skip
+"""One for each recipe, and for the base."""
+CASES = 120
+DRAWS = 110
+"""Of an interval: enough for a difference that stands the correction for all tests."""
+
+
+def mapping() -> dict[str, Any]:
     """The project's params.yaml."""
     data = {"task": "imaging", "task_version": 1}
     trainer = {scale: {"lr": 1.0e-3, "steps": 2, "batch": 2} for scale in ("embedded", "full")}
@@ -58,8 +72,8 @@ def mapping(cases: int) -> dict[str, Any]:
         "modes": dolls.PARAMS["modes"],
         "datasets": {
             "d1": data | {"use": "train", "mix": "natural", "cases": 60, "seed": 7},
-            "x1": data | {"use": "exam", "mix": "reporting", "cases": cases, "seed": 8},
-            "x2": data | {"use": "exam", "mix": "reporting", "cases": cases, "seed": 9},
+            "x1": data | {"use": "exam", "mix": "reporting", "cases": CASES, "seed": 8},
+            "x2": data | {"use": "exam", "mix": "reporting", "cases": CASES, "seed": 9},
         },
         "profiles": dict.fromkeys((*RECIPES, "terse"), recipe) | {"blind": recipe | {"view": "without_evidence"}},
         "versions": {
@@ -73,29 +87,36 @@ def mapping(cases: int) -> dict[str, Any]:
 
 
 @contextmanager
-def compared(folder: Path, readers: dict[str, Reader], cases: int = 120, *, resamples: int) -> Iterator[Path]:
-    """The project in a folder, compared once with so many draws an interval. Copy it; do not write to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(intervals, "RESAMPLES", resamples)
+def drawn() -> Iterator[None]:
+    """Intervals of as many draws as those of the project."""
+    with mock.patch.object(intervals, "RESAMPLES", DRAWS):
         intervals._case_draws.cache_clear()
-        compare.stage(build(readers, cases), "recipes")
-    yield folder
+        yield
     intervals._case_draws.cache_clear()
 
 
-def build(readers: dict[str, Reader], cases: int = 120) -> Params:
-    """Build the project in the working directory. `readers` are by recipe, and `base`."""
-    content = mapping(cases)
+@functools.cache
+def compared() -> Path:
+    """A folder with the project, its recipes compared, made once a test process. Copy it; do not write to it."""
+    folder = Path(tempfile.mkdtemp(prefix="clinrl-contest-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with chdir(folder), drawn():
+        compare.stage(build(), "recipes")
+    return folder
+
+
+def build() -> Params:
+    """Build the project in the working directory."""
+    content = mapping()
     YAML(typ="safe", pure=True).dump(content, Path("params.yaml"))
     params = Params.model_validate(content)
     for data in ("d1", "x1"):
         dataset.stage(params, data)
         named = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
         write_json(paths.data_proof(data), named)
-    examine(params, "imaging-base", readers["base"])
+    examine(params, "imaging-base", READERS["base"])
     for version, spec in params.versions.items():
-        examine(params, version, readers[spec.profile])
+        examine(params, version, READERS[spec.profile])
     return params
 
 

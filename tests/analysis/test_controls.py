@@ -3,12 +3,13 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import contest
-from clinrl import intervals, paths
+from clinrl import paths
 from clinrl.analysis import controls
 from clinrl.analysis.controls import Beside, Mode
 from clinrl.analysis.paired import compare
@@ -19,11 +20,6 @@ from clinrl.evaluation import compare as comparison
 from clinrl.evaluation.answers import load_answers, load_report, open_run
 from clinrl.reports.render import render
 
-READERS = {
-    "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.9, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
-    "terse": (0.5, 0.0),
-}  # fmt: skip
-CASES = 80
 VERSIONS = [f"{recipe}-{seed}" for recipe in contest.RECIPES for seed in contest.SEEDS] + ["blind-1", "terse-1"]
 CONTROLS = {"blind-1": "blind", "terse-1": "terse"}
 TRIVIAL = [*(f"always {label}" for label in contest.TASK.labels), "random", "prior-matched", "bag of words"]
@@ -31,17 +27,16 @@ PAGES = paths.comparison_pages("recipes")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, CASES, resamples=20) as folder:
-        yield folder
+def built():
+    return contest.compared()
 
 
 @pytest.fixture
-def project(built, tmp_path, monkeypatch) -> Params:
+def project(built, tmp_path, monkeypatch) -> Iterator[Params]:
     shutil.copytree(built, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(intervals, "RESAMPLES", 20)
-    return Params.model_validate(contest.mapping(CASES))
+    with contest.drawn():
+        yield Params.model_validate(contest.mapping())
 
 
 def report(name: str, folder: Path = Path()) -> Beside:
@@ -106,7 +101,7 @@ def test_rows_are_those_of_the_versions_own_reports_to_the_digit(built, monkeypa
 
 def test_the_tests_are_those_between_two_models(built, monkeypatch):
     monkeypatch.chdir(built)
-    params = Params.model_validate(contest.mapping(CASES))
+    params = Params.model_validate(contest.mapping())
     run = open_run(params, params.model("imaging-base"))
     for version in ("better-2", "blind-1"):
         for mode in report(version).modes:
@@ -192,7 +187,7 @@ def test_a_base_examined_since_is_refused(project):
 def test_who_descends_from_another_version_stands_beside_it_and_beside_the_base(built, monkeypatch):
     monkeypatch.chdir(built)
     members = {}
-    params = Params.model_validate(contest.mapping(CASES))
+    params = Params.model_validate(contest.mapping())
     run = open_run(params, params.model("imaging-base"))
     for name in ("imaging-base", "plain-1", "better-1", "blind-1"):
         members[name] = controls.Member(

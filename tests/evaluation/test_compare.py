@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import contest
-from clinrl import intervals, paths
+from clinrl import paths
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, Section
 from clinrl.artifacts import read_manifest, sha256_file, write_json
 from clinrl.cli import main as cli
@@ -19,25 +20,20 @@ from clinrl.evaluation.answers import load_report
 from clinrl.reports import results
 from clinrl.reports.results import ALPHA
 
-READERS = {
-    "base": (0.4, 0.3), "plain": (0.55, 0.4), "better": (0.85, 0.8), "same": (0.55, 0.4), "blind": (0.5, 0.3),
-    "terse": (0.5, 0.0),
-}  # fmt: skip
 PLAIN = ("plain-1", "plain-2", "plain-3")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    with contest.compared(tmp_path_factory.mktemp("contest"), READERS, resamples=110) as folder:
-        yield folder
+def built():
+    return contest.compared()
 
 
 @pytest.fixture
-def project(built, tmp_path, monkeypatch) -> Params:
+def project(built, tmp_path, monkeypatch) -> Iterator[Params]:
     shutil.copytree(built, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(intervals, "RESAMPLES", 110)
-    return Params.model_validate(contest.mapping(120))
+    with contest.drawn():
+        yield Params.model_validate(contest.mapping())
 
 
 def report(folder: Path = Path()) -> Compared:
