@@ -13,11 +13,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import hypothesis
+import jinja2
 import pytest
 
 from clinrl.reports import figures
 from clinrl.runtime import determinism
 from clinrl.tracking import mlflow_store
+from once import once
 from valid_params import VALID
 
 determinism.pin()  # before any test module imports torch, which chooses its kernels then
@@ -31,11 +33,11 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
-BEGIN, SAVE = mlflow_store._begin, figures._save
+BEGIN, SAVE, LOAD = mlflow_store._begin, figures._save, jinja2.BaseLoader.load
 DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
 """A picture of one pixel."""
 TOGETHER = ("flows", "faults")
-"""Folders whose files share a project that takes long to build."""
+"""Folders whose files share a server, or a project that takes long to build."""
 LONGEST = (
     "flows",
     "faults",
@@ -88,21 +90,26 @@ def _settled() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _made_once() -> Iterator[None]:
     """An empty MLflow store takes seconds to make and a figure half of one. So each store begins as a copy of one that
-    was made as usual, and each figure is the same dot; tests of either ask for `real`."""
-    template = tmp_path_factory.mktemp("store") / "mlflow.db"
+    was made as usual, and each figure is the same dot; tests of either ask for `real`. Great Expectations compiles its
+    templates anew for each page: here it finds them compiled."""
 
     def begin(file: Path) -> None:
-        if not template.exists():
-            BEGIN(template)
-        shutil.copyfile(template, file)
+        shutil.copyfile(once("store", lambda: BEGIN(Path("mlflow.db").absolute())) / "mlflow.db", file)
         with closing(sqlite3.connect(file)) as store, store:
             store.execute("UPDATE experiments SET artifact_location = ?", [f"{(file.parent / 'artifacts').as_uri()}/0"])
+
+    compiled = jinja2.FileSystemBytecodeCache(str(once("templates", lambda: None)))
+
+    def load(loader: jinja2.BaseLoader, environment: jinja2.Environment, *given: Any) -> jinja2.Template:
+        environment.bytecode_cache = compiled
+        return LOAD(loader, environment, *given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_store, "_begin", begin)
         patch.setattr(figures, "_save", lambda _figure, path: path.write_bytes(DOT))
+        patch.setattr(jinja2.BaseLoader, "load", load)
         yield
 
 

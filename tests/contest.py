@@ -1,11 +1,7 @@
 """A project whose recipes were examined although nothing was trained: real imaging cases, scripted readers."""
 
-import atexit
-import functools
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -24,6 +20,7 @@ from clinrl.evaluation import answers, compare, evaluate
 from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging
 from clinrl.types import Case, Message, Transcript
+from once import once
 from valid_params import LORA
 
 TASK = get_task("imaging")
@@ -95,18 +92,20 @@ def drawn() -> Iterator[None]:
     intervals._case_draws.cache_clear()
 
 
-@functools.cache
 def compared() -> Path:
-    """A folder with the project, its recipes compared, made once a test process. Copy it; do not write to it."""
-    folder = Path(tempfile.mkdtemp(prefix="clinrl-contest-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with chdir(folder), drawn():
-        compare.stage(build(), "recipes")
-    return folder
+    """A folder with the project, its recipes compared; made once a test run. Copy it; do not write to it."""
+    return once("contest", build)
 
 
-def build() -> Params:
-    """Build the project in the working directory."""
+def build() -> None:
+    """Build it in the working directory."""
+    params = examined()
+    with drawn():
+        compare.stage(params, "recipes")
+
+
+def examined() -> Params:
+    """The project with the answers and reports of all models."""
     content = mapping()
     YAML(typ="safe", pure=True).dump(content, Path("params.yaml"))
     params = Params.model_validate(content)

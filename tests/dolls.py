@@ -3,14 +3,9 @@
 Every file has the form that the stages write; only sizes differ.
 """
 
-import atexit
-import functools
 import json
-import os
 import re
-import shutil
 import signal
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +28,7 @@ from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
 from clinrl.training import launch, worker
 from clinrl.types import Message, Transcript
+from once import once
 
 PAD, START, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TEMPLATE = Path(find_spec("trl").origin).parent / "chat_templates/qwen3_5_think.jinja"
@@ -95,18 +91,9 @@ def _integer_keys(mapping: dict) -> dict:
     return {int(key) if key.isdigit() else key: value for key, value in mapping.items()}
 
 
-@functools.cache
 def built() -> Path:
-    """A folder with the doll's project, made once a test process. Copy it; do not write to it."""
-    folder = Path(tempfile.mkdtemp(prefix="clinrl-doll-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        build()
-    finally:
-        os.chdir(before)
-    return folder
+    """A folder with the doll's project, made once a test run. Copy it; do not write to it."""
+    return once("doll", build)
 
 
 def build() -> Params:

@@ -1,12 +1,8 @@
 """A doll's project whose versions can be registered: real adapters, and made-up answers to a real exam."""
 
-import atexit
-import functools
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
-from contextlib import chdir
 from pathlib import Path
 
 import dolls
@@ -18,6 +14,7 @@ from clinrl.data import dataset
 from clinrl.models import bases
 from clinrl.reports import model_card
 from clinrl.training import launch, worker
+from once import once
 
 STEPS = 3
 FOLDED = "v1-full"
@@ -29,15 +26,17 @@ def params() -> Params:
     return dolls.params(merges=MERGES)
 
 
-@functools.cache
 def built() -> Path:
-    """A folder with the base, v1, its child v2 and the fold of v1, examined with few draws; made once a test process.
+    """A folder with the base, v1, its child v2 and the fold of v1, examined with few draws; made once a test run.
 
-    Copy it."""
-    folder = Path(tempfile.mkdtemp(prefix="clinrl-exhibits-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    shutil.copytree(dolls.built(), folder, dirs_exist_ok=True)
-    with chdir(folder), dolls.few_draws():
+    Copy it; do not write to it."""
+    return once("exhibits", build)
+
+
+def build() -> None:
+    """Build it in the working directory."""
+    shutil.copytree(dolls.built(), Path(), dirs_exist_ok=True)
+    with dolls.few_draws():
         dataset.stage(params(), "x1")
         named = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
         write_json(paths.data_proof("x1"), named)
@@ -51,7 +50,6 @@ def built() -> Path:
         dolls.examine(params(), "v2", [1, 2, 3, 4])
         dolls.examine(params(), FOLDED, [1, 2, 3])
         locks.record(params())
-    return folder
 
 
 def adapter(name: str, shift: int) -> None:
