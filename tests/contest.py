@@ -99,9 +99,8 @@ def compared() -> Path:
 
 def build() -> None:
     """Build it in the working directory."""
-    params = examined()
     with drawn():
-        compare.stage(params, "recipes")
+        compare.stage(examined(), "recipes")
 
 
 def examined() -> Params:

@@ -8,7 +8,6 @@ exact + over_use + under_use + unreadable = 1 and adjacent + dangerous + unreada
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -50,7 +49,7 @@ def weighted_f1(counts: Counts) -> float:
 def balanced_accuracy(counts: Counts) -> float:
     """Mean recall of the labels that are gold, in [0, 1]. NaN without cases."""
     of_gold = _totals(counts, 0)
-    recalls = [counts.get((label, label), 0) / n for label, n in of_gold.items()]
+    recalls = [counts.get((label, label), 0) / n for label, n in of_gold.items() if n]
     return sum(recalls) / len(recalls) if recalls else math.nan
 
 
@@ -69,11 +68,11 @@ def _f1s(counts: Counts) -> list[tuple[float, int]]:
     return [(2 * hit / (of_gold[label] + of_answer[label]), of_gold[label]) for label, hit in hits.items()]
 
 
-def _totals(counts: Counts, side: int) -> Counter[str]:
-    """Cases of each gold label (side 0) or of each label that was answered (1)."""
-    totals = Counter[str]()
+def _totals(counts: Counts, side: int) -> dict[str, int]:
+    """Cases of each gold label (side 0) or of each label that was answered (1). A bootstrap asks for many."""
+    totals = dict.fromkeys(LABELS, 0)
     for pair, count in counts.items():
-        if not isinstance(pair[side], Unreadable):
+        if type(pair[side]) is str:
             totals[pair[side]] += count
     return totals
 
