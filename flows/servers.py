@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.errors import Refused
-from clinrl.runtime import child, determinism
+from clinrl.runtime import child
 from flows import credentials
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def configure() -> None:
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", str(int(STARTUP_S)))
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    determinism.without_iris()
 
 
 def is_configured() -> bool:
@@ -111,7 +110,6 @@ def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
 
 def prefect_app() -> "Fence":
     """Prefect behind the fence. It asks for its authentication string itself, which no browser adds by itself."""
-    determinism.without_iris()
     from prefect.server.api.server import create_app
 
     from clinrl.runtime.guard import Fence

@@ -97,11 +97,3 @@ def test_the_record_names_no_build_and_no_machine() -> None:
     assert record["threads"] == 2
     assert record["versions"].keys() >= {"torch", "trl", "peft", "transformers"}
     assert not [version for version in record["versions"].values() if "+" in version]
-
-
-def test_no_grammar_of_iris_is_read() -> None:
-    """Two seconds of every process that imports Prefect. This one was pinned before it imported anything."""
-    import jsonschema
-
-    assert "iri" not in jsonschema.FormatChecker.checkers
-    assert "uri" in jsonschema.FormatChecker.checkers

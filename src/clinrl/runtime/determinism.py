@@ -57,8 +57,6 @@ _VERSIONS = ("torch", "transformers", "tokenizers", "trl", "peft", "accelerate")
 def pin() -> None:
     """Fix the arithmetic and switch telemetry off, in this process and in its children. Idempotent.
 
-    Also spares this process a slow import that nothing here uses.
-
     Raises Refused if torch is loaded already with other kernels, since it is too late then.
     """
     torch = sys.modules.get("torch")
@@ -73,15 +71,6 @@ def pin() -> None:
     # Libraries' advice to each other, which nobody at the command line can follow.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
-    without_iris()
-
-
-def without_iris() -> None:
-    """Keep jsonschema, which Prefect, Great Expectations and OpenEnv import, from compiling a grammar of IRIs.
-
-    That takes two seconds of each process, for a format that no schema here asks for.
-    """
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 
 def settle(seed: int) -> None:
