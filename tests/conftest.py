@@ -33,7 +33,8 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, usual)
 
 
-BEGIN, SAVE, LOAD = mlflow_store._begin, figures._save, jinja2.BaseLoader.load
+BEGIN, LOAD = mlflow_store._begin, jinja2.BaseLoader.load
+FIGURES = {name: getattr(figures, name) for name in ("arms", "confusion", "curves", "groups")}
 DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
 """A picture of one pixel."""
 TOGETHER = ("flows", "faults")
@@ -106,9 +107,13 @@ def _made_once() -> Iterator[None]:
         environment.bytecode_cache = compiled
         return LOAD(loader, environment, *given)
 
+    def dot(*given: Any, **_options: Any) -> None:
+        next(one for one in given if isinstance(one, Path)).write_bytes(DOT)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlflow_store, "_begin", begin)
-        patch.setattr(figures, "_save", lambda _figure, path: path.write_bytes(DOT))
+        for name in FIGURES:
+            patch.setattr(figures, name, dot)
         patch.setattr(jinja2.BaseLoader, "load", load)
         yield
 
@@ -117,7 +122,8 @@ def _made_once() -> Iterator[None]:
 def real(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores and figures are made as they are outside of tests."""
     monkeypatch.setattr(mlflow_store, "_begin", BEGIN)
-    monkeypatch.setattr(figures, "_save", SAVE)
+    for name, draw in FIGURES.items():
+        monkeypatch.setattr(figures, name, draw)
 
 
 @pytest.fixture(scope="module")

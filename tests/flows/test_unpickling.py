@@ -77,6 +77,7 @@ def forked(does: Callable[[], object]) -> int | None:
     def listen_and_do() -> None:
         runpy.run_path(str(HEARING / "sitecustomize.py"))
         does()
+        os._exit(0)  # at its usual end it would wait for Prefect's threads, which did not come along
 
     process = multiprocessing.get_context("fork").Process(target=listen_and_do)
     process.start()

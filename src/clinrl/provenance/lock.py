@@ -5,6 +5,7 @@ of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a f
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,12 +44,10 @@ class Fact(Strict):
 
 def read(path: Path = LOCK) -> Lock:
     """The stages of a dvc.lock. Raises ArtefactError if there is no such file, or if it is none."""
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
     try:
-        content = YAML(typ="safe").load(path)
-        stages: Lock = content.get("stages", {})
+        stages = _stages(path.read_bytes())
         paired = [(out["path"], out["md5"]) for entry in stages.values() for out in entry.get("outs", ())]
     except FileNotFoundError:
         raise ArtefactError(f"{path.name} is not here, so nothing says what was built; run `dvc repro`") from None
@@ -56,6 +55,14 @@ def read(path: Path = LOCK) -> Lock:
         raise ArtefactError(f"{path} is not a lock file of DVC's; restore it from git, or run `dvc repro`") from None
     if len(paired) != len(dict(paired)):
         raise ArtefactError(f"{path} names one output twice; restore it from git")
+    return stages
+
+
+@lru_cache(maxsize=2)  # a command asks it for one model after the other
+def _stages(content: bytes) -> Lock:
+    from ruamel.yaml import YAML
+
+    stages: Lock = YAML(typ="safe").load(content).get("stages", {})
     return stages
 
 
