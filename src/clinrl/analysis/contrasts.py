@@ -7,7 +7,7 @@ the same cases and on the same draws of them. Pure functions of records: no file
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -206,15 +206,9 @@ def parts(task: Task, cases: Sequence[Case], slice_: str) -> dict[str, list[int]
 
 
 def _at(entry: Entry, of: Sequence[int]) -> Entry:
-    return Entry(
-        name=entry.name,
-        kind=entry.kind,
-        versions=entry.versions,
-        answers=[[run[i] for i in of] for run in entry.answers],
-        qualities={name: [[run[i] for i in of] for run in runs] for name, runs in entry.qualities.items()},
-        reported=entry.reported,
-        variants=entry.variants,
-    )
+    answers = [[run[i] for i in of] for run in entry.answers]
+    qualities = {name: [[run[i] for i in of] for run in runs] for name, runs in entry.qualities.items()}
+    return replace(entry, answers=answers, qualities=qualities)
 
 
 def _measured(

@@ -178,14 +178,9 @@ def estimates(
     for name, metric in metrics.items():
         if isinstance(metric, Share):
             estimate = share(metric, golds, answers, clusters)
-        elif not metric.readable_only:
-            estimate = bootstrap(metric.of, golds, answers, clusters)
-        elif readable:
-            estimate = bootstrap(
-                metric.of, _at(golds, readable), _at(answers, readable), clusters and _at(clusters, readable)
-            )
         else:
-            estimate = None
+            kept = readable if metric.readable_only else range(len(answers))
+            estimate = bootstrap(metric.value, _at(golds, kept), _at(answers, kept), clusters and _at(clusters, kept))
         if estimate is not None:
             found[name] = estimate
     return found
@@ -213,8 +208,7 @@ def measured(
         [quality.of(case, transcript, responses) for quality in qualities.values()]
         for case, transcript in zip(cases, transcripts, strict=True)
     ]
-    for place, name in enumerate(qualities):
-        values = [row[place] for row in rows]
+    for name, values in zip(qualities, zip(*rows, strict=True), strict=bool(rows)):
         inside = [i for i, value in enumerate(values) if value is not None]
         if inside:
             found[name] = mean([values[i] or 0.0 for i in inside], clusters and _at(clusters, inside))
