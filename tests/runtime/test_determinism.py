@@ -50,11 +50,40 @@ def output(code: str, **environment: str) -> str:
     return done.stdout.strip()
 
 
-def test_threads_hash_seed_and_a_wish_for_other_kernels_change_nothing() -> None:
+def trained_here() -> str:
+    """What the program says in this process, with these tests' threads and kernels."""
     said = StringIO()
     with redirect_stdout(said):
-        exec(TRAIN)  # noqa: S102  here, with these tests' threads and kernels
-    plain = said.getvalue().strip()
+        exec(TRAIN)  # noqa: S102
+    return said.getvalue().strip()
+
+
+def test_threads_of_before_change_nothing() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = trained_here()
+        torch.set_num_threads(3)
+        assert one == trained_here()
+    finally:
+        torch.set_num_threads(before)
+    assert f" {determinism.THREADS} " in one
+
+
+@pytest.mark.skipif(not determinism.X86, reason="other processors have one kernel level")
+def test_a_wish_for_other_kernels_is_overruled_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what torch and the BLAS below it read; another test imports them."""
+    ours = {name: os.environ[name] for name in ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")}
+    for name in ours:
+        monkeypatch.setenv(name, "default")
+    determinism.pin()
+    assert {name: os.environ[name] for name in ours} == ours
+    assert ours["ATEN_CPU_CAPABILITY"] == determinism.KERNELS == torch.backends.cpu.get_cpu_capability().lower()
+
+
+@pytest.mark.slow
+def test_threads_hash_seed_and_a_wish_for_other_kernels_change_nothing() -> None:
+    plain = trained_here()
     assert plain == output(TRAIN, OMP_NUM_THREADS="1", PYTHONHASHSEED="2", ATEN_CPU_CAPABILITY="default")
     assert f" {determinism.THREADS} " in plain
     assert not determinism.X86 or plain.endswith("AVX2")
