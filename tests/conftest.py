@@ -22,6 +22,7 @@ from clinrl.tracking import mlflow_store
 from once import once
 from valid_params import VALID
 
+gc.disable()  # until the first test: of what is imported nothing is garbage, and looking for it takes seconds
 determinism.pin()  # before any test module imports torch, which chooses its kernels then
 for profile, examples in {"quick": 25, "clinrl": 30, "many": 500}.items():  # `--hypothesis-profile` names another
     hypothesis.settings.register_profile(profile, deadline=None, max_examples=examples)  # a busy machine is no failure
@@ -84,10 +85,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="module")
 def _settled() -> None:
-    """Keep the garbage collector from walking the loaded libraries: millions of objects that stay, at each collection
-    that a library asks for, as statsmodels does with every correction of p values."""
+    """Keep the garbage collector from walking the loaded libraries, millions of objects that stay."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="session")

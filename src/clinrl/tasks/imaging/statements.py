@@ -6,7 +6,7 @@ them, so the share of gold statements that a text makes can be counted without a
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final, Literal, NamedTuple
 
 from clinrl.tasks.imaging.guideline import ELSEWHERE, MODALITIES, TARGETS
@@ -136,6 +136,7 @@ def word(statement: Statement, wording: int) -> str:
     return text[0].upper() + text[1:]
 
 
+@lru_cache(maxsize=1 << 13)  # a gold sentence is read again for each answer and each measure
 def read(sentence: str) -> Statement | None:
     """The statement that a sentence makes, whatever its letter case and spacing; None for any other sentence."""
     text = " ".join(sentence.split()).lower()
