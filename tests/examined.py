@@ -5,6 +5,8 @@ versions (registry, gate, release, lineage) can be tested in seconds.
 """
 
 import json
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +20,12 @@ from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data import dataset
+from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import promotion
 from clinrl.release.gate import Decision
 from clinrl.signing import approval as approvals
+from once import once
 
 RIGHT: Sequence[int] = (0,)
 """An answer pattern: every case right."""
@@ -47,12 +51,51 @@ GATES = {
     }
 }
 
+SECTIONS = {"gates": GATES, "merges": MERGES, "datasets": DATASETS}
+ANSWERS = {"v1": RIGHT, "v2": GOOD, "v3": [5], "v2-full": GOOD, "v1-v2": RIGHT}
+"""v1 is as good as it gets, v2 calls too much urgent, v3 is dangerous.
+
+The full model of v2 answers as v2 does, and the blend of v1 and v2 as v1.
+"""
+
+
+def params() -> Params:
+    """The project's params."""
+    return dolls.params(**SECTIONS)
+
+
+def registered() -> Path:
+    """A folder with the project in which all of ANSWERS are registered, made once a test run. Only `copy` it."""
+    return once("examined", register)
+
+
+def register() -> None:
+    """Build the project in the working directory and register all of it."""
+    with dolls.few_draws():
+        build(ANSWERS)
+        for name in ANSWERS:
+            versions.register(params(), name)
+
+
+def copy(project: Path, to: Path) -> None:
+    """Copy a project, without the bytes of the code in its registered models: hundreds of files that nobody writes to.
+
+    They become hard links. Who alters one puts a new file in its place.
+    """
+
+    def place(source: str, target: str) -> None:
+        if "/code/" in source:
+            os.link(source, target)
+        else:
+            shutil.copy(source, target)
+
+    shutil.copytree(project, to, dirs_exist_ok=True, copy_function=place)
+
 
 def build(answers: dict[str, Sequence[int]]) -> Params:
     """Build the project in the working directory, with the answers of versions and merges, as patterns."""
-    sections = {"gates": GATES, "merges": MERGES, "datasets": DATASETS}
-    YAML().dump(dolls.PARAMS | sections, Path("params.yaml"))
-    params = dolls.params(**sections)
+    YAML().dump(dolls.PARAMS | SECTIONS, Path("params.yaml"))
+    params = dolls.params(**SECTIONS)
     for name in ("d1", "x1"):
         dataset.stage(params, name)
     for data in ("d1", "x1"):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import chdir
 
 import pytest
 
@@ -13,7 +12,6 @@ from clinrl import paths
 from clinrl.cli.main import main
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError
-from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release.gate import Decision
 from clinrl.reports import numbers
@@ -22,19 +20,9 @@ from clinrl.signing import approval, keys
 pytestmark = pytest.mark.usefixtures("few_draws")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    root = tmp_path_factory.mktemp("desk")
-    with chdir(root):
-        params = examined.build({"v1": examined.RIGHT, "v3": [5]})
-        for name in ("v1", "v3"):
-            versions.register(params, name)
-    return root
-
-
 @pytest.fixture
-def project(built, tmp_path, monkeypatch):
-    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+def project(tmp_path, monkeypatch):
+    examined.copy(examined.registered(), tmp_path)
     monkeypatch.chdir(tmp_path)
 
 
@@ -64,7 +52,9 @@ def test_from_registered_to_champion_and_back(run):
     assert (code, row["aliases"], row["gate"], row["approver"]) == (0, "champion", "passed", "Ada Lovelace")
 
     code, rows, _ = run("versions", "esi")
-    assert [(row["number"], row["version"]) for row in rows] == [("1", "v1"), ("2", "v3")]
+    assert [(row["number"], row["version"]) for row in rows] == [
+        ("1", "v1"), ("2", "v2"), ("3", "v3"), ("4", "v1-v2"),
+    ]  # fmt: skip
 
     code, (row,), _ = run("lookup", "esi", "champion")
     assert (code, row["version"]) == (0, "v1")
@@ -154,13 +144,9 @@ def test_on_a_terminal_the_form_follows_the_findings(project, capsys, monkeypatc
 
 def test_a_rollback_says_that_the_full_model_is_still_champion(run):
     params = load_params()
-    examined.train("v2")
-    dolls.examine(params, "v2", examined.RIGHT)
-    examined.merge(params, "v2-full")
-    dolls.examine(params, "v2-full", examined.RIGHT)
-    locks.record(params)
     for name in ("v2", "v2-full"):
-        run("register", name)
+        dolls.examine(params, name, examined.RIGHT)
+    locks.record(params)
     for name in ("v1", "v2", "v2-full"):
         assert run("promote", name, "--approver", "Ada Lovelace")[0] == 0
     code, (row,), said = run("rollback", "esi", "--approver", "Ada Lovelace")

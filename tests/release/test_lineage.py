@@ -28,20 +28,21 @@ UNSIGNED = {("unrecorded", "provenance")}
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("lineage")
+    examined.copy(examined.registered(), root)
+    params = examined.params()
     with chdir(root):
-        good, right = examined.GOOD, examined.RIGHT
-        params = examined.build({"v1": good, "v2": right, "v2-full": right, "v1-v2": good})
+        for name in ("v2", "v2-full"):
+            dolls.examine(params, name, examined.RIGHT)
+        locks.record(params)
         for name in ("v1", "v2", "v2-full"):
-            versions.register(params, name)
             examined.promote(params, name, "Ada Lovelace", promotion.decide(params, name))
-        versions.register(params, "v1-v2")
     return root, params
 
 
 @pytest.fixture
 def params(built, tmp_path, monkeypatch):
     root, params = built
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    examined.copy(root, tmp_path)
     monkeypatch.chdir(tmp_path)
     return params
 
@@ -244,7 +245,9 @@ def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
 
 def test_code_that_was_altered_in_the_store_breaks_the_registry_s_link(params):
     code = next(Path("mlruns").rglob("code/clinrl/tasks/esi/answer.py"))
-    code.write_text(code.read_text() + "\n")
+    altered = code.read_text() + "\n"
+    code.unlink()  # a link to the file of which other tests make copies
+    code.write_text(altered)
     said = "".join(broken(params, "v2-full").values()) + "".join(broken(params, "v1-v2").values())
     assert "answer.py' of " in said
     assert "was altered after" in said

@@ -1,7 +1,6 @@
 """Release: nothing is renamed without a decision, a name, and the champion that the decision was about."""
 
 import shutil
-from contextlib import chdir
 from itertools import cycle
 
 import pytest
@@ -23,28 +22,11 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 ADA = "Ada Lovelace"
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """v1 is as good as it gets, v2 calls too much urgent, v3 is dangerous; all registered.
-
-    The full model of v2 answers as v2 does, and the blend of v1 and v2 as v1.
-    """
-    root = tmp_path_factory.mktemp("released")
-    with chdir(root):
-        right, good = examined.RIGHT, examined.GOOD
-        answers = {"v1": right, "v2": good, "v3": [5], "v2-full": good, "v1-v2": right}
-        params = examined.build(answers)
-        for name in answers:
-            versions.register(params, name)
-    return root, params
-
-
 @pytest.fixture
-def params(built, tmp_path, monkeypatch):
-    root, params = built
-    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+def params(tmp_path, monkeypatch):
+    examined.copy(examined.registered(), tmp_path)
     monkeypatch.chdir(tmp_path)
-    return params
+    return examined.params()
 
 
 def champion():
