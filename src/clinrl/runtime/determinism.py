@@ -80,6 +80,8 @@ def settle(seed: int) -> None:
     import torch
 
     torch.use_deterministic_algorithms(True)
+    # Else torch fills each new buffer, and TRL's loss asks for one of megabytes at each call and overwrites it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its module
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(THREADS)
     # As transformers.set_seed does, whose import takes six seconds.
