@@ -132,6 +132,18 @@ def test_a_path_that_another_dvc_writes_is_told_from_a_failure(here: Path) -> No
     assert isinstance(steps.failure("quick@x", code, said), steps.DvcBusy)
 
 
+def test_what_follows_a_stage_that_runs_is_handed_to_dvc_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC itself calls the later ones up to date, since it has not seen yet what the first will make."""
+    from flows import steps
+
+    states, ran = {"probe@v3": "up to date", "train@v3": "changed", "evaluate@v3": "up to date"}, []
+    monkeypatch.setattr(steps, "dvc_states", lambda _addresses: states)
+    monkeypatch.setattr(steps, "repro", lambda stage, name: ran.append(f"{stage}@{name}"))
+    assert steps.bring_up_to_date([*states]) == ran == ["train@v3", "evaluate@v3"]
+    states["train@v3"] = "up to date"
+    assert steps.bring_up_to_date([*states]) == []
+
+
 def test_a_failure_without_a_word_is_still_a_sentence() -> None:
     from flows import steps
 
