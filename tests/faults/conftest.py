@@ -16,7 +16,9 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose v2 is registered and promoted. It is put back after each attack."""
     import projects
 
+    import dolls
+
     folder = tmp_path_factory.mktemp("released") / "project"
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, dolls.few_draws():
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         return projects.released_apart(folder)

@@ -13,6 +13,7 @@ from typing import Any
 from attempts import WENT_ON, forked
 
 import dolls
+import dvc_forked
 import exhibits
 import laid
 from clinrl import paths
@@ -148,9 +149,12 @@ def promote(params: Params) -> None:
 def preload() -> None:
     """Import what commands import when they need it, so that each fork of this process finds it there."""
     for name in (
-        "dvc.cli", "dvc.commands.checkout", "dvc.commands.commit", "dvc.repo", "great_expectations",
-        "mlflow.store.artifact.local_artifact_repo", "mlflow.store.model_registry.sqlalchemy_store",
-        "mlflow.store.tracking.sqlalchemy_store", "peft", "transformers", "transformers.models.qwen3.modeling_qwen3",
+        *dvc_forked.NEEDED, "alembic.command", "dvc.cli", "dvc.commands.checkout", "dvc.commands.commit", "dvc.repo",
+        "great_expectations", "mlflow.store.artifact.local_artifact_repo",
+        "mlflow.store.model_registry.sqlalchemy_workspace_store", "mlflow.store.tracking.sqlalchemy_workspace_store",
+        "model_signing.signing", "model_signing.verifying", "peft", "sklearn.linear_model",
+        "statsmodels.stats.contingency_tables", "statsmodels.stats.proportion", "transformers",
+        "transformers.models.qwen3.modeling_qwen3", "clinrl.training.trl",
         "clinrl.cli.registry_commands", "clinrl.evaluation.evaluate", "clinrl.evaluation.error_analysis",
         "clinrl.training.launch", "clinrl.data.validate",
     ):  # fmt: skip

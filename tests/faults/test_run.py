@@ -26,6 +26,7 @@ from clinrl.errors import Refused
 from clinrl.provenance import lock
 
 SEED = run.SEED
+pytestmark = pytest.mark.usefixtures("few_draws")  # with which the released project is made
 
 
 def through(records: list[dict[str, Any]], fine: Callable[[dict[str, Any]], bool]) -> list[str]:

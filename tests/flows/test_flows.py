@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted
 
 import examined
 import laid
-import scripted
 from clinrl import artifacts as artefacts
 from clinrl import paths
 from clinrl.config.params import Params, load_params
