@@ -3,6 +3,8 @@
 import json
 import shutil
 import subprocess
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -10,14 +12,14 @@ import pytest
 import dolls
 import locks
 import sown
-from clinrl import paths
+from clinrl import artifacts, paths
 from clinrl.benchmarks import external
 from clinrl.config.params import Params
 from clinrl.data import dataset, reward_audit, validate
 from clinrl.errors import DataError
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.registry import versions
-from clinrl.tasks.base import content_id
+from clinrl.tasks.base import content_id, get_task
 from clinrl.tracking import mlflow_store
 from clinrl.training import launch
 
@@ -60,6 +62,7 @@ def holding(files: list[Path]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.usefixtures("few_draws")
 def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     place, source = tmp_path / "project", tmp_path / "source"
     shutil.copytree(dolls.built(), place)
@@ -113,49 +116,63 @@ def imported(tmp_path_factory):
     return folder
 
 
-def spoil(name: str, change) -> None:
-    """Change each row of an import and seal the result, as somebody would who edits it by hand."""
-    from clinrl import artifacts
-    from clinrl.tasks.base import get_task
-
+def spoil(name: str, *changes) -> None:
+    """Change the rows of an import, one change after the other, and seal the result, as somebody would by hand."""
     folder = paths.cases(name)
+    task = get_task("esi")
     lines = []
-    for line in (folder / paths.CASES_FILE).read_text().splitlines():
+    for line, change in zip((folder / paths.CASES_FILE).read_text().splitlines(), cycle(changes), strict=False):
         content = json.loads(line)
         change(content)
-        key, facts = content["key"], content["facts"]
-        try:
-            case = get_task("esi").Case.model_validate(content)
+        with suppress(ValueError):  # what is no case any more has no id either
+            case = task.Case.model_validate(content)
             content["id"] = content_id("esi", case.facts, case.key)
-        except ValueError:
-            assert key is not facts
         lines.append(artifacts.canonical_json(content) + "\n")
     artifacts.write_text(folder / paths.CASES_FILE, "".join(lines))
     fields = artifacts.read_manifest(folder).model_dump(exclude={"files"})
     artifacts.seal(folder, **fields)
 
 
+def told(text: str):
+    """A change that adds to a narrative."""
+    return lambda case: case["facts"].update(narrative=f"{case['facts']['narrative']} {text}")
+
+
 @pytest.mark.parametrize(
-    ("change", "column"),
+    ("changes", "columns"),
     [
-        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " MRN 9182736455"), "narrative"),
-        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " a\u200bb"), "narrative"),
-        (lambda case: case["facts"].update(narrative=case["facts"]["narrative"] + " ESI 2"), "narrative"),
-        (lambda case: case["key"].update(hr_bpm=3133799), "hr_bpm"),
-        (lambda case: case["key"].update(complaint=5), "key.complaint"),
-        (lambda case: case["facts"].update(narrative=[sown.TEXT]), "facts.narrative"),
+        (
+            (
+                told("MRN 9182736455"),
+                told("a\u200bb"),
+                told("ESI 2"),
+                lambda case: case["key"].update(hr_bpm=3133799),
+            ),
+            (
+                "narrative: a value breaks the rule that it holds no medical record number",
+                "narrative: a value breaks the rule that it holds no control or invisible character",
+                "narrative: a value breaks ExpectColumnValuesToNotMatchRegex",
+                "hr_bpm: a value breaks ExpectColumnValuesToBeBetween",
+            ),
+        ),
+        ((lambda case: case["key"].update(complaint=5),), ("key.complaint",)),
+        ((lambda case: case["facts"].update(narrative=[sown.TEXT]),), ("facts.narrative",)),
     ],
 )
-def test_a_refusal_shows_no_value(imported, tmp_path, monkeypatch, capfd, change, column):
+def test_a_refusal_shows_no_value(imported, tmp_path, monkeypatch, capfd, changes, columns):
     params = project(imported / "source")
     monkeypatch.chdir(shutil.copytree(imported, tmp_path / "project"))
-    spoil("mimic-train", change)
+    spoil("mimic-train", *changes)
     with pytest.raises(DataError) as error:
         validate.stage(params, "mimic-train")
+    failed = json.loads(paths.data_proof("mimic-train").with_suffix(".failed.json").read_text())
     said = str(error.value)
-    assert f"column {column}" in said
-    assert "row " in said
+    assert failed["refused"] == said
     assert "dvc repro import@mimic-train" in said
+    faults = failed.get("faults", [said])
+    for row, (fault, column) in enumerate(zip(faults, columns, strict=True), start=1):
+        assert f"row {row}" in fault
+        assert f"column {column}" in fault
     assert not paths.data_proof("mimic-train").exists()
     shown = [path for path in [*Path("data/docs").rglob("*"), *Path("data/reports").rglob("*")] if path.is_file()]
     assert shown

@@ -157,9 +157,10 @@ def test_published_format(text, paid):
 
 
 @pytest.mark.parametrize("filler", ["<answer>", "</answer>", "<", "<think>", "<answer>x</answer>", " ", "word "])
-def test_a_hundred_thousand_pieces_are_read(filler):
+def test_a_hundred_thousand_characters_are_read(filler):
     """Anything worse than linear would not come back from this."""
-    long = turn(filler * 100_000 + f"<answer>{MBA}</answer>", filler * 100_000)
+    many = filler * (100_000 // len(filler))
+    long = turn(f"{many}<answer>{MBA}</answer>", many)
     assert isinstance(parse(long), str | Unreadable)
     published_label(full_text(long))
     published_format(full_text(long))
@@ -223,6 +224,7 @@ def test_published_split_cuts_decimals():
 
 
 @pytest.mark.parametrize("filler", [". ", "[1", "[2].", "a.", "No. ", "...", "\n1. ", "[1-9] "])
-def test_a_hundred_thousand_pieces_are_split(filler):
-    split(filler * 100_000)
-    citations(filler * 100_000)
+def test_a_hundred_thousand_characters_are_split(filler):
+    many = filler * (100_000 // len(filler))
+    split(many)
+    citations(many)

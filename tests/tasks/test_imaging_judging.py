@@ -100,9 +100,10 @@ def test_any_reply_has_a_worth(text):
 
 
 @pytest.mark.parametrize("filler", ["{", "}", "{}", '{"a":', "{1}"])
-def test_a_hundred_thousand_braces_are_read(filler):
-    verdict(filler * 100_000)
-    published_verdict(filler * 100_000)
+def test_a_hundred_thousand_characters_are_read(filler):
+    many = filler * (100_000 // len(filler))
+    verdict(many)
+    published_verdict(many)
 
 
 @pytest.mark.parametrize("judge", WORDING)
@@ -153,13 +154,14 @@ def test_rule_scores_take_another_sameness():
 
 def test_lessons_are_the_same_each_time_and_spread_over_the_range():
     known = list(cases(40, 3, pool="base", mix="balanced"))
-    first, again, other, second = (
-        list(lessons(judge, 330, seed, known))
+    few, again, other, second = (
+        list(lessons(judge, 33, seed, known))
         for judge, seed in (("judge", 1), ("judge", 1), ("judge", 2), ("second_judge", 1))
     )
-    assert first == again
-    assert first != other
-    assert first != second
+    assert few == again
+    assert few != other
+    assert few != second
+    first = list(lessons("judge", 330, 1, known))
     assert len(first) == 330
     counts = spread(first)
     assert set(counts) == set(range(11))
