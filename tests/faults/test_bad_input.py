@@ -324,9 +324,11 @@ def test_a_full_disk(doll: Path, small_disk: tuple[Path, list[str]]) -> None:
     disk, on_disk = small_disk
     shutil.copytree(doll, disk, dirs_exist_ok=True)
     larger = doll_params()
-    larger["datasets"]["d1"]["cases"] = 5_000
+    larger["datasets"]["d1"]["cases"] = 300
     YAML(typ="safe").dump(larger, disk / "larger.yaml")
     before = contents(disk / "data")
+    fill(disk / "filler")
+    os.truncate(disk / "filler", (disk / "filler").stat().st_size - (64 << 10))  # room for a part of it
 
     def run(*arguments: str) -> str:
         done = subprocess.run([*on_disk, *CLINRL, *arguments], capture_output=True, text=True, check=False)

@@ -37,9 +37,13 @@ def through(records: list[dict[str, Any]], fine: Callable[[dict[str, Any]], bool
 # Nothing gets through
 
 
-@pytest.mark.parametrize("times", [pytest.param(3, marks=pytest.mark.slow), 1])
-def test_kills(tmp_path: Path, times: int) -> None:
-    records = list(kills.attack(tmp_path, times, SEED, kills.QUICK))
+ALONE = kills.Chain("alone", kills.projects.doll, (kills._clinrl("dataset", "d1", kills=60),))
+"""A stage without its DVC, whose kills `tests/runtime/test_starter.py` tells."""
+
+
+@pytest.mark.parametrize(("times", "chain"), [pytest.param(3, *kills.QUICK, marks=pytest.mark.slow), (1, ALONE)])
+def test_kills(tmp_path: Path, times: int, chain: kills.Chain) -> None:
+    records = list(kills.attack(tmp_path, times, SEED, [chain]))
     assert len({record["killed"] for record in records} & {kills.GROUP, kills.PARENT, kills.CHILD}) == times
     assert through(records, lambda record: record["outcome"] == kills.FINE) == []
     assert {name: kills.counted(records)[name] for name in ("differing", "doubled", "lost", "orphans")} == {
@@ -47,14 +51,10 @@ def test_kills(tmp_path: Path, times: int) -> None:
     }  # fmt: skip
 
 
-STORE = "store"
-"""The area whose use is a process that loads a model, as `tests/registry/test_pyfunc.py` does in its own."""
-
-
 @pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.slow), False], ids=["every-use", "one-use"])
 def test_mutations(released: Path, monkeypatch: pytest.MonkeyPatch, every: bool) -> None:
-    if not every:  # every second area, by one use; the files' own tests alter each kind of file
-        for area in {*list(mutations.AREAS)[1::2], STORE}:
+    if not every:  # every fourth area, by one use; the files' own tests alter each kind of file
+        for area in {*mutations.AREAS} - {*[*mutations.AREAS][::4]}:
             monkeypatch.delitem(mutations.AREAS, area)
     records = list(mutations.attack(released, 16 if every else len(mutations.AREAS), SEED, one_use=not every))
     assert len({record["area"] for record in records}) >= len(mutations.AREAS) - 2  # not every file can be altered so
