@@ -320,33 +320,45 @@ def test_a_folder_that_somebody_else_signed_anew_is_refused(copy, tmp_path, monk
         clinrl_loader._load_pyfunc(str(copy))
 
 
-@pytest.mark.parametrize("altered", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_code_in_the_store_runs_only_as_it_was_signed(root, tmp_path, altered):
+AS_SIGNED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import mlflow.pyfunc, pandas
+assert sys.argv[2] == "False" or "torch" not in sys.modules, "the kernels must be chosen before torch is imported"
+try:
+    model = mlflow.pyfunc.load_model(sys.argv[1])
+except Exception as refusal:
+    print("refused:", refusal)
+else:
+    import clinrl
+    print(clinrl.__file__)
+    print(len(model.predict(pandas.DataFrame({"narrative": ["cough"]}))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "altered"),
+    [
+        (run_forked, True),
+        pytest.param(run_fresh, True, marks=pytest.mark.slow),
+        pytest.param(run_fresh, False, marks=pytest.mark.slow),
+    ],
+)
+def test_code_in_the_store_runs_only_as_it_was_signed(root, tmp_path, run, altered):
     """In a process that has no clinrl: altered code is not imported, and importing writes nothing into the folder."""
     bundle = tmp_path / "bundle"
     shutil.copytree(bundle_of(root, "esi"), bundle, ignore=shutil.ignore_patterns(clinrl_loader.NOTED))
     before = clinrl_loader.hashes(bundle)
-    program = (
-        "import sys, warnings; warnings.simplefilter('ignore'); import mlflow.pyfunc, pandas;"
-        "assert 'torch' not in sys.modules, 'the kernels must be chosen before torch is imported';"
-        f"model = mlflow.pyfunc.load_model({str(bundle)!r}); import clinrl; print(clinrl.__file__);"
-        "print(len(model.predict(pandas.DataFrame({'narrative': ['cough']}))))"
-    )
-    site = Path(sys.prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    bare = f"import sys; sys.path[:] = [p for p in sys.path if not p.startswith({str(ROOT)!r}) or p == {str(site)!r}];"
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment = env | {"CLINRL_TRUSTED_KEYS": str(root / keys.PUBLIC)}
+    environment = {"CLINRL_TRUSTED_KEYS": str(root / keys.PUBLIC)}
 
     code = bundle / "code/clinrl/__init__.py"
     if altered:
         code.write_text(code.read_text() + "\nprint('altered')\n")
-    command = [sys.executable, "-c", bare + program]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    _, printed = run(AS_SIGNED, [str(bundle), str(run == run_fresh)], tmp_path, [], environment)
     if altered:
-        assert "was altered after" in done.stderr
-        assert done.stdout == ""
+        assert re.fullmatch(r"refused: '.*' of .* was altered after .*\n", printed)
     else:
-        assert done.stdout.splitlines() == [str(code), "1"], done.stderr
+        assert printed.splitlines() == [str(code), "1"]
         assert clinrl_loader.hashes(bundle, but=[clinrl_loader.NOTED]) == before
 
 

@@ -1,10 +1,10 @@
 """The tracking server: what is sent to it, and the sentence for each way in which it does not answer."""
 
+import multiprocessing
+import os
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -199,21 +199,22 @@ def test_a_store_that_another_process_keeps_locked_is_one_sentence(tmp_path, mon
     assert capfd.readouterr().err == ""
 
 
-KILLED = """
-import os, signal
-from alembic import command
-command.upgrade = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # the first tables are made, their changes are not
-from clinrl.tracking.mlflow_store import connect
-with connect():
-    pass
-"""
-
-
 @pytest.mark.usefixtures("real")
 def test_who_is_killed_while_a_store_is_made_leaves_none(tmp_path, monkeypatch):
+    from alembic import command
+
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    killed = subprocess.run([sys.executable, "-c", KILLED], check=False)
-    assert killed.returncode == -signal.SIGKILL
+
+    def killed():
+        # The first tables are made, their changes are not.
+        monkeypatch.setattr(command, "upgrade", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        with connect():
+            pass
+
+    maker = multiprocessing.get_context("fork").Process(target=killed)
+    maker.start()
+    maker.join()
+    assert maker.exitcode == -signal.SIGKILL
     assert (tmp_path / "mlflow.db.new").stat().st_size > 0
     assert not (tmp_path / "mlflow.db").exists()
     with connect() as client:
