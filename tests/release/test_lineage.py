@@ -47,12 +47,20 @@ def params(built, tmp_path, monkeypatch):
     return params
 
 
+@pytest.fixture
+def shown(built, monkeypatch):
+    """The project itself, entered: only read it."""
+    root, params = built
+    monkeypatch.chdir(root)
+    return params
+
+
 def broken(params, name="v2"):
     return {(link.version, link.link): link.says for link in lineage.walk(params, name) if link.state == "broken"}
 
 
-def test_a_released_lineage_holds_from_the_approver_to_the_base(params):
-    links = lineage.walk(params, "v2")
+def test_a_released_lineage_holds_from_the_approver_to_the_base(shown):
+    links = lineage.walk(shown, "v2")
     assert [(link.version, link.link) for link in links] == [
         *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS), ("v2", "gate"), ("v2", "approver"),
     ]  # fmt: skip
@@ -64,8 +72,8 @@ def test_a_released_lineage_holds_from_the_approver_to_the_base(params):
     assert all(len(link.digest) == 64 for link in links if link.state == "holds")
 
 
-def test_a_full_model_leads_to_its_version_and_on_to_the_base(params):
-    links = lineage.walk(params, "v2-full")
+def test_a_full_model_leads_to_its_version_and_on_to_the_base(shown):
+    links = lineage.walk(shown, "v2-full")
     own = ["files", "parent", "base", "exam", "lock", "provenance", "registry"]
     assert [(link.version, link.link) for link in links] == [
         *(("v2-full", link) for link in own), *(("v2", link) for link in LINKS), *(("v1", link) for link in LINKS),
@@ -75,8 +83,8 @@ def test_a_full_model_leads_to_its_version_and_on_to_the_base(params):
     assert [link.says for link in links[1:2]] == ["is made of v2"]
 
 
-def test_a_blend_leads_to_both_its_versions(params):
-    links = [(link.version, link.link, link.state) for link in lineage.walk(params, "v1-v2")]
+def test_a_blend_leads_to_both_its_versions(shown):
+    links = [(link.version, link.link, link.state) for link in lineage.walk(shown, "v1-v2")]
     assert links[1:3] == [("v1-v2", "parent", "holds")] * 2
     assert [version for version, link, _ in links if link == "files"] == ["v1-v2", "v1", "v2"]
     assert links[-1] == ("v1-v2", "gate", "open")
@@ -91,8 +99,8 @@ def test_a_version_that_was_trained_anew_is_not_what_was_merged(params):
     assert "v2-full was made from another v2" in found["v2-full", "parent"]
 
 
-def test_what_nobody_decided_is_open_and_not_broken(params):
-    gate = lineage.walk(params, "v1-v2")[-1]
+def test_what_nobody_decided_is_open_and_not_broken(shown):
+    gate = lineage.walk(shown, "v1-v2")[-1]
     assert (gate.link, gate.state) == ("gate", "open")
 
 
@@ -101,9 +109,9 @@ def test_a_champion_of_whom_the_audit_file_tells_nothing_is_broken(params):
     assert ("v2", "gate") in broken(params)
 
 
-def test_an_unknown_version_is_refused(params):
+def test_an_unknown_version_is_refused(shown):
     with pytest.raises(ParamsError):
-        lineage.walk(params, "v9")
+        lineage.walk(shown, "v9")
 
 
 def test_an_altered_weight_breaks_its_version_and_the_way_from_its_child(params):

@@ -116,11 +116,11 @@ def test_after_a_rollback_a_promotion_is_told_again(params):
     assert kinds()[-2:] == ["approval", "promotion"]
 
 
-@pytest.mark.parametrize("approver", ["", "   ", "x", "Ada\nLovelace", "a" * 81])
-def test_silence_is_no(params, approver):
+def test_silence_is_no(params):
     decision = promotion.decide(params, "v2")
-    with pytest.raises(GateError, match="name of the person"):
-        examined.promote(params, "v2", approver, decision)
+    for approver in ("", "   ", "x", "Ada\nLovelace", "a" * 81):
+        with pytest.raises(GateError, match="name of the person"):
+            examined.promote(params, "v2", approver, decision)
     assert champion() is None
     assert kinds() == ["decision"]
 
