@@ -137,8 +137,9 @@ def imported_mark() -> bytes:
 
 def test_patients_never_cross_pools(tmp_path):
     path = files("mimic-iv-ed", tmp_path, 1000)
-    people = {use: {json.loads(line)["group"].split("/")[-1] for line in taken(path, use)[0]} for use in USES}
-    texts = {use: {json.loads(line)["facts"]["narrative"] for line in taken(path, use)[0]} for use in USES}
+    cases = {use: [json.loads(line) for line in taken(path, use)[0]] for use in USES}
+    people = {use: {case["group"].split("/")[-1] for case in found} for use, found in cases.items()}
+    texts = {use: {case["facts"]["narrative"] for case in found} for use, found in cases.items()}
     assert all(people.values())
     for kind in (people, texts):
         assert sum(map(len, kind.values())) == len(set().union(*kind.values()))
