@@ -264,9 +264,7 @@ def test_the_lock_holds_what_params_ask_for_and_a_new_seed_rebuilds_its_version_
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "command", [pytest.param(["repro"], marks=pytest.mark.slow), ["repro", "--keep-going", "dataset"]]
-)
+@pytest.mark.parametrize("command", [["repro"], ["repro", "--keep-going", "dataset"]])
 def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path: Path) -> None:
     """In `dvc repro`; of what one names by hand with --single-item, DVC removes the outputs before it runs anything."""
     project = tmp_path / "project"
