@@ -9,6 +9,7 @@ import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -101,6 +102,10 @@ def _made_once() -> Iterator[None]:
         shutil.copyfile(once("store", lambda: BEGIN(Path("mlflow.db").absolute())) / "mlflow.db", file)
         with closing(sqlite3.connect(file)) as store, store:
             store.execute("UPDATE experiments SET artifact_location = ?", [f"{(file.parent / 'artifacts').as_uri()}/0"])
+        from mlflow.store.db import utils  # which reads all migrations to know the last, for each store that is opened
+
+        if not hasattr(utils._get_latest_schema_revision, "cache_info"):
+            patch.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
 
     compiled = jinja2.FileSystemBytecodeCache(str(once("templates", lambda: None)))
 

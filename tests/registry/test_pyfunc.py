@@ -686,3 +686,8 @@ def test_a_list_of_facts_comes_as_json_text():
     for text in ("no JSON", '[{"number": 0, "text": "x"}]', '{"number": 1}'):
         with pytest.raises(DataError, match="column evidence"):
             pyfunc._read_facts(facts, row | {"evidence": text}, [])
+
+
+def test_torch_is_not_imported_before_a_model_that_is_loaded_chooses_its_kernels():
+    code = "import sys, mlflow.pyfunc, pandas, clinrl_loader; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=False).returncode == 0
