@@ -162,9 +162,10 @@ def free_port() -> int:
 
 
 def _start(name: str, port: int, settings: dict[str, str]) -> "subprocess.Popen[str]":
-    app = ["--factory", f"flows.servers:{name}_app", "--lifespan", "on", "--log-level", "error"]
+    app = ["--factory", f"flows.servers:{name}_app", "--app-dir", str(Path(__file__).parents[1])]
+    says = ["--lifespan", "on", "--log-level", "error"]
     ends = ["--timeout-graceful-shutdown", "2"]  # seconds; a page that is open elsewhere would hold it for ever
-    command = [sys.executable, "-m", "uvicorn", *app, *ends, "--host", HOST, "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", *app, *says, *ends, "--host", HOST, "--port", str(port)]
     credentials.private_folder()
     for old in credentials.FOLDER.glob("*.log"):
         with suppress(FileNotFoundError):  # another process sweeps too

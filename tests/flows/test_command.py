@@ -227,7 +227,8 @@ with servers.starting():
 
 @pytest.mark.slow
 def test_servers_that_start_at_once_make_one_database(empty: Path) -> None:
-    three = [subprocess.Popen([sys.executable, "-c", SERVED], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    command, env = [sys.executable, "-c", SERVED], os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
+    three = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate(timeout=300)[1] for process in three]
     assert [process.returncode for process in three] == [0, 0, 0], said
 
