@@ -1,6 +1,7 @@
 """A scripted project in which everything was built once, and Prefect for the tests of the flows."""
 
 import contextlib
+import logging
 import multiprocessing
 import shutil
 import sys
@@ -150,6 +151,9 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             APILogWorker.instance().drain()
             server.terminate()
             server.join()
+            for name, logger in logging.root.manager.loggerDict.items():
+                if name.startswith("prefect") and isinstance(logger, logging.Logger):
+                    logger.disabled = True  # its threads would tell later tests that the server is gone
 
 
 def _serve(port: int) -> None:
