@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import dvc_forked
+import forks
 from clinrl import artifacts
 from clinrl.errors import ArtefactError
 
@@ -24,7 +24,7 @@ def test_what_is_altered_in_the_cache_too_is_found_and_built_anew(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    dvc = partial(dvc_forked.dvc, DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
+    dvc = partial(forks.dvc, DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
     Path("source").mkdir()
     Path("source/f").write_text("good")
     artifacts.seal(Path("source"), kind="cases", name="x1", task="esi", task_version=1, spec={}, inputs={})

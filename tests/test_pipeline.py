@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-import dvc_forked
+import forks
 import laid
 from clinrl import paths
 from clinrl.cli.parser import parser
@@ -197,7 +197,7 @@ def copy(tmp_path: Path) -> Path:
 
 def dvc(where: Path, *arguments: str, code: int = 0) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the stages say `python`
-    return dvc_forked.dvc(*arguments, where=where, code=code, DVC_SITE_CACHE_DIR=str(where / "site"), PATH=path)
+    return forks.dvc(*arguments, where=where, code=code, DVC_SITE_CACHE_DIR=str(where / "site"), PATH=path)
 
 
 def changed(where: Path) -> set[str]:

@@ -1,7 +1,7 @@
 """The published protocol and the sampled exam, played by scripts whose numbers are known."""
 
-import os
 import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -40,14 +40,10 @@ def report(name: str) -> ProtocolReport:
 def finished(tmp_path_factory) -> Path:
     """The project with the reports of the base and of v1, which plays as the oracle does. Not to be written to."""
     folder = tmp_path_factory.mktemp("protocol")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         auditors.build(auditors.params(), PLAYERS)
         for name in ("audit-base", "v1"):
             play(auditors.params(), name)
-    finally:
-        os.chdir(before)
     return folder
 
 

@@ -1,8 +1,8 @@
 """`clinrl show`: which episode is meant, and how it reads."""
 
 import json
-import os
 import shutil
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,13 +177,9 @@ def test_what_is_no_single_episode_is_refused(episode, says):
 def audits(tmp_path_factory) -> Path:
     """A project about the audit whose base slips now and then."""
     folder = tmp_path_factory.mktemp("audits")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         auditors.build(auditors.params(), {"audit-base": auditors.TASK.policies()["mediocre"]})
         YAML(typ="safe").dump(auditors.PARAMS, Path("params.yaml"))
-    finally:
-        os.chdir(before)
     return folder
 
 

@@ -1,9 +1,6 @@
 """What an attack records: one attempt and its outcome; a function that runs in a process of its own; a progress bar."""
 
 import io
-import multiprocessing
-import os
-import signal
 import sys
 import time
 import traceback
@@ -15,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from clinrl.errors import Refused
+from forks import fork
 
 Record = dict[str, Any]
 """One attempt as the report holds it: what was done, where or when, with which seed, and what came of it."""
@@ -36,40 +34,25 @@ class Outcome(NamedTuple):
 
 def forked(function: Callable[[], Any], limit_s: float = 120.0) -> Outcome:
     """Call a function in a fork of this process, whose modules it finds imported and whose state it cannot change."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_report, args=(function, theirs))
-    process.start()
-    theirs.close()
-    if not ours.poll(limit_s):
-        os.kill(process.pid or 0, signal.SIGKILL)
-        process.join()
+
+    def report() -> Outcome:
+        started = time.perf_counter()
+        said = io.StringIO()
+        with redirect_stdout(io.StringIO()), redirect_stderr(said):
+            try:
+                value = function()
+                kind, says = WENT_ON, ""
+            except Refused as refused:
+                kind, says, value = REFUSED, str(refused), None
+            except BaseException as error:  # noqa: BLE001  argparse's SystemExit among them: whatever, it is recorded
+                last = traceback.format_exception_only(error)[-1].strip()
+                kind, says, value = RAISED, last, None
+        return Outcome(kind, says or said.getvalue(), time.perf_counter() - started, value)
+
+    ended = fork(report, limit_s=limit_s)
+    if ended.code is None:
         return Outcome(HUNG, f"no end after {limit_s:g} s", limit_s)
-    try:
-        outcome: Outcome = ours.recv()
-    except EOFError:
-        outcome = Outcome(RAISED, "the process died without a word", 0.0)
-    process.join()
-    return outcome
-
-
-def _report(function: Callable[[], Any], pipe: Any) -> None:
-    if torch := sys.modules.get("torch"):  # OpenMP's threads did not come along: who waits for them waits for ever
-        torch.set_num_threads(1)
-    started = time.perf_counter()
-    said = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(said):
-        try:
-            value = function()
-            kind, says = WENT_ON, ""
-        except Refused as refused:
-            kind, says, value = REFUSED, str(refused), None
-        except BaseException as error:  # noqa: BLE001  argparse's SystemExit among them: whatever it is, it is recorded
-            last = traceback.format_exception_only(error)[-1].strip()
-            kind, says, value = RAISED, last, None
-    pipe.send(Outcome(kind, says or said.getvalue(), time.perf_counter() - started, value))
-    pipe.close()
-    os._exit(0)
+    return ended.value or Outcome(RAISED, "the process died without a word", 0.0)
 
 
 def each(items: Iterable[Any], what: str, total: int) -> Iterator[Any]:

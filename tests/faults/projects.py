@@ -13,8 +13,8 @@ from typing import Any
 from attempts import WENT_ON, forked
 
 import dolls
-import dvc_forked
 import exhibits
+import forks
 import laid
 from clinrl import paths
 from clinrl.analysis import baselines
@@ -149,7 +149,7 @@ def promote(params: Params) -> None:
 def preload() -> None:
     """Import what commands import when they need it, so that each fork of this process finds it there."""
     for name in (
-        *dvc_forked.NEEDED, "alembic.command", "dvc.cli", "dvc.commands.checkout", "dvc.commands.commit", "dvc.repo",
+        *forks.DVC_NEEDS, "alembic.command", "dvc.cli", "dvc.commands.checkout", "dvc.commands.commit", "dvc.repo",
         "great_expectations", "mlflow.store.artifact.local_artifact_repo",
         "mlflow.store.model_registry.sqlalchemy_workspace_store", "mlflow.store.tracking.sqlalchemy_workspace_store",
         "model_signing.signing", "model_signing.verifying", "peft", "sklearn.linear_model",

@@ -43,16 +43,6 @@ def doll_params() -> dict[str, Any]:
     return source
 
 
-@contextlib.contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def start(folder: Path, *arguments: str, offline: bool = False) -> subprocess.Popen[str]:
     """A command as a shell with job control starts it: in a process group of its own, which Ctrl-C goes to."""
     # Threads that wait for work must not spin: two trainings share the processors with the tests.
@@ -86,7 +76,7 @@ def doll(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The doll's project with its exam and without an adapter."""
     root = tmp_path_factory.mktemp("doll")
     shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
-    with inside(root):
+    with contextlib.chdir(root):
         YAML(typ="safe").dump(doll_params(), Path("params.yaml"))
         assert cli.main(["dataset", "x1"]) == 0
         exam = artifacts.identity(artifacts.read_manifest(paths.cases("x1")))
@@ -389,9 +379,9 @@ def test_ctrl_c_in_the_middle_of_training_and_the_same_command_again(
     assert step, said
     assert 5 <= int(step[1]) < STEPS
     assert f"clinrl: v1 trains from step {step[1]} to {STEPS}\n" in errors_of(folder)
-    with inside(trained):
+    with contextlib.chdir(trained):
         expected = contents()
-    with inside(folder):
+    with contextlib.chdir(folder):
         assert contents() == expected
 
 

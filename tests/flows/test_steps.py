@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import dvc_forked
+import forks
 from clinrl.errors import ParamsError
 from clinrl.runtime import child
 from processes import alive, eventually, number_in
@@ -37,7 +37,7 @@ def dvc_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A DVC project with one stage that works, one that never ends and one that fails."""
     folder = tmp_path_factory.mktemp("dvc")
     (folder / "dvc.yaml").write_text(STAGES)
-    dvc_forked.dvc("init", "--no-scm", "--quiet", where=folder)
+    forks.dvc("init", "--no-scm", "--quiet", where=folder)
     return folder
 
 

@@ -1,7 +1,6 @@
 """No pickle is read by a stage, a registration, a promotion or a server, and one that were read would be found."""
 
 import inspect
-import multiprocessing
 import os
 import pickle
 import runpy
@@ -18,6 +17,7 @@ import pytest
 from clinrl.cli.main import main
 from clinrl.runtime import dvc_state
 from flows import servers
+from forks import fork
 from unpickled import HEARING, listening, strangers
 
 ROOT = Path(__file__).parents[2]
@@ -71,24 +71,20 @@ def register_and_promote() -> None:
     assert [main(["register", "v2"]), main(["promote", "v2", "--approver", "Ada Lovelace"])] == [0, 0]
 
 
-def forked(does: Callable[[], object]) -> int | None:
+def fork_and_hear(does: Callable[[], object]) -> int | None:
     """The exit code of a fork of this process that writes down what it unpickles."""
 
     def listen_and_do() -> None:
         runpy.run_path(str(HEARING / "sitecustomize.py"))
         does()
-        os._exit(0)  # at its usual end it would wait for Prefect's threads, which did not come along
 
-    process = multiprocessing.get_context("fork").Process(target=listen_and_do)
-    process.start()
-    process.join()
-    return process.exitcode
+    return fork(listen_and_do).code
 
 
 def test_a_registration_and_a_promotion_read_no_pickle(project: Path, heard: Path) -> None:
-    assert forked(register_and_promote) == 0
+    assert fork_and_hear(register_and_promote) == 0
     assert strangers(heard) == set()
-    assert forked(lambda: pickle.loads(pickle.dumps(Path("anything")))) == 0  # noqa: S301
+    assert fork_and_hear(lambda: pickle.loads(pickle.dumps(Path("anything")))) == 0  # noqa: S301
     assert strangers(heard) & PATHS
 
 

@@ -17,7 +17,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import ParamsError
 from clinrl.pipeline import plan
 from clinrl.provenance import dvc_yaml
-from dvc_forked import dvc
+from forks import dvc
 from valid_params import VALID
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from clinrl.provenance import dvc_yaml, lock
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import dsse
 from clinrl.signing.keys import OURS, keyring
-from dvc_forked import dvc
+from forks import dvc
 from intoto import validated
 
 ROOT = Path(__file__).resolve().parents[2]

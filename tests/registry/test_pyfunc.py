@@ -14,11 +14,10 @@ import sys
 import tempfile
 import time
 import tomllib
-import traceback
 import urllib.error
 import urllib.request
 import warnings
-from contextlib import chdir, redirect_stdout
+from contextlib import chdir
 from importlib.metadata import files, version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -43,6 +42,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import connect
 from clinrl_loader import Untrusted
+from forks import fork
 from unpickled import strangers
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -99,35 +99,24 @@ def run_fresh(program, words, folder, path, environment):
 
 def run_forked(program, words, folder, path, environment):
     """Run a program in a fork that forgets clinrl and keeps the libraries, which take ten seconds to import."""
-    printed = folder / "printed"
-    if (child := os.fork()) == 0:
-        code = 1
+    import torch  # noqa: F401  its threads do not come along, which `fork` sees to
+
+    def forget_and_run():
         atexit._clear()  # what this process has to do when it ends is not the fork's
         try:
-            import torch
-
-            torch.set_num_threads(1)  # OpenMP's other threads did not come along
             for name in [name for name in sys.modules if name.partition(".")[0] in ("clinrl", "clinrl_loader")]:
                 del sys.modules[name]
-            os.chdir(folder)
-            os.environ.update(environment)
             tempfile.tempdir = None
             warnings.resetwarnings()  # pytest's, which would raise them
             sys.path[:] = [*map(str, path), *stripped(sys.path)]
             sys.path_importer_cache.clear()
             sys.argv = ["-c", *words]
-            with printed.open("a") as stream, redirect_stdout(stream):
-                exec(program, {"__name__": "__main__"})  # noqa: S102
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        except BaseException:  # noqa: BLE001  as a Python that ends with it would print it
-            traceback.print_exc()
+            exec(program, {"__name__": "__main__"})  # noqa: S102
         finally:
             atexit._run_exitfuncs()
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), printed.read_text()
+
+    ended = fork(forget_and_run, where=folder, **environment)
+    return ended.code, ended.out
 
 
 either_way = pytest.mark.parametrize("run", [run_forked, pytest.param(run_fresh, marks=pytest.mark.slow)])

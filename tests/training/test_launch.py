@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -75,14 +76,9 @@ def lineage(tmp_path_factory):
     """A project in which v1 (SFT) and v2 (GRPO from v1) were trained without a disturbance."""
     root = tmp_path_factory.mktemp("lineage")
     shutil.copytree(dolls.built(), root, dirs_exist_ok=True)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        with dolls.in_process():
-            launch.stage(dolls.params(), "v1")
-            launch.stage(dolls.params(), "v2")
-    finally:
-        os.chdir(before)
+    with chdir(root), dolls.in_process():
+        launch.stage(dolls.params(), "v1")
+        launch.stage(dolls.params(), "v2")
     return root
 
 

@@ -204,11 +204,8 @@ def measured(
 ) -> Estimates:
     """The mean of each quality over the cases that it is defined on, with its bootstrap interval."""
     found: Estimates = {}
-    rows = [  # all of an answer at once: what it takes to read it is then done once
-        [quality.of(case, transcript, responses) for quality in qualities.values()]
-        for case, transcript in zip(cases, transcripts, strict=True)
-    ]
-    for name, values in zip(qualities, zip(*rows, strict=True), strict=bool(rows)):
+    for name, quality in qualities.items():
+        values = [quality.of(case, transcript, responses) for case, transcript in zip(cases, transcripts, strict=True)]
         inside = [i for i, value in enumerate(values) if value is not None]
         if inside:
             found[name] = mean([values[i] or 0.0 for i in inside], clusters and _at(clusters, inside))

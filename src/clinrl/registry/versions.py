@@ -115,7 +115,10 @@ def entries(model: str) -> list[Entry]:
     """Every version of a registered model, oldest first; none if there is no such model. Raises RegistryError."""
     _check(model, "a registered model")
     with connect() as client:
-        return _entries(client, model, _aliases(client, model))
+        aliases = _aliases(client, model)
+        if aliases is None:
+            return []
+        return [_entry(version, aliases) for version in _versions(client, f"name='{model}'")]
 
 
 def find(model: str, which: str, *, digest: str | None = None) -> Entry:
@@ -124,14 +127,11 @@ def find(model: str, which: str, *, digest: str | None = None) -> Entry:
     A name that was trained more than once stands for the version with this digest, or else for its newest. Raises
     RegistryError saying what there is instead.
     """
-    _check(model, "a registered model")
     if not which.isdecimal():
         _check(which, "an alias, a version or a number")
-    with connect() as client:
-        aliases = _aliases(client, model)
-        if not which.isdecimal() and (held := _holder(client, model, which, aliases or {})) is not None:
+        if (held := holder(model, which)) is not None:
             return held
-        known = _entries(client, model, aliases)
+    known = entries(model)
     fitting = [entry for entry in known if which in (entry.name, str(entry.number))]
     if fitting:
         return next((entry for entry in fitting if entry.digest == digest), fitting[-1])
@@ -146,7 +146,11 @@ def holder(model: str, alias: str) -> Entry | None:
     _check(model, "a registered model")
     _check(alias, "an alias")
     with connect() as client:
-        return _holder(client, model, alias, _aliases(client, model) or {})
+        aliases = _aliases(client, model) or {}
+        if alias not in aliases:
+            return None
+        version = client.get_model_version(model, aliases[alias])
+        return _entry(version, aliases) if _counts(version) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,20 +330,6 @@ def _aliases(client: "MlflowClient", model: str) -> dict[str, str] | None:
             raise
         return None
     return {alias: str(number) for alias, number in held.items()}
-
-
-def _entries(client: "MlflowClient", model: str, aliases: Mapping[str, str] | None) -> list[Entry]:
-    """Every version of a registered model, oldest first; none of a model that is not there (None)."""
-    if aliases is None:
-        return []
-    return [_entry(version, aliases) for version in _versions(client, f"name='{model}'")]
-
-
-def _holder(client: "MlflowClient", model: str, alias: str, aliases: Mapping[str, str]) -> Entry | None:
-    if alias not in aliases:
-        return None
-    version = client.get_model_version(model, aliases[alias])
-    return _entry(version, aliases) if _counts(version) else None
 
 
 def _versions(client: "MlflowClient", where: str) -> list["ModelVersion"]:

@@ -55,24 +55,8 @@ def answered_calls(transcript: Transcript) -> Iterator[tuple[Call, str]]:
             yield waiting.pop(0), message.content
 
 
-_latest: list[tuple[AuditCase, Transcript, Outcome]] = []
-"""The episode that was played again last, by the objects themselves."""
-
-
 def play_again(case: AuditCase, transcript: Transcript) -> Outcome:
-    """The log of an episode, its calls made again. What comes after it was handed in counts for nothing.
-
-    Every reward and every quality of an episode asks this, one after the other, so the latest outcome is kept.
-    """
-    for of, played, outcome in _latest:
-        if of is case and played is transcript:
-            return outcome
-    outcome = _play_again(case, transcript)
-    _latest[:] = [(case, transcript, outcome)]
-    return outcome
-
-
-def _play_again(case: AuditCase, transcript: Transcript) -> Outcome:
+    """The log of an episode, its calls made again. What comes after it was handed in counts for nothing."""
     env = AuditEnv()
     env.reset(case)
     malformed = 0

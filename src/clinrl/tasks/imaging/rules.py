@@ -5,7 +5,7 @@ A rating runs from 1 to 9, as appropriateness panels rate: 7 to 9 is Usually App
 is this project's invention). It starts at what the procedure shows and moves by named rules. Not clinical guidance.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -129,32 +129,15 @@ def decide(s: Scenario, omit: frozenset[str] = frozenset(), believed: Yield | No
     """
     usual = believed or usual_yield(s.target, s.modality)
     shown = usual if LOCAL_YIELD in omit else true_yield(condition_of(s), s.target, s.modality)
-    applied = _applied(rule for rule in RULES if rule.id not in omit and rule.holds(s))
-    rating = _rating(shown, applied)
+    applied = [rule for rule in RULES if rule.id not in omit and rule.holds(s)]
+    if applied and applied[0].id == "wrong_region":
+        applied = applied[:1]
+    rating = min(9, max(1, START[shown] + sum(rule.moves for rule in applied)))
     return Decision(rating=rating, label=label_of(rating), shown=shown, applied=tuple(rule.id for rule in applied))
 
 
 def deciding_rule(s: Scenario) -> str:
-    """The first rule whose omission changes the label, or "yield" if what the procedure shows decides alone.
-
-    `decide` with each rule omitted says the same; here every rule is asked once, since each drawn case asks this.
-    """
-    usual, shown = usual_yield(s.target, s.modality), true_yield(condition_of(s), s.target, s.modality)
-    holding = [rule for rule in RULES if rule.holds(s)]
-    label = label_of(_rating(shown, _applied(holding)))
-    if label_of(_rating(usual, _applied(holding))) != label:
-        return LOCAL_YIELD
-    for omitted in holding:
-        if label_of(_rating(shown, _applied(rule for rule in holding if rule != omitted))) != label:
-            return omitted.id
-    return "yield"
-
-
-def _applied(holding: Iterable[Rule]) -> list[Rule]:
-    """Of the rules that hold those that move the rating."""
-    applied = list(holding)
-    return applied[:1] if applied and applied[0].id == "wrong_region" else applied
-
-
-def _rating(shown: Yield, applied: Iterable[Rule]) -> int:
-    return min(9, max(1, START[shown] + sum(rule.moves for rule in applied)))
+    """The first rule whose omission changes the label, or "yield" if what the procedure shows decides alone."""
+    decision = decide(s)
+    asked = (LOCAL_YIELD, *decision.applied)  # to omit a rule that moves nothing changes nothing
+    return next((rule for rule in asked if decide(s, frozenset({rule})).label != decision.label), "yield")
