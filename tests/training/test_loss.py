@@ -2,12 +2,15 @@
 
 import functools
 import inspect
+import io
 import json
 import shutil
 import tempfile
-from contextlib import chdir
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager, nullcontext, redirect_stderr
 from statistics import fmean
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -25,7 +28,7 @@ from clinrl.training import callback, launch, loss
 from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, largest_gap
 from clinrl.types import Manifest
 
-FAMILIES = ("qwen3", "llama", "qwen2")
+FAMILIES = ("qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2")))
 TOKENS = 6
 """Few enough that rows of a group are often the same."""
 LONGEST = 9
@@ -65,7 +68,8 @@ def trainer_of(family: str, dtype: torch.dtype = torch.float32, **changes: objec
 
 @pytest.fixture(scope="module")
 def trainers():
-    return {family: trainer_of(family) for family in FAMILIES}
+    """A trainer in float32 of each architecture that is asked for."""
+    return functools.cache(trainer_of)
 
 
 @st.composite
@@ -118,7 +122,7 @@ def both(trainer: SharedLossTrainer, inputs: dict[str, torch.Tensor], loss_type:
 @pytest.mark.parametrize("family", FAMILIES)
 @given(inputs=batches(), loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "dapo"]))
 def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, inputs, loss_type):
-    trainer = trainers[family]
+    trainer = trainers(family)
     (value, gradient, metrics), (ours, our_gradient, our_metrics) = both(trainer, inputs, loss_type)
     assert ours == pytest.approx(value, rel=1e-5, abs=1e-6)
     largest = max(float(entry.abs().max()) for entry in gradient)
@@ -130,17 +134,17 @@ def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, in
     assert our_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
 
 
-@pytest.mark.parametrize("family", ["qwen3", *(pytest.param(some, marks=pytest.mark.slow) for some in FAMILIES[1:])])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_in_bfloat16_both_are_as_far_from_the_gradient_in_float32(trainers, family):
     rounded, distances = trainer_of(family, torch.bfloat16), []
 
-    @settings(max_examples=25, derandomize=True, database=None)
+    @settings(max_examples=12, derandomize=True, database=None)
     @given(batches())
     def compare(inputs: dict[str, torch.Tensor]) -> None:
         inputs = {
             name: value for name, value in inputs.items() if not name.endswith("logps")
         }  # of a policy in its step
-        exact = both(trainers[family], inputs, "dapo")[0][1]
+        exact = both(trainers(family), inputs, "dapo")[0][1]
         largest = max(0.05, *(float(entry.abs().max()) for entry in exact))  # rows may cancel out, rounding does not
         gradients = [[entry.float() for entry in gradient] for _, gradient, _ in both(rounded, inputs, "dapo")]
         distances.append([largest_gap(exact, gradient, largest) for gradient in gradients])
@@ -165,14 +169,14 @@ def a_batch(live: bool) -> dict[str, torch.Tensor]:
 
 def test_a_batch_without_signal_gives_each_parameter_a_gradient_of_zeros(trainers):
     for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo"):
-        (value, gradient, _), (ours, our_gradient, _) = both(trainers["qwen3"], a_batch(live=False), loss_type)
+        (value, gradient, _), (ours, our_gradient, _) = both(trainers("qwen3"), a_batch(live=False), loss_type)
         assert ours == value == 0
         for entry, our_entry in zip(gradient, our_gradient, strict=True):
             assert torch.equal(entry, our_entry)
 
 
 def test_dead_rows_and_shared_prompts_are_not_forwarded(trainers, monkeypatch):
-    trainer, forwarded = trainers["qwen3"], []
+    trainer, forwarded = trainers("qwen3"), []
     backbone = trainer.model.get_base_model().model
     forward = backbone.forward
     monkeypatch.setattr(backbone, "forward", lambda *a, **k: forwarded.append(k["input_ids"].shape) or forward(*a, **k))
@@ -181,7 +185,7 @@ def test_dead_rows_and_shared_prompts_are_not_forwarded(trainers, monkeypatch):
 
 
 def test_the_first_batch_with_a_signal_is_checked_and_those_before_are_not(trainers, monkeypatch, capsys):
-    trainer = trainers["qwen3"]
+    trainer = trainers("qwen3")
     trainer.beta = 0.0
     monkeypatch.setattr(trainer, "loss_path", "shared")
     for live, agrees in ((False, None), (True, True), (False, True)):
@@ -202,7 +206,7 @@ def test_gradient_checkpointing_keeps_no_cache_so_that_dead_rows_alone_are_left_
 
 
 def test_several_processes_take_the_stock_path(trainers, monkeypatch, capsys):
-    trainer = trainers["qwen3"]
+    trainer = trainers("qwen3")
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
     inputs = a_batch(live=True)
     assert not trainer._check(trainer.live_rows(trainer.model, inputs), inputs)
@@ -245,7 +249,7 @@ def test_the_loss_of_trl_calls_a_model_as_it_did():
 def params_of(**trainer: object):
     """The doll's params with few steps and other settings of the GRPO trainer."""
     profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]), object_hook=dolls._integer_keys)
-    profiles["reward"]["trainer"]["embedded"] |= {"steps": 4} | trainer
+    profiles["reward"]["trainer"]["embedded"] |= {"steps": 2, "checkpoint_every": 1} | trainer
     return dolls.params(profiles=profiles)
 
 
@@ -276,7 +280,7 @@ def history_of(files: dict[str, bytes]) -> list[dict]:
     return [json.loads(line) for line in files["history.jsonl"].splitlines()]
 
 
-@pytest.mark.parametrize("settings", [{}, {"beta": 0.0, "micro_batch": 4}])
+@pytest.mark.parametrize("settings", [{}, pytest.param({"beta": 0.0, "micro_batch": 4}, marks=pytest.mark.slow)])
 def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(settings):
     stock, shared = trained(**settings), trained(loss_path="shared", **settings)
     assert "loss_path.json" not in stock
@@ -294,22 +298,30 @@ def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(
     assert manifest.spec["trainer"]["loss_path"] == "shared"
 
 
-def falsify(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the shared path's log-probabilities wrong by a hundredth."""
+@contextmanager
+def falsified() -> Iterator[None]:
+    """The shared path's log-probabilities are wrong by a hundredth."""
     right = scores.score
 
     def wrong(*arguments: object, **named: object) -> scores.Scores:
         found = right(*arguments, **named)
         return scores.Scores(found.log_probs * 1.01, found.entropy)
 
-    monkeypatch.setattr(scores, "score", wrong)
+    with mock.patch.object(scores, "score", wrong):
+        yield
 
 
-def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_stock_one(project, monkeypatch, capfd):
+@functools.cache
+def trained_on_a_wrong_path() -> tuple[dict[str, bytes], str]:
+    """The files of v3 whose shared path is wrong, and what its training wrote to stderr."""
+    with falsified(), redirect_stderr(io.StringIO()) as stderr:
+        return trained.__wrapped__(loss_path="shared"), stderr.getvalue()
+
+
+def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_stock_one():
     stock = trained()
-    falsify(monkeypatch)
-    shared = train(loss_path="shared")
-    assert "the shared loss path differs from TRL's at step 1" in capfd.readouterr().err
+    shared, errors = trained_on_a_wrong_path()
+    assert "the shared loss path differs from TRL's at step 1" in errors
     assert shared["adapter_model.safetensors"] == stock["adapter_model.safetensors"]
     assert json.loads(shared["loss_path.json"])["used"] == "stock"
     history = history_of(shared)
@@ -320,22 +332,19 @@ def test_a_path_that_differs_is_left_with_a_sentence_and_the_training_is_the_sto
 
 @pytest.mark.parametrize("is_right", [True, False])
 def test_a_killed_run_goes_on_on_the_path_it_was_on(project, monkeypatch, is_right):
-    if is_right:
-        untouched = trained(loss_path="shared")
-    else:
-        falsify(monkeypatch)
-        untouched = train(loss_path="shared")
+    untouched = trained(loss_path="shared") if is_right else trained_on_a_wrong_path()[0]
     log = callback.Watch.on_log
 
     def cut(self, args, state, control, **given):
         log(self, args, state, control, **given)
-        if state.global_step == 3:
+        if state.global_step == 2:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(callback.Watch, "on_log", cut)
-        with pytest.raises(KeyboardInterrupt):
-            train(loss_path="shared")
-    with dolls.in_process():
-        launch.stage(params_of(loss_path="shared"), "v3")
+    with nullcontext() if is_right else falsified():
+        with monkeypatch.context() as patch:
+            patch.setattr(callback.Watch, "on_log", cut)
+            with pytest.raises(KeyboardInterrupt):
+                train(loss_path="shared")
+        with dolls.in_process():
+            launch.stage(params_of(loss_path="shared"), "v3")
     assert dolls.files(paths.adapter("v3")) == untouched
