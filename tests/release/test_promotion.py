@@ -1,6 +1,7 @@
 """Release: nothing is renamed without a decision, a name, and the champion that the decision was about."""
 
 import shutil
+from contextlib import chdir
 from itertools import cycle
 
 import pytest
@@ -22,11 +23,29 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 ADA = "Ada Lovelace"
 
 
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory):
+    """By its champion: the project without one, that in which v2 was promoted, and that with v1 after it."""
+    built = {None: examined.registered()}
+    for before, name in ((None, "v2"), ("v2", "v1")):
+        built[name] = tmp_path_factory.mktemp(name)
+        examined.copy(built[before], built[name])
+        with chdir(built[name]):
+            promoted(examined.params(), name)
+    return built
+
+
 @pytest.fixture
-def params(tmp_path, monkeypatch):
-    examined.copy(examined.registered(), tmp_path)
+def params(request, projects, tmp_path, monkeypatch):
+    """The params of a copy of a project, entered: that without a champion, or the one that `after` names."""
+    examined.copy(projects[getattr(request, "param", None)], tmp_path)
     monkeypatch.chdir(tmp_path)
     return examined.params()
+
+
+def after(champion):
+    """The test begins after the promotion of v2, or of v2 and then v1."""
+    return pytest.mark.parametrize("params", [champion], indirect=True)
 
 
 def champion():
@@ -56,8 +75,8 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert audit_log.read(paths.audit_log())[-1].body["digest"] == entry.digest
 
 
+@after("v2")
 def test_a_refused_version_stays_what_it_was(params):
-    promoted(params, "v2")
     decision = promotion.decide(params, "v3")
     assert not decision.promote
     assert decision.reasons[0].startswith("dangerous")
@@ -95,9 +114,8 @@ def test_promoting_twice_is_promoting_once(params):
     assert kinds() == ["decision", "approval", "promotion"]
 
 
+@after("v1")
 def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
-    promoted(params, "v2")
-    promoted(params, "v1")
     assert (champion(), versions.holder("esi", "previous").name) == ("v1", "v2")
 
     promotion.rollback(params, "esi", approver=ADA)
@@ -107,9 +125,8 @@ def test_the_champion_before_is_kept_and_brought_back_and_forth(params):
     assert kinds()[-2:] == ["rollback", "rollback"]
 
 
+@after("v1")
 def test_after_a_rollback_a_promotion_is_told_again(params):
-    promoted(params, "v2")
-    promoted(params, "v1")
     promotion.rollback(params, "esi", approver=ADA)
     promoted(params, "v1")
     assert champion() == "v1"
@@ -139,8 +156,8 @@ def test_full_models_have_a_champion_of_their_own(params):
     assert kinds() == ["decision", "approval", "promotion"] * 2 + ["decision"]  # v1 against itself, already champion
 
 
+@after("v2")
 def test_a_blend_that_is_an_adapter_competes_with_the_versions(params):
-    promoted(params, "v2")
     decision = promotion.decide(params, "v1-v2")
     assert (decision.model, decision.champion, decision.promote) == ("esi", "v2", True)
     examined.promote(params, "v1-v2", ADA, decision)
@@ -167,8 +184,8 @@ def test_a_decision_is_about_one_adapter(params):
         promotion.decide(params, "v2")
 
 
+@after("v2")
 def test_a_champion_whose_name_was_trained_anew_is_compared_by_the_answers_that_were_kept(params):
-    promoted(params, "v2")
     examined.train("v2", seed=1)
     dolls.examine(params, "v2", [5])
     locks.record(params)
@@ -214,8 +231,8 @@ def test_a_kill_after_the_alias_moved_is_made_good(params):
     assert kinds() == ["decision", "approval", "promotion"]
 
 
+@after("v2")
 def test_a_kill_before_the_audit_file_was_told_is_made_good_by_the_next_release(params):
-    promoted(params, "v2")
     lines = paths.audit_log().read_text().splitlines(keepends=True)
     paths.audit_log().write_text("".join(lines[:-1]))
     versions.point("esi", "candidate", versions.find("esi", "v2"))
@@ -256,9 +273,8 @@ def test_a_name_moved_by_hand_is_not_taken_for_a_promotion(params):
     assert champion() == "v2"
 
 
+@after("v1")
 def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params):
-    promoted(params, "v2")
-    promoted(params, "v1")
     before = kinds()
     versions.point("esi", "champion", versions.find("esi", "v2"))
     with pytest.raises(GateError, match="somebody moved the name by hand"):
@@ -266,8 +282,8 @@ def test_a_name_moved_by_hand_is_not_explained_by_an_approval_of_long_ago(params
     assert kinds() == before
 
 
+@after("v2")
 def test_an_approval_is_not_good_for_the_same_question_after_the_name_moved(params):
-    promoted(params, "v2")
     first = promotion.decide(params, "v1")
     token = approval.sign_approval(params, first.digest, ADA)
     promotion.promote(params, "v1", decision=first, approval=token)
@@ -288,9 +304,8 @@ def test_files_that_changed_while_a_person_thought_are_not_promoted(params):
 
 
 @pytest.mark.parametrize("moved", [1, 2])
+@after("v1")
 def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, monkeypatch, moved):
-    promoted(params, "v2")
-    promoted(params, "v1")
     point, calls = versions.point, []
 
     def dying(*arguments):
@@ -312,9 +327,8 @@ def test_a_rollback_killed_half_way_is_completed_by_the_same_command(params, mon
     assert kinds().count("rollback") == 1
 
 
+@after("v1")
 def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(params):
-    promoted(params, "v2")
-    promoted(params, "v1")
     lines = paths.audit_log().read_text().splitlines(keepends=True)
     paths.audit_log().write_text("".join(lines[:-1]))
 

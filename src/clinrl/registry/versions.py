@@ -129,11 +129,11 @@ def find(model: str, which: str, *, digest: str | None = None) -> Entry:
     """
     if not which.isdecimal():
         _check(which, "an alias, a version or a number")
-        if (held := holder(model, which)) is not None:
-            return held
     known = entries(model)
-    fitting = [entry for entry in known if which in (entry.name, str(entry.number))]
-    if fitting:
+    held = [entry for entry in known if which in entry.aliases]
+    if held and not which.isdecimal():
+        return held[0]
+    if fitting := [entry for entry in known if which in (entry.name, str(entry.number))]:
         return next((entry for entry in fitting if entry.digest == digest), fitting[-1])
     if not known:
         raise RegistryError(f"no model {model} is registered in {place(store())}; run `clinrl register` first")
