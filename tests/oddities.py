@@ -2,7 +2,8 @@
 
 import contextlib
 import json
-import subprocess
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from clinrl.tasks.audit.served.models import CASES
+from clinrl.cli.main import main
+
+CASES = 200
+"""How many cases a seed has; the server tells it, which takes seconds to import."""
 
 
 class Served(NamedTuple):
@@ -34,13 +38,26 @@ class Served(NamedTuple):
 @contextlib.contextmanager
 def served(log: Path, sessions: int = 3) -> Iterator[Served]:
     """The server, until the end of the block; what it says on stderr goes to `log`."""
-    command = [sys.executable, "-m", "clinrl", "openenv", "audit", "--port", "0", "--sessions", str(sessions)]
-    with log.open("w") as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as server:
-        assert server.stdout is not None
+    import clinrl.tasks.audit.served.server  # noqa: F401  before the fork
+
+    ours, theirs = os.pipe()
+    with log.open("w") as errors, os.fdopen(ours) as out:
+        forking = multiprocessing.get_context("fork")  # what is served was imported, which takes seconds
+        server = forking.Process(target=_serve, args=(theirs, errors.fileno(), sessions), daemon=True)
+        server.start()
+        os.close(theirs)
         try:
-            yield Served(server.stdout.readline().strip(), log, psutil.Process(server.pid))
+            yield Served(out.readline().strip(), log, psutil.Process(server.pid))
         finally:
             server.terminate()
+            server.join()
+
+
+def _serve(out: int, errors: int, sessions: int) -> None:
+    os.dup2(out, 1)
+    os.dup2(errors, 2)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    sys.exit(main(["openenv", "audit", "--port", "0", "--sessions", str(sessions)]))
 
 
 def odd(rng: Random, depth: int = 0) -> Any:

@@ -54,7 +54,7 @@ def refusal(mapping: object, folder: Path) -> str:
     """What `load_params` says of a mapping that it must refuse."""
     path = folder / "params.yaml"
     with path.open("w", encoding="utf-8") as stream:
-        writer = YAML(typ="safe", pure=True)
+        writer = YAML(typ="safe")  # in C
         writer.default_flow_style = False  # in flow style it leaves some keys unquoted that it cannot read again
         writer.dump(mapping, stream)
     with pytest.raises(ParamsError) as refused:

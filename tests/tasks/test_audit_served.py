@@ -1,10 +1,11 @@
-"""The served audit: its own client plays it against the real server, and OpenEnv's own validator judges both."""
+"""The served audit: its own client plays it against the real server, and OpenEnv's own validator judges both.
+
+OpenEnv takes seconds to import, so each test imports what it needs: only the process that runs them pays for it.
+"""
 
 import ast
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,21 +27,10 @@ from clinrl.tasks.audit.policies import TRIVIAL, Turn
 from clinrl.tasks.audit.prompt import prompt
 from clinrl.tasks.audit.rewards import CORRECTED
 from clinrl.types import Call, Message, Transcript
+from oddities import served
 from samplers import ScriptedSampler
 
 pytest.importorskip("openenv", reason="OpenEnv is an optional extra")
-
-from openenv.cli.__main__ import app
-from openenv.validation.graders import Subject
-from openenv.validation.graders.runtime import ObservationSchemaGrader, RewardWellFormedGrader, StateContractGrader
-from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
-from openenv.validation.runtime.collector import collect_runtime_evidence
-from openenv.validation.runtime.contracts import RuntimePlan, RuntimeReset
-from typer.testing import CliRunner
-
-from clinrl.tasks.audit.served.client import AuditClient, actions
-from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, AuditState, Start
-from clinrl.tasks.audit.served.server import AuditEnvironment, draw_case
 
 SRC = Path(clinrl.__file__).parent
 FOLDER = SRC / "tasks/audit/served"
@@ -49,19 +39,15 @@ SEED = 41
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Of a server in a process of its own, on a free port of loopback."""
-    command = [sys.executable, "-m", "clinrl", "openenv", "audit", "--port", "0", "--sessions", "4"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield server.stdout.readline().strip()
-        finally:
-            server.terminate()
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("served") / "log", sessions=4) as server:
+        yield server.url
 
 
 @pytest.fixture
 def audit(address):
+    from clinrl.tasks.audit.served.client import AuditClient
+
     with AuditClient(base_url=address).sync() as client:
         yield client
 
@@ -81,6 +67,8 @@ def total(case, transcript):
 
 def over_the_wire(audit, transcript, **options):
     """What the server says to a transcript's calls, and what it pays for them."""
+    from clinrl.tasks.audit.served.client import actions
+
     texts, paid = [audit.reset(**options).observation.text], []
     for action in actions(transcript):
         found = audit.step(action)
@@ -161,6 +149,9 @@ def _calls(*calls):
     ],
 )
 def test_a_call_that_cannot_be_made_is_answered_and_counted(audit, tool, arguments, text):
+    from clinrl.tasks.audit.served.models import AuditAction, Start
+    from clinrl.tasks.audit.served.server import draw_case
+
     audit.reset(**asked("hard"))
     found = audit.step(AuditAction(tool=tool, arguments=arguments))
     assert found.observation.text.startswith(text)
@@ -173,6 +164,9 @@ def test_a_call_that_cannot_be_made_is_answered_and_counted(audit, tool, argumen
 
 
 def test_an_episode_ends_at_the_limit_of_calls_and_stays_ended(audit):
+    from clinrl.tasks.audit.served.models import AuditAction, Start
+    from clinrl.tasks.audit.served.server import draw_case
+
     case = draw_case(Start(**asked("easy")))
     limit = calls_for(len(case.facts.proposals))
     audit.reset(**asked("easy"))
@@ -188,6 +182,9 @@ def test_an_episode_ends_at_the_limit_of_calls_and_stays_ended(audit):
 
 
 def test_before_a_reset_nothing_can_be_done():
+    from clinrl.tasks.audit.served.models import AuditAction, AuditState
+    from clinrl.tasks.audit.served.server import AuditEnvironment
+
     environment = AuditEnvironment()
     assert environment.step(AuditAction(tool="approve", arguments={"proposal_id": "A1"})).text == CLOSED
     assert environment.state == AuditState()
@@ -195,6 +192,10 @@ def test_before_a_reset_nothing_can_be_done():
 
 def test_sessions_do_not_mix(address):
     """Two audits of different cases, call by call in turn, earn what each earns alone."""
+    from clinrl.tasks.audit.served.client import AuditClient, actions
+    from clinrl.tasks.audit.served.models import Start
+    from clinrl.tasks.audit.served.server import draw_case
+
     options = asked("easy", 0), asked("hard", 1)
     found = [draw_case(Start(**one)) for one in options]
     transcripts = [transcript_of("mediocre", case) for case in found]
@@ -216,6 +217,9 @@ def test_sessions_do_not_mix(address):
 
 
 def test_equal_resets_equal_cases_and_those_of_the_data_set(audit):
+    from clinrl.tasks.audit.served.models import Start
+    from clinrl.tasks.audit.served.server import draw_case
+
     assert audit.reset(**asked("medium")).observation == audit.reset(**asked("medium")).observation
     assert audit.reset(**asked("medium", 1)).observation != audit.reset(**asked("medium")).observation
     assert audit.reset().observation != audit.reset().observation
@@ -235,6 +239,8 @@ def test_equal_resets_equal_cases_and_those_of_the_data_set(audit):
     ],
 )
 def test_a_reset_that_asks_for_what_does_not_exist_is_refused_and_changes_nothing(audit, options, named):
+    from clinrl.tasks.audit.served.models import AuditAction
+
     audit.reset(**asked("easy"))
     before = audit.state()
     with pytest.raises(RuntimeError, match=rf"Server error: {named}: "):
@@ -245,6 +251,10 @@ def test_a_reset_that_asks_for_what_does_not_exist_is_refused_and_changes_nothin
 
 def test_neither_observations_nor_states_hold_anything_of_the_key():
     """A case with another key reads the same to the last character until it is scored."""
+    from clinrl.tasks.audit.served.client import actions
+    from clinrl.tasks.audit.served.models import AuditObservation, AuditState, Start
+    from clinrl.tasks.audit.served.server import AuditEnvironment, draw_case
+
     assert set(AuditObservation.model_fields) == {"text", "done", "reward", "metadata"}
     assert set(AuditState.model_fields) == {
         "episode_id", "step_count", "level", "pool", "proposals", "calls", "calls_left", "malformed", "submitted",
@@ -272,6 +282,9 @@ def test_neither_observations_nor_states_hold_anything_of_the_key():
 
 def validated(*arguments):
     """OpenEnv's own command, in this process, which has imported it."""
+    from openenv.cli.__main__ import app
+    from typer.testing import CliRunner
+
     done = CliRunner().invoke(app, ["validate", *arguments])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -295,6 +308,16 @@ def test_the_validator_passes_the_server(address):
 )
 def test_the_validators_graders_pass_what_the_server_says(address, policy):
     """The checks that the command makes in a container, made on this server."""
+    from openenv.validation.graders import Subject
+    from openenv.validation.graders.runtime import ObservationSchemaGrader, RewardWellFormedGrader, StateContractGrader
+    from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
+    from openenv.validation.runtime.collector import collect_runtime_evidence
+    from openenv.validation.runtime.contracts import RuntimePlan, RuntimeReset
+
+    from clinrl.tasks.audit.served.client import actions
+    from clinrl.tasks.audit.served.models import Start
+    from clinrl.tasks.audit.served.server import draw_case
+
     start = asked("hard")
     calls = [action.model_dump() for action in actions(transcript_of(policy, draw_case(Start(**start))))]
     reset = RuntimeReset(episode_id="probe", seed=start.pop("seed"), options=start)
@@ -318,6 +341,8 @@ def test_the_validators_graders_pass_what_the_server_says(address, policy):
 
 
 def test_the_manifest_says_what_the_code_does():
+    from openenv.validation.parsers.openenv_yaml import OpenEnvYamlParser
+
     manifest = OpenEnvYamlParser().parse(FOLDER)
     assert (manifest.name, manifest.version) == (TASK.name, str(TASK.version))
     assert manifest.reward.range == (CORRECTED.low, CORRECTED.high)

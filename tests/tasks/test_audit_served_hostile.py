@@ -17,8 +17,7 @@ from starlette.testclient import TestClient
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from clinrl.tasks.audit.served.models import CASES
-from oddities import Served, odd, request, served
+from oddities import CASES, Served, odd, request, served
 
 REQUESTS = 300
 COST_S = 1.0
