@@ -70,7 +70,7 @@ def written(folder: Path, records: list, name: str = "records.jsonl") -> Path:
 
 @forms
 def test_lines_are_what_the_records_dump(form, tmp_path):
-    path = synthetic.write(tmp_path, 180, 1, form)
+    path = synthetic.write(tmp_path, 120, 1, form)
     for use in USES:
         lines, record, _ = taken(path, use)
         assert record["source"] == "appropriateness"
@@ -89,21 +89,21 @@ def test_all_formats_give_the_same_cases(tmp_path):
 
 @forms
 def test_equal_sources_give_equal_bytes_and_refusals(form, tmp_path):
-    one, other = (synthetic.write(tmp_path / name, 100, 1, form) for name in "ab")
+    one, other = (synthetic.write(tmp_path / name, 60, 1, form) for name in "ab")
     assert one.read_bytes() == other.read_bytes()
     assert [taken(one, use) for use in USES] == [taken(other, use) for use in USES]
 
 
 @forms
 def test_the_synthetic_dirt_is_refused_for_what_it_is(form, tmp_path):
-    _, record, rows = taken(synthetic.write(tmp_path, 400, 1, form), "train")
+    _, record, rows = taken(synthetic.write(tmp_path, 120, 1, form), "train")
     assert record["refusals"] == {
-        "(the whole row)": {"an earlier row has the same condition, variant and procedure": 10},
+        "(the whole row)": {"an earlier row has the same condition, variant and procedure": 3},
         "appropriateness": {
-            "another row gives the same request another label": 20,
-            "is a disagreement of the panel, which is no label": 10,
+            "another row gives the same request another label": 6,
+            "is a disagreement of the panel, which is no label": 3,
         },
-        "citations": {"holds more than 3,300 words of abstracts": 10},
+        "citations": {"holds more than 3,300 words of abstracts": 3},
     }
     assert {row[0] for row in rows} == {f"appropriateness.{form}"}
     assert not set(record["columns_used"]) & set(record["columns_dropped"])
@@ -172,7 +172,7 @@ def test_sentences_stay_apart_when_they_are_joined(tmp_path):
 
 @pytest.fixture(scope="module")
 def imports(tmp_path_factory) -> list:
-    lines = taken(synthetic.write(tmp_path_factory.mktemp("imports"), 200, 1, "jsonl"), "train")[0]
+    lines = taken(synthetic.write(tmp_path_factory.mktemp("imports"), 100, 1, "jsonl"), "train")[0]
     return [TASK.Case.model_validate_json(line) for line in lines]
 
 
@@ -406,7 +406,7 @@ def test_any_file_is_read_or_refused(tmp_path_factory, data):
 
 
 def test_the_procedures_of_a_variant_are_in_one_pool(tmp_path):
-    path = synthetic.write(tmp_path, 800, 1, "jsonl")
+    path = synthetic.write(tmp_path, 600, 1, "jsonl")
     cases = {use: [json.loads(line) for line in taken(path, use)[0]] for use in USES}
     variants = {use: {(c["facts"]["condition"], c["facts"]["variant"]) for c in found} for use, found in cases.items()}
     groups = {use: {case["group"] for case in found} for use, found in cases.items()}
@@ -534,7 +534,7 @@ def sown(record: dict) -> dict:
 
 def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.chdir(tmp_path)
-    path = written(tmp_path, [sown(record) for record in synthetic.records(120, 1)])
+    path = written(tmp_path, [sown(record) for record in synthetic.records(60, 1)])
     entry = {"task": "imaging", "task_version": TASK.version, "source": str(path)}
     params = dolls.params(imports={f"imaging-{use}": entry | {"use": use} for use in USES})
     for name in params.imports:
@@ -564,7 +564,7 @@ def test_an_import_and_its_proof_hold_no_text(tmp_path, monkeypatch, capfd, capl
 def test_a_refusal_of_validation_shows_no_value(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = {"task": "imaging", "task_version": TASK.version, "use": "exam"}
-    path = written(tmp_path, [sown(record) for record in synthetic.records(100, 1)])
+    path = written(tmp_path, [sown(record) for record in synthetic.records(40, 1)])
     params = dolls.params(imports={"own": entry | {"source": str(path)}})
     dataset.stage(params, "own")
     folder = paths.cases("own")
@@ -594,7 +594,7 @@ def test_a_refusal_of_validation_shows_no_value(tmp_path, monkeypatch):
 def test_a_drawn_data_set_still_validates(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     entry = {
-        "task": "imaging", "task_version": TASK.version, "use": "train", "mix": "natural", "cases": 200, "seed": 1,
+        "task": "imaging", "task_version": TASK.version, "use": "train", "mix": "natural", "cases": 40, "seed": 1,
     }  # fmt: skip
     params = dolls.params(datasets=dolls.PARAMS["datasets"] | {"i1": entry})
     dataset.stage(params, "i1")
