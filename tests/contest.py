@@ -51,7 +51,7 @@ READERS: dict[str, Reader] = {
     "terse": (0.5, 0.0),
 }  # fmt: skip
 """One for each recipe, and for the base."""
-CASES = 120
+CASES = 80
 DRAWS = 110
 """Of an interval: enough for a difference that stands the correction for all tests."""
 
