@@ -235,11 +235,11 @@ def _registry_link(params: "Params", name: str, manifest: Manifest) -> Link:
     """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
     model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
-        versions.find(model, name, digest=digest)
+        entry = versions.find(model, name, digest=digest)
     except RegistryError as error:
         why = str(error)
         return _link(name, "registry", lambda: _check_unregistered(params, model, name, digest, why), "open")
-    return _link(name, "registry", lambda: _check_registered(params, model, name, manifest))
+    return _link(name, "registry", lambda: _check_registered(params, name, entry, manifest))
 
 
 def _check_unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
@@ -253,9 +253,8 @@ def _check_unregistered(params: "Params", model: str, name: str, digest: str, wh
     raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {again}")
 
 
-def _check_registered(params: "Params", model: str, name: str, manifest: Manifest) -> tuple[str, str]:
+def _check_registered(params: "Params", name: str, entry: "versions.Entry", manifest: Manifest) -> tuple[str, str]:
     digest = artifacts.identity(manifest)
-    entry = versions.find(model, name, digest=digest)
     if entry.digest != digest:
         raise Refused(
             f"the {name} in the registry is another model ({entry.digest[:12]}); run `clinrl register {name}`"
