@@ -5,6 +5,7 @@ The second half takes a guard away, and sees that the attack says so: a harness 
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -37,7 +38,13 @@ def through(records: list[dict[str, Any]], fine: Callable[[dict[str, Any]], bool
 # Nothing gets through
 
 
-ALONE = kills.Chain("alone", kills.projects.doll, (kills._clinrl("dataset", "d1", kills=60),))
+def bare(folder: Path) -> None:
+    """A project in which nothing is built."""
+    folder.mkdir(parents=True)
+    kills.projects.write_params(folder)
+
+
+ALONE = kills.Chain("alone", bare, (kills._clinrl("dataset", "d1", kills=60),))
 """A stage without its DVC, whose kills `tests/runtime/test_starter.py` tells."""
 
 
@@ -62,12 +69,12 @@ def test_mutations(released: Path, monkeypatch: pytest.MonkeyPatch, every: bool)
 
 
 def test_fuzz() -> None:
-    records = list(fuzz.attack(8_000, SEED))
-    assert fuzz.counted(records)["n"] >= 8_000
+    records = list(fuzz.attack(4_000, SEED))
+    assert fuzz.counted(records)["n"] >= 4_000
     assert [fault for record in records for fault in record["faults"]] == []
 
 
-@pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), 12])
+@pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), 19])
 def test_hostile_inputs(released: Path, every: int) -> None:
     inputs = list(hostile.inputs())
     assert len(inputs) >= 150
@@ -92,11 +99,8 @@ def test_the_ends_of_a_call_are_told_apart() -> None:
     def breaks() -> None:
         raise KeyError("x")
 
-    def hangs() -> None:
-        while True:
-            pass
-
-    assert [forked(call, 1.0).kind for call in (lambda: 7, refuses, breaks, hangs)] == [WENT_ON, REFUSED, RAISED, HUNG]
+    assert [forked(call).kind for call in (lambda: 7, refuses, breaks)] == [WENT_ON, REFUSED, RAISED]
+    assert forked(signal.pause, 0.2).kind == HUNG
     assert forked(lambda: 7).value == 7
 
 
@@ -128,14 +132,14 @@ def test_versions_and_decisions_are_compared() -> None:
 def test_a_mutation_is_unseen_without_what_sees_it(released: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each use that a guard was taken from is named."""
     place = mutations.Place("report", "data/reports/v2/think.json", "better_number", 7)
-    monkeypatch.setattr(mutations, "planned", lambda *_: [place])
-    (record,) = mutations.attack(released, 1, SEED, one_use=True)
-    assert record["outcome"] == mutations.FINE
+    monkeypatch.setattr(mutations, "planned", lambda *_: [place, place])
+    records = mutations.attack(released, 2, SEED, one_use=True)
+    assert next(records)["outcome"] == mutations.FINE
     facts = lock.facts
     monkeypatch.setattr(
         lock, "facts", lambda *words: [fact.model_copy(update={"state": "holds"}) for fact in facts(*words)]
     )
-    (record,) = mutations.attack(released, 1, SEED, one_use=True)
+    (record,) = records
     assert record["outcome"].startswith("unseen: ")
     assert "promote went on" in record["outcome"]
 
@@ -149,7 +153,7 @@ def test_a_parser_that_raises_is_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_pattern_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzz, "LIMIT_S", 0.5)
+    monkeypatch.setattr(fuzz, "LIMIT_S", 0.2)
     monkeypatch.setattr(fuzz, "completion", lambda _text, _random: "a" * 40 + "!")
     task = fuzz.readings()["esi"].task
     monkeypatch.setattr(type(task), "parse", lambda _self, turns: re.match("(a+)+$", turns.messages[-1].content))
