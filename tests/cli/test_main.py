@@ -251,7 +251,7 @@ def test_a_full_disk_is_said(project, capsys):
     assert "clinrl: disk is full" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["plan"], ["params", "--resolved"]])
+@pytest.mark.parametrize("words", [["plan"], pytest.param(["params", "--resolved"], marks=pytest.mark.slow)])
 def test_output_that_nobody_reads_is_no_traceback(words, project):
     reader, writer = os.pipe()
     os.close(reader)
