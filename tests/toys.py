@@ -24,7 +24,7 @@ LABEL = "Usually Not Appropriate"
 
 
 def _trainer(scales: Any = ("embedded", "full"), **changes: Any) -> dict[str, Any]:
-    return {scale: {"lr": 1.0e-3, "steps": 3, "checkpoint_every": 1, "on_alarm": "warn"} | changes for scale in scales}
+    return {scale: {"lr": 1.0e-3, "steps": 2, "checkpoint_every": 1, "on_alarm": "warn"} | changes for scale in scales}
 
 
 PARAMS = {
@@ -41,7 +41,7 @@ PARAMS = {
     },
     "modes": copy.deepcopy(dolls.PARAMS["modes"]),
     "datasets": {
-        "d1": DATA | {"use": "train", "cases": 40, "seed": 1},
+        "d1": DATA | {"use": "train", "cases": 20, "seed": 1},
         "x1": DATA | {"use": "exam", "cases": 24, "seed": 2},
     },
     "profiles": {

@@ -218,7 +218,7 @@ def test_a_reward_that_asks_is_probed_and_trained_and_what_it_heard_is_kept(proj
 
     with monkeypatch.context() as patch:
         patch.setattr(callback.Watch, "on_train_begin", stop_soon)
-        with pytest.raises(TrainingError, match="continues from step 1 of 3"):
+        with pytest.raises(TrainingError, match="continues from step 1 of 2"):
             launch.stage(params, "v2")
     launch.stage(params, "v2")
     assert dolls.files(paths.adapter("v2")) == whole
