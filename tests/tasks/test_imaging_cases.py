@@ -51,7 +51,7 @@ def test_held_out_conditions_are_in_the_exam_alone():
     assert {case.key.scenario.condition for case in apart} == {condition.id for condition in HELD_OUT}
     assert len(apart) / len(exam) == pytest.approx(HELD_OUT_SHARE, abs=0.04)
     for pool in ("base", "train", "mine"):
-        seen = drawn(pool, "reporting", 300)
+        seen = drawn(pool, "reporting", 100)
         assert not any(map(is_held_out, seen))
         texts = " ".join(case.facts.narrative for case in seen).lower()
         assert not [condition.says for condition in HELD_OUT if condition.says.lower() in texts]
@@ -59,7 +59,7 @@ def test_held_out_conditions_are_in_the_exam_alone():
 
 def test_all_procedures_of_a_variant_lie_in_one_pool():
     variants = {
-        pool: {variant_of(case.key.scenario) for case in drawn(pool, n=300)}
+        pool: {variant_of(case.key.scenario) for case in drawn(pool, n=150)}
         for pool in ("base", "train", "mine", "exam")
     }
     assert sum(map(len, variants.values())) == len(set().union(*variants.values()))
@@ -81,7 +81,7 @@ def test_evidence_says_nothing_about_the_label():
 
 
 def test_a_classifier_that_sees_only_whether_there_is_evidence_learns_the_prior_and_no_more():
-    train, exam = drawn(), drawn("exam", "natural", 700)
+    train, exam = drawn(), drawn("exam", n=400)
     best = {
         has: Counter(case.key.label for case in train if bool(case.facts.evidence) == has).most_common(1)[0][0]
         for has in (True, False)
