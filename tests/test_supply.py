@@ -15,6 +15,7 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 from uv import find_uv_bin
 
 from clinrl.provenance import pins
@@ -124,20 +125,27 @@ def test_what_has_no_hash_is_not_installed(tmp_path: Path) -> None:
     assert [*tmp_path.glob(".venv/lib/python3.*/site-packages/torch-1.0+cpu.dist-info")]
 
 
+def without_uv(folder: Path) -> dict[str, str]:
+    """A project in which uv fails and no wheel is built for the CPU."""
+    environment = project(folder, BROKEN_UV)
+    (folder / "wheels/torch-1.0+cpu-py3-none-any.whl").unlink()
+    return environment
+
+
 def test_what_has_another_hash_is_not_installed_where_uv_fails(tmp_path: Path) -> None:
-    """By pip, which takes the build of torch that PyPI has where there is no wheel for the CPU."""
-    environment = project(tmp_path, BROKEN_UV)
-    (tmp_path / "wheels/torch-1.0+cpu-py3-none-any.whl").unlink()
-    main = tmp_path / pins.MAIN
-    sound = main.read_text()
-    main.write_text(sound.replace(pins.read(sound)[2].hashes[0], "0" * 64))
+    """By pip, which takes the build of torch that PyPI has where no wheel is for the CPU; it has the wrong hash."""
+    environment = without_uv(tmp_path)
+    torch = tmp_path / pins.TORCH
+    torch.write_text(torch.read_text().replace(pins.read(torch.read_text())[0].hashes[0], "0" * 64))
     refused = make(tmp_path, environment)
     assert refused.returncode != 0
     assert "DO NOT MATCH" in refused.stderr
-    assert "small_module.py" not in installed(tmp_path)
+    assert installed(tmp_path) == {"setuptools_module.py", "uv_module.py"}
 
-    main.write_text(sound)
-    done = make(tmp_path, environment)
+
+@pytest.mark.slow
+def test_where_uv_fails_pip_installs_all_and_the_torch_that_pypi_has(tmp_path: Path) -> None:
+    done = make(tmp_path, without_uv(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "small_module.py" in installed(tmp_path)
     assert [*tmp_path.glob(".venv/lib/python3.*/site-packages/torch-1.0.dist-info")]
