@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("prefect", "impatient")
 @pytest.fixture
 def impatient(prefect: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A paused run looks for its answer more often than it does for people."""
-    monkeypatch.setattr("flows.release.POLL_S", 0.2)
+    monkeypatch.setattr("flows.release.POLL_S", 0.5)
 
 
 def ended(flow: Any, of: str, approver: str | None = None) -> Any:
@@ -367,7 +367,7 @@ def wait_for_run(kind: Any) -> Any:
     with get_client(sync_client=True) as client:
         while not (runs := client.read_flow_runs(flow_run_filter=chosen, sort=FlowRunSort.START_TIME_DESC)):
             assert time.monotonic() < deadline, f"no run became {kind}"
-            time.sleep(0.1)
+            time.sleep(0.3)
     return runs[0].id
 
 
