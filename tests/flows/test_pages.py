@@ -5,7 +5,6 @@ from clinrl.analysis.paired import Answers
 from clinrl.config.schema import Gate, Limit
 from clinrl.release.gate import Decision, decide
 from clinrl.tasks.base import get_task
-from flows import pages
 
 GOLDS = [1, 2, 3, 4, 5] * 20
 SIMPLE = {"always 2": [2] * 100, BAG_OF_WORDS: [1, 2, 3, 4, 2] * 10 + [2] * 50}
@@ -27,6 +26,13 @@ def decided(answers: list[int], champion: str | None = "v1") -> Decision:
     )  # fmt: skip
 
 
+def page_of(decision: Decision) -> str:
+    """Its page. Prefect takes a second to import: only the process that runs these tests does so."""
+    from flows import pages
+
+    return pages.decision_page(decision)
+
+
 def rows(page: str, heading: str) -> list[list[str]]:
     """The cells of the first table under a line that begins so."""
     lines = page[page.index(heading) :].splitlines()
@@ -37,7 +43,7 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 def test_the_page_shows_everybody_and_the_change_to_the_champion():
     decision = decided(GOLDS)
-    page = pages.decision_page(decision)
+    page = page_of(decision)
     for mode in ("think", "direct"):
         assert rows(page, f"### Mode {mode}") == [
             ["", "exact", "critical_under", "dangerous"],
@@ -53,7 +59,7 @@ def test_the_page_shows_everybody_and_the_change_to_the_champion():
 
 
 def test_a_limit_is_one_row_and_each_mode_a_column():
-    limits = rows(pages.decision_page(decided(GOLDS)), "### Limits")
+    limits = rows(page_of(decided(GOLDS)), "### Limits")
     assert limits[:3] == [
         ["metric", "limit", "all modes", "think", "direct"],
         ["cases", "min 10", "100", "", ""],
@@ -63,7 +69,7 @@ def test_a_limit_is_one_row_and_each_mode_a_column():
 
 
 def test_what_is_refused_stands_out_and_is_not_to_be_approved():
-    page = pages.decision_page(decided([2] * 100, champion=None))
+    page = page_of(decided([2] * 100, champion=None))
     assert "## v2 against no champion" in page
     assert "v2 may **not** be promoted." in page
     assert ["exact", "above always 2, paired", "", "**refused**: 0", "**refused**: 0"] in rows(page, "### Limits")
