@@ -250,9 +250,11 @@ def test_a_quantised_base_trains_an_adapter_in_full_precision(project):
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
 
 
-def test_a_recipe_may_hold_the_embedded_base_in_four_bits(project):
+def test_a_recipe_may_hold_the_embedded_base_in_four_bits(trained):
     from safetensors.torch import load_file
 
+    whole = (paths.adapter("v1") / trl.WEIGHTS).read_bytes()
+    shutil.rmtree(paths.adapter("v1"))
     profiles = PARAMS.model_dump()["profiles"]
     profiles[PARAMS.versions["v1"].profile]["qlora"] = True
     params = dolls.params(profiles=profiles)
@@ -261,6 +263,7 @@ def test_a_recipe_may_hold_the_embedded_base_in_four_bits(project):
         launch.stage(params, "v1")
     manifest = read_manifest(paths.adapter("v1"))
     assert manifest.spec["qlora"] is True
+    assert (paths.adapter("v1") / trl.WEIGHTS).read_bytes() != whole
     weights = load_file(paths.adapter("v1") / trl.WEIGHTS)
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
