@@ -165,20 +165,6 @@ def test_equal_answers_give_equal_bytes(project):
     assert written() == before
 
 
-@pytest.mark.slow
-def test_what_it_reads_is_all_it_needs(project, tmp_path, monkeypatch):
-    wanted = compare.reads(project, "recipes")
-    assert len(wanted) == len(set(wanted)) == 3 + 3 * (1 + 11)
-    other = tmp_path / "elsewhere"
-    for path in wanted:
-        (other / path).parent.mkdir(parents=True, exist_ok=True)
-        (shutil.copytree if Path(path).is_dir() else shutil.copy)(path, other / path)
-    before = paths.comparison_report("recipes").read_bytes()
-    monkeypatch.chdir(other)
-    compare.stage(project, "recipes")
-    assert paths.comparison_report("recipes").read_bytes() == before
-
-
 def test_missing_altered_and_foreign_answers_are_refused(project):
     graded = paths.graded("plain-2")
     lines = (graded / "think.jsonl").read_text(encoding="utf-8")
