@@ -131,7 +131,15 @@ def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, in
     if not trainer.beta:  # the entropy that is logged is that of the rows that are computed
         alive = {name: tensor[live] if tensor.dim() else tensor for name, tensor in inputs.items()}
         metrics["entropy"] = both(trainer, alive, loss_type)[0][2]["entropy"] if live.any() else float("nan")
-    assert our_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
+    assert our_metrics == pytest.approx(metrics, rel=1e-6, abs=1e-6, nan_ok=True)
+
+
+def test_the_entropy_of_dead_rows_leaves_out_what_tools_wrote(trainers):
+    tools = torch.tensor([[1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 1], [1, 1, 1, 1]])
+    inputs = a_batch(live=True) | {"tool_mask": tools, "num_items_in_batch": tools.sum()}
+    alive = {name: value[:2] if value.dim() else value for name, value in inputs.items()}
+    ours = both(trainers("qwen3"), inputs, "dapo")[1][2]["entropy"]
+    assert ours == pytest.approx(both(trainers("qwen3"), alive, "dapo")[0][2]["entropy"], rel=1e-6)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
