@@ -30,6 +30,7 @@ SCRIPTS = (
     "fold.py",
     "grpo_loss.py",
     "grpo_step.py",
+    "threads.py",
     "rewards.py",
     "audit_env.py",
     "flows.py",

@@ -40,6 +40,9 @@ _ALLOCATOR = {  # glibc gives large blocks back at once; a training step then sp
     "MALLOC_TOP_PAD_": str(256 << 20),
 }
 """Read when a process starts, so it speeds up children only. It changes no result."""
+_WAITING = {"GOMP_SPINCOUNT": "1000"}
+"""How often a thread of OpenMP (GNU's) looks for work before it sleeps: for microseconds. By default it looks for
+milliseconds, and on a shared processor that is time of the very thread that it waits for. It changes no result."""
 _QUIET = {
     "DO_NOT_TRACK": "true",  # the word: MLflow ignores "1"
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -67,7 +70,7 @@ def pin() -> None:
                 f"torch was imported with {loaded} CPU kernels before clinrl could ask for {KERNELS}; "
                 f"import clinrl first, or start Python with ATEN_CPU_CAPABILITY={KERNELS}"
             )
-    os.environ.update(_ARITHMETIC | _ALLOCATOR | _QUIET | (_X86_ARITHMETIC if X86 else {}))
+    os.environ.update(_ARITHMETIC | _ALLOCATOR | _WAITING | _QUIET | (_X86_ARITHMETIC if X86 else {}))
     # Libraries' advice to each other, which nobody at the command line can follow.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")

@@ -1,9 +1,14 @@
-"""Progress bars of long work."""
+"""Progress bars of long work, and what keeps it waiting."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Protocol
+
+SCHEDULER = Path("/proc/thread-self/schedstat")
+"""Of this thread on Linux: nanoseconds on a processor, nanoseconds in the queue for one, and number of turns."""
 
 
 class Advance(Protocol):
@@ -29,3 +34,24 @@ def progress(title: str, rows: int) -> Iterator[Advance]:
             bar.advance(task, rows)
 
         yield advance
+
+
+class Queue:
+    """How much of its time a thread waits for a processor that others hold. Nothing is known of it but on Linux."""
+
+    def __init__(self) -> None:
+        self.at_s, self.waited_s = time.monotonic(), _waited_s()
+
+    def share(self) -> float:
+        """Share of the time since the last call, or since the beginning, 0 to 1. Call it in the thread it is about."""
+        before_s, waited_s = self.at_s, self.waited_s
+        self.at_s, self.waited_s = time.monotonic(), _waited_s()
+        return min(1.0, (self.waited_s - waited_s) / max(self.at_s - before_s, 1e-9))
+
+
+def _waited_s() -> float:
+    """Seconds that this thread has spent in the queue for a processor; 0 where the system does not count them."""
+    try:
+        return int(SCHEDULER.read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import Alarmed, TrainingError
+from clinrl.runtime.progress import Queue
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -25,6 +27,9 @@ STATUS = "status.json"
 TIMINGS = "timings.jsonl"
 _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""
+
+MUCH = 0.2
+"""Share of its time that a training waits for a processor, from which on the machine is called overcommitted."""
 
 KL_AT_START = 1e-6
 """Nats. Before the first update the policy is its own reference, so that any divergence is a wrong reference."""
@@ -179,17 +184,24 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
 
 class ProgressLine:
-    """Step, reward or loss, clipped share and time left on stderr: a bar on a terminal, else a line now and then."""
+    """Step, reward or loss, clipped share, time left and a warning of an overcommitted machine, all on stderr.
+
+    A bar on a terminal, else a line now and then.
+    """
 
     def __init__(self, version: str, steps: int) -> None:
         self.version = version
         self.steps = steps
         self.every = max(1, steps // 20)
         self.seconds = self.rewarding = 0.0
+        self.first = 0
+        self.began_s = time.monotonic()
+        self.queue = Queue()
         self.bar: Any = None
 
     def start(self, step: int) -> None:
         """Begin to show, at a step that an earlier run may have reached."""
+        self.first, self.began_s, self.queue = step, time.monotonic(), Queue()
         if not sys.stderr.isatty():
             print(f"clinrl: {self.version} trains from step {step} to {self.steps}", file=sys.stderr, flush=True)
             return
@@ -208,8 +220,10 @@ class ProgressLine:
         else:
             now = f"loss {logs['loss']:.3f} accuracy {logs.get('mean_token_accuracy', 0.0):.3f}"
         if self.bar is not None:
-            self.bar.update(0, completed=step, now=now)
+            self.bar.update(0, completed=step, now=now + self._waiting())
         elif step % self.every == 0 or step == self.steps:
+            left_s = (time.monotonic() - self.began_s) / (step - self.first) * (self.steps - step)
+            now += f", {timedelta(seconds=round(left_s))} left{self._waiting()}"
             print(f"clinrl: {self.version} step {step}/{self.steps} {now}", file=sys.stderr, flush=True)
 
     def _spent(self, logs: dict[str, Any]) -> str:
@@ -219,6 +233,11 @@ class ProgressLine:
         self.seconds += logs["step_time"]
         self.rewarding += logs["reward_time"]
         return f" {logs['step_time']:.1f} s, {100 * self.rewarding / self.seconds:.0f}% of the time for the reward"
+
+    def _waiting(self) -> str:
+        """A warning if, since the line before, others held the processors for a good part of the time."""
+        share = self.queue.share()
+        return f"; machine overcommitted: {share:.0%} of the time spent waiting for a processor" * (share >= MUCH)
 
     def stop(self) -> None:
         """Give the terminal back."""
