@@ -66,7 +66,10 @@ DOORS = {
 }
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 
-CHILD = {"models.scores", "training.callback", "training.loss", "training.monitor", "training.trl", "training.worker"}
+CHILD = {
+    *("models.cache", "models.scores"),
+    *(f"training.{name}" for name in ("callback", "loss", "monitor", "trl", "worker")),
+}
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 
 

@@ -46,12 +46,12 @@ def main() -> None:
     from clinrl.types import transcript_of
 
     params = load_params()
-    task = get_task(next(iter(params.bases)))
+    task = get_task("esi")
     model, tokenizer = bases.load(params, task.name, for_training=False)
     adapter = paths.adapter([name for name, block in params.versions.items() if block.task == task.name][-1])
     if adapter.exists():
         model = PeftModel.from_pretrained(model, str(adapter)).eval()
-    sampler = Sampler(model, tokenizer)
+    sampler, sharing = Sampler(model, tokenizer), Sampler(model, tokenizer, share_prefix=True)
     cases = list(task.cases(CASES, SEED, pool="mine", mix=task.checks.mixes[0]))
     rows = []
     for name, mode in params.modes.items():
@@ -61,15 +61,20 @@ def main() -> None:
         started = time.perf_counter()
         batched = [transcript.messages[-1] for transcript in run(sampler, task, cases, mode, budget, SEED)]
         middle = time.perf_counter()
+        shared = [transcript.messages[-1] for transcript in run(sharing, task, cases, mode, budget, SEED)]
+        later = time.perf_counter()
         single = [read_turn(text, mode.thinking) for text in one_at_a_time(model, tokenizer, prompts[:LOOPED], budget)]
         ended = time.perf_counter()
         same = sum(
             task.parse(transcript_of(a)) == task.parse(transcript_of(b))
             for a, b in zip(batched[:LOOPED], single, strict=True)
         )
-        rate, plain = CASES / (middle - started), LOOPED / (ended - middle)
+        rate, plain = CASES / (middle - started), LOOPED / (ended - later)
         note = f"{rate / plain:.1f} times a loop over single cases; {same} of {LOOPED} answers are the same"
         rows.append({"what": f"exam, mode {name}", "value": round(rate, 2), "unit": "cases/s", "note": note})
+        alike = f"{sum(a == b for a, b in zip(batched, shared, strict=True))} of {CASES} answers are the same"
+        what = f"exam, mode {name}, what prompts begin with read once"
+        rows.append({"what": what, "value": round(CASES / (later - middle), 2), "unit": "cases/s", "note": alike})
         rows.append({"what": f"loop, mode {name}", "value": round(plain, 2), "unit": "cases/s", "note": ""})
     print(json.dumps(rows))
 

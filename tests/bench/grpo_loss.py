@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from clinrl import paths
-from clinrl.config.params import load_params
 from clinrl.models import bases
 from clinrl.runtime import determinism
 
@@ -98,7 +97,7 @@ def rows(taken: dict[str, float], note: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Print the rows."""
-    task = next(iter(load_params().bases))
+    task = "esi"
     determinism.settle(0)
     model, tokenizer = bases.open_base(paths.base(task), for_training=True)
     found = ways(model, tokenizer, groups=GROUPS, live=LIVE, size=SIZE, prompt=PROMPT, completion=COMPLETION)

@@ -13,58 +13,81 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 from clinrl import paths
 from clinrl.analysis import alerts
-from clinrl.config.params import load_params
-from clinrl.config.plain_yaml import read_yaml
-from clinrl.config.recipes import GrpoProfile
+from clinrl.config.files import merge_files, read_files
+from clinrl.config.params import Params, load_params
 from clinrl.evaluation.answers import HISTORY
 from clinrl.runtime import determinism
+from clinrl.training.worker import LOSS_PATH
 
 STEPS = 12
+LR = 1e-9
+"""Moves the last bits of small weights, as a training must, and no answer."""
 ROUNDS = 2
-"""Each command runs this often, by turns, so that a slow minute of the machine hits both."""
-VERSION = "bench-grpo"
+"""Each command runs this often, by turns, so that a slow minute of the machine hits all."""
+MEASURED = "esi-v49"
+"""The version whose recipe and parent are measured."""
+STOCK, SHARED = "bench-stock", "bench-shared"
+"""Versions with the recipe, by the paths of loss and generation."""
+BARE = "bare TRL"
 CLINRL = [sys.executable, "-m", "clinrl"]
 
 
-def project(folder: Path) -> str:
-    """A project with one GRPO version of the first series' last recipe, its inputs built. Returns a note on its sizes.
+def project(folder: Path, steps: int = STEPS) -> str:
+    """A project with the measured recipe twice, by its paths, with its inputs built. Returns a note.
 
-    That reward asks no model, so that what is measured is not one.
+    Its ancestors come along, and nothing else. That reward asks no model, so that what is measured is not one.
     """
     from ruamel.yaml import YAML
 
     params = load_params()
-    task = next(iter(params.bases))
-    series = [(name, block) for name, block in params.versions.items() if block.task == task]
-    last, block = next((name, block) for name, block in reversed(series) if is_grpo(params.profiles[block.profile]))
-    tree = read_yaml(Path("params.yaml"))
-    recipe = {**tree["profiles"][block.profile]}
-    recipe["trainer"] = {
-        **recipe["trainer"],
-        "embedded": {**recipe["trainer"]["embedded"], "steps": STEPS, "lr": 1e-30},
+    block = params.versions[MEASURED]
+    task = block.task
+    tree, _ = merge_files(read_files(Path("params.yaml")))
+    line = list(ancestors(params, MEASURED))
+    blocks = {name: tree["versions"][name] for name in line if name in tree["versions"]}
+    recipe = tree["profiles"][block.profile]
+    recipes = {}
+    for version, path in ((STOCK, "stock"), (SHARED, "shared")):
+        sizes = recipe["trainer"]["embedded"] | {"steps": steps, "lr": LR, "loss_path": path, "generation_path": path}
+        recipes[version] = recipe | {"trainer": recipe["trainer"] | {"embedded": sizes}}
+    needed = {data for one in blocks.values() for data in (one["data"], one["exam"])} | {tree["bases"][task]["exam"]}
+    stripped = {
+        "scale": tree["scale"],
+        "modes": tree["modes"],
+        "bases": {task: tree["bases"][task]},
+        "datasets": {name: without_file(tree["datasets"][name]) for name in sorted(needed)},
+        "profiles": {one["profile"]: tree["profiles"][one["profile"]] for one in blocks.values()} | recipes,
+        "versions": {name: without_file(one) for name, one in blocks.items()}
+        | {version: without_file(tree["versions"][MEASURED]) | {"profile": version} for version in recipes},
     }
-    tree["profiles"][VERSION] = recipe
-    tree["versions"] = {VERSION: {**tree["versions"][last], "parent": f"{block.task}-base", "profile": VERSION}}
-    for section in ("merges", "mining", "comparisons"):  # of versions that this project does not have
-        del tree[section]
-    YAML(typ="safe").dump(tree, folder / "params.yaml")
-    for source in (paths.base(block.task), paths.adapter(f"{block.task}-base")):
+    YAML(typ="safe").dump(stripped, folder / "params.yaml")
+    for source in (paths.base(task), *map(paths.adapter, line[1:])):
         shutil.copytree(source, folder / source)
     (folder / "mlruns").mkdir()  # so that live metrics are sent, as in any project
-    for command in (("dataset", block.data), ("validate", block.data), ("probe", VERSION)):
+    for command in (("dataset", block.data), ("validate", block.data), ("probe", STOCK), ("probe", SHARED)):
         subprocess.run([*CLINRL, *command], cwd=folder, check=True, stderr=subprocess.DEVNULL)
     trainer = params.trainer(block.profile)
-    return f"{trainer.prompts} prompts x {trainer.group} completions"
+    return f"{trainer.prompts} prompts x {trainer.group} completions, {MEASURED} from {block.parent}"
 
 
-def is_grpo(profile: Any) -> bool:
-    """Whether a recipe follows a reward."""
-    return isinstance(profile, GrpoProfile)
+def ancestors(params: Params, name: str) -> Iterator[str]:
+    """A version and what it starts from, up to the base."""
+    while name in params.versions:
+        yield name
+        name = str(params.versions[name].parent)
+    yield name
+
+
+def without_file(block: dict[str, Any]) -> dict[str, Any]:
+    """A block for a params.yaml without files beside it."""
+    return {key: value for key, value in block.items() if key != "file"}
 
 
 def step_seconds(command: list[str], folder: Path) -> float:
@@ -76,9 +99,9 @@ def step_seconds(command: list[str], folder: Path) -> float:
         words.append(line)
         if re.search(r" step \d+/\d+", line):
             ends.append(time.perf_counter())
-    if process.wait() or len(ends) != STEPS:
+    if process.wait() or len(ends) < 2:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(ends)} steps: {words}")
-    return (ends[-1] - ends[0]) / (STEPS - 1)
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
 def bare() -> None:
@@ -90,14 +113,14 @@ def bare() -> None:
     from clinrl.training import launch, trl, worker
 
     params = load_params()
-    spec, lines = launch.resolve(params, VERSION)
+    spec, lines = launch.resolve(params, STOCK)
     determinism.settle(spec["seed"])
     task = get_task(spec["task"])
     folder = Path(tempfile.mkdtemp(prefix="rows-", dir="."))
     (folder / launch.ROWS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     rows = worker.read_rows(folder, spec, task)
     model, tokenizer = bases.load(params, task.name, for_training=True)
-    model = trl.start_adapter(model, spec, None)
+    model = trl.start_adapter(model, spec, paths.adapter(str(params.versions[STOCK].parent)))
     texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking) for row in rows]
     golds = [str(task.label(row.case)) for row in rows]
     fit(model, tokenizer, spec, texts, golds, folder)
@@ -113,7 +136,7 @@ def fit(model: Any, tokenizer: Any, spec: dict[str, Any], texts: list[str], gold
     config = GRPOConfig(
         output_dir=str(output),
         learning_rate=sizes["lr"],
-        max_steps=STEPS,
+        max_steps=sizes["steps"],
         seed=spec["seed"],
         data_seed=spec["seed"],
         use_cpu=True,
@@ -138,7 +161,7 @@ def fit(model: Any, tokenizer: Any, spec: dict[str, Any], texts: list[str], gold
     class Steps(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "loss" in logs:
-                print(f"bare step {state.global_step}/{STEPS}", file=sys.stderr, flush=True)
+                print(f"bare step {state.global_step}/{state.max_steps}", file=sys.stderr, flush=True)
                 Path("bare-tokens").write_text(str(logs["num_tokens"]))
 
     data = Dataset.from_dict({"prompt": texts, "gold": golds})
@@ -159,35 +182,71 @@ def watched(history: list[dict[str, Any]]) -> float:
     return (time.perf_counter() - started) / read / len(history)
 
 
+def limit(history: list[dict[str, Any]]) -> tuple[float, float]:
+    """Seconds a step that its multiplications take at this machine's rate, and the share of groups without a signal.
+
+    Counted are 2 operations a weight and token of a forward pass, and as many again for the gradient of what flows
+    through it (weights get none): each prompt once and each completion, forward to write it, and forward and backward
+    where its group has a signal. Attention, the adapter and everything else is left out, so no program is as fast.
+    """
+    import torch
+
+    from clinrl.models import bases
+
+    model, _ = bases.load(load_params(), load_params().versions[STOCK].task, for_training=False)
+    weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    dead = sum(line["frac_reward_zero_std"] for line in history) / len(history)
+    sizes = load_params().trainer(STOCK)
+    written = sizes.prompts * sizes.group * sum(line["completions/mean_length"] for line in history) / len(history)
+    tokens = written + (history[-1]["num_tokens"] / len(history) - written) / sizes.group
+    operations = 2 * weights * tokens * (1 + 2 * (1 - dead))
+    a, b = torch.rand(2048, 512), torch.rand(512, 512)
+    taken = []
+    for _ in range(20):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        taken.append(time.perf_counter() - began)
+    return operations * min(taken) / (2 * a.numel() * b.size(1)), dead
+
+
+def measured(folder: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
+    """The rows of the report."""
+    size = project(folder, steps)
+    commands = {version: [*CLINRL, "train", version] for version in (STOCK, SHARED)}
+    commands[BARE] = [sys.executable, str(Path(__file__).resolve()), "bare"]
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for turn in range(rounds):
+        for name in list(commands) if turn % 2 == 0 else list(commands)[::-1]:
+            shutil.rmtree(folder / paths.adapter(name), ignore_errors=True)
+            taken[name].append(step_seconds(commands[name], folder))
+    history = {name: alerts.read(folder / paths.adapter(name) / HISTORY) for name in (STOCK, SHARED)}
+    tokens = {float((folder / "bare-tokens").read_text()), *(lines[-1]["num_tokens"] for lines in history.values())}
+    if len(tokens) > 1:
+        raise RuntimeError("the commands sampled different completions, so their times do not compare")
+    record = json.loads((folder / paths.adapter(SHARED) / LOSS_PATH).read_text(encoding="utf-8"))
+    with chdir(folder):
+        least, dead = limit(history[STOCK])
+    stock, shared, bare_trl = (sum(taken[name]) / rounds for name in (STOCK, SHARED, BARE))
+    note = f"{size}, {steps - 1} steps, {rounds} rounds"
+    used = f"loss path used: {record['used']}; gradients differ by {record['gradient_gap'] or 0:.1g}"
+    return [
+        {"what": "GRPO step against stock TRL", "value": round(shared / bare_trl, 3), "unit": "ratio", "note": used},
+        {"what": "GRPO step, clinrl train, shared paths", "value": round(shared, 3), "unit": "s", "note": note},
+        {"what": "GRPO step, clinrl train", "value": round(stock, 3), "unit": "s",
+         "note": f"{stock / bare_trl:.3f} of bare TRL, checkpoints and all"},
+        {"what": "GRPO step, bare TRL", "value": round(bare_trl, 3), "unit": "s", "note": note},
+        {"what": "GRPO step, arithmetic limit", "value": round(least, 3), "unit": "s",
+         "note": "matrix products alone, at this machine's rate; live groups, each prompt once"},
+        {"what": "groups without a signal", "value": round(100 * dead, 1), "unit": "%", "note": f"{steps} steps"},
+        {"what": "alarms, share of a GRPO step", "value": round(100 * watched(history[STOCK]) / stock, 3), "unit": "%",
+         "note": f"every rule on each of {steps} lines; held-out looks are part of the step above"},
+    ]  # fmt: skip
+
+
 def main() -> None:
     """Print the rows."""
-    taken: dict[str, list[float]] = {"clinrl train": [], "bare TRL": []}
-    commands = {"clinrl train": [*CLINRL, "train", VERSION], "bare TRL": [sys.executable, __file__, "bare"]}
     with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as name:
-        folder = Path(name)
-        size = project(folder)
-        for turn in range(ROUNDS):
-            for who in list(commands) if turn % 2 == 0 else list(commands)[::-1]:
-                shutil.rmtree(folder / paths.adapter(VERSION), ignore_errors=True)
-                taken[who].append(step_seconds(commands[who], folder))
-                if who == "clinrl train":
-                    history = alerts.read(folder / paths.adapter(VERSION) / HISTORY)
-        if float((folder / "bare-tokens").read_text()) != history[-1]["num_tokens"]:
-            raise RuntimeError("the two commands sampled different completions, so their times do not compare")
-    ours, theirs = (sum(seconds) / ROUNDS for seconds in taken.values())
-    note = f"{size}, {STEPS - 1} steps, twice"
-    added = f"{note}; {ours / theirs:.3f} of bare TRL, checkpoints and all"
-    rows = [
-        {"what": "GRPO step, clinrl train", "value": round(ours, 3), "unit": "s", "note": added},
-        {"what": "GRPO step, bare TRL", "value": round(theirs, 3), "unit": "s", "note": note},
-        {
-            "what": "alarms, share of a GRPO step",
-            "value": round(100 * watched(history) / ours, 3),
-            "unit": "%",
-            "note": f"every rule on each of {STEPS} lines; held-out looks are part of the step above",
-        },
-    ]
-    print(json.dumps(rows))
+        print(json.dumps(measured(Path(name), STEPS, ROUNDS)))
 
 
 if __name__ == "__main__":

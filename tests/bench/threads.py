@@ -13,7 +13,6 @@ from typing import Any
 import grpo_loss
 
 from clinrl import paths
-from clinrl.config.params import load_params
 from clinrl.runtime import determinism
 
 STEPS = 8
@@ -30,7 +29,7 @@ def steps(way: str, count: int) -> list[float]:
         del os.environ[SPINS]
     from clinrl.models import bases
 
-    model, tokenizer = bases.open_base(paths.base(next(iter(load_params().bases))), for_training=True)
+    model, tokenizer = bases.open_base(paths.base("esi"), for_training=True)
     determinism.settle(0)
     found = grpo_loss.ways(model, tokenizer, groups=4, live=4, size=8, prompt=71, completion=35)
     return [grpo_loss.seconds({way: found["stock"]}, 1)[way] for _ in range(count)]

@@ -186,6 +186,12 @@ def test_a_folder_that_exists_is_a_base(tmp_path):
     assert base.repo == str(tmp_path)
 
 
+def test_vllm_shares_prompts_by_itself(tmp_path):
+    mapping = edited("bases/esi/full/quantize", "none")
+    mapping["profiles"]["grpo"]["trainer"]["full"] |= {"vllm": True, "generation_path": "shared"}
+    assert "vLLM shares prompts by itself; leave out generation_path, or vllm" in refusal(mapping, tmp_path)
+
+
 def test_vllm_serves_an_unquantized_base():
     mapping = edited("bases/esi/full/quantize", "none")
     mapping["profiles"]["grpo"]["trainer"]["full"]["vllm"] = True

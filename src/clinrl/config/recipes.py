@@ -135,9 +135,14 @@ class GrpoTrainer(Trainer):
     """How the loss is computed. stock: by TRL, every row of a step. shared: the same loss without rows that cannot
     change its gradient, and a group's prompt once, if a check at the first step finds the gradient equal; the logged
     entropy is then that of the rows that are computed."""
+    generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
+    """How completions are written. stock: by TRL and transformers. shared: by these too, but a group's prompt is read
+    once; the tokens are the same but for rounding."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":
+        if self.vllm and self.generation_path != "stock":
+            raise refusal("vLLM shares prompts by itself; leave out generation_path, or vllm")
         self._divides(self.prompts * self.group, "prompts x group")
         return self
 

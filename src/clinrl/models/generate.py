@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import DataError
@@ -9,6 +10,7 @@ from clinrl.models.chat import Completion, decode, encode, end_tokens, render, r
 from clinrl.types import Message
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 STEP = 16
@@ -81,16 +83,24 @@ class Sampler:
 
     `max_tokens` bounds the padded size of a batch. The same prompts in the same order give the same completions. With
     `rows`, all batches have so many rows, and then on the CPU the same prompt gets the same greedy completion beside
-    any others.
+    any others. With `share_prefix` and without `rows`, what all prompts of a batch begin with is read once; the tokens
+    are the same but for rounding.
     """
 
     def __init__(
-        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 32768, rows: int | None = None
+        self,
+        model: Any,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        max_tokens: int = 32768,
+        rows: int | None = None,
+        share_prefix: bool = False,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.rows = rows
+        self.share_prefix = share_prefix
 
     def sample(
         self,
@@ -110,6 +120,8 @@ class Sampler:
         import torch
         from transformers import GenerationConfig
 
+        from clinrl.models.cache import read_once, room
+
         ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
         lengths = [len(row) for row in ids]
         rooms = [budget if prompt.left is None else min(budget, prompt.left) for prompt in prompts]
@@ -123,7 +135,6 @@ class Sampler:
             disable_compile=True,
             **({"do_sample": False} | choice),
         )
-        device = self.model.device
         completions: list[Completion | None] = [None] * len(ids)
         was_training = self.model.training
         self.model.eval()
@@ -131,14 +142,10 @@ class Sampler:
             with torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 for batch, width in self._batches(lengths, budget):
-                    rows = [
-                        [self.tokenizer.pad_token_id] * (width - lengths[index]) + list(ids[index]) for index in batch
-                    ]
-                    mask = [[0] * (width - lengths[index]) + [1] * lengths[index] for index in batch]
+                    tokens, mask, alike = self._padded([ids[index] for index in batch], width)
+                    read = read_once(self.model, tokens[:, :alike], mask[:, :alike]) if alike else room(self.model)
                     output = self.model.generate(
-                        input_ids=torch.tensor(rows, device=device),
-                        attention_mask=torch.tensor(mask, device=device),
-                        generation_config=config,
+                        input_ids=tokens, attention_mask=mask, past_key_values=read, generation_config=config
                     )
                     for index, row in zip(batch, output[:, width:].tolist(), strict=True):
                         if completions[index] is None and progress is not None:
@@ -147,6 +154,24 @@ class Sampler:
         finally:
             self.model.train(was_training)
         return [completion for completion in completions if completion is not None]
+
+    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> "tuple[Tensor, Tensor, int]":
+        """Tokens and mask of rows, padded to a width, and the number of tokens that stand first in all, if shared.
+
+        Padding stands before what differs.
+        """
+        import torch
+
+        alike = 0
+        if self.share_prefix and self.rows is None:
+            columns = zip(*(row[:-1] for row in rows), strict=False)  # the last token of each is read by itself
+            alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+        pads = [width - len(row) for row in rows]
+        fill = self.tokenizer.pad_token_id
+        tokens = [[*row[:alike], *[fill] * pad, *row[alike:]] for row, pad in zip(rows, pads, strict=True)]
+        mask = [[1] * alike + [0] * pad + [1] * (width - alike - pad) for pad in pads]
+        device = self.model.device
+        return torch.tensor(tokens, device=device), torch.tensor(mask, device=device), alike
 
     def _batches(self, lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:
         if self.rows is not None:

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
+from clinrl.models.cache import distinct
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -87,10 +89,3 @@ def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: 
         fused_lm_head=True,
     )
     return Scores(found.log_probs[:, -length:], found.entropy[:, -length:])
-
-
-def distinct(ids: Tensor, mask: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """The distinct rows of tokens and mask in one order for all machines, and which of them each row is."""
-    rows, of = torch.unique(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)
-    tokens, seen = rows.chunk(2, dim=1)
-    return (tokens, seen), of

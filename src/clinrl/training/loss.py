@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 from trl import GRPOTrainer
 
+from clinrl.models.cache import is_plain
 from clinrl.models.scores import LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
@@ -61,8 +60,7 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
 
     def _caches(self) -> bool:
         """Whether keys and values of a prompt can be shared: a cache holds them all, and keeps their gradient."""
-        layers = DynamicCache(config=self.model.config).layers
-        return not self.args.gradient_checkpointing and all(type(layer) is DynamicLayer for layer in layers)
+        return not self.args.gradient_checkpointing and is_plain(self.model)
 
     def _check(self, rows: LiveRows, inputs: dict[str, Any]) -> bool:
         """Compare both ways on a micro-batch. What is not as the recipe asks is said on stderr."""
