@@ -126,12 +126,33 @@ def test_what_all_prompts_begin_with_is_read_once_and_the_answers_are_the_same(d
     mode = dolls.params().modes[mode]
     plain = run(Sampler(model, tokenizer), task, cases, mode, 16, 0)
     sizes.clear()
-    assert run(Sampler(model, tokenizer, share_prefix=True), task, cases, mode, 16, 0) == plain
+    assert run(Sampler(model, tokenizer, compact=True), task, cases, mode, 16, 0) == plain
     (one, alike), (all_rows, rest) = sizes[:2]
     assert (one, all_rows) == (1, len(cases))
     assert alike > 1 < rest
-    assert run(Sampler(model, tokenizer, rows=4, share_prefix=True), task, cases, mode, 16, 0) == plain
-    assert run(Sampler(model, tokenizer, share_prefix=True), task, cases[:1] * 2, mode, 16, 0) == [plain[0]] * 2
+    assert run(Sampler(model, tokenizer, rows=4, compact=True), task, cases, mode, 16, 0) == plain
+    assert run(Sampler(model, tokenizer, compact=True), task, cases[:1] * 2, mode, 16, 0) == [plain[0]] * 2
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("stretch", [1, 3, 12])
+def test_rows_that_have_ended_are_left_out_and_the_others_write_what_they_would(doll, sizes, stretch):
+    model, tokenizer, _, _, ids = doll
+    inputs = padded(ids, tokenizer.pad_token_id)
+    config = settings(tokenizer)
+    config.do_sample = False
+    whole = model.generate(**inputs, generation_config=config)[:, inputs["input_ids"].size(1) :].tolist()
+    config.eos_token_id = sorted({row[number] for number, row in enumerate(whole)})  # rows end one after the other
+    lengths = [next(i for i, token in enumerate(row, 1) if token in {*config.eos_token_id}) for row in whole]
+    sizes.clear()
+    written = cache.write(model, *inputs.values(), config, alike=0, stretch=stretch)
+    assert [row[:length] for row, length in zip(written, lengths, strict=True)] == [
+        row[:length] for row, length in zip(whole, lengths, strict=True)
+    ]
+    assert max(map(len, written)) <= -(-max(lengths) // stretch) * stretch
+    rows = [shape[0] for shape in sizes]
+    assert rows == sorted(rows, reverse=True)
+    assert len(set(rows)) == (1 if stretch == 12 else len({-(-length // stretch) for length in lengths}))
 
 
 def test_a_model_that_keeps_something_else_has_no_room():

@@ -4,15 +4,18 @@ transformers' own cache copies all it holds for every token that is written, whi
 Shapes: B rows, H heads, T tokens, D numbers a head.
 """
 
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 BLOCK = 64
 """Tokens by which the room of a layer grows."""
+STRETCH = 8
+"""Tokens that are written before rows that have ended are left out."""
 
 
 class Room(DynamicLayer):  # type: ignore[misc]  # transformers has no types
@@ -93,6 +96,34 @@ def generate_shared(model: Any, *, input_ids: Tensor, attention_mask: Tensor, **
     written: Tensor = type(model).generate(
         model, input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, **settings
     )
+    return written
+
+
+def write(
+    model: Any, ids: Tensor, mask: Tensor, config: GenerationConfig, *, alike: int, stretch: int
+) -> list[list[int]]:
+    """The completion of each row (B, T), of whose tokens the first `alike` are the same in all and are read once.
+
+    Tokens are written in stretches of so many, and rows that have ended are left out of the next. With a stretch as
+    long as the completions, they are those of `generate`. A model without room for keys and values writes all in one.
+    """
+    cache = read_once(model, ids[:, :alike], mask[:, :alike]) if alike else room(model)
+    left = config.max_new_tokens
+    ends = torch.tensor(config.eos_token_id, device=ids.device)
+    going = torch.arange(len(ids), device=ids.device)
+    written: list[list[int]] = [[] for _ in ids]
+    while left > 0 and len(going):
+        one = copy(config)
+        one.max_new_tokens = min(left, stretch) if cache is not None else left
+        output = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=one)
+        new = output[:, ids.size(1) :]
+        left -= one.max_new_tokens
+        for row, tokens in zip(going.tolist(), new.tolist(), strict=True):
+            written[row] += tokens
+        rest = (~torch.isin(new, ends).any(1)).nonzero()[:, 0]
+        if cache is not None and 0 < len(rest) < len(going):
+            cache.batch_select_indices(rest)
+        going, ids, mask = going[rest], output[rest], torch.cat([mask, torch.ones_like(new)], 1)[rest]
     return written
 
 

@@ -83,8 +83,8 @@ class Sampler:
 
     `max_tokens` bounds the padded size of a batch. The same prompts in the same order give the same completions. With
     `rows`, all batches have so many rows, and then on the CPU the same prompt gets the same greedy completion beside
-    any others. With `share_prefix` and without `rows`, what all prompts of a batch begin with is read once; the tokens
-    are the same but for rounding.
+    any others. With `compact` and without `rows`, what all prompts of a batch begin with is read once, and completions
+    that have ended are left out: the same greedy ones but for rounding, and others that are drawn.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Sampler:
         *,
         max_tokens: int = 32768,
         rows: int | None = None,
-        share_prefix: bool = False,
+        compact: bool = False,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.max_tokens = max_tokens
         self.rows = rows
-        self.share_prefix = share_prefix
+        self._is_compact = compact and rows is None
 
     def sample(
         self,
@@ -120,7 +120,7 @@ class Sampler:
         import torch
         from transformers import GenerationConfig
 
-        from clinrl.models.cache import read_once, room
+        from clinrl.models.cache import STRETCH, write
 
         ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
         lengths = [len(row) for row in ids]
@@ -143,11 +143,9 @@ class Sampler:
                 torch.manual_seed(seed)
                 for batch, width in self._batches(lengths, budget):
                     tokens, mask, alike = self._padded([ids[index] for index in batch], width)
-                    read = read_once(self.model, tokens[:, :alike], mask[:, :alike]) if alike else room(self.model)
-                    output = self.model.generate(
-                        input_ids=tokens, attention_mask=mask, past_key_values=read, generation_config=config
-                    )
-                    for index, row in zip(batch, output[:, width:].tolist(), strict=True):
+                    stretch = STRETCH if self._is_compact else budget
+                    written = write(self.model, tokens, mask, config, alike=alike, stretch=stretch)
+                    for index, row in zip(batch, written, strict=True):
                         if completions[index] is None and progress is not None:
                             progress()
                         completions[index] = decode(self.tokenizer, row, ends)
@@ -163,7 +161,7 @@ class Sampler:
         import torch
 
         alike = 0
-        if self.share_prefix and self.rows is None:
+        if self._is_compact:
             columns = zip(*(row[:-1] for row in rows), strict=False)  # the last token of each is read by itself
             alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
         pads = [width - len(row) for row in rows]
