@@ -1,4 +1,4 @@
-"""Write what the documentation takes from elsewhere: two reference pages and the picture of the ESI series.
+"""Write what the documentation takes from elsewhere: two reference pages, what was measured, and two pictures.
 
 `make docs` runs it before it builds the pages. Equal code and equal reports give equal bytes.
 """
@@ -227,6 +227,87 @@ def lineage(task: str = "esi") -> bytes:
     return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
 
 
+PERFORMANCE = """# Performance
+
+What `make bench` measured last, from `data/reports/bench.json`; `bench_history.jsonl` beside it keeps every
+record with its commit. Times are of one machine ({machine}). Ratios were measured in one run, by turns.
+
+## A GRPO step
+
+![Seconds of a GRPO step](images/step.svg)
+
+The recipe and the parent are those of esi-v49. Bare TRL is a script as its manual shows it, with the same
+prompts, seeds and sampled tokens, in the environment of a shell. clinrl adds its reward, checks, checkpoints
+and looks at held-out cases, and gives the process an allocator that keeps its memory.
+
+- Groups whose completions all earn the same have an advantage of exactly 0. `loss_path: shared` leaves them out
+  of forward and backward, and computes a group's prompt once. The first step of each run compares loss and
+  gradient with TRL's.
+- `generation_path: shared` reads a group's prompt once. Keys and values lie in room that grows by blocks, since
+  transformers copies all of them for each token.
+- The limit counts matrix products alone: each prompt once, each completion written, live groups forward and
+  backward.
+
+Both keys are off by default: another order of sums rounds differently, and committed versions keep their bytes.
+
+## On a machine that others use
+
+A thread of OpenMP that has nothing to do looks for work for milliseconds, on a processor that the thread it
+waits for may need. clinrl bounds that search. A line of progress says when a fifth of the time or more is spent
+waiting for a processor.
+
+## All measurements
+
+| what | value | unit | note |
+| --- | ---: | --- | --- |
+{rows}
+"""
+STEP = {
+    "GRPO step, bare TRL": "bare TRL",
+    "GRPO step, clinrl train": "clinrl, paths of TRL",
+    "GRPO step, clinrl train, shared paths": "clinrl, shared paths",
+    "GRPO step, arithmetic limit": "matrix products alone",
+}
+"""The bars of the figure: row of the report to label."""
+
+
+def measurements() -> dict[str, Any]:
+    """data/reports/bench.json."""
+    found: dict[str, Any] = json.loads((ROOT / "data/reports/bench.json").read_text(encoding="utf-8"))
+    return found
+
+
+def performance() -> str:
+    """The page on performance, with every row that was measured."""
+    found = measurements()
+    rows = [row for record in found.values() for row in record["rows"]]
+    lines = "\n".join(f"| {row['what']} | {row['value']:g} | {row['unit']} | {row['note']} |" for row in rows)
+    machine = found["grpo_step.py"]["machine"]
+    return PERFORMANCE.format(machine=f"{machine['processor']}, {machine['processors']} processors", rows=lines)
+
+
+def step() -> bytes:
+    """Seconds of a GRPO step, bar by bar, as SVG."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    values = {row["what"]: row["value"] for row in measurements()["grpo_step.py"]["rows"]}
+    style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 10}
+    with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
+        figure = Figure(figsize=(7.2, 2.2), layout="constrained")
+        axes = figure.subplots()
+        shown = [values[what] for what in STEP]
+        bars = axes.barh(list(STEP.values()), shown, height=0.62, color=[NEUTRAL, NEUTRAL, EXACT, "0.8"])
+        axes.bar_label(bars, [f"{value:.2g} s" for value in shown], padding=4)
+        axes.invert_yaxis()
+        axes.set(xlim=(0, 1.12 * max(shown)), xlabel="seconds a step, less is better")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(left=False)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
+
+
 def tree(root: str, parents: dict[str, str], depth: int = 0) -> Iterator[tuple[str, int]]:
     """A model and all that start from it, depth first, in the order of params.yaml, with their depth."""
     yield root, depth
@@ -253,6 +334,8 @@ WRITTEN = {
     "configuration.md": lambda: configuration().encode(),
     "commands.md": lambda: commands().encode(),
     "images/lineage.svg": lineage,
+    "performance.md": lambda: performance().encode(),
+    "images/step.svg": step,
 }
 """What is written below docs/, and by which function."""
 

@@ -317,7 +317,8 @@ def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: 
     edit(copy / "params/esi.yaml", lambda content: content.update(imports=imports))
     edit(copy / "params.yaml", change)
     dvc(copy, "init", "--no-scm", "--quiet")
-    assert changed_by_dvc(copy) == {FIRST, "import@mietic-36", "external@esi-v49"}
+    new = {"import@mietic-36", "validate-import@mietic-36", "external@esi-v49"}
+    assert changed_by_dvc(copy) == {FIRST, *new}
     dvc(copy, "repro", "validate-import@mietic-36")
     assert changed_by_dvc(copy) == {"external@esi-v49"}
     record = json.loads((copy / "data/reports/data/mietic-36.json").read_text())

@@ -2,7 +2,8 @@
 
 Both are commands of their own, and their steps are timed from outside, as their lines arrive, so whatever clinrl adds
 is in the figure: the task's reward, the order check, the watch, live metrics, and a checkpoint every few steps. The
-learning rate is too small to change an answer, so both sample the same completions; that they did is checked.
+script runs in the environment of a shell. The learning rate is too small to change an answer, so that all sample the
+same completions; that they did is checked.
 """
 
 import json
@@ -36,6 +37,8 @@ MEASURED = "esi-v49"
 STOCK, SHARED = "bench-stock", "bench-shared"
 """Versions with the recipe, by the paths of loss and generation."""
 BARE = "bare TRL"
+OURS = (*determinism._ALLOCATOR, *determinism._WAITING)
+"""What clinrl sets for its processes and a script does not."""
 CLINRL = [sys.executable, "-m", "clinrl"]
 
 
@@ -90,15 +93,15 @@ def without_file(block: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in block.items() if key != "file"}
 
 
-def step_seconds(command: list[str], folder: Path) -> float:
+def step_seconds(command: list[str], folder: Path, environment: dict[str, str]) -> float:
     """Mean wall time from the end of the first step, which pays for warming up, to the end of the last."""
-    process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    ends, words = [], []
-    for line in process.stderr:
-        words.append(line)
-        if re.search(r" step \d+/\d+", line):
-            ends.append(time.perf_counter())
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        ends, words = [], []
+        for line in process.stderr:
+            words.append(line)
+            if re.search(r" step \d+/\d+", line):
+                ends.append(time.perf_counter())
     if process.wait() or len(ends) < 2:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(ends)} steps: {words}")
     return (ends[-1] - ends[0]) / (len(ends) - 1)
@@ -107,6 +110,8 @@ def step_seconds(command: list[str], folder: Path) -> float:
 def bare() -> None:
     """TRL as its manual shows it, on the rows of the same stream, with a reward of one line."""
     determinism.pin()
+    for name in OURS:  # threads wait as they do for anybody
+        os.environ.pop(name, None)
     from clinrl.models import bases
     from clinrl.models.chat import render
     from clinrl.tasks.base import get_task
@@ -214,11 +219,13 @@ def measured(folder: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
     size = project(folder, steps)
     commands = {version: [*CLINRL, "train", version] for version in (STOCK, SHARED)}
     commands[BARE] = [sys.executable, str(Path(__file__).resolve()), "bare"]
+    shell = {name: value for name, value in os.environ.items() if name not in OURS}
     taken: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(rounds):
         for name in list(commands) if turn % 2 == 0 else list(commands)[::-1]:
             shutil.rmtree(folder / paths.adapter(name), ignore_errors=True)
-            taken[name].append(step_seconds(commands[name], folder))
+            environment = shell if name == BARE else dict(os.environ)
+            taken[name].append(step_seconds(commands[name], folder, environment))
     history = {name: alerts.read(folder / paths.adapter(name) / HISTORY) for name in (STOCK, SHARED)}
     tokens = {float((folder / "bare-tokens").read_text()), *(lines[-1]["num_tokens"] for lines in history.values())}
     if len(tokens) > 1:
@@ -231,6 +238,8 @@ def measured(folder: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
     used = f"loss path used: {record['used']}; gradients differ by {record['gradient_gap'] or 0:.1g}"
     return [
         {"what": "GRPO step against stock TRL", "value": round(shared / bare_trl, 3), "unit": "ratio", "note": used},
+        {"what": "GRPO step, shared paths against TRL's, both in clinrl train", "value": round(shared / stock, 3),
+         "unit": "ratio", "note": "the same process settings"},
         {"what": "GRPO step, clinrl train, shared paths", "value": round(shared, 3), "unit": "s", "note": note},
         {"what": "GRPO step, clinrl train", "value": round(stock, 3), "unit": "s",
          "note": f"{stock / bare_trl:.3f} of bare TRL, checkpoints and all"},

@@ -1,5 +1,7 @@
 """Every measurement of this folder, each in a process of its own, as a table and as rows of data/reports/bench.json.
 
+bench_history.jsonl beside it keeps the records of before; the table shows the value of the last one.
+
 A measurement is a script that prints one JSON list of rows: what, value, unit, and a note. Run it on an idle machine:
 the load at its start is part of the record. `python tests/bench/run.py fold.py` repeats one of them.
 """
@@ -15,12 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from clinrl.artifacts import write_json
+from clinrl.artifacts import canonical_json, write_json
 from clinrl.runtime import determinism
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 REPORT = ROOT / "data/reports/bench.json"
+HISTORY = ROOT / "data/reports/bench_history.jsonl"
+"""Every record that was ever measured, oldest first, with the commit that was measured."""
 SCRIPTS = (
     "commands.py",
     "cases.py",
@@ -43,18 +47,36 @@ def main(names: list[str]) -> int:
     if unknown := [name for name in names if name not in SCRIPTS]:
         print(f"no measurement {unknown[0]!r}; there are {', '.join(SCRIPTS)}", file=sys.stderr)
         return 2
-    kept = json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}
+    kept = recorded()
     for script in names or SCRIPTS:
         print(f"{script} ...", file=sys.stderr)
         found = machine()
         done = subprocess.run([sys.executable, str(HERE / script)], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        before = {row["what"]: row["value"] for row in kept.get(script, {}).get("rows", ())}
         kept[script] = {"machine": found, "rows": json.loads(done.stdout.splitlines()[-1])}
         write_json(REPORT, {name: kept[name] for name in SCRIPTS if name in kept})
-        table = Table("what", "value", "unit", "note", title=f"load {found['load_1_min_at_start']}")
+        with HISTORY.open("a", encoding="utf-8") as stream:
+            stream.write(canonical_json({"script": script, "revision": revision(), **kept[script]}) + "\n")
+        table = Table("what", "value", "before", "unit", "note", title=f"load {found['load_1_min_at_start']}")
         for row in kept[script]["rows"]:
-            table.add_row(row["what"], f"{row['value']:g}", row["unit"], row["note"])
+            old = f"{before[row['what']]:g}" if row["what"] in before else ""
+            table.add_row(row["what"], f"{row['value']:g}", old, row["unit"], row["note"])
         Console().print(table)
     return 0
+
+
+def recorded() -> dict[str, Any]:
+    """What was measured before, by script."""
+    found: dict[str, Any] = json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}
+    return found
+
+
+def revision() -> str:
+    """The commit that is measured, with -dirty if a tracked file differs, reports aside."""
+    git = ["git", "-C", str(ROOT)]
+    head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True).stdout
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!data/reports"], check=False).returncode
+    return head.strip() + "-dirty" * bool(changed)
 
 
 def machine() -> dict[str, Any]:

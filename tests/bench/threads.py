@@ -8,10 +8,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-import grpo_loss
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from bench import grpo_loss
 from clinrl import paths
 from clinrl.runtime import determinism
 

@@ -22,6 +22,7 @@ import exhibits
 from clinrl import paths
 from clinrl.artifacts import canonical_json, digest, read_manifest, write_json
 from clinrl.registry import versions
+from clinrl.signing import keys
 from clinrl.tracking import live_metrics, mlflow_store
 from clinrl.tracking.mlflow_store import connect
 from clinrl.training import launch, process
@@ -174,6 +175,7 @@ def test_nothing_is_sent_where_mlflow_is_not_used(project, capfd):
 
 @pytest.mark.slow
 def test_metrics_arrive_while_training_runs_and_a_continued_run_is_the_same_one(project, capfd):
+    keys.make_key()  # or the registration would say that it made one
     folder, lines = scratch(project, "v1"), exhibits.history(1)
     with process.live_metrics(folder) as tell:
         add(folder, lines[:2])

@@ -26,13 +26,17 @@ BFLOAT16_TOLERANCE = 6e-2
 and by 0.06 in one batch of ten. The shared path's is as far from it."""
 
 
+CANCELLED = 1e-7
+"""Largest entry of a gradient that says nothing: what rounding leaves where equal completions cancel each other out."""
+
+
 class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """TRL's trainer with a second way to its loss."""
 
     loss_path: Literal["stock", "shared"] = "stock"
     """What the recipe asks for."""
     agrees: bool | None = None
-    """Whether the shared path gave TRL's loss and gradient; None before the first step that has a gradient."""
+    """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
     _metrics: dict[str, Any]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -45,7 +49,8 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             self.agrees = self._check(rows, inputs)
         if self.agrees is not None:
             self._metrics["train"][AGREES].append(float(self.agrees))
-        return super()._compute_loss(model if self.agrees is False else rows, inputs)
+        is_sure = self.agrees or not rows.live.any()
+        return super()._compute_loss(rows if is_sure else model, inputs)
 
     def live_rows(self, model: Any, inputs: dict[str, Any]) -> LiveRows:
         """What TRL's loss calls in the model's place, for a micro-batch as TRL scored it."""
@@ -62,8 +67,11 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         """Whether keys and values of a prompt can be shared: a cache holds them all, and keeps their gradient."""
         return not self.args.gradient_checkpointing and is_plain(self.model)
 
-    def _check(self, rows: LiveRows, inputs: dict[str, Any]) -> bool:
-        """Compare both ways on a micro-batch. What is not as the recipe asks is said on stderr."""
+    def _check(self, rows: LiveRows, inputs: dict[str, Any]) -> bool | None:
+        """Compare both ways on a micro-batch; None where TRL's gradient is too small to tell.
+
+        What is not as the recipe asks is said on stderr.
+        """
         if self.accelerator.num_processes > 1:
             _say("several processes must take the same forward passes, so the training goes on with TRL's loss")
             return False
@@ -79,6 +87,8 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
                 gradients.append(torch.autograd.grad(loss, trained))
         finally:
             self._metrics = logged
+        if max(float(entry.abs().max()) for entry in gradients[0]) < CANCELLED:
+            return None
         # The loss of a group is near 0 by construction, so that 1, a normalised advantage, is its scale.
         gaps = {LOSS_GAP: largest_gap(losses[0], losses[1], 1.0), GRADIENT_GAP: largest_gap(gradients[0], gradients[1])}
         for name, gap in gaps.items():
