@@ -20,7 +20,9 @@ def project(tmp_path, monkeypatch) -> Path:
     shutil.copytree(dolls.built(), tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     content = copy.deepcopy(dolls.PARAMS)
-    content["profiles"][content["versions"]["v2"]["profile"]]["on_alarm"] = "warn"  # it knows next to nothing
+    content["profiles"][content["versions"]["v2"]["profile"]]["trainer"]["embedded"]["on_alarm"] = (
+        "warn"  # it knows next to nothing
+    )
     YAML(typ="safe").dump(content, Path("params.yaml"))
     return tmp_path
 
