@@ -124,7 +124,8 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         from prefect.logging.handlers import APILogWorker
         from prefect.server.database.orm_models import Base
 
-        store, port = folder / "prefect.db", servers.free_port()
+        # Not the name that Prefect gives: a server of another process would find tables there and no migration.
+        store, port = folder / "forked.db", servers.free_port()
         engine = sqlalchemy.create_engine(f"sqlite:///{store}")
         with engine.begin() as connection:
             for table in Base.metadata.sorted_tables:
