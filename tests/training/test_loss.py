@@ -24,7 +24,7 @@ import dolls
 from bench import grpo_loss
 from clinrl import paths
 from clinrl.models import pretrain, scores
-from clinrl.training import callback, launch, loss, trl
+from clinrl.training import callback, launch, loss
 from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, largest_gap
 from clinrl.types import Manifest
 
@@ -327,7 +327,7 @@ def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(
 
 
 def test_a_training_whose_prompts_are_read_once_writes_the_same_completions():
-    with mock.patch.object(trl, "generate_shared", wraps=trl.generate_shared) as generate:
+    with mock.patch.object(loss, "generate_shared", wraps=loss.generate_shared) as generate:
         shared = trained.__wrapped__(generation_path="shared")
     assert generate.call_count == len(history_of(shared))
     assert shared["history.jsonl"] == trained()["history.jsonl"]

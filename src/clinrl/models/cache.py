@@ -4,7 +4,9 @@ transformers' own cache copies all it holds for every token that is written, whi
 Shapes: B rows, H heads, T tokens, D numbers a head.
 """
 
+from collections.abc import Sequence
 from copy import copy
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -100,21 +102,23 @@ def generate_shared(model: Any, *, input_ids: Tensor, attention_mask: Tensor, **
 
 
 def write(
-    model: Any, ids: Tensor, mask: Tensor, config: GenerationConfig, *, alike: int, stretch: int
+    model: Any, rows: Sequence[Sequence[int]], width: int, config: GenerationConfig, *, is_compact: bool
 ) -> list[list[int]]:
-    """The completion of each row (B, T), of whose tokens the first `alike` are the same in all and are read once.
+    """The completion of each row, padded to a width.
 
-    Tokens are written in stretches of so many, and rows that have ended are left out of the next. With a stretch as
-    long as the completions, they are those of `generate`. A model without room for keys and values writes all in one.
+    If compact, what all rows begin with is read once, and tokens are written in stretches: rows that have ended are
+    left out of the next. A model that has no room for keys and values writes all in one.
     """
+    ids, mask, alike = padded(rows, width, config.pad_token_id, model.device, share=is_compact)
     cache = read_once(model, ids[:, :alike], mask[:, :alike]) if alike else room(model)
     left = config.max_new_tokens
+    stretch = STRETCH if is_compact and cache is not None else left
     ends = torch.tensor(config.eos_token_id, device=ids.device)
     going = torch.arange(len(ids), device=ids.device)
-    written: list[list[int]] = [[] for _ in ids]
+    written: list[list[int]] = [[] for _ in rows]
     while left > 0 and len(going):
         one = copy(config)
-        one.max_new_tokens = min(left, stretch) if cache is not None else left
+        one.max_new_tokens = min(left, stretch)
         output = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=one)
         new = output[:, ids.size(1) :]
         left -= one.max_new_tokens
@@ -125,6 +129,21 @@ def write(
             cache.batch_select_indices(rest)
         going, ids, mask = going[rest], output[rest], torch.cat([mask, torch.ones_like(new)], 1)[rest]
     return written
+
+
+def padded(
+    rows: Sequence[Sequence[int]], width: int, fill: int | None, device: Any, *, share: bool
+) -> tuple[Tensor, Tensor, int]:
+    """Tokens and mask of rows, padded to a width, and how many tokens stand first in all, 0 unless they are shared.
+
+    Padding stands before what differs.
+    """
+    columns = zip(*(row[:-1] for row in rows), strict=False)  # the last token of each is read by itself
+    alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns)) if share else 0
+    pads = [width - len(row) for row in rows]
+    tokens = [[*row[:alike], *[fill] * pad, *row[alike:]] for row, pad in zip(rows, pads, strict=True)]
+    mask = [[1] * alike + [0] * pad + [1] * (width - alike - pad) for pad in pads]
+    return torch.tensor(tokens, device=device), torch.tensor(mask, device=device), alike
 
 
 def distinct(ids: Tensor, mask: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:

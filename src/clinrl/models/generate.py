@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import DataError
@@ -10,7 +9,6 @@ from clinrl.models.chat import Completion, decode, encode, end_tokens, render, r
 from clinrl.types import Message
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 STEP = 16
@@ -120,7 +118,7 @@ class Sampler:
         import torch
         from transformers import GenerationConfig
 
-        from clinrl.models.cache import STRETCH, write
+        from clinrl.models.cache import write
 
         ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
         lengths = [len(row) for row in ids]
@@ -142,9 +140,8 @@ class Sampler:
             with torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 for batch, width in self._batches(lengths, budget):
-                    tokens, mask, alike = self._padded([ids[index] for index in batch], width)
-                    stretch = STRETCH if self._is_compact else budget
-                    written = write(self.model, tokens, mask, config, alike=alike, stretch=stretch)
+                    rows = [ids[index] for index in batch]
+                    written = write(self.model, rows, width, config, is_compact=self._is_compact)
                     for index, row in zip(batch, written, strict=True):
                         if completions[index] is None and progress is not None:
                             progress()
@@ -152,24 +149,6 @@ class Sampler:
         finally:
             self.model.train(was_training)
         return [completion for completion in completions if completion is not None]
-
-    def _padded(self, rows: Sequence[Sequence[int]], width: int) -> "tuple[Tensor, Tensor, int]":
-        """Tokens and mask of rows, padded to a width, and the number of tokens that stand first in all, if shared.
-
-        Padding stands before what differs.
-        """
-        import torch
-
-        alike = 0
-        if self._is_compact:
-            columns = zip(*(row[:-1] for row in rows), strict=False)  # the last token of each is read by itself
-            alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-        pads = [width - len(row) for row in rows]
-        fill = self.tokenizer.pad_token_id
-        tokens = [[*row[:alike], *[fill] * pad, *row[alike:]] for row, pad in zip(rows, pads, strict=True)]
-        mask = [[1] * alike + [0] * pad + [1] * (width - alike - pad) for pad in pads]
-        device = self.model.device
-        return torch.tensor(tokens, device=device), torch.tensor(mask, device=device), alike
 
     def _batches(self, lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:
         if self.rows is not None:

@@ -8,13 +8,14 @@ loss type, mask and normaliser is what it was. At the first step that has a grad
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from clinrl.models.cache import is_plain
+from clinrl.models.cache import generate_shared, is_plain
 from clinrl.models.scores import LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
@@ -31,13 +32,25 @@ CANCELLED = 1e-7
 
 
 class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """TRL's trainer with a second way to its loss."""
+    """TRL's trainer with a second way to its loss, and to its completions."""
 
     loss_path: Literal["stock", "shared"] = "stock"
     """What the recipe asks for."""
+    generation_path: Literal["stock", "shared"] = "stock"
+    """The same for completions."""
     agrees: bool | None = None
     """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
     _metrics: dict[str, Any]
+
+    def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
+        if self.generation_path == "stock":
+            return super()._generate_single_turn(*arguments, **named)
+        model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
+        model.generate = partial(generate_shared, model)
+        try:
+            return super()._generate_single_turn(*arguments, **named)
+        finally:
+            del model.generate
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         if self.loss_path == "stock":

@@ -8,7 +8,6 @@ on a boundary where resuming is exact.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +23,6 @@ from clinrl.config.recipes import Phase
 from clinrl.data.sampling import phase_of
 from clinrl.errors import DataError, TrainingError
 from clinrl.models import opening
-from clinrl.models.cache import generate_shared
 from clinrl.models.chat import encode, encoded, end_tokens, render, results, spelt
 from clinrl.models.generate import check_room, window
 from clinrl.models.judges import Judges
@@ -213,8 +211,6 @@ class Grpo(SharedLossTrainer):
     """Tokens that end a turn."""
     thinking: bool = True
     """Of the step that is played."""
-    generation_path: str = "stock"
-    """What the recipe asks for."""
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
@@ -231,16 +227,6 @@ class Grpo(SharedLossTrainer):
             )
         self.thinking = self.switches[next(iter(modes))]
         self._tokenizer = Reader(self.processing_class, self.thinking, self.ends)
-
-    def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
-        if self.generation_path == "stock":
-            return super()._generate_single_turn(*arguments, **named)
-        model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
-        model.generate = partial(generate_shared, model)
-        try:
-            return super()._generate_single_turn(*arguments, **named)
-        finally:
-            del model.generate
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
         texts = [prompt if isinstance(prompt, str) else self._opening(prompt) for prompt in prompts]
