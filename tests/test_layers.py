@@ -67,8 +67,8 @@ DOORS = {
 """The modules that may import a heavy library, so that everything else stays quick to start and plain to read."""
 
 CHILD = {
-    *("models.cache", "models.scores"),
-    *(f"training.{name}" for name in ("callback", "loss", "monitor", "trl", "worker")),
+    "models.cache",
+    *(f"training.{name}" for name in ("callback", "loss", "monitor", "scores", "trl", "worker")),
 }
 """Modules of the training process: they may import heavy libraries when they are loaded."""
 

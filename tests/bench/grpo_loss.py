@@ -27,8 +27,8 @@ def ways(
     from peft import LoraConfig, get_peft_model
     from trl import GRPOConfig, GRPOTrainer
 
-    from clinrl.models.scores import LiveRows
     from clinrl.training.loss import SharedLossTrainer
+    from clinrl.training.scores import LiveRows
 
     adapted = get_peft_model(
         model,

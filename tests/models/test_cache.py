@@ -36,8 +36,6 @@ def test_room_holds_what_the_cache_of_transformers_holds(lengths, order):
         assert torch.equal(keys, our_keys)
         assert torch.equal(values, our_values)
         assert layers[0].get_seq_length() == layers[1].get_seq_length()
-    layers[1].reset()
-    assert layers[1].get_seq_length() == 0
 
 
 def test_room_is_copied_when_a_block_is_full_and_not_for_each_token():

@@ -22,10 +22,11 @@ import exhibits
 from clinrl import paths
 from clinrl.artifacts import canonical_json, digest, read_manifest, write_json
 from clinrl.registry import versions
+from clinrl.runtime import worker_process as process
 from clinrl.signing import keys
 from clinrl.tracking import live_metrics, mlflow_store
 from clinrl.tracking.mlflow_store import connect
-from clinrl.training import launch, process
+from clinrl.training import launch
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -210,7 +211,7 @@ def test_a_trainer_that_was_killed_leaves_no_run_that_looks_alive(project):
     mlflow_store.prepare(mlflow_store.STORE.absolute())  # as a copy; the follower would make one, which takes longest
     add(folder, exhibits.history(1))
     code = (
-        "import sys, time; from pathlib import Path; from clinrl.training import process\n"
+        "import sys, time; from pathlib import Path; from clinrl.runtime import worker_process as process\n"
         f"with process.live_metrics(Path({str(folder)!r})):\n    print('begun', flush=True); time.sleep(600)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

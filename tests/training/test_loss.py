@@ -23,8 +23,8 @@ from trl import GRPOConfig, GRPOTrainer
 import dolls
 from bench import grpo_loss
 from clinrl import paths
-from clinrl.models import pretrain, scores
-from clinrl.training import callback, launch, loss
+from clinrl.models import pretrain
+from clinrl.training import callback, launch, loss, scores
 from clinrl.training.loss import AGREES, GRADIENT_GAP, SharedLossTrainer, largest_gap
 from clinrl.types import Manifest
 
@@ -131,7 +131,7 @@ def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, in
     if not trainer.beta:  # the entropy that is logged is that of the rows that are computed
         alive = {name: tensor[live] if tensor.dim() else tensor for name, tensor in inputs.items()}
         metrics["entropy"] = both(trainer, alive, loss_type)[0][2]["entropy"] if live.any() else float("nan")
-    assert our_metrics == pytest.approx(metrics, rel=1e-6, abs=1e-6, nan_ok=True)
+    assert our_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-6, nan_ok=True)
 
 
 def test_the_entropy_of_dead_rows_leaves_out_what_tools_wrote(trainers):

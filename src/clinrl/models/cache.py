@@ -48,11 +48,6 @@ class Room(DynamicLayer):  # type: ignore[misc]  # transformers has no types
         super().batch_select_indices(indices)
         self.front = None
 
-    def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
-        self.front = None
-
 
 def _room(states: Tensor, length: int) -> Tensor:
     return states.new_empty((*states.shape[:-2], -(-length // BLOCK) * BLOCK, states.size(-1)))
@@ -95,10 +90,8 @@ def generate_shared(model: Any, *, input_ids: Tensor, attention_mask: Tensor, **
     The same tokens but for rounding: where two tokens are as good as equal, another one may be written.
     """
     cache = read_once(model, input_ids[:, :-1], attention_mask[:, :-1]) if input_ids.size(1) > 1 else None
-    written: Tensor = type(model).generate(
-        model, input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, **settings
-    )
-    return written
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "past_key_values": cache}
+    return type(model).generate(model, **inputs, **settings)  # type: ignore[no-any-return]
 
 
 def write(

@@ -86,18 +86,11 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: "PreTrainedTokenizerBase",
-        *,
-        max_tokens: int = 32768,
-        rows: int | None = None,
+        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 32768, rows: int | None = None,
         compact: bool = False,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.max_tokens = max_tokens
-        self.rows = rows
+    ) -> None:  # fmt: skip
+        self.model, self.tokenizer = model, tokenizer
+        self.max_tokens, self.rows = max_tokens, rows
         self._is_compact = compact and rows is None
 
     def sample(

@@ -194,9 +194,7 @@ class ProgressLine:
         self.steps = steps
         self.every = max(1, steps // 20)
         self.seconds = self.rewarding = 0.0
-        self.first = 0
-        self.began_s = time.monotonic()
-        self.queue = Queue()
+        self.first, self.began_s, self.queue = 0, time.monotonic(), Queue()
         self.bar: Any = None
 
     def start(self, step: int) -> None:

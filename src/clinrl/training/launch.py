@@ -31,8 +31,8 @@ from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
+from clinrl.runtime.worker_process import live_metrics, run_worker
 from clinrl.tasks.base import GIVEN, get_task
-from clinrl.training.process import live_metrics, run_worker
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params

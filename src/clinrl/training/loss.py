@@ -16,7 +16,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from clinrl.models.cache import generate_shared, is_plain
-from clinrl.models.scores import LiveRows
+from clinrl.training.scores import LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
 """Logged where the shared path is asked for: whether it agreed with TRL's, and at the step of the check by how much."""

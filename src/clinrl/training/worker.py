@@ -31,8 +31,8 @@ STOPPED = 4
 
 def main(arguments: list[str]) -> int:
     """Run one spec. The second argument, if given, is the process to die with. Returns the exit code."""
+    from clinrl.runtime.worker_process import die_with
     from clinrl.training.launch import SPEC
-    from clinrl.training.process import die_with
 
     path = Path(arguments[0])
     if path.name != SPEC or not path.is_file():
