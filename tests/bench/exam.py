@@ -51,7 +51,7 @@ def main() -> None:
     adapter = paths.adapter([name for name, block in params.versions.items() if block.task == task.name][-1])
     if adapter.exists():
         model = PeftModel.from_pretrained(model, str(adapter)).eval()
-    sampler, sharing = Sampler(model, tokenizer), Sampler(model, tokenizer, compact=True)
+    sampler, sharing = Sampler(model, tokenizer), Sampler(model, tokenizer, shared=True)
     cases = list(task.cases(CASES, SEED, pool="mine", mix=task.checks.mixes[0]))
     rows = []
     for name, mode in params.modes.items():
@@ -73,7 +73,7 @@ def main() -> None:
         note = f"{rate / plain:.1f} times a loop over single cases; {same} of {LOOPED} answers are the same"
         rows.append({"what": f"exam, mode {name}", "value": round(rate, 2), "unit": "cases/s", "note": note})
         alike = f"{sum(a == b for a, b in zip(batched, shared, strict=True))} of {CASES} answers are the same"
-        what = f"exam, mode {name}, compact"
+        what = f"exam, mode {name}, shared path"
         rows.append({"what": what, "value": round(CASES / (later - middle), 2), "unit": "cases/s", "note": alike})
         rows.append({"what": f"loop, mode {name}", "value": round(plain, 2), "unit": "cases/s", "note": ""})
     print(json.dumps(rows))

@@ -2,8 +2,8 @@
 
 Both are commands of their own, and their steps are timed from outside, as their lines arrive, so whatever clinrl adds
 is in the figure: the task's reward, the order check, the watch, live metrics, and a checkpoint every few steps. The
-script runs in the environment of a shell. The learning rate is too small to change an answer, so that all sample the
-same completions; that they did is checked.
+script runs in the environment of a shell. The learning rate is too small to change an answer, so that on TRL's paths
+both sample the same completions, which is checked. The shared path draws others of the same lengths but for chance.
 """
 
 import json
@@ -32,6 +32,8 @@ LR = 1e-9
 """Moves the last bits of small weights, as a training must, and no answer."""
 ROUNDS = 2
 """Each command runs this often, by turns, so that a slow minute of the machine hits all."""
+LENGTHS = 0.05
+"""Largest relative difference of tokens between the paths."""
 MEASURED = "esi-v49"
 """The version whose recipe and parent are measured."""
 STOCK, SHARED = "bench-stock", "bench-shared"
@@ -227,15 +229,18 @@ def measured(folder: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
             environment = shell if name == BARE else dict(os.environ)
             taken[name].append(step_seconds(commands[name], folder, environment))
     history = {name: alerts.read(folder / paths.adapter(name) / HISTORY) for name in (STOCK, SHARED)}
-    tokens = {float((folder / "bare-tokens").read_text()), *(lines[-1]["num_tokens"] for lines in history.values())}
-    if len(tokens) > 1:
-        raise RuntimeError("the commands sampled different completions, so their times do not compare")
+    tokens = {name: lines[-1]["num_tokens"] for name, lines in history.items()}
+    if tokens[STOCK] != float((folder / "bare-tokens").read_text()) or abs(tokens[SHARED] / tokens[STOCK] - 1) > LENGTHS:
+        raise RuntimeError(f"the commands sampled different completions ({tokens}), so their times do not compare")
     record = json.loads((folder / paths.adapter(SHARED) / LOSS_PATH).read_text(encoding="utf-8"))
     with chdir(folder):
         least, dead = limit(history[STOCK])
     stock, shared, bare_trl = (sum(taken[name]) / rounds for name in (STOCK, SHARED, BARE))
     note = f"{size}, {steps - 1} steps, {rounds} rounds"
-    used = f"loss path used: {record['used']}; gradients differ by {record['gradient_gap'] or 0:.1g}"
+    used = (
+        f"loss path used: {record['used']}; gradients differ by {record['gradient_gap'] or 0:.1g}; "
+        f"{tokens[SHARED] / tokens[STOCK]:.3f} of the tokens"
+    )
     return [
         {"what": "GRPO step against stock TRL", "value": round(shared / bare_trl, 3), "unit": "ratio", "note": used},
         {"what": "GRPO step, shared paths against TRL's, both in clinrl train", "value": round(shared / stock, 3),

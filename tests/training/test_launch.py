@@ -49,16 +49,23 @@ PROFILES = {
 }
 """The doll's recipes, trained for few steps."""
 PARAMS = dolls.params(profiles=PROFILES)
+SHARED = json.loads(json.dumps(PROFILES), object_hook=dolls._integer_keys)
+"""The same with what GRPO can share."""
+SHARED["reward"]["trainer"]["embedded"] |= {"loss_path": "shared", "generation_path": "shared"}
 
 
-def begin(version: str, hash_seed: int) -> subprocess.Popen[str]:
+def begin(version: str, hash_seed: int, profiles: dict = PROFILES, **more: str) -> subprocess.Popen[str]:
     """Start the training of a version in a process of its own, in the working directory."""
-    YAML(typ="safe").dump(dolls.PARAMS | {"profiles": PROFILES}, Path("params.yaml"))
-    environment = os.environ | {
-        "PYTHONHASHSEED": str(hash_seed),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",  # beside other tests, waiting threads must not take the processor
-    }
+    YAML(typ="safe").dump(dolls.PARAMS | {"profiles": profiles}, Path("params.yaml"))
+    environment = (
+        os.environ
+        | more
+        | {
+            "PYTHONHASHSEED": str(hash_seed),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",  # beside other tests, waiting threads must not take the processor
+        }
+    )
     return subprocess.Popen([sys.executable, "-c", TRAIN, version], env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -216,6 +223,24 @@ def test_a_killed_run_takes_its_worker_along_and_continues_to_the_same_bytes(tra
         time.sleep(0.01)
     assert not paths.adapter("v2").exists()
     assert "trains from step 2 to 4" in finish(begin("v2", hash_seed=3))
+    assert dolls.files(paths.adapter("v2")) == untouched
+
+
+@pytest.mark.slow
+def test_what_groups_share_gives_the_same_bytes_with_another_hash_seed_and_thread_count_and_after_a_kill(trained):
+    shutil.rmtree(paths.adapter("v2"))
+    with dolls.in_process():
+        launch.stage(dolls.params(profiles=SHARED), "v2")
+    untouched = dolls.files(paths.adapter("v2"))
+    assert json.loads(untouched["loss_path.json"])["used"] == "shared"
+    shutil.rmtree(paths.adapter("v2"))
+    killed = begin("v2", hash_seed=2, profiles=SHARED, OMP_NUM_THREADS="1")
+    wait_for_step(killed, "v2", 3)
+    killed.kill()
+    killed.communicate()
+    assert not paths.adapter("v2").exists()
+    continued = finish(begin("v2", hash_seed=3, profiles=SHARED, OMP_NUM_THREADS="2"))
+    assert "trains from step 2 to 4" in continued
     assert dolls.files(paths.adapter("v2")) == untouched
 
 

@@ -326,12 +326,26 @@ def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(
     assert manifest.spec["trainer"]["loss_path"] == "shared"
 
 
-def test_a_training_whose_prompts_are_read_once_writes_the_same_completions():
-    with mock.patch.object(loss, "generate_shared", wraps=loss.generate_shared) as generate:
+def test_a_training_on_the_shared_path_of_generation_writes_its_own_completions_and_keeps_the_base():
+    with mock.patch.object(loss, "complete", wraps=loss.complete) as complete:
         shared = trained.__wrapped__(generation_path="shared")
-    assert generate.call_count == len(history_of(shared))
-    assert shared["history.jsonl"] == trained()["history.jsonl"]
+    assert complete.call_count == len(history_of(shared))
     assert Manifest.model_validate_json(shared["manifest.json"]).spec["trainer"]["generation_path"] == "shared"
+    stock, ours = history_of(trained())[0], history_of(shared)[0]
+    prompts = [line["num_tokens"] - line["completions/mean_length"] * 8 for line in (stock, ours)]
+    assert prompts[0] == prompts[1]
+    assert trained.__wrapped__(generation_path="shared") == shared
+
+
+@torch.inference_mode()
+def test_completions_stand_behind_their_prompts_as_trl_reads_them():
+    ids = torch.tensor([[0, 0, 7, 8], [9, 10, 11, 12]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    config = mock.Mock(pad_token_id=0)
+    with mock.patch.object(loss, "complete", return_value=[[3], [4, 5]]) as complete:
+        found = loss.generated("model", input_ids=ids, attention_mask=mask, generation_config=config)
+    complete.assert_called_once_with("model", [[7, 8], [9, 10, 11, 12]], config)
+    assert found.tolist() == [[0, 0, 7, 8, 3, 0], [9, 10, 11, 12, 4, 5]]
 
 
 @contextmanager

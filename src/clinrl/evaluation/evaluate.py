@@ -46,7 +46,7 @@ from clinrl.evaluation.answers import (
     rows_of,
 )
 from clinrl.evaluation.record import write_record
-from clinrl.models.generate import Sampler
+from clinrl.models.generate import SHARED, Sampler
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
@@ -263,11 +263,11 @@ def open_sampler(params: "Params", model: Model) -> Sampler:
     is_adapter = (model.folder / opening.CONFIG).exists()
     if is_adapter:
         opening.check(model.folder)
-    qlora = bool(read_manifest(model.folder).spec.get("qlora", False))
-    weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=qlora)
+    spec = read_manifest(model.folder).spec
+    weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=bool(spec.get("qlora", False)))
     if is_adapter:
         weights = opening.adapted(weights, model.folder).eval()
-    return Sampler(weights, tokenizer)
+    return Sampler(weights, tokenizer, shared=spec.get("trainer", {}).get("generation_path") == SHARED)
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -1,6 +1,7 @@
 """From prompts to completions, in batches, with transformers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ from clinrl.models.chat import Completion, decode, encode, end_tokens, render, r
 from clinrl.types import Message
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+SHARED = "shared"
+"""The generation path of a recipe whose completions are written as `decoding.complete` does."""
 STEP = 16
 """Tokens: widths of batches of one shape are multiples of it."""
 
@@ -81,17 +84,16 @@ class Sampler:
 
     `max_tokens` bounds the padded size of a batch. The same prompts in the same order give the same completions. With
     `rows`, all batches have so many rows, and then on the CPU the same prompt gets the same greedy completion beside
-    any others. With `compact` and without `rows`, what all prompts of a batch begin with is read once, and completions
-    that have ended are left out: the same greedy ones but for rounding, and others that are drawn.
+    any others. With `shared` and without `rows`, completions are written as `decoding.complete` does.
     """
 
     def __init__(
         self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 32768, rows: int | None = None,
-        compact: bool = False,
+        shared: bool = False,
     ) -> None:  # fmt: skip
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.rows = max_tokens, rows
-        self._is_compact = compact and rows is None
+        self._is_shared = shared and rows is None
 
     def sample(
         self,
@@ -111,7 +113,7 @@ class Sampler:
         import torch
         from transformers import GenerationConfig
 
-        from clinrl.models.cache import write
+        from clinrl.models.decoding import folded
 
         ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
         lengths = [len(row) for row in ids]
@@ -130,11 +132,12 @@ class Sampler:
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode(), torch.random.fork_rng():
+            weights = folded(self.model) if self._is_shared else nullcontext()
+            with weights, torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 for batch, width in self._batches(lengths, budget):
                     rows = [ids[index] for index in batch]
-                    written = write(self.model, rows, width, config, is_compact=self._is_compact)
+                    written = self._write(rows, width, config)
                     for index, row in zip(batch, written, strict=True):
                         if completions[index] is None and progress is not None:
                             progress()
@@ -142,6 +145,18 @@ class Sampler:
         finally:
             self.model.train(was_training)
         return [completion for completion in completions if completion is not None]
+
+    def _write(self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig") -> list[list[int]]:
+        from clinrl.models.cache import room
+        from clinrl.models.decoding import complete, padded
+
+        if self._is_shared:
+            return complete(self.model, rows, config)
+        ids, mask = padded(rows, width, config.pad_token_id, self.model.device)
+        output = self.model.generate(
+            input_ids=ids, attention_mask=mask, past_key_values=room(self.model), generation_config=config
+        )
+        return output[:, width:].tolist()  # type: ignore[no-any-return]
 
     def _batches(self, lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:
         if self.rows is not None:

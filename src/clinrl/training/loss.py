@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
-from clinrl.models.cache import generate_shared, is_plain
+from clinrl.models.cache import is_plain
+from clinrl.models.decoding import complete, folded
 from clinrl.training.scores import LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
@@ -43,12 +45,13 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     _metrics: dict[str, Any]
 
     def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
-        if self.generation_path == "stock":
+        if self.generation_path == "stock" or self.accelerator.num_processes > 1:  # these call `generate` in step
             return super()._generate_single_turn(*arguments, **named)
         model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
-        model.generate = partial(generate_shared, model)
+        model.generate = partial(generated, model)
         try:
-            return super()._generate_single_turn(*arguments, **named)
+            with folded(model):
+                return super()._generate_single_turn(*arguments, **named)
         finally:
             del model.generate
 
@@ -124,6 +127,14 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
         found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
         return {"requested": self.loss_path, "used": used, **found}
+
+
+def generated(model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **_: Any) -> Tensor:
+    """Prompts, padded on the left, and their completions, as `generate` of a model returns them."""
+    rows = [ids[mask > 0].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
+    written = [torch.tensor(row) for row in complete(model, rows, generation_config)]
+    new = pad_sequence(written, batch_first=True, padding_value=generation_config.pad_token_id)
+    return torch.cat([input_ids, new.to(input_ids.device)], 1)
 
 
 def largest_gap(stock: Sequence[Tensor], ours: Sequence[Tensor], least: float = 0.0) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from clinrl.models.chat import Completion, encode, read_turn, render
-from clinrl.models.generate import Prompt, Sampler, batches
+from clinrl.models.generate import SHARED, Prompt, Sampler, batches
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import transcript_of
 
@@ -31,6 +31,7 @@ class HeldOut:
         self.cases = [as_variant(task, case, spec.get("view", GIVEN)) for case in drawn]
         self.thinking = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
         self.budget: int = spec["trainer"]["max_completion"]
+        self.is_shared = spec["trainer"].get("generation_path") == SHARED
         self.texts = [
             (prompt, completion.text + (tokenizer.eos_token if completion.stop == "answered" else ""))
             for thinking in self.thinking.values()
@@ -59,7 +60,7 @@ class HeldOut:
 
     def _sample(self, model: Any, thinking: bool, temperature: float) -> list[Completion]:
         prompts = [Prompt(case.id, self.task.prompt(case.facts)) for case in self.cases]
-        sampler = Sampler(model, self.tokenizer)
+        sampler = Sampler(model, self.tokenizer, shared=self.is_shared)
         return sampler.sample(
             prompts, thinking=thinking, temperature=temperature, budget=self.budget, seed=HELD_OUT_SEED
         )
