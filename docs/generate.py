@@ -237,18 +237,24 @@ record with its commit. Times are of one machine ({machine}). Ratios were measur
 ![Seconds of a GRPO step](images/step.svg)
 
 The recipe and the parent are those of esi-v49. Bare TRL is a script as its manual shows it, with the same
-prompts, seeds and sampled tokens, in the environment of a shell. clinrl adds its reward, checks, checkpoints
-and looks at held-out cases, and gives the process an allocator that keeps its memory.
+prompts and seeds, in the environment of a shell. clinrl adds its reward, checks, checkpoints and looks at
+held-out cases, and gives the process an allocator that keeps its memory.
 
 - Groups whose completions all earn the same have an advantage of exactly 0. `loss_path: shared` leaves them out
   of forward and backward, and computes a group's prompt once. The first step of each run compares loss and
   gradient with TRL's.
-- `generation_path: shared` reads a group's prompt once. Keys and values lie in room that grows by blocks, since
-  transformers copies all of them for each token.
+- `generation_path: shared` reads what all prompts of a step begin with once, then each prompt once. Completions
+  that have ended are left out of what follows. In float32 the adapter lies in the weights while tokens are
+  written: that saves two of three matrix products.
+- There, one random number draws a token. transformers draws one for each word of the vocabulary, which is a
+  fifth of the time of its generation here. So the tokens are others for the same seed, of the same distribution.
+- Keys and values lie in room that grows by blocks on both paths. transformers copies all of them for each token.
 - The limit counts matrix products alone: each prompt once, each completion written, live groups forward and
   backward.
 
 Both keys are off by default: another order of sums rounds differently, and committed versions keep their bytes.
+
+The rows "exact answers" below compare models that both paths trained, seed by seed, on the same exam.
 
 ## On a machine that others use
 

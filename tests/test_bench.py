@@ -1,17 +1,47 @@
 """The benchmarks at toy size: that they run and compare what they say."""
 
 import copy
+import json
 import math
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
 import dolls
-from bench import grpo_step, threads
+import exhibits
+import toys
+from bench import grpo_step, same_policy, threads
 from bench import run as bench_run
+from clinrl.config.params import load_params
+from clinrl.models import bases
 from clinrl.training import launch
+
+LINEAR = {"self_attn.q_proj": (8, 8), "mlp.down_proj": (8, 16)}
+TOYS = {
+    "audit_env": {"EPISODES": 4, "REPEATS": 1},
+    "grpo_loss": {"GROUPS": 4, "LIVE": 1, "SIZE": 2, "PROMPT": 9, "COMPLETION": 5, "ROUNDS": 1},
+    "exam": {"CASES": 6, "LOOPED": 2},
+    "registry": {"METRICS": 3, "STEPS": 4},
+    "commands": {"TIMES": 1},
+    "cases": {"SIZES": (200,)},
+    "sources": {"ROWS": 400},
+    "fold": {
+        "LAYERS": (1,),
+        "HIDDEN": 8,
+        "MLP": 16,
+        "VOCAB": 64,
+        "HEADS": 2,
+        "KV_HEADS": 1,
+        "RANK": 2,
+        "LINEAR": LINEAR,
+    },
+}
+"""What makes a measurement small, by script: those that print their rows and need nothing but a project."""
+ALONE = {"rewards", "threads", "flows", "grpo_step", "same_policy"}
+"""Those that have a test of their own."""
 
 
 @pytest.fixture
@@ -51,7 +81,59 @@ def test_waiting_is_compared_with_each_way_alone():
     assert found == [0.5, 1.25, 2.0, 10.0]
 
 
+def printed(module, capfd):
+    """The rows that a measurement prints in this process."""
+    capfd.readouterr()
+    with dolls.in_process():
+        module.main()
+    return by_name(json.loads(capfd.readouterr().out.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(n, marks=[] if n < "b" or n > "g" else pytest.mark.slow) for n in TOYS]
+)
+def test_a_measurement_runs_at_toy_size(script, project, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(str(bench_run.HERE))
+    module = import_module(f"bench.{script}")
+    for name, value in TOYS[script].items():
+        assert hasattr(module, name)
+        monkeypatch.setattr(module, name, value)
+    assert all(math.isfinite(value) for value in printed(module, capfd).values())
+
+
+@pytest.mark.slow
+def test_a_reward_that_asks_models_is_measured_with_those_of_the_project(project, monkeypatch, capfd):
+    from bench import rewards
+
+    base = toys.PARAMS["bases"]["toy"]
+    small = base | {"embedded": base["embedded"] | {"cases": 20, "steps": 4}}
+    content = {name: toys.PARAMS[name] for name in ("scale", "modes")} | {"profiles": {}, "versions": {}}
+    data = {"task": "imaging", "task_version": 1, "mix": "reporting", "use": "exam", "cases": 24, "seed": 2}
+    YAML(typ="safe").dump(content | {"bases": {"imaging": small}, "datasets": {"x1": data}}, Path("params.yaml"))
+    bases.stage(load_params(), "imaging")
+    monkeypatch.setattr(rewards, "N", 4)
+    found = printed(rewards, capfd)
+    assert found["reward of 4 completions, judge cached"] < found["reward of 4 completions, judge asked anew"]
+
+
+@pytest.mark.slow
+def test_a_step_beside_busy_processes_is_measured(project):
+    assert all(value > 0 for value in by_name(threads.measured(1, 1)).values())
+
+
+@pytest.mark.slow
+def test_the_exams_of_both_paths_are_compared_seed_by_seed(project, capfd):
+    shutil.copytree(exhibits.built(), Path(), dirs_exist_ok=True)
+    content = copy.deepcopy(dolls.PARAMS | {"merges": exhibits.MERGES})
+    content["profiles"]["reward"]["trainer"]["embedded"]["on_alarm"] = "warn"
+    YAML(typ="safe").dump(content, Path("params.yaml"))
+    found = same_policy.measured("v2", 1)
+    assert [row["what"].split(",")[0] for row in found] == ["exact answers of v2"] * 2
+    assert all(-100 <= row["value"] <= 100 for row in found)
+
+
 def test_every_benchmark_is_one_that_runs_by_itself():
+    assert {f"{name}.py" for name in ALONE | set(TOYS)} == set(bench_run.SCRIPTS)
     scripts = {path.name for path in bench_run.HERE.glob("*.py")}
     assert set(bench_run.SCRIPTS) <= scripts
     assert scripts - set(bench_run.SCRIPTS) == {"run.py", "alarms.py", "judges.py"}  # these write pages of their own

@@ -230,7 +230,10 @@ def measured(folder: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
             taken[name].append(step_seconds(commands[name], folder, environment))
     history = {name: alerts.read(folder / paths.adapter(name) / HISTORY) for name in (STOCK, SHARED)}
     tokens = {name: lines[-1]["num_tokens"] for name, lines in history.items()}
-    if tokens[STOCK] != float((folder / "bare-tokens").read_text()) or abs(tokens[SHARED] / tokens[STOCK] - 1) > LENGTHS:
+    if (
+        tokens[STOCK] != float((folder / "bare-tokens").read_text())
+        or abs(tokens[SHARED] / tokens[STOCK] - 1) > LENGTHS
+    ):
         raise RuntimeError(f"the commands sampled different completions ({tokens}), so their times do not compare")
     record = json.loads((folder / paths.adapter(SHARED) / LOSS_PATH).read_text(encoding="utf-8"))
     with chdir(folder):

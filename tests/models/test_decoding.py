@@ -134,6 +134,42 @@ def test_rows_that_have_ended_are_left_out_and_the_others_write_what_they_would(
     assert len(set(rows)) == (1 if stretch == 12 else len({-(-length // stretch) for length in lengths}))
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("choice", [{}, DRAWN], ids=["greedy", "drawn"])
+def test_a_conversation_goes_on_where_its_turn_ended(doll, sizes, choice):
+    model, tokenizer, _, _, ids = doll
+    config = settings(tokenizer, **choice)
+    torch.manual_seed(1)
+    config.eos_token_id = [-1]  # none ends
+    first, _ = decoding.complete_turn(model, ids, config, None)
+    config.eos_token_id = sorted({row[2 * number] for number, row in enumerate(first)})  # one after the other
+    torch.manual_seed(1)
+    first, before = decoding.complete_turn(model, ids, config, None)
+    said = ended(first, config.eos_token_id)
+    results = [[7, 8, 9], [7], [], [9, 9, 9, 9, 9], [11]]  # the last conversation is over, and a row is there twice
+    going = [*(ids[n] + said[n] + results[n] for n in range(5)), ids[4] + said[4] + [12]]
+    going[2].append(3)
+    torch.manual_seed(2)
+    anew = ended(decoding.complete(model, going, config), config.eos_token_id)
+    torch.manual_seed(2)
+    sizes.clear()
+    found, after = decoding.complete_turn(model, going, config, before)
+    assert ended(found, config.eos_token_id) == anew
+    assert sizes[0][0] == sizes[1][0] == len(going)
+    assert sizes[0][1] <= 6
+    assert sizes[1][1] == 1
+    third = [[*row, *tokens, 5] for row, tokens in zip(going, anew, strict=True)]
+    assert decoding.resumed(model, after, [*third, third[0][1:]], 0) is None
+    again = decoding.complete_turn(model, third, config, after)[0]
+    if not choice:
+        assert ended(again, config.eos_token_id) == ended(decoding.complete(model, third, config), config.eos_token_id)
+
+
+def test_a_model_that_keeps_something_else_reads_conversations_anew():
+    assert decoding.resumed("model", None, [[1]], 0) is None
+    assert decoding.resumed("model", decoding.Rows(torch.ones(1, 2), torch.ones(1, 2), None), [[1, 1, 1]], 0) is None
+
+
 @given(st.integers(0, 2**31), st.integers(2, 9), st.sampled_from([0.5, 1.0, 3.0]))
 def test_a_word_is_drawn_by_its_part_of_the_numbers(seed, words, spread):
     random = torch.Generator().manual_seed(seed)

@@ -343,7 +343,10 @@ def test_completions_stand_behind_their_prompts_as_trl_reads_them():
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     config = mock.Mock(pad_token_id=0)
     with mock.patch.object(loss, "complete", return_value=[[3], [4, 5]]) as complete:
-        found = loss.generated("model", input_ids=ids, attention_mask=mask, generation_config=config)
+        trainer = mock.Mock(tools=None)
+        found = SharedLossTrainer._generated(
+            trainer, "model", input_ids=ids, attention_mask=mask, generation_config=config
+        )
     complete.assert_called_once_with("model", [[7, 8], [9, 10, 11, 12]], config)
     assert found.tolist() == [[0, 0, 7, 8, 3, 0], [9, 10, 11, 12, 4, 5]]
 

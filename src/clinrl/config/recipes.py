@@ -136,8 +136,9 @@ class GrpoTrainer(Trainer):
     change its gradient, and a group's prompt once, if a check at the first step finds the gradient equal; the logged
     entropy is then that of the rows that are computed."""
     generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How completions are written. stock: by TRL and transformers. shared: by these too, but a group's prompt is read
-    once; the tokens are the same but for rounding."""
+    """How completions are written, also in the version's exams. stock: by TRL and transformers. shared: by these too,
+    but no prompt is read twice, and completions that have ended are left out; tokens that are drawn are others for the
+    same seed."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":

@@ -7,6 +7,7 @@ words of the vocabulary.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -23,44 +24,137 @@ UNIT = 2.0**40
 """Probabilities are counted in units of its inverse: whole numbers have the same sum in any order."""
 
 
-def complete(model: Any, rows: Sequence[Sequence[int]], config: GenerationConfig) -> list[list[int]]:
-    """The completion of each row, with its end token and perhaps padding after it.
+@dataclass(frozen=True)
+class Rows:
+    """Tokens and mask (B, P), and keys and values of all columns but the last, for a model to go on from."""
+
+    ids: Tensor
+    mask: Tensor
+    cache: DynamicCache | None
+    """None for a model whose layers keep something else than keys and values: nothing was read."""
+
+    def some(self, places: Tensor) -> "Rows":
+        """The rows at these places. The others are lost: the cache is this one's."""
+        if self.cache is not None:
+            self.cache.batch_select_indices(places)
+        return Rows(self.ids[places], self.mask[places], self.cache)
+
+
+def complete(model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig) -> list[list[int]]:
+    """The completion of each prompt, with its end token and perhaps padding after it.
 
     Greedy, or drawn at the config's temperature with one number a token from torch's generator; the config says nothing
     else of how tokens are drawn. A row's tokens do not depend on when others end, and are those of `generate` but for
     rounding; drawn ones have the same distribution and other values, since `generate` draws a number for each word of
     the vocabulary. A model whose layers keep something else than keys and values reads and writes all rows whole.
     """
-    columns = zip(*(row[:-1] for row in rows), strict=False)  # the last token of each is read by itself
+    rows = begun(model, prompts, config.pad_token_id)
+    numbers = drawn_numbers(model, len(prompts), config)
+    stretch = config.max_new_tokens if rows.cache is None else STRETCH
+    going, written = torch.arange(len(prompts), device=model.device), [list[int]() for _ in prompts]
+    for start in range(0, config.max_new_tokens, stretch):
+        left = min(stretch, config.max_new_tokens - start)
+        rows, new, is_over = write(model, rows, config, left, None if numbers is None else numbers[going, start:])
+        for row, tokens in zip(going.tolist(), new.tolist(), strict=True):
+            written[row] += tokens
+        rest = (~is_over).nonzero()[:, 0]
+        if not len(rest):
+            break
+        if len(rest) < len(going):
+            going, rows = going[rest], rows.some(rest)
+    return written
+
+
+def complete_turn(
+    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, before: Rows | None
+) -> tuple[list[list[int]], Rows]:
+    """As `complete`, for conversations: what the turn before read or wrote is not read again. Also the rows to go on
+    from, none left out."""
+    rows = resumed(model, before, prompts, config.pad_token_id) or begun(model, prompts, config.pad_token_id)
+    rows, new, _ = write(model, rows, config, config.max_new_tokens, drawn_numbers(model, len(prompts), config))
+    return new.tolist(), rows
+
+
+def begun(model: Any, prompts: Sequence[Sequence[int]], fill: int | None) -> Rows:
+    """Prompts, of which what all begin with is read once, and each distinct one once."""
+    columns = zip(*(prompt[:-1] for prompt in prompts), strict=False)  # the last token of each is read by itself
     alike = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns)) if is_plain(model) else 0
-    ids, mask = padded(rows, max(map(len, rows)), config.pad_token_id, model.device, first=alike)
-    budget, ends = config.max_new_tokens, torch.tensor(config.eos_token_id, device=ids.device)
-    numbers = torch.rand(len(rows), budget, dtype=torch.float64, device=ids.device) if config.do_sample else None
-    cache = read(model, ids[:, :-1], mask[:, :-1], alike) if ids.size(1) > 1 else None
-    going, written = torch.arange(len(ids), device=ids.device), [list[int]() for _ in rows]
-    for start in range(0, budget, budget if cache is None else STRETCH):
-        stretch = GenerationConfig(
-            max_new_tokens=min(budget - start, budget if cache is None else STRETCH),
+    ids, mask = padded(prompts, max(map(len, prompts)), fill, model.device, first=alike)
+    cache = room(model) if ids.size(1) > 1 else None
+    if cache is None:
+        return Rows(ids, mask, None)
+    if alike:
+        read(model, cache, ids[:1, :alike], mask[:1, :alike])
+    of = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
+    if ids.size(1) - 1 > alike:
+        (rest, seen), of = distinct(ids[:, alike:-1], mask[:, alike:-1])
+        if alike:
+            cache.batch_select_indices(torch.zeros_like(rest[:, 0]))
+        read(model, cache, rest, torch.cat([seen.new_ones(len(rest), alike), seen], 1))
+    cache.batch_select_indices(of)
+    return Rows(ids, mask, cache)
+
+
+def resumed(model: Any, before: Rows | None, prompts: Sequence[Sequence[int]], fill: int | None) -> Rows | None:
+    """Prompts of which only what follows the rows before is read; None if one does not go on from any of these."""
+    if before is None or before.cache is None:
+        return None
+    held = [ids[mask > 0].tolist() for ids, mask in zip(before.ids[:, :-1], before.mask[:, :-1], strict=True)]
+    places = []
+    for prompt in prompts:
+        ends = [place for place, row in enumerate(held) if len(row) < len(prompt) and prompt[: len(row)] == row]
+        if not ends:
+            return None
+        places.append(ends[0])
+    rest = [prompt[len(held[place]) :] for prompt, place in zip(prompts, places, strict=True)]
+    ids, mask = padded(rest, max(map(len, rest)), fill, model.device)
+    rows = before.some(torch.tensor(places, device=model.device))
+    mask = torch.cat([rows.mask[:, :-1], mask], 1)
+    if ids.size(1) > 1:
+        read(model, before.cache, ids[:, :-1], mask[:, :-1])
+    return Rows(torch.cat([rows.ids[:, :-1], ids], 1), mask, before.cache)
+
+
+def read(model: Any, cache: DynamicCache, ids: Tensor, mask: Tensor) -> None:
+    """Let a model read tokens (B, T) after those of a cache, given the mask of both."""
+    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.size(1) :]  # as `generate` numbers tokens
+    model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+        logits_to_keep=1,
+    )  # fmt: skip
+
+
+def write(
+    model: Any, rows: Rows, config: GenerationConfig, tokens: int, numbers: Tensor | None
+) -> tuple[Rows, Tensor, Tensor]:
+    """Rows with so many tokens more, fewer if all end before, these tokens (B, T), and which rows have ended (B,)."""
+    first = rows.ids.size(1)
+    ids = type(model).generate(
+        model,
+        input_ids=rows.ids,
+        attention_mask=rows.mask,
+        past_key_values=rows.cache,
+        generation_config=GenerationConfig(
+            max_new_tokens=tokens,
             do_sample=False,
             pad_token_id=config.pad_token_id,
             eos_token_id=config.eos_token_id,
             disable_compile=True,
-        )
-        drawn = [] if numbers is None else [Drawn(numbers[going, start:], ids.size(1), config.temperature)]
-        output = type(model).generate(
-            model, input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=stretch,
-            logits_processor=LogitsProcessorList(drawn),
-        )  # fmt: skip
-        new = output[:, ids.size(1) :]
-        for row, tokens in zip(going.tolist(), new.tolist(), strict=True):
-            written[row] += tokens
-        rest = (~torch.isin(new, ends).any(1)).nonzero()[:, 0]
-        if not len(rest):
-            break
-        if cache is not None and len(rest) < len(going):
-            cache.batch_select_indices(rest)
-        going, ids, mask = going[rest], output[rest], torch.cat([mask, torch.ones_like(new)], 1)[rest]
-    return written
+        ),
+        logits_processor=LogitsProcessorList([] if numbers is None else [Drawn(numbers, first, config.temperature)]),
+    )
+    new = ids[:, first:]
+    ends = torch.isin(new, torch.tensor(config.eos_token_id, device=ids.device)).long()
+    is_before_end = ends.cumsum(1) - ends == 0
+    rows = Rows(ids, torch.cat([rows.mask, is_before_end.to(rows.mask)], 1), rows.cache)
+    return rows, new, ends.any(1)
+
+
+def drawn_numbers(model: Any, rows: int, config: GenerationConfig) -> Tensor | None:
+    """A number of [0, 1) for each token of a completion (B, T); None if the config is greedy."""
+    if not config.do_sample:
+        return None
+    return torch.rand(rows, config.max_new_tokens, dtype=torch.float64, device=model.device)
 
 
 def padded(
@@ -71,29 +165,6 @@ def padded(
     tokens = [[*row[:first], *[fill] * pad, *row[first:]] for row, pad in zip(rows, pads, strict=True)]
     mask = [[1] * first + [0] * pad + [1] * (width - first - pad) for pad in pads]
     return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
-
-
-def read(model: Any, ids: Tensor, mask: Tensor, alike: int) -> DynamicCache | None:
-    """The cache of a model that has read these rows, (B, P) each, whose first tokens are alike; each distinct row once.
-
-    None for a model whose layers keep something else than keys and values.
-    """
-    cache = room(model)
-    if cache is None:
-        return None
-    one = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
-    if alike:
-        model(input_ids=ids[:1, :alike], attention_mask=mask[:1, :alike], **one)
-    of = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
-    if ids.size(1) > alike:
-        (rest, seen), of = distinct(ids[:, alike:], mask[:, alike:])
-        if alike:
-            cache.batch_select_indices(torch.zeros_like(rest[:, 0]))
-        seen = torch.cat([seen.new_ones(len(rest), alike), seen], 1)
-        positions = (seen.cumsum(1) - 1).clamp(min=0)[:, alike:]  # as `generate` numbers tokens
-        model(input_ids=rest, attention_mask=seen, position_ids=positions, **one)
-    cache.batch_select_indices(of)
-    return cache
 
 
 def draw(scores: Tensor, numbers: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from clinrl.models.cache import is_plain
-from clinrl.models.decoding import complete, folded
+from clinrl.models.decoding import Rows, complete, complete_turn, folded
 from clinrl.training.scores import LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
@@ -43,17 +43,38 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     agrees: bool | None = None
     """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
     _metrics: dict[str, Any]
+    _turn: Rows | None = None
+    """What was read and written of the episodes of a step so far."""
+
+    def _generate(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return super()._generate(*arguments, **named)
+        finally:
+            self._turn = None
 
     def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
         if self.generation_path == "stock" or self.accelerator.num_processes > 1:  # these call `generate` in step
             return super()._generate_single_turn(*arguments, **named)
         model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
-        model.generate = partial(generated, model)
+        model.generate = partial(self._generated, model)
         try:
             with folded(model):
                 return super()._generate_single_turn(*arguments, **named)
         finally:
             del model.generate
+
+    def _generated(
+        self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **_: Any
+    ) -> Tensor:
+        """Prompts, padded on the left, and their completions, as `generate` of a model returns them."""
+        prompts = [ids[mask > 0].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
+        if self.tools:
+            completions, self._turn = complete_turn(model, prompts, generation_config, self._turn)
+        else:
+            completions = complete(model, prompts, generation_config)
+        rows = [torch.tensor(row) for row in completions]
+        new = pad_sequence(rows, batch_first=True, padding_value=generation_config.pad_token_id)
+        return torch.cat([input_ids, new.to(input_ids.device)], 1)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         if self.loss_path == "stock":
@@ -127,14 +148,6 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
         found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
         return {"requested": self.loss_path, "used": used, **found}
-
-
-def generated(model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **_: Any) -> Tensor:
-    """Prompts, padded on the left, and their completions, as `generate` of a model returns them."""
-    rows = [ids[mask > 0].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
-    written = [torch.tensor(row) for row in complete(model, rows, generation_config)]
-    new = pad_sequence(written, batch_first=True, padding_value=generation_config.pad_token_id)
-    return torch.cat([input_ids, new.to(input_ids.device)], 1)
 
 
 def largest_gap(stock: Sequence[Tensor], ours: Sequence[Tensor], least: float = 0.0) -> float:
