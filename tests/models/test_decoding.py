@@ -158,6 +158,8 @@ def test_a_conversation_goes_on_where_its_turn_ended(doll, sizes, choice):
     assert sizes[0][0] == sizes[1][0] == len(going)
     assert sizes[0][1] <= 6
     assert sizes[1][1] == 1
+    held = max(len(ids[n] + said[n]) for n in range(5))
+    assert after.ids.size(1) <= held + 6 + max(map(len, found))  # what was padding is gone
     third = [[*row, *tokens, 5] for row, tokens in zip(going, anew, strict=True)]
     assert decoding.resumed(model, after, [*third, third[0][1:]], 0) is None
     again = decoding.complete_turn(model, third, config, after)[0]

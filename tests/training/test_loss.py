@@ -120,10 +120,15 @@ def both(trainer: SharedLossTrainer, inputs: dict[str, torch.Tensor], loss_type:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@given(inputs=batches(), loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "dapo"]))
-def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, inputs, loss_type):
+@given(
+    inputs=batches(),
+    loss_type=st.sampled_from(["grpo", "bnpo", "dr_grpo", "dapo"]),
+    together=st.sampled_from([1, 40, 8192]),
+)
+def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, inputs, loss_type, together):
     trainer = trainers(family)
-    (value, gradient, metrics), (ours, our_gradient, our_metrics) = both(trainer, inputs, loss_type)
+    with mock.patch.object(scores, "TOGETHER", together):
+        (value, gradient, metrics), (ours, our_gradient, our_metrics) = both(trainer, inputs, loss_type)
     assert ours == pytest.approx(value, rel=1e-5, abs=1e-6)
     largest = max(float(entry.abs().max()) for entry in gradient)
     assert largest_gap(gradient, our_gradient) * largest < 5e-5 * max(largest, 0.1)  # rows may cancel out
@@ -349,6 +354,27 @@ def test_completions_stand_behind_their_prompts_as_trl_reads_them():
         )
     complete.assert_called_once_with("model", [[7, 8], [9, 10, 11, 12]], config)
     assert found.tolist() == [[0, 0, 7, 8, 3, 0], [9, 10, 11, 12, 4, 5]]
+
+
+def test_episodes_go_on_from_their_turn_before_and_a_step_from_none(monkeypatch):
+    trainer = trainer_of("qwen3")
+    trainer.tools, trainer.generation_path = ["look up"], "shared"
+    given, rows = [], iter("abc")
+    monkeypatch.setattr(loss, "complete_turn", lambda *found: given.append(found[3]) or ([[1]], next(rows)))
+
+    def two_turns(self, prompts):
+        for _ in range(2):
+            self._generate_single_turn([[5, 6]], None, {}, 1)
+        if prompts is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(GRPOTrainer, "_generate", two_turns)
+    with pytest.raises(KeyboardInterrupt):
+        trainer._generate(None)
+    assert trainer._turn is None
+    with pytest.raises(StopIteration):
+        trainer._generate([])
+    assert given == [None, "a", None, "c"]
 
 
 @contextmanager

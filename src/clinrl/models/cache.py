@@ -43,6 +43,15 @@ class Room(DynamicLayer):  # type: ignore[misc]  # transformers has no types
         super().batch_select_indices(indices)
         self.front = None
 
+    def take(self, places: Tensor) -> None:
+        """Keep the tokens at these places of each row, (B, K)."""
+        index = places[:, None, :, None]
+        self.keys, self.values = (
+            states.gather(2, index.expand(-1, states.size(1), -1, states.size(3)))
+            for states in (self.keys, self.values)
+        )
+        self.front = None
+
 
 def _room(states: Tensor, length: int) -> Tensor:
     return states.new_empty((*states.shape[:-2], -(-length // BLOCK) * BLOCK, states.size(-1)))

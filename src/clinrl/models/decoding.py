@@ -109,10 +109,15 @@ def resumed(model: Any, before: Rows | None, prompts: Sequence[Sequence[int]], f
     rest = [prompt[len(held[place]) :] for prompt, place in zip(prompts, places, strict=True)]
     ids, mask = padded(rest, max(map(len, rest)), fill, model.device)
     rows = before.some(torch.tensor(places, device=model.device))
-    mask = torch.cat([rows.mask[:, :-1], mask], 1)
-    if ids.size(1) > 1:
-        read(model, before.cache, ids[:, :-1], mask[:, :-1])
-    return Rows(torch.cat([rows.ids[:, :-1], ids], 1), mask, before.cache)
+    width = max(len(held[place]) for place in places)
+    used = rows.mask[:, :-1].argsort(dim=1, stable=True)[:, -width:]  # padding first, and only where a row is shorter
+    for layer in before.cache.layers:
+        layer.take(used)
+    ids = torch.cat([rows.ids.gather(1, used), ids], 1)
+    mask = torch.cat([rows.mask.gather(1, used), mask], 1)
+    if ids.size(1) > width + 1:
+        read(model, before.cache, ids[:, width:-1], mask[:, :-1])
+    return Rows(ids, mask, before.cache)
 
 
 def read(model: Any, cache: DynamicCache, ids: Tensor, mask: Tensor) -> None:

@@ -14,6 +14,9 @@ from transformers import DynamicCache
 
 from clinrl.models.cache import distinct
 
+TOGETHER = 8192
+"""Tokens that are scored together, padding included: longer batches are cut into rows of like length."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -50,19 +53,27 @@ class LiveRows:
             zero = torch.stack([parameter.sum() * 0 for parameter in trained]).sum()  # a gradient of zeros for each
             return Scores(log_probs + zero, torch.full_like(log_probs, torch.nan))
         (ids, mask), rows = distinct(input_ids[places], attention_mask[places])
-        used = mask.any(0).nonzero()[:, 0]
-        start, end = min(int(used[0]), ids.size(1) - length - 1), max(int(used[-1]) + 1, ids.size(1) - length + 1)
-        unused = ids.size(1) - end
-        found = score(
-            self.model, ids[:, start:end], mask[:, start:end], length - unused, share_prompts=self.share_prompts
-        )
-        log_p, entropy = (pad(value, (0, unused))[rows].float() for value in (found.log_probs, found.entropy))
+        by_length = mask[:, -length:].sum(1).argsort(stable=True)
+        parts = torch.split(by_length, max(1, TOGETHER // ids.size(1)))
+        scored = [self._part(ids[part], mask[part], length) for part in parts]
+        order = by_length.argsort()[rows]
+        log_p, entropy = (torch.cat(values)[order].float() for values in zip(*scored, strict=True))
         covered = self.mask[places]
         mean = (entropy * covered).sum() / covered.sum()
         return Scores(
             log_probs.index_copy(0, places, log_p),
             mean.detach().expand(self.mask.shape).index_copy(0, places, entropy),
         )
+
+    def _part(self, ids: Tensor, mask: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies (N, T) of some rows (N, P + T), without columns that none of them uses."""
+        used = mask.any(0).nonzero()[:, 0]
+        start, end = min(int(used[0]), ids.size(1) - length - 1), max(int(used[-1]) + 1, ids.size(1) - length + 1)
+        unused = ids.size(1) - end
+        found = score(
+            self.model, ids[:, start:end], mask[:, start:end], length - unused, share_prompts=self.share_prompts
+        )
+        return pad(found.log_probs, (0, unused)), pad(found.entropy, (0, unused))
 
 
 def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: bool) -> Scores:
