@@ -248,7 +248,9 @@ held-out cases, and gives the process an allocator that keeps its memory.
   written: that saves two of three matrix products.
 - There, one random number draws a token. transformers draws one for each word of the vocabulary, which is a
   fifth of the time of its generation here. So the tokens are others for the same seed, of the same distribution.
-- Keys and values lie in room that grows by blocks on both paths. transformers copies all of them for each token.
+- Episodes go on from what was read and written in their turns before.
+- Keys and values lie in room that grows by blocks, here and in every exam. transformers copies all of them for
+  each token.
 - The limit counts matrix products alone: each prompt once, each completion written, live groups forward and
   backward.
 

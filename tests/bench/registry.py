@@ -2,15 +2,16 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -53,12 +54,13 @@ def main() -> None:
 
     names = ["reward", *(f"metric/{n}" for n in range(1, METRICS))]
     lines = [{"step": step, **dict.fromkeys(names, step / 7)} for step in range(1, STEPS + 1)]
-    exhibits.history = lambda shift: lines
-    project = exhibits.built()
-    with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder, dolls.few_draws():  # as it was examined with
-        shutil.copytree(project, folder, dirs_exist_ok=True)
-        before = Path.cwd()
-        os.chdir(folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder,
+        chdir(folder),
+        dolls.few_draws(),  # as the versions are examined with
+        mock.patch.object(exhibits, "history", lambda shift: lines),
+    ):
+        exhibits.build()
         load()
         size = f"{METRICS} metrics x {STEPS} steps"
         params = exhibits.params()
@@ -70,7 +72,6 @@ def main() -> None:
         look_up = [sys.executable, __file__, "look up"]
         done = subprocess.run(look_up, check=True, stdout=subprocess.PIPE)
         rows += json.loads(done.stdout.splitlines()[-1])
-        os.chdir(before)
     print(json.dumps(rows))
 
 

@@ -30,7 +30,7 @@ from clinrl.training import launch
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
-PATIENCE_S = 240
+PATIENCE_S = 90
 """For what takes seconds on an idle machine."""
 
 
