@@ -58,7 +58,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder,
         chdir(folder),
         dolls.few_draws(),  # as the versions are examined with
-        mock.patch.object(exhibits, "history", lambda shift: lines),
+        mock.patch.object(exhibits, "history", return_value=lines),
     ):
         exhibits.build()
         load()
