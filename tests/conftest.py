@@ -3,6 +3,7 @@
 import base64
 import copy
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -90,6 +91,13 @@ def _settled() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quiet() -> None:
+    """Take Prefect's handler from the root logger: it writes to the stream of the test that imported it, closed now."""
+    for handler in [one for one in logging.root.handlers if type(one).__module__.startswith("prefect.")]:
+        logging.root.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
