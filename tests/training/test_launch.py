@@ -57,15 +57,12 @@ SHARED["reward"]["trainer"]["embedded"] |= {"loss_path": "shared", "generation_p
 def begin(version: str, hash_seed: int, profiles: dict = PROFILES, **more: str) -> subprocess.Popen[str]:
     """Start the training of a version in a process of its own, in the working directory."""
     YAML(typ="safe").dump(dolls.PARAMS | {"profiles": profiles}, Path("params.yaml"))
-    environment = (
-        os.environ
-        | more
-        | {
-            "PYTHONHASHSEED": str(hash_seed),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",  # beside other tests, waiting threads must not take the processor
-        }
-    )
+    environment = os.environ | {
+        "PYTHONHASHSEED": str(hash_seed),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",  # beside other tests, waiting threads must not take the processor
+        **more,
+    }
     return subprocess.Popen([sys.executable, "-c", TRAIN, version], env=environment, stderr=subprocess.PIPE, text=True)
 
 

@@ -331,7 +331,7 @@ def test_a_training_on_the_shared_path_has_the_history_of_one_on_the_stock_path(
     assert manifest.spec["trainer"]["loss_path"] == "shared"
 
 
-def test_a_training_on_the_shared_path_of_generation_writes_its_own_completions_and_keeps_the_base():
+def test_a_training_on_the_shared_path_of_generation_writes_its_own_completions_again():
     with mock.patch.object(loss, "complete", wraps=loss.complete) as complete:
         shared = trained.__wrapped__(generation_path="shared")
     assert complete.call_count == len(history_of(shared))

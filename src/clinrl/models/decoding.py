@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Linear
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 
 from clinrl.models.cache import distinct, is_plain, room
 
@@ -134,6 +134,7 @@ def write(
 ) -> tuple[Rows, Tensor, Tensor]:
     """Rows with so many tokens more, fewer if all end before, these tokens (B, T), and which rows have ended (B,)."""
     first = rows.ids.size(1)
+    drawing = [] if numbers is None else [TemperatureLogitsWarper(config.temperature), Drawn(numbers, first)]
     ids = type(model).generate(
         model,
         input_ids=rows.ids,
@@ -146,7 +147,7 @@ def write(
             eos_token_id=config.eos_token_id,
             disable_compile=True,
         ),
-        logits_processor=LogitsProcessorList([] if numbers is None else [Drawn(numbers, first, config.temperature)]),
+        logits_processor=LogitsProcessorList(drawing),
     )
     new = ids[:, first:]
     ends = torch.isin(new, torch.tensor(config.eos_token_id, device=ids.device)).long()
@@ -185,12 +186,12 @@ def draw(scores: Tensor, numbers: Tensor) -> Tensor:
 class Drawn(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
     """Leaves possible the one word that is drawn, given the numbers (B, T), for rows that begin with so many tokens."""
 
-    def __init__(self, numbers: Tensor, first: int, temperature: float) -> None:
-        self.numbers, self.first, self.temperature = numbers, first, temperature
+    def __init__(self, numbers: Tensor, first: int) -> None:
+        self.numbers, self.first = numbers, first
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """The scores (B, V), all but those drawn at minus infinity."""
-        words = draw(scores / self.temperature, self.numbers[:, input_ids.size(1) - self.first])
+        words = draw(scores, self.numbers[:, input_ids.size(1) - self.first])
         return torch.full_like(scores, -torch.inf).scatter(1, words[:, None], 0.0)
 
 
