@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 .PHONY: help demo serve test quick slow check docs bench faults lock bom
@@ -61,17 +62,20 @@ bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a 
 
 # Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
 # the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,
-# pip does it. Both compile what they install, once for every process. torch is the CPU build where its wheel can be
-# found, else that of PyPI. uv does not read pip's configuration, so an index and a folder of wheels that pip knows are
-# passed on.
+# pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. Python compiles a module when it is
+# first imported, a fifth of them all: to compile each takes a minute. uv does not read pip's configuration, so the indexes, the folder of wheels and the certificates
+# that pip knows are passed on, and any index may have a file, as with pip: its hash decides.
 $(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@links="$${PIP_FIND_LINKS:-$$($(BIN)/pip config get global.find-links 2>/dev/null || true)}"; \
-	index="$${PIP_INDEX_URL:-$$($(BIN)/pip config get global.index-url 2>/dev/null || true)}"; \
-	if [ -n "$$links" ]; then export UV_FIND_LINKS="$$(echo $$links | tr ' ' ',')"; fi; \
-	if [ -n "$$index" ]; then export UV_DEFAULT_INDEX="$$index"; fi; \
+	@setting() { $(BIN)/pip config list | sed -nE "s/^(global|:env:)\\.$$1='(.*)'/\\2/p" | sed 's/\\n/ /g; 1q'; }; \
+	pass() { if [ -n "$$2" ]; then export "$$1=$$2"; fi; }; \
+	pass UV_FIND_LINKS "$$(setting find-links | tr ' ' ',')"; \
+	pass UV_DEFAULT_INDEX "$$(setting index-url)"; \
+	pass UV_INDEX "$$(setting extra-index-url)"; \
+	pass UV_INDEX_STRATEGY unsafe-best-match; \
+	pass SSL_CERT_FILE "$$(setting cert)"; \
 	hashed="-q --no-deps --require-hashes"; \
 	sed -nE '/^(setuptools|uv)==/,/[^\\]$$/p' constraints.txt > $(VENV)/first.txt; \
 	$(BIN)/pip install $$hashed -r $(VENV)/first.txt; \
@@ -80,5 +84,5 @@ $(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch
 	  if "$$@" $$hashed --dry-run -r constraints-torch-cpu.txt >/dev/null 2>&1; then torch=constraints-torch-cpu.txt; fi; \
 	  "$$@" $$hashed --no-build-isolation -r constraints.txt -r $$torch && "$$@" -q --no-deps --no-build-isolation -e .; \
 	}; \
-	install $(BIN)/uv pip install --compile-bytecode --python $(BIN)/python || install $(BIN)/pip install
+	install $(BIN)/uv pip install --python $(BIN)/python || install $(BIN)/pip install
 	@touch $@
