@@ -62,9 +62,9 @@ bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a 
 
 # Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
 # the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,
-# pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. Python compiles a module when it is
-# first imported, a fifth of them all: to compile each takes a minute. uv does not read pip's configuration, so the indexes, the folder of wheels and the certificates
-# that pip knows are passed on, and any index may have a file, as with pip: its hash decides.
+# pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. uv does not read pip's
+# configuration, so the indexes, the folder of wheels and the certificates that pip knows are passed on; any index may
+# have a file, as with pip, and its hash decides. Python compiles modules as they are imported: all of them take a minute.
 $(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
