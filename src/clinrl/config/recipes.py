@@ -84,6 +84,14 @@ class Trainer(Section):
     """Optimiser steps between two checkpoints: what a killed run can lose."""
     on_alarm: Literal["stop", "warn"] = "stop"
     """stop: an alarm of that level ends the training. warn: it is printed, and the training goes on."""
+    loss_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
+    """How the loss is computed. stock: by TRL, every row of a step, padded to the longest. shared: the same loss with
+    rows of like length together and, in GRPO, without rows that cannot change its gradient, and a group's prompt once;
+    if a check at the first step finds the gradient equal. In GRPO the logged entropy is that of the computed rows."""
+    generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
+    """How completions are written, in training and in the version's exams. stock: by TRL and transformers. shared: by
+    these too, but no prompt is read twice, and completions that have ended are left out; tokens that are drawn are
+    others for the same seed."""
 
     def _divides(self, sequences: int, what: str) -> None:
         if self.micro_batch and sequences % self.micro_batch:
@@ -131,14 +139,6 @@ class GrpoTrainer(Trainer):
     """Sample with vLLM."""
     held_out: HeldOut | None = None
     """Held-out checks while training runs; null: none."""
-    loss_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How the loss is computed. stock: by TRL, every row of a step. shared: the same loss without rows that cannot
-    change its gradient, and a group's prompt once, if a check at the first step finds the gradient equal; the logged
-    entropy is then that of the rows that are computed."""
-    generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How completions are written, also in the version's exams. stock: by TRL and transformers. shared: by these too,
-    but no prompt is read twice, and completions that have ended are left out; tokens that are drawn are others for the
-    same seed."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":

@@ -1,24 +1,26 @@
-"""The GRPO loss without what cannot change its gradient: dead rows are left out, and a shared prompt is computed once.
+"""A second way to the losses of TRL, without what cannot change their gradient.
 
-A row is dead when its advantage is exactly 0 and no KL term applies, as in a group whose completions all earn the same.
-The loss itself stays TRL's: it is given scores of the full shape, in which a dead row has no gradient, so that every
-loss type, mask and normaliser is what it was. At the first step that has a gradient, both ways are compared.
+In both methods rows of like length are computed together, so that little is padding, and the head is not asked for the
+words of a prompt. In GRPO dead rows are left out, and a shared prompt is computed once. A row is dead when its
+advantage is exactly 0 and no KL term applies, as in a group whose completions all earn the same. The loss itself stays
+TRL's: it is given scores in which a dead row has no gradient, so that every loss type, mask and normaliser is what it
+was. At the first step that has a gradient, both ways are compared.
 """
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from trl import GRPOTrainer
+from trl import GRPOTrainer, SFTTrainer
 
 from clinrl.models.cache import is_plain
 from clinrl.models.decoding import Rows, complete, complete_turn, folded
-from clinrl.training.scores import LiveRows
+from clinrl.training.scores import ByLength, LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
 """Logged where the shared path is asked for: whether it agreed with TRL's, and at the step of the check by how much."""
@@ -33,16 +35,100 @@ CANCELLED = 1e-7
 """Largest entry of a gradient that says nothing: what rounding leaves where equal completions cancel each other out."""
 
 
-class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
-    """TRL's trainer with a second way to its loss, and to its completions."""
+class Checked:
+    """A trainer of TRL with a second way to its loss, which is taken only if it gives TRL's loss and gradient."""
 
     loss_path: Literal["stock", "shared"] = "stock"
     """What the recipe asks for."""
-    generation_path: Literal["stock", "shared"] = "stock"
-    """The same for completions."""
     agrees: bool | None = None
     """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
+    accelerator: Any
+    args: Any
+    model: Any
+    state: Any
     _metrics: dict[str, Any]
+
+    def _way(self, model: Any, ours: Any, loss_of: Callable[[Any], Tensor], *, tells: bool = True) -> Any:
+        """What TRL's loss is to call for a micro-batch: the model, or ours in its place.
+
+        `loss_of` computes the loss by either. A micro-batch that does not `tell` has no gradient in either way.
+        """
+        if self.agrees is None:  # a continued run goes on as it began
+            self.agrees = next((entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry), None)
+        if self.agrees is None and tells:
+            self.agrees = self._check((model, ours), loss_of)
+        if self.agrees is not None:
+            self._metrics["train"][AGREES].append(float(self.agrees))
+        return ours if self.agrees or not tells else model
+
+    def _check(self, ways: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> bool | None:
+        """Compare both ways on a micro-batch; None where TRL's gradient is too small to tell.
+
+        What is not as the recipe asks is said on stderr.
+        """
+        if self.accelerator.num_processes > 1:
+            _say("several processes must take the same forward passes, so the training goes on with TRL's loss")
+            return False
+        logged = self._metrics
+        self._metrics = {mode: defaultdict(list) for mode in logged}
+        try:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            losses = []
+            gradients = []
+            for way in ways:
+                loss = loss_of(way)
+                losses.append([loss.detach()])
+                gradients.append(torch.autograd.grad(loss, trained))
+        finally:
+            self._metrics = logged
+        if max(float(entry.abs().max()) for entry in gradients[0]) < CANCELLED:
+            return None
+        # The loss of a group is near 0 by construction, so that 1, a normalised advantage, is its scale.
+        gaps = {LOSS_GAP: largest_gap(losses[0], losses[1], 1.0), GRADIENT_GAP: largest_gap(gradients[0], gradients[1])}
+        for name, gap in gaps.items():
+            self._metrics["train"][name].append(gap)
+        allowed = BFLOAT16_TOLERANCE if self.args.bf16 or self.model.dtype is torch.bfloat16 else TOLERANCE
+        agrees = all(gap <= allowed for gap in gaps.values())
+        if not agrees:
+            _say(
+                f"the shared loss path differs from TRL's at step {self.state.global_step + 1} (loss by "
+                f"{gaps[LOSS_GAP]:.2g}, gradient by {gaps[GRADIENT_GAP]:.2g}, allowed {allowed:g}), so the training "
+                "goes on with TRL's loss"
+            )
+        return agrees
+
+    def loss_record(self) -> dict[str, Any]:
+        """Which way was requested and which was used (live: dead rows left out, no prompt shared), with the gaps."""
+        gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
+        found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
+        return {"requested": self.loss_path, "used": self._shares() if self.agrees else "stock", **found}
+
+    def _shares(self) -> str:
+        return "shared"
+
+
+class CheckedSFTTrainer(Checked, SFTTrainer):  # type: ignore[misc]  # TRL has no types
+    """TRL's trainer of imitation with a second way to its loss."""
+
+    _total_train_tokens: float
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        """The loss of a micro-batch, by the way that was found right."""
+        compute = super().compute_loss
+        if self.loss_path == "stock":
+            return compute(model, inputs, *arguments, **named)
+        counted = self._total_train_tokens
+        rows = ByLength(model, split=keeps_cache(self))
+        way = self._way(model, rows, lambda way: compute(way, inputs, *arguments, **named))
+        self._total_train_tokens = counted  # a comparison counts the batch as well
+        return compute(way, inputs, *arguments, **named)
+
+
+class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
+    """TRL's trainer of GRPO with a second way to its loss, and to its completions."""
+
+    generation_path: Literal["stock", "shared"] = "stock"
+    """The same for completions."""
     _turn: Rows | None = None
     """What was read and written of the episodes of a step so far."""
 
@@ -80,14 +166,11 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
         if self.loss_path == "stock":
             return super()._compute_loss(model, inputs)
         rows = self.live_rows(model, inputs)
-        if self.agrees is None:  # a continued run goes on as it began
-            self.agrees = next((entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry), None)
-        if self.agrees is None and rows.live.any():
-            self.agrees = self._check(rows, inputs)
-        if self.agrees is not None:
-            self._metrics["train"][AGREES].append(float(self.agrees))
-        is_sure = self.agrees or not rows.live.any()
-        return super()._compute_loss(rows if is_sure else model, inputs)
+        compute, was = super()._compute_loss, self.agrees
+        way = self._way(model, rows, lambda way: compute(way, inputs), tells=bool(rows.live.any()))
+        if self.agrees and not was and not rows.share_prompts:
+            _say("prompts cannot be shared (gradient checkpointing, or layers without keys); dead rows are left out")
+        return compute(way, inputs)
 
     def live_rows(self, model: Any, inputs: dict[str, Any]) -> LiveRows:
         """What TRL's loss calls in the model's place, for a micro-batch as TRL scored it."""
@@ -97,57 +180,16 @@ class SharedLossTrainer(GRPOTrainer):  # type: ignore[misc]  # TRL has no types
             live=torch.ones_like(advantages, dtype=torch.bool) if self.beta else advantages != 0,
             mask=mask * inputs["tool_mask"] if "tool_mask" in inputs else mask,
             old=inputs.get("old_per_token_logps"),
-            share_prompts=self._caches(),
+            share_prompts=keeps_cache(self),
         )
 
-    def _caches(self) -> bool:
-        """Whether keys and values of a prompt can be shared: a cache holds them all, and keeps their gradient."""
-        return not self.args.gradient_checkpointing and is_plain(self.model)
+    def _shares(self) -> str:
+        return "shared" if keeps_cache(self) else "live"
 
-    def _check(self, rows: LiveRows, inputs: dict[str, Any]) -> bool | None:
-        """Compare both ways on a micro-batch; None where TRL's gradient is too small to tell.
 
-        What is not as the recipe asks is said on stderr.
-        """
-        if self.accelerator.num_processes > 1:
-            _say("several processes must take the same forward passes, so the training goes on with TRL's loss")
-            return False
-        logged = self._metrics
-        self._metrics = {mode: defaultdict(list) for mode in logged}
-        try:
-            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            losses = []
-            gradients = []
-            for way in (rows.model, rows):
-                loss = super()._compute_loss(way, inputs)
-                losses.append([loss.detach()])
-                gradients.append(torch.autograd.grad(loss, trained))
-        finally:
-            self._metrics = logged
-        if max(float(entry.abs().max()) for entry in gradients[0]) < CANCELLED:
-            return None
-        # The loss of a group is near 0 by construction, so that 1, a normalised advantage, is its scale.
-        gaps = {LOSS_GAP: largest_gap(losses[0], losses[1], 1.0), GRADIENT_GAP: largest_gap(gradients[0], gradients[1])}
-        for name, gap in gaps.items():
-            self._metrics["train"][name].append(gap)
-        allowed = BFLOAT16_TOLERANCE if self.args.bf16 or self.model.dtype is torch.bfloat16 else TOLERANCE
-        agrees = all(gap <= allowed for gap in gaps.values())
-        if not agrees:
-            _say(
-                f"the shared loss path differs from TRL's at step {self.state.global_step + 1} (loss by "
-                f"{gaps[LOSS_GAP]:.2g}, gradient by {gaps[GRADIENT_GAP]:.2g}, allowed {allowed:g}), so the training "
-                "goes on with TRL's loss"
-            )
-        elif not rows.share_prompts:
-            _say("prompts cannot be shared (gradient checkpointing, or layers without keys); dead rows are left out")
-        return agrees
-
-    def loss_record(self) -> dict[str, Any]:
-        """Which way was requested and which was used (live: dead rows left out, no prompt shared), with the gaps."""
-        used = "stock" if not self.agrees else "shared" if self._caches() else "live"
-        gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
-        found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
-        return {"requested": self.loss_path, "used": used, **found}
+def keeps_cache(trainer: Any) -> bool:
+    """Whether a prompt can be computed apart: a cache holds its keys and values, and keeps their gradient."""
+    return not trainer.args.gradient_checkpointing and is_plain(trainer.model)
 
 
 def largest_gap(stock: Sequence[Tensor], ours: Sequence[Tensor], least: float = 0.0) -> float:

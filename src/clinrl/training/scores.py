@@ -5,6 +5,7 @@ Shapes: B rows of a batch, P tokens of the padded prompts, T of the padded compl
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers import DynamicCache
 
 from clinrl.models.cache import distinct
 
-TOGETHER = 8192
+TOGETHER = 4096
 """Tokens that are scored together, padding included: longer batches are cut into rows of like length."""
 
 
@@ -54,7 +55,7 @@ class LiveRows:
             return Scores(log_probs + zero, torch.full_like(log_probs, torch.nan))
         (ids, mask), rows = distinct(input_ids[places], attention_mask[places])
         by_length = mask[:, -length:].sum(1).argsort(stable=True)
-        parts = torch.split(by_length, max(1, TOGETHER // ids.size(1)))
+        parts = _parts(by_length, ids.size(1))
         scored = [self._part(ids[part], mask[part], length) for part in parts]
         order = by_length.argsort()[rows]
         log_p, entropy = (torch.cat(values)[order].float() for values in zip(*scored, strict=True))
@@ -100,3 +101,40 @@ def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: 
         fused_lm_head=True,
     )
     return Scores(found.log_probs[:, -length:], found.entropy[:, -length:])
+
+
+@dataclass(frozen=True)
+class ByLength:
+    """A causal language model, to be called by TRL's loss of imitation in its place, that computes rows of like length
+    together."""
+
+    model: Any
+    """With TRL's fused head, and PEFT around it or not."""
+    split: bool = True
+    """Whether what comes before the first learned word is computed apart, its keys and values kept: TRL's head looks
+    for a word at every token that it is given."""
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor, **settings: Any) -> SimpleNamespace:
+        """What TRL reads of whole rows (B, T), padded on the right: the same values of each token, in one row and in
+        another order."""
+        found = []
+        for rows in _parts(attention_mask.sum(1).argsort(stable=True), input_ids.size(1)):
+            used = attention_mask[rows].any(0)
+            ids, mask, learned = (values[rows][:, used] for values in (input_ids, attention_mask, labels))
+            start = int((learned != -100).any(0).float().argmax()) - 1  # where the first learned word is looked for
+            part = dict(settings)
+            if self.split and start > 0:
+                part["past_key_values"] = cache = DynamicCache(config=self.model.config)
+                self.model(
+                    input_ids=ids[:, :start], attention_mask=mask[:, :start], past_key_values=cache, use_cache=True,
+                    logits_to_keep=1,
+                )  # fmt: skip
+                ids, learned = ids[:, start:], learned[:, start:]
+            found.append(self.model(input_ids=ids, attention_mask=mask, labels=learned, **part))
+        read = ("log_probs", "entropy", "is_top1", "label_mask")
+        return SimpleNamespace(**{name: torch.cat([getattr(part, name).flatten() for part in found]) for name in read})
+
+
+def _parts(rows: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Numbers of rows of so many tokens, in the parts that are computed together."""
+    return torch.split(rows, max(1, TOGETHER // width))

@@ -17,7 +17,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import set_seed
-from trl import GRPOConfig, SFTConfig, SFTTrainer
+from trl import GRPOConfig, SFTConfig
 
 from clinrl.config.recipes import Phase
 from clinrl.data.sampling import phase_of
@@ -28,7 +28,7 @@ from clinrl.models.generate import check_room, window
 from clinrl.models.judges import Judges
 from clinrl.models.rollout import schemas
 from clinrl.tasks.base import Task
-from clinrl.training.loss import SharedLossTrainer
+from clinrl.training.loss import CheckedSFTTrainer, SharedLossTrainer
 from clinrl.training.monitor import HeldOut
 from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
 from clinrl.types import Case, Message
@@ -112,7 +112,7 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
     }
 
 
-class Sft(SFTTrainer):  # type: ignore[misc]  # TRL has no types
+class Sft(CheckedSFTTrainer):
     """TRL's trainer without its model card, and with a token count that survives a resumed run."""
 
     served: Sequence[Mapping[str, float]] = ()
@@ -174,6 +174,7 @@ def sft_trainer(
         **common_settings(spec, output),
     )
     sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
+    sft.loss_path = spec["trainer"].get("loss_path", "stock")
     if phases := phases_of(spec):
         of, numbers = task.reporting.slices[phases[0].slice], _numbers(phases, spec, len(rows))
         sft.served = [
