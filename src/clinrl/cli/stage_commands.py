@@ -12,10 +12,13 @@ from clinrl.cli.names import check_name
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError
 from clinrl.provenance import lock, stages, statements
-from clinrl.runtime import dvc_state
+from clinrl.runtime import dvc_state, forkserver
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
+
+HEAVY = ("train", "evaluate")
+"""Commands that spend seconds on importing libraries."""
 
 
 def check(source: Path) -> None:
@@ -24,16 +27,21 @@ def check(source: Path) -> None:
     stages.check(source)
 
 
-def stage(source: Path, address: str) -> None:
-    """Run the stage of dvc.yaml that has this address. Raises ParamsError for another."""
+def stage(source: Path, address: str) -> int:
+    """Run the stage of dvc.yaml that has this address; its exit code. Raises ParamsError for another."""
+    if address != stages.FIRST and stages.command_of(address)[0] in HEAVY:
+        words = ["stage", address, "--params", str(source)]
+        if (code := forkserver.ask(words)) is not None:
+            return code
     _guard()
     if address == stages.FIRST:
         stages.prove(source)
-        return
+        return 0
     command, name = stages.command_of(address)
     params = load_params(source)
     check_name(params, name, command, kind="COMPARISON" if command == "compare" else "")
     make(params, source, command, name)
+    return 0
 
 
 def make(params: "Params", source: Path, command: str, name: str) -> None:

@@ -41,7 +41,7 @@ def follow() -> None:
     if not is_above(starter):
         raise Refused("whoever started this stage has ended, so it does not begin; give the same command again")
     signal.signal(GONE, signal.default_int_handler)
-    watch(starter, _end)
+    watch(starter, end)
 
 
 def watch(ancestor: int, gone: Callable[[], object]) -> None:
@@ -60,7 +60,8 @@ def is_above(pid: int) -> bool:
     return pid in _ancestors()
 
 
-def _end() -> None:
+def end() -> None:
+    """End this process: first by KeyboardInterrupt, where `follow` was called, after GRACE_S by SIGKILL."""
     os.kill(os.getpid(), GONE)
     time.sleep(GRACE_S)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -8,10 +8,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from typing import TypeAlias
 
-from clinrl.runtime import starter
+from clinrl.runtime import forkserver, starter
 
+WORKER = "clinrl.training.worker"
+Child: TypeAlias = "subprocess.Popen[bytes] | forkserver.Fork"
 GRACE_S = 30
 """Seconds a child has to end after its group was told to stop for good."""
 LAST_METRICS_S = 3
@@ -23,8 +27,12 @@ def run_worker(spec: Path) -> int:
 
     A second signal kills the worker's whole group. The worker dies with this process, however this process ends.
     """
-    command = [sys.executable, "-m", "clinrl.training.worker", str(spec), str(os.getpid())]
-    child = subprocess.Popen(command, start_new_session=True)
+    arguments = [str(spec), str(os.getpid())]
+    child: Child
+    if forkserver.IS_FORK:  # the worker's libraries are in this process
+        child = forkserver.Fork(lambda: import_module(WORKER).main(arguments))
+    else:
+        child = subprocess.Popen([sys.executable, "-m", WORKER, *arguments], start_new_session=True)
     try:
         with _forwarded(child):
             return child.wait()
@@ -58,7 +66,7 @@ def live_metrics(folder: Path) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def _forwarded(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _forwarded(child: Child) -> Iterator[None]:
     # Only the main thread may set handlers; elsewhere the caller's own handling ends this process and the child.
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -83,7 +91,7 @@ def _forwarded(child: "subprocess.Popen[bytes]") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _end_group(child: "subprocess.Popen[bytes]") -> None:
+def _end_group(child: Child) -> None:
     """Make sure that nothing of the worker's group is left."""
     try:
         os.killpg(child.pid, signal.SIGKILL)

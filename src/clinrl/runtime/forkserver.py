@@ -1,0 +1,190 @@
+"""Stages of a chain without the time of their imports: each is forked from a process that holds the libraries.
+
+`python -m clinrl.runtime.forkserver dvc repro ...` runs a command. A stage below it that trains or asks a model hands
+itself over: a fork of the server does its work, with the stage's files, folder, environment and standard streams, and
+the stage waits for the exit code. The server imports and forks, nothing else, so a fork is what a new process would
+be. A stage whose server has gone works by itself.
+
+Ends follow each other: signals that a stage receives reach its fork; a fork whose stage has gone ends as one whose
+starter has gone (`clinrl.runtime.starter`); and the server ends with the command.
+"""
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from socketserver import BaseRequestHandler, ForkingMixIn, UnixStreamServer
+
+from clinrl.errors import exit_code_of
+from clinrl.runtime import determinism, starter
+
+SERVER = "CLINRL_FORKSERVER"
+"""Names the server's socket to the stages below a command."""
+LIBRARIES = (
+    "clinrl.training.worker", "clinrl.training.trl", "clinrl.training.callback", "clinrl.training.monitor",
+    "clinrl.evaluation.evaluate", "clinrl.models.opening", "clinrl.models.decoding", "clinrl.reports.figures",
+    "sklearn.linear_model", "sklearn.feature_extraction.text", "matplotlib.figure",
+)  # fmt: skip
+"""What trainings and exams import."""
+CLI = "clinrl.cli.main"
+BEGUN = b"+"
+"""A fork's first word. Its second, where it lives to say it, is its exit code."""
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, starter.GONE)
+STREAMS = 3
+IS_FORK = False
+"""Whether this process is a fork of the server."""
+
+
+class Server(ForkingMixIn, UnixStreamServer):
+    """Forks for each stage that asks."""
+
+
+class Stage(BaseRequestHandler):
+    """Runs in a fork: becomes the stage that asked, and ends with it."""
+
+    request: socket.socket
+
+    def handle(self) -> None:
+        """Read what is asked and do it. Does not return, so that nothing of the server goes on in the fork."""
+        head, streams, _, _ = socket.recv_fds(self.request, 1 << 16, STREAMS)
+        with self.request.makefile("rb") as rest:
+            asked = json.loads(head if head.endswith(b"\n") else head + rest.readline())
+        self.request.sendall(BEGUN)
+        os.setpgid(0, 0)  # the terminal's signals come by way of the stage alone
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        del os.environ[SERVER]
+        os.chdir(asked["folder"])
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=self._follow, daemon=True).start()
+        end_with(
+            lambda: importlib.import_module(CLI).main(asked["words"]),
+            say=lambda code: self.request.sendall(str(code).encode()),
+        )
+
+    def _follow(self) -> None:
+        """Pass on the signals that the stage received; end once it has gone."""
+        while number := self.request.recv(1):
+            os.kill(os.getpid(), number[0])
+        starter.end()
+
+
+class Fork:
+    """A child process by fork, with as much of `subprocess.Popen` as a training needs. In a session of its own."""
+
+    def __init__(self, program: Callable[[], int]) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            os.setsid()
+            end_with(program)
+
+    def poll(self) -> int | None:
+        """The exit code, minus a signal's number if that ended it; None while it runs."""
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if found else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, when it has ended. Nobody waits for one that was not killed, so there is no time-out."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+def end_with(program: Callable[[], int], say: Callable[[int], object] = lambda code: None) -> None:
+    """Run a program and end this fork with its exit code, as a process would; `say` is called with the code before."""
+    global IS_FORK
+    IS_FORK = True
+    code = 1
+    try:
+        code = program()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:  # noqa: BLE001  as Python prints it at the end of a process
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        with suppress(OSError):
+            say(code)
+        os._exit(code)
+
+
+def ask(words: Sequence[str]) -> int | None:
+    """Have `clinrl` with these arguments run by a fork of the server; its exit code. None if there is no server."""
+    address = os.environ.get(SERVER)
+    if not address:
+        return None
+    with socket.socket(socket.AF_UNIX) as server:
+        asked = {"words": list(words), "folder": os.getcwd(), "environment": dict(os.environ)}
+        try:
+            server.connect(address)
+            socket.send_fds(server, [json.dumps(asked).encode() + b"\n"], range(STREAMS))
+            begun = server.recv(1)
+        except OSError:
+            return None
+        if begun != BEGUN:
+            return None
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _frame: server.sendall(bytes([number])))
+        code = b""
+        with suppress(OSError):
+            while part := server.recv(16):
+                code += part
+        return int(code) if code else 128 + signal.SIGKILL
+
+
+def main(command: Sequence[str]) -> int:
+    """Run a command with a server for the stages below it; its exit code."""
+
+    def run() -> int:
+        determinism.pin()  # some of it is read when a process starts: the server is one
+        with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
+            address = str(Path(folder) / "stages")
+            serving = [sys.executable, "-m", "clinrl.runtime.forkserver", "--serve", address]
+            server = subprocess.Popen(serving, stdin=subprocess.PIPE)
+            try:
+                return subprocess.run(command, env=os.environ | {SERVER: address}, check=False).returncode
+            finally:
+                server.kill()
+                server.wait()
+
+    return exit_code_of(run)
+
+
+def serve(address: str) -> None:
+    """Import what stages need, then fork for each that asks, until standard input ends. Those that ask before wait."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Server(address, Stage) as server:
+        threading.Thread(target=_end_with_input, daemon=True).start()
+        for name in LIBRARIES:
+            importlib.import_module(name)
+        gc.freeze()  # a collection in a fork would copy what it shares with the server
+        server.serve_forever()
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    determinism.pin()
+    if sys.argv[1:2] == ["--serve"]:
+        serve(*sys.argv[2:])
+    sys.exit(main(sys.argv[1:]))
