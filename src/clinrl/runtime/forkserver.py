@@ -134,7 +134,8 @@ def ask(words: Sequence[str]) -> int | None:
         asked = {"words": list(words), "folder": os.getcwd(), "environment": dict(os.environ)}
         try:
             server.connect(address)
-            socket.send_fds(server, [json.dumps(asked).encode() + b"\n"], range(STREAMS))
+            message = json.dumps(asked).encode() + b"\n"
+            server.sendall(message[socket.send_fds(server, [message], range(STREAMS)) :])
             begun = server.recv(1)
         except OSError:
             return None
@@ -179,12 +180,17 @@ def serve(address: str) -> None:
 
 
 def _end_with_input() -> None:
-    sys.stdin.buffer.read()
+    os.read(sys.stdin.fileno(), 1)  # by its number: a thread that waits in sys.stdin holds its lock, in each fork too
     os._exit(0)
 
 
-if __name__ == "__main__":
+def _run(arguments: Sequence[str]) -> int:
     determinism.pin()
-    if sys.argv[1:2] == ["--serve"]:
-        serve(*sys.argv[2:])
-    sys.exit(main(sys.argv[1:]))
+    if arguments[:1] == ["--serve"]:
+        serve(*arguments[1:])
+    return main(arguments)
+
+
+if __name__ == "__main__":
+    # By its own name, under which a fork is asked whether it is one.
+    sys.exit(importlib.import_module("clinrl.runtime.forkserver")._run(sys.argv[1:]))

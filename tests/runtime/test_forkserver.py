@@ -1,0 +1,179 @@
+"""Stages in forks of a server: each does what a process of its own would, ends as it would, and outlives nobody."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from clinrl.cli import stage_commands
+from clinrl.runtime import forkserver, worker_process
+from processes import alive, below, eventually, gone, number_in, quietly_killed
+
+COMMANDS = """\
+import json, os, sys, time
+from pathlib import Path
+
+def main(words):
+    what = words[0]
+    if what == "tell":
+        sys.stdin.read()
+        print(json.dumps([os.getcwd(), os.environ.get("COLOUR"), os.environ.get("CLINRL_FORKSERVER"), words[1:]]))
+        print("oh", file=sys.stderr)
+        return 3
+    if what == "raise":
+        raise ValueError("what went wrong")
+    Path("pid.new").write_text(str(os.getpid()))
+    os.rename("pid.new", "pid")
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        return 130
+"""
+"""A command line with the server's contract, without libraries."""
+SERVE = "from clinrl.runtime import forkserver as f; f.LIBRARIES, f.CLI = ('json',), 'commands'; f.serve('socket')"
+ASK = "import sys; from clinrl.runtime import forkserver as f; sys.exit(f.ask(sys.argv[1:]))"
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a server."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "commands.py").write_text(COMMANDS)
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", SERVE]
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}) as server:
+        eventually((folder / "socket").exists)
+        yield folder
+        server.kill()
+
+
+def asked(serving: Path, folder: Path, *words: str, **variables: str) -> "subprocess.Popen[str]":
+    """A process in a folder that has a fork do something."""
+    env = os.environ | {forkserver.SERVER: str(serving / "socket")} | variables
+    return subprocess.Popen(
+        [sys.executable, "-c", ASK, *words], cwd=folder, env=env, text=True, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_a_fork_has_the_streams_folder_and_environment_of_who_asks_and_gives_its_exit_code(serving, tmp_path):
+    for colour in ("red", "x" * 200_000):  # more than one message of a socket holds
+        process = asked(serving, tmp_path, "tell", "a b", COLOUR=colour[:100_000], MORE=colour[100_000:])
+        out, err = process.communicate()
+        assert (process.returncode, err) == (3, "oh\n")
+        assert json.loads(out) == [str(tmp_path), colour[:100_000], None, ["a b"]]
+
+
+def test_what_goes_wrong_in_a_fork_is_said_as_a_process_says_it(serving, tmp_path):
+    process = asked(serving, tmp_path, "raise")
+    _, err = process.communicate()
+    assert process.returncode == 1
+    assert err.startswith("Traceback")
+    assert "what went wrong" in err
+
+
+@pytest.mark.parametrize("server", [None, "/nowhere/socket", "nobody listens"])
+def test_without_a_server_nothing_is_handed_over(monkeypatch, tmp_path, server):
+    monkeypatch.delenv(forkserver.SERVER, raising=False)
+    if server == "nobody listens":
+        import socket
+
+        server = str(tmp_path / "socket")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(server)
+    if server:
+        monkeypatch.setenv(forkserver.SERVER, server)
+    assert forkserver.ask(["tell"]) is None
+
+
+def test_an_interrupt_reaches_the_fork_once_and_its_answer_comes_back(serving, tmp_path):
+    process = asked(serving, tmp_path, "wait")
+    fork = number_in(tmp_path / "pid")
+    assert os.getpgid(fork) != os.getpgid(process.pid)  # the terminal interrupts a group: the fork would hear it twice
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(20) == 130
+    assert not alive(fork)
+    process.communicate()
+
+
+def test_a_fork_ends_with_who_asked(serving, tmp_path):
+    process = asked(serving, tmp_path, "wait")
+    fork = number_in(tmp_path / "pid")
+    process.kill()
+    process.communicate()
+    gone({fork: "the fork"})
+
+
+def test_who_asked_learns_that_its_fork_was_killed(serving, tmp_path):
+    process = asked(serving, tmp_path, "wait")
+    os.kill(number_in(tmp_path / "pid"), signal.SIGKILL)
+    assert process.wait(20) == 128 + signal.SIGKILL
+    process.communicate()
+
+
+def test_the_server_ends_with_its_command_and_with_who_started_it(tmp_path):
+    main = "import sys; from clinrl.runtime import forkserver as f; sys.exit(f.main(sys.argv[1:]))"
+    told = f"import os; print(os.path.exists(os.environ['{forkserver.SERVER}'])); raise SystemExit(5)"
+    done = subprocess.run([sys.executable, "-c", main, sys.executable, "-c", told], check=False)
+    assert done.returncode == 5
+    process = subprocess.Popen([sys.executable, "-c", main, "sleep", "600"], start_new_session=True)
+    family = eventually(lambda: len(found := below(process.pid)) > 1 and found)
+    try:
+        process.kill()
+        process.wait()
+        gone({pid: words for pid, words in family.items() if "sleep" not in words})  # a shell's command, as any
+    finally:
+        quietly_killed(family)
+
+
+def test_a_forked_child_is_waited_for_as_a_started_one():
+    for end, code in ((lambda: 4, 4), (lambda: sys.exit(6), 6), (lambda: os.kill(os.getpid(), signal.SIGTERM), -15)):
+        child = forkserver.Fork(end)
+        assert (child.wait(), child.poll()) == (code, code)
+    child = forkserver.Fork(lambda: signal.pause() or 0)
+    assert child.poll() is None
+    eventually(lambda: os.getsid(child.pid) == child.pid)
+    os.killpg(child.pid, signal.SIGKILL)
+    assert child.wait() == -9
+
+
+def test_within_a_fork_the_worker_is_a_fork_that_dies_with_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(forkserver, "IS_FORK", True)
+    monkeypatch.setattr(worker_process, "WORKER", "commands")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "commands.py").write_text(
+        "import os, time\n"
+        "from clinrl.runtime.worker_process import die_with\n"
+        "def main(arguments):\n"
+        "    die_with(int(arguments[1]))\n"
+        "    open(arguments[0], 'w').write(str(os.getpid()))\n"
+        "    if arguments[0].endswith('short'):\n"
+        "        return 4\n"
+        "    time.sleep(600)\n"
+    )
+    assert worker_process.run_worker(tmp_path / "short") == 4
+    stage = forkserver.Fork(lambda: worker_process.run_worker(tmp_path / "long"))
+    worker = number_in(tmp_path / "long")
+    os.kill(stage.pid, signal.SIGKILL)
+    stage.wait()
+    gone({worker: "the worker"})
+    with suppress(ProcessLookupError):
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_stage_that_needs_libraries_is_handed_over_and_others_are_not(monkeypatch, tmp_path):
+    handed = []
+    monkeypatch.setattr(forkserver, "ask", lambda words: handed.append(words) or 7)
+    assert stage_commands.stage(Path("other.yaml"), "train@esi-v46") == 7
+    assert stage_commands.stage(Path("other.yaml"), "baseline@esi") == 7
+    assert handed == [["stage", address, "--params", "other.yaml"] for address in ("train@esi-v46", "baseline@esi")]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception, match=r"params|dvc"):
+        stage_commands.stage(Path("params.yaml"), "dataset@esi-d1")
+    assert len(handed) == 2
