@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import shutil
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ruamel.yaml import YAML
 import dolls
 import exhibits
 import toys
-from bench import grpo_step, same_policy, threads
+from bench import demo, grpo_step, same_policy, threads
 from bench import run as bench_run
 from clinrl.config.params import load_params
 from clinrl.models import bases
@@ -40,7 +41,7 @@ TOYS = {
     },
 }
 """What makes a measurement small, by script: those that print their rows and need nothing but a project."""
-ALONE = {"rewards", "threads", "flows", "grpo_step", "same_policy"}
+ALONE = {"rewards", "threads", "flows", "grpo_step", "same_policy", "demo"}
 """Those that have a test of their own."""
 
 
@@ -114,6 +115,22 @@ def test_a_reward_that_asks_models_is_measured_with_those_of_the_project(project
     monkeypatch.setattr(rewards, "N", 4)
     found = printed(rewards, capfd)
     assert found["reward of 4 completions, judge cached"] < found["reward of 4 completions, judge asked anew"]
+
+
+def test_a_demo_is_timed_by_stage(tmp_path, monkeypatch):
+    lines = ["installing", "Stage 'params' didn't change, skipping", "Running stage 'train@a':", "> python", "step 1"]
+    lines += ["Updating lock file", "Running stage 'evaluate@a':", "Use `dvc push`", "| version | exact |"]
+    script = "import time\n" + "".join(f"time.sleep(0.02); print({line!r}, flush=True)\n" for line in lines)
+    monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", script))
+    said = list(demo.said(tmp_path))
+    assert [line.strip() for _, line in said] == [*lines, ""]
+    found = demo.by_stage((float(place), line) for place, line in enumerate([*lines, ""]))
+    assert found == {"set-up": 1, "train@a": 4, "evaluate@a": 1, demo.END: 3}
+    whole, *parts = demo.rows(found, "toy paths")
+    assert whole["value"] == sum(part["value"] for part in parts) == 9
+    monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    with pytest.raises(SystemExit, match="ended with 3"):
+        list(demo.said(tmp_path))
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ SCRIPTS = (
     "rewards.py",
     "audit_env.py",
     "flows.py",
+    "demo.py",
 )
 
 

@@ -151,7 +151,7 @@ def test_a_demo_ends_with_make(project: Path, victim: Callable[[dict[int, str]],
 
 def test_the_demo_names_make_as_its_starter() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    assert f"{starter.STARTER}=$$PPID dvc repro" in makefile
+    assert f"{starter.STARTER}=$$PPID python -m clinrl.runtime.forkserver dvc repro" in makefile
 
 
 @pytest.mark.parametrize(
