@@ -13,16 +13,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from clinrl import paths
 from clinrl.analysis.paired import Answers
 from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
-from clinrl.data.dataset import read_cases
-from clinrl.evaluation.answers import load_answers, load_report, run_of
 from clinrl.intervals import average_difference, runs_of_means
 from clinrl.pipeline import replicate
 from clinrl.runtime import determinism
-from clinrl.tasks.base import get_task
 
 MEASURED = "esi-v49"
 SEEDS = 3
@@ -36,15 +32,6 @@ def sharing(source: Path, lineage: Sequence[str]) -> dict[str, Any]:
         if recipe["method"] == "grpo":
             recipe["trainer"]["embedded"] |= {"loss_path": "shared", "generation_path": "shared"}
     return tree
-
-
-def answers(lineage: Sequence[str]) -> dict[tuple[str, str], Answers]:
-    """What the versions of the current project answered, by version and mode."""
-    params = load_params()
-    model = params.model(lineage[-1])
-    cases = list(read_cases(paths.cases(model.exam), get_task(model.task.name)))
-    run = run_of(params, model, cases, load_report(model.name, next(iter(params.modes))).exam_digest)
-    return {(name, mode): load_answers(run, mode, name) for name in lineage for mode in params.modes}
 
 
 def hits(found: Answers) -> list[float]:
@@ -81,8 +68,8 @@ def measured(version: str, seeds: int) -> list[dict[str, Any]]:
     for k in range(seeds):
         for file, runs in ((source, stock), (other, shared)):
             own = file == source and k == 0
-            with chdir(Path() if own else replicate._replicate(load_params(file), lineage, k, file)):
-                runs.append(answers(lineage))
+            with chdir(Path() if own else replicate.replicated(load_params(file), lineage, k, file)):
+                runs.append(replicate.answers_of(load_params(), lineage))
     return [row for row in rows(stock, shared) if any(f" {name}," in row["what"] for name in rewarded)]
 
 

@@ -132,6 +132,45 @@ def test_the_server_ends_with_its_command_and_with_who_started_it(tmp_path):
         quietly_killed(family)
 
 
+def test_an_interrupt_is_left_to_the_command_and_what_ends_the_server_s_process_ends_the_command(tmp_path):
+    main = "import sys; from clinrl.runtime import forkserver as f; sys.exit(f.main(sys.argv[1:]))"
+    slow = (
+        "import pathlib, time\n"
+        "try: pathlib.Path('begun').touch(); time.sleep(600)\n"
+        "except KeyboardInterrupt: time.sleep(1); raise SystemExit(9)"
+    )
+    for number, code in ((signal.SIGINT, 9), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        (tmp_path / "begun").unlink(missing_ok=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", main, sys.executable, "-c", slow], cwd=tmp_path, start_new_session=True
+        )
+        eventually((tmp_path / "begun").exists)
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does
+        else:
+            process.send_signal(number)
+        assert process.wait(20) == code
+
+
+def test_who_asks_a_server_that_has_ended_does_not_wait_for_its_forks(tmp_path):
+    (tmp_path / "commands.py").write_text(COMMANDS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE], cwd=tmp_path, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
+    ) as server:
+        eventually((tmp_path / "socket").exists)
+        first = asked(tmp_path, tmp_path, "wait")
+        fork = number_in(tmp_path / "pid")
+        server.kill()
+    second = asked(tmp_path, tmp_path, "tell")
+    second.communicate(timeout=20)
+    assert second.returncode == 0  # sys.exit(None): nothing was handed over
+    assert alive(fork)
+    first.kill()
+    first.communicate()
+    gone({fork: "the fork"})
+
+
 def test_a_forked_child_is_waited_for_as_a_started_one():
     for end, code in ((lambda: 4, 4), (lambda: sys.exit(6), 6), (lambda: os.kill(os.getpid(), signal.SIGTERM), -15)):
         child = forkserver.Fork(end)

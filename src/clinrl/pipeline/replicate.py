@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.analysis.exam import NOTE
-from clinrl.analysis.paired import compare
+from clinrl.analysis.paired import Answers, compare
 from clinrl.artifacts import digest, dump_yaml, read_manifest, write_json, write_text
 from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
@@ -48,7 +48,7 @@ def stage(params: "Params", version: str, *, seeds: int, source: Path = Path("pa
     # Before the expensive part: an own lineage without an exam is found out now.
     runs = [_results(params, lineage)]
     for k in range(1, seeds):
-        folder = _replicate(params, lineage, k, source)
+        folder = replicated(params, lineage, k, source)
         with chdir(folder):
             runs.append(_results(load_params(), lineage))
     result = {
@@ -111,7 +111,7 @@ def shift_seeds(source: Path, lineage: Sequence[str], by: int) -> str:
     return dump_yaml({**whole, "versions": {**whole["versions"], **seeds}})
 
 
-def _replicate(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:
+def replicated(params: "Params", lineage: Sequence[str], k: int, source: Path) -> Path:
     """The finished project folder of replicate `k`: built now, or found as an earlier call left it."""
     folder = prepare(params, lineage, k, source)
     for name in lineage:
@@ -142,18 +142,23 @@ def _shared_files(params: "Params", lineage: Sequence[str]) -> dict[str, Path]:
     return shared
 
 
+def answers_of(params: "Params", lineage: Sequence[str]) -> dict[tuple[str, str], Answers]:
+    """What the versions of a lineage answered in the exam of the last, by version and mode, in the current project."""
+    model = params.model(lineage[-1])
+    cases = list(read_cases(paths.cases(model.exam), model.task))
+    run = run_of(params, model, cases, load_report(model.name, next(iter(params.modes))).exam_digest)
+    return {(name, mode): load_answers(run, mode, name) for name in lineage for mode in params.modes}
+
+
 def _results(params: "Params", lineage: Sequence[str]) -> dict[str, Any]:
     """Headline numbers of each version, and paired tests between every two of the lineage, in the current project."""
     task = get_task(params.versions[lineage[0]].task)
     reports = {(name, mode): load_report(name, mode) for name in lineage for mode in params.modes}
-    model = params.model(lineage[-1])
-    cases = list(read_cases(paths.cases(model.exam), task))
-    run = run_of(params, model, cases, reports[model.name, next(iter(params.modes))].exam_digest)
+    answers = answers_of(params, lineage)
     tests = []
-    for mode in run.modes:
-        answers = {name: load_answers(run, mode, name) for name in lineage}
+    for mode in params.modes:
         for before, after in itertools.combinations(lineage, 2):
-            paired = compare(answers[after], answers[before], task.compared)
+            paired = compare(answers[after, mode], answers[before, mode], task.compared)
             tests += [{"version": after, "mode": mode, **test.model_dump(mode="json")} for test in paired]
         rivals = [test for test in reports[lineage[-1], mode].paired if test.other not in lineage]
         tests += [{"version": lineage[-1], "mode": mode, **test.model_dump(mode="json")} for test in rivals]

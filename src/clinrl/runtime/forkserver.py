@@ -52,12 +52,14 @@ class Stage(BaseRequestHandler):
     """Runs in a fork: becomes the stage that asked, and ends with it."""
 
     request: socket.socket
+    server: Server
 
     def handle(self) -> None:
         """Read what is asked and do it. Does not return, so that nothing of the server goes on in the fork."""
         head, streams, _, _ = socket.recv_fds(self.request, 1 << 16, STREAMS)
         with self.request.makefile("rb") as rest:
             asked = json.loads(head if head.endswith(b"\n") else head + rest.readline())
+        self.server.socket.close()  # else who asks after the server's end would wait for this fork
         self.request.sendall(BEGUN)
         os.setpgid(0, 0)  # the terminal's signals come by way of the stage alone
         for number, stream in enumerate(streams):
@@ -151,19 +153,29 @@ def ask(words: Sequence[str]) -> int | None:
 
 
 def main(command: Sequence[str]) -> int:
-    """Run a command with a server for the stages below it; its exit code."""
+    """Run a command with a server for the stages below it; its exit code, 128 and the number if a signal ended it.
+
+    Elsewhere than on Linux there is no server: the libraries of macOS do not survive a fork.
+    """
 
     def run() -> int:
         determinism.pin()  # some of it is read when a process starts: the server is one
+        # An interrupt is the command's, which has it from the terminal; what it started takes time to end.
+        signal.signal(signal.SIGINT, lambda *_: None)
         with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
             address = str(Path(folder) / "stages")
             serving = [sys.executable, "-m", "clinrl.runtime.forkserver", "--serve", address]
-            server = subprocess.Popen(serving, stdin=subprocess.PIPE)
+            server = subprocess.Popen(serving, stdin=subprocess.PIPE) if sys.platform == "linux" else None
             try:
-                return subprocess.run(command, env=os.environ | {SERVER: address}, check=False).returncode
+                running = subprocess.Popen(command, env=os.environ | {SERVER: address})
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, lambda number, _frame: running.send_signal(number))
+                code = running.wait()
+                return code if code >= 0 else 128 - code
             finally:
-                server.kill()
-                server.wait()
+                if server is not None:
+                    server.kill()
+                    server.communicate()
 
     return exit_code_of(run)
 
