@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+# Else each process would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
@@ -48,7 +49,7 @@ docs: $(READY) ## write what the documentation takes from the code and the repor
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
 
-bench: $(READY) ## measure time and memory; writes data/reports/bench.json
+bench: $(READY) ## measure time and memory, for an hour; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py
 
 faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour
@@ -63,19 +64,23 @@ bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a 
 # Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
 # the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,
 # pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. uv does not read pip's
-# configuration, so the indexes, the folder of wheels and the certificates that pip knows are passed on; any index may
-# have a file, as with pip, and its hash decides. Python compiles modules as they are imported: all of them take a minute.
+# configuration, so the indexes, the folder of wheels and the certificates that pip knows are passed on. A file may come
+# from any of the indexes, since its hash is known. Python compiles a module when it is first imported: to compile all
+# of them takes a minute.
 $(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@setting() { $(BIN)/pip config list | sed -nE "s/^(global|:env:)\\.$$1='(.*)'/\\2/p" | sed 's/\\n/ /g; 1q'; }; \
+	@setting() { \
+	  if [ -n "$$2" ]; then echo "$$2"; return; fi; \
+	  $(BIN)/pip config list | sed -nE "s/^global\\.$$1='(.*)'/\\1/p" | sed 's/\\n/ /g' | tail -n 1; \
+	}; \
 	pass() { if [ -n "$$2" ]; then export "$$1=$$2"; fi; }; \
-	pass UV_FIND_LINKS "$$(setting find-links | tr ' ' ',')"; \
-	pass UV_DEFAULT_INDEX "$$(setting index-url)"; \
-	pass UV_INDEX "$$(setting extra-index-url)"; \
+	pass UV_FIND_LINKS "$$(setting find-links "$${PIP_FIND_LINKS:-}" | tr ' ' ',')"; \
+	pass UV_DEFAULT_INDEX "$$(setting index-url "$${PIP_INDEX_URL:-}")"; \
+	pass UV_INDEX "$$(setting extra-index-url "$${PIP_EXTRA_INDEX_URL:-}")"; \
 	pass UV_INDEX_STRATEGY unsafe-best-match; \
-	pass SSL_CERT_FILE "$$(setting cert)"; \
+	pass SSL_CERT_FILE "$$(setting cert "$${PIP_CERT:-}")"; \
 	hashed="-q --no-deps --require-hashes"; \
 	sed -nE '/^(setuptools|uv)==/,/[^\\]$$/p' constraints.txt > $(VENV)/first.txt; \
 	$(BIN)/pip install $$hashed -r $(VENV)/first.txt; \

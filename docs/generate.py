@@ -249,8 +249,7 @@ held-out cases, and gives the process an allocator that keeps its memory.
 - There, one random number draws a token. transformers draws one for each word of the vocabulary, a seventh of the
   time of its generation here. So the tokens are others for the same seed, of the same distribution.
 - Episodes go on from what was read and written in their turns before.
-- In supervised fine-tuning, `loss_path: shared` computes rows of like length together, and asks the head for no words
-  of a prompt.
+- In supervised fine-tuning, `loss_path: shared` computes rows of like length together and no words of prompts.
 - Keys and values lie in room that grows by blocks, here and in every exam. transformers copies all of them for
   each token.
 - The limit counts matrix products alone: each prompt once, each completion written, live groups forward and

@@ -28,7 +28,7 @@ BEGINS, SKIPPED, SETUP, END = "Running stage '", "Stage '", "set-up", "DVC and t
 
 def share(folder: Path, version: str) -> None:
     """Have the recipes of a version and its ancestors take the shared paths, and make their proofs anew."""
-    params = load_params()
+    params = load_params(folder / "params.yaml")
     lineage = params.lineage(version)
     file = folder / f"params/{params.versions[version].file}.yaml"
     yaml = YAML()
@@ -72,18 +72,18 @@ def by_stage(lines: Iterable[tuple[float, str]]) -> dict[str, float]:
             name = line.removeprefix(BEGINS).partition("'")[0] if line.startswith(BEGINS) else END
             stage, since = name, now
     found[stage] = found.get(stage, 0.0) + now - since
-    return {**found, END: found.pop(END, 0.0)}
+    rest = found.pop(END, 0.0)
+    return {**found, END: rest}
 
 
 def rows(seconds: dict[str, float], way: str) -> list[dict[str, Any]]:
     """A row for the whole and one for each part."""
-    note = f"{way}; the environment from wheels at hand"
     whole = {"what": f"make demo, fresh clone, {way}", "value": round(sum(seconds.values()), 1), "unit": "s"}
     parts = [
         {"what": f"make demo, {way}, {name}", "value": round(value, 1), "unit": "s", "note": ""}
         for name, value in seconds.items()
     ]
-    return [{**whole, "note": note}, *parts]
+    return [{**whole, "note": "with its set-up"}, *parts]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
+import dolls
+from clinrl import paths
 from clinrl.cli import stage_commands
-from clinrl.runtime import forkserver, worker_process
+from clinrl.runtime import child, forkserver, worker_process
 from processes import alive, below, eventually, gone, number_in, quietly_killed
 
 COMMANDS = """\
@@ -33,11 +37,19 @@ def main(words):
     try:
         time.sleep(600)
     except KeyboardInterrupt:
-        return 130
+        Path("interrupted").touch()
+    try:
+        time.sleep(0.5)
+    except KeyboardInterrupt:
+        return 131
+    return 130
 """
 """A command line with the server's contract, without libraries."""
 SERVE = "from clinrl.runtime import forkserver as f; f.LIBRARIES, f.CLI = ('json',), 'commands'; f.serve('socket')"
 ASK = "import sys; from clinrl.runtime import forkserver as f; sys.exit(f.ask(sys.argv[1:]))"
+
+
+STAGES = ("train@v1", "train@v2")
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +109,8 @@ def test_an_interrupt_reaches_the_fork_once_and_its_answer_comes_back(serving, t
     fork = number_in(tmp_path / "pid")
     assert os.getpgid(fork) != os.getpgid(process.pid)  # the terminal interrupts a group: the fork would hear it twice
     os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(20) == 130  # 131 if twice
+    assert (tmp_path / "interrupted").exists()
     assert not alive(fork)
     process.communicate()
 
@@ -120,8 +133,12 @@ def test_who_asked_learns_that_its_fork_was_killed(serving, tmp_path):
 def test_the_server_ends_with_its_command_and_with_who_started_it(tmp_path):
     main = "import sys; from clinrl.runtime import forkserver as f; sys.exit(f.main(sys.argv[1:]))"
     told = f"import os; print(os.path.exists(os.environ['{forkserver.SERVER}'])); raise SystemExit(5)"
-    done = subprocess.run([sys.executable, "-c", main, sys.executable, "-c", told], check=False)
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", main, sys.executable, "-c", told]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     assert done.returncode == 5
+    assert done.stdout in ("True\n", "False\n")  # the server may need longer than the command
+    assert not list(tmp_path.iterdir())
     process = subprocess.Popen([sys.executable, "-c", main, "sleep", "600"], start_new_session=True)
     family = eventually(lambda: len(found := below(process.pid)) > 1 and found)
     try:
@@ -173,13 +190,52 @@ def test_who_asks_a_server_that_has_ended_does_not_wait_for_its_forks(tmp_path):
 
 def test_a_forked_child_is_waited_for_as_a_started_one():
     for end, code in ((lambda: 4, 4), (lambda: sys.exit(6), 6), (lambda: os.kill(os.getpid(), signal.SIGTERM), -15)):
-        child = forkserver.Fork(end)
-        assert (child.wait(), child.poll()) == (code, code)
-    child = forkserver.Fork(lambda: signal.pause() or 0)
-    assert child.poll() is None
-    eventually(lambda: os.getsid(child.pid) == child.pid)
-    os.killpg(child.pid, signal.SIGKILL)
-    assert child.wait() == -9
+        ended = forkserver.Fork(end)
+        assert (ended.wait(), ended.poll()) == (code, code)
+    waiting = forkserver.Fork(lambda: signal.pause() or 0)
+    assert waiting.poll() is None
+    assert os.getsid(waiting.pid) == waiting.pid  # at once: a signal to its group must find it
+    os.killpg(waiting.pid, signal.SIGKILL)
+    assert waiting.wait() == -9
+
+
+def test_where_there_is_a_gpu_nothing_is_served(monkeypatch, tmp_path):
+    import torch
+
+    served = []
+    monkeypatch.setattr(forkserver, "LIBRARIES", ("torch",))
+    monkeypatch.setattr(forkserver.Server, "serve_forever", lambda _: served.append(True))
+    monkeypatch.setattr(forkserver, "_end_with_input", lambda: None)
+    monkeypatch.setattr(forkserver.gc, "freeze", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for has_gpu, expected in ((True, []), (False, [True])):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        forkserver.serve(str(tmp_path / str(has_gpu)))
+        assert served == expected
+
+
+def test_below_a_supervisor_of_its_own_a_stage_works_by_itself(monkeypatch):
+    monkeypatch.setenv(forkserver.SERVER, "/nowhere")
+    said = []
+    told = f"import os; print(os.environ.get('{forkserver.SERVER}'))"
+    assert child.run([sys.executable, "-c", told], said.append) == 0
+    assert said == ["None"]
+
+
+@pytest.mark.slow
+def test_trainings_in_forks_give_the_bytes_of_processes(tmp_path):
+    found = []
+    for kind, server in (("processes", []), ("forks", [sys.executable, "-m", "clinrl.runtime.forkserver"])):
+        folder = tmp_path / kind
+        shutil.copytree(dolls.built(), folder)
+        YAML(typ="safe").dump(dolls.PARAMS, folder / "params.yaml")
+        shutil.copyfile(Path(__file__).parents[2] / "dvc.yaml", folder / "dvc.yaml")
+        stages = " && ".join(f"{sys.executable} -m clinrl stage {stage}" for stage in STAGES)
+        env = {name: value for name, value in os.environ.items() if name != "DVC_STAGE"}
+        subprocess.run([*server, "bash", "-c", stages], cwd=folder, env=env, check=True)
+        found.append([dolls.files(folder / made) for made in map(paths.adapter, ("v1", "v2"))])
+    assert found[0] == found[1]
+    assert all(found[0])
 
 
 def test_within_a_fork_the_worker_is_a_fork_that_dies_with_it(monkeypatch, tmp_path):

@@ -140,8 +140,8 @@ def test_both_paths_give_the_same_loss_gradient_and_metrics(trainers, family, in
 
 
 @functools.cache
-def imitation() -> loss.CheckedSFTTrainer:
-    """A trainer of imitation of the tiny model."""
+def fine_tuning() -> loss.CheckedSFTTrainer:
+    """A trainer of supervised fine-tuning of the tiny model."""
     model, tokenizer = tiny("qwen3")
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     rows = Dataset.from_dict({"input_ids": [[1, 2]], "labels": [[1, 2]]})
@@ -165,7 +165,7 @@ def imitation() -> loss.CheckedSFTTrainer:
     split=st.booleans(),
 )
 def test_rows_of_like_length_give_the_loss_and_the_gradient_of_a_padded_batch(lengths, shown, together, split):
-    trainer = imitation()
+    trainer = fine_tuning()
     model, width = trainer.model, max(lengths) + 1
     mask = (torch.arange(width) <= torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(3, 200, mask.shape, generator=torch.Generator().manual_seed(sum(lengths))) * mask
@@ -173,7 +173,7 @@ def test_rows_of_like_length_give_the_loss_and_the_gradient_of_a_padded_batch(le
     batch["labels"][:, :shown] = -100
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = []
-    with mock.patch.object(scores, "TOGETHER", together):
+    with mock.patch.object(scores, "TAUGHT_TOGETHER", together):
         for way in (model, scores.ByLength(model, split)):
             read = way(**batch, use_cache=False, fused_lm_head=True)
             sums = [getattr(read, name).sum().item() for name in ("log_probs", "entropy", "is_top1", "label_mask")]
@@ -184,11 +184,11 @@ def test_rows_of_like_length_give_the_loss_and_the_gradient_of_a_padded_batch(le
 
 
 def test_rows_of_like_length_are_forwarded_without_what_the_longest_needs(monkeypatch):
-    model, forwarded = imitation().model, []
+    model, forwarded = fine_tuning().model, []
     backbone = model.get_base_model().model
     forward = backbone.forward
     monkeypatch.setattr(backbone, "forward", lambda *a, **k: forwarded.append(k["input_ids"].shape) or forward(*a, **k))
-    monkeypatch.setattr(scores, "TOGETHER", 20)
+    monkeypatch.setattr(scores, "TAUGHT_TOGETHER", 20)
     mask = (torch.arange(10) < torch.tensor([10, 2, 9, 3])[:, None]).long()
     labels = (mask * 7).masked_fill(torch.arange(10) < torch.tensor([5, 1, 8, 1])[:, None], -100)
     scores.ByLength(model)(input_ids=mask * 7, attention_mask=mask, labels=labels, fused_lm_head=True)

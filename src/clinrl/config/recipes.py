@@ -85,13 +85,13 @@ class Trainer(Section):
     on_alarm: Literal["stop", "warn"] = "stop"
     """stop: an alarm of that level ends the training. warn: it is printed, and the training goes on."""
     loss_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How the loss is computed. stock: by TRL, every row of a step, padded to the longest. shared: the same loss with
-    rows of like length together and, in GRPO, without rows that cannot change its gradient, and a group's prompt once;
-    if a check at the first step finds the gradient equal. In GRPO the logged entropy is that of the computed rows."""
+    """How the loss is computed. stock: by TRL, every row of a step, padded to the longest. shared: the same loss, with
+    rows of like length together; in GRPO without rows that cannot change its gradient, and a group's prompt once. The
+    first step compares both, and TRL's is taken if they differ. In GRPO the logged entropy is that of computed rows."""
     generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How completions are written, in training and in the version's exams. stock: by TRL and transformers. shared: by
-    these too, but no prompt is read twice, and completions that have ended are left out; tokens that are drawn are
-    others for the same seed."""
+    """How completions are written, in GRPO and in the version's exams. stock: by TRL and transformers. shared: by these
+    too, but no prompt is read twice, and completions that have ended are left out. Greedy tokens are the same but for
+    rounding; drawn tokens are others for the same seed."""
 
     def _divides(self, sequences: int, what: str) -> None:
         if self.micro_batch and sequences % self.micro_batch:

@@ -101,8 +101,11 @@ def _supervise(grace_s: float, command: list[str]) -> int:
         signal.signal(number, lambda number, _frame: received.append(number))
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))
     _adopt_orphans()
-    # The name is that of clinrl.runtime.starter, which this program, started without libraries, cannot import.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=os.environ | {"CLINRL_STARTER": str(os.getpid())})
+    # The names are those of clinrl.runtime.starter and forkserver: this program, without libraries, cannot import them.
+    # A fork of a server above is not below this process, so it could not follow it.
+    env = os.environ | {"CLINRL_STARTER": str(os.getpid())}
+    env.pop("CLINRL_FORKSERVER", None)
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
     threading.Thread(target=_end_with_starter, args=(grace_s,), daemon=True).start()
     code = 0
     while True:

@@ -1,9 +1,10 @@
 """Stages of a chain without the time of their imports: each is forked from a process that holds the libraries.
 
 `python -m clinrl.runtime.forkserver dvc repro ...` runs a command. A stage below it that trains or asks a model hands
-itself over: a fork of the server does its work, with the stage's files, folder, environment and standard streams, and
-the stage waits for the exit code. The server imports and forks, nothing else, so a fork is what a new process would
-be. A stage whose server has gone works by itself.
+itself over: a fork of the server does its work, in the stage's folder, with its environment and standard streams, and
+the stage waits for the exit code. The server imports and forks, nothing else, so a fork computes what a new process
+would. It has the code of the server's start, and functions for the end of Python (`atexit`) are not called. A stage
+whose server has gone works by itself. So do all where there is a GPU, which no fork can use.
 
 Ends follow each other: signals that a stage receives reach its fork; a fork whose stage has gone ends as one whose
 starter has gone (`clinrl.runtime.starter`); and the server ends with the command.
@@ -38,7 +39,7 @@ LIBRARIES = (
 CLI = "clinrl.cli.main"
 BEGUN = b"+"
 """A fork's first word. Its second, where it lives to say it, is its exit code."""
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, starter.GONE)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STREAMS = 3
 IS_FORK = False
 """Whether this process is a fork of the server."""
@@ -57,6 +58,8 @@ class Stage(BaseRequestHandler):
     def handle(self) -> None:
         """Read what is asked and do it. Does not return, so that nothing of the server goes on in the fork."""
         head, streams, _, _ = socket.recv_fds(self.request, 1 << 16, STREAMS)
+        if not head:  # it has gone while the server imported
+            return
         with self.request.makefile("rb") as rest:
             asked = json.loads(head if head.endswith(b"\n") else head + rest.readline())
         self.server.socket.close()  # else who asks after the server's end would wait for this fork
@@ -64,7 +67,8 @@ class Stage(BaseRequestHandler):
         os.setpgid(0, 0)  # the terminal's signals come by way of the stage alone
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
-            os.close(stream)
+            if stream >= STREAMS:
+                os.close(stream)
         os.environ.clear()
         os.environ.update(asked["environment"])
         del os.environ[SERVER]
@@ -78,8 +82,9 @@ class Stage(BaseRequestHandler):
 
     def _follow(self) -> None:
         """Pass on the signals that the stage received; end once it has gone."""
-        while number := self.request.recv(1):
-            os.kill(os.getpid(), number[0])
+        with suppress(OSError):
+            while number := self.request.recv(1):
+                os.kill(os.getpid(), number[0])
         starter.end()
 
 
@@ -88,10 +93,18 @@ class Fork:
 
     def __init__(self, program: Callable[[], int]) -> None:
         self.returncode: int | None = None
+        began, tell = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
         self.pid = os.fork()
         if not self.pid:
             os.setsid()
+            os.close(began)
+            os.close(tell)
             end_with(program)
+        os.close(tell)
+        os.read(began, 1)  # until the child is in its session, where signals to its group find it
+        os.close(began)
 
     def poll(self) -> int | None:
         """The exit code, minus a signal's number if that ended it; None while it runs."""
@@ -116,9 +129,13 @@ def end_with(program: Callable[[], int], say: Callable[[int], object] = lambda c
         code = program()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException as error:  # noqa: BLE001  as Python prints it at the end of a process
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
+        for number in (signal.SIGINT, starter.GONE):
+            signal.signal(number, signal.SIG_IGN)
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
@@ -143,12 +160,20 @@ def ask(words: Sequence[str]) -> int | None:
             return None
         if begun != BEGUN:
             return None
-        for number in FORWARDED:
-            signal.signal(number, lambda number, _frame: server.sendall(bytes([number])))
+
+        def forward(number: int, _frame: object) -> None:
+            with suppress(OSError):  # it has ended, and its exit code is on the way
+                server.sendall(bytes([number]))
+
+        before = {number: signal.signal(number, forward) for number in FORWARDED}
         code = b""
-        with suppress(OSError):
-            while part := server.recv(16):
-                code += part
+        try:
+            with suppress(OSError):
+                while part := server.recv(16):
+                    code += part
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
         return int(code) if code else 128 + signal.SIGKILL
 
 
@@ -181,12 +206,18 @@ def main(command: Sequence[str]) -> int:
 
 
 def serve(address: str) -> None:
-    """Import what stages need, then fork for each that asks, until standard input ends. Those that ask before wait."""
+    """Import what stages need, then fork for each that asks, until standard input ends. Those that ask before wait.
+
+    Ends where there is a GPU: bitsandbytes initialises CUDA when it is imported, and no fork can use it then.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Server(address, Stage) as server:
         threading.Thread(target=_end_with_input, daemon=True).start()
         for name in LIBRARIES:
             importlib.import_module(name)
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            return
         gc.freeze()  # a collection in a fork would copy what it shares with the server
         server.serve_forever()
 
@@ -197,10 +228,11 @@ def _end_with_input() -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] != ["--serve"]:
+        return main(arguments)
     determinism.pin()
-    if arguments[:1] == ["--serve"]:
-        serve(*arguments[1:])
-    return main(arguments)
+    serve(*arguments[1:])
+    return 0
 
 
 if __name__ == "__main__":

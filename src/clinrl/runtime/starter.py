@@ -40,7 +40,7 @@ def follow() -> None:
         return
     if not is_above(starter):
         raise Refused("whoever started this stage has ended, so it does not begin; give the same command again")
-    signal.signal(GONE, signal.default_int_handler)
+    signal.signal(GONE, _interrupt)
     watch(starter, end)
 
 
@@ -58,6 +58,11 @@ def watch(ancestor: int, gone: Callable[[], object]) -> None:
 def is_above(pid: int) -> bool:
     """Whether a process is an ancestor of this one. Who is killed loses its children at once, so it is not."""
     return pid in _ancestors()
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # an end that is told twice must not interrupt what the first began
+    raise KeyboardInterrupt
 
 
 def end() -> None:

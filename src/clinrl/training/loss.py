@@ -40,6 +40,8 @@ class Checked:
 
     loss_path: Literal["stock", "shared"] = "stock"
     """What the recipe asks for."""
+    least_loss: float
+    """What a gap of the loss is relative to, where the loss is smaller."""
     agrees: bool | None = None
     """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
     accelerator: Any
@@ -83,8 +85,10 @@ class Checked:
             self._metrics = logged
         if max(float(entry.abs().max()) for entry in gradients[0]) < CANCELLED:
             return None
-        # The loss of a group is near 0 by construction, so that 1, a normalised advantage, is its scale.
-        gaps = {LOSS_GAP: largest_gap(losses[0], losses[1], 1.0), GRADIENT_GAP: largest_gap(gradients[0], gradients[1])}
+        gaps = {
+            LOSS_GAP: largest_gap(losses[0], losses[1], self.least_loss),
+            GRADIENT_GAP: largest_gap(gradients[0], gradients[1]),
+        }
         for name, gap in gaps.items():
             self._metrics["train"][name].append(gap)
         allowed = BFLOAT16_TOLERANCE if self.args.bf16 or self.model.dtype is torch.bfloat16 else TOLERANCE
@@ -108,14 +112,15 @@ class Checked:
 
 
 class CheckedSFTTrainer(Checked, SFTTrainer):  # type: ignore[misc]  # TRL has no types
-    """TRL's trainer of imitation with a second way to its loss."""
+    """TRL's trainer of supervised fine-tuning with a second way to its loss."""
 
+    least_loss = 0.0
     _total_train_tokens: float
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         """The loss of a micro-batch, by the way that was found right."""
         compute = super().compute_loss
-        if self.loss_path == "stock":
+        if self.loss_path == "stock" or self.aux_loss_enabled:  # a mixture's second loss is of whole batches
             return compute(model, inputs, *arguments, **named)
         counted = self._total_train_tokens
         rows = ByLength(model, split=keeps_cache(self))
@@ -127,8 +132,9 @@ class CheckedSFTTrainer(Checked, SFTTrainer):  # type: ignore[misc]  # TRL has n
 class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has no types
     """TRL's trainer of GRPO with a second way to its loss, and to its completions."""
 
+    least_loss = 1.0  # a normalised advantage: the loss of a group is near 0 by construction
     generation_path: Literal["stock", "shared"] = "stock"
-    """The same for completions."""
+    """The same as `loss_path`, for completions."""
     _turn: Rows | None = None
     """What was read and written of the episodes of a step so far."""
 

@@ -15,8 +15,10 @@ from transformers import DynamicCache
 
 from clinrl.models.cache import distinct
 
-TOGETHER = 4096
+TOGETHER = 8192
 """Tokens that are scored together, padding included: longer batches are cut into rows of like length."""
+TAUGHT_TOGETHER = 2048
+"""The same in supervised fine-tuning, whose rows share no prompt: smaller parts have less padding and cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class LiveRows:
             return Scores(log_probs + zero, torch.full_like(log_probs, torch.nan))
         (ids, mask), rows = distinct(input_ids[places], attention_mask[places])
         by_length = mask[:, -length:].sum(1).argsort(stable=True)
-        parts = _parts(by_length, ids.size(1))
+        parts = _parts(by_length, ids.size(1), TOGETHER)
         scored = [self._part(ids[part], mask[part], length) for part in parts]
         order = by_length.argsort()[rows]
         log_p, entropy = (torch.cat(values)[order].float() for values in zip(*scored, strict=True))
@@ -105,8 +107,8 @@ def score(model: Any, ids: Tensor, mask: Tensor, length: int, *, share_prompts: 
 
 @dataclass(frozen=True)
 class ByLength:
-    """A causal language model, to be called by TRL's loss of imitation in its place, that computes rows of like length
-    together."""
+    """A causal language model, to be called by TRL's loss of supervised fine-tuning in its place, that computes rows of
+    like length together."""
 
     model: Any
     """With TRL's fused head, and PEFT around it or not."""
@@ -118,7 +120,7 @@ class ByLength:
         """What TRL reads of whole rows (B, T), padded on the right: the same values of each token, in one row and in
         another order."""
         found = []
-        for rows in _parts(attention_mask.sum(1).argsort(stable=True), input_ids.size(1)):
+        for rows in _parts(attention_mask.sum(1).argsort(stable=True), input_ids.size(1), TAUGHT_TOGETHER):
             used = attention_mask[rows].any(0)
             ids, mask, learned = (values[rows][:, used] for values in (input_ids, attention_mask, labels))
             start = int((learned != -100).any(0).float().argmax()) - 1  # where the first learned word is looked for
@@ -135,6 +137,6 @@ class ByLength:
         return SimpleNamespace(**{name: torch.cat([getattr(part, name).flatten() for part in found]) for name in read})
 
 
-def _parts(rows: Tensor, width: int) -> tuple[Tensor, ...]:
-    """Numbers of rows of so many tokens, in the parts that are computed together."""
-    return torch.split(rows, max(1, TOGETHER // width))
+def _parts(rows: Tensor, width: int, together: int) -> tuple[Tensor, ...]:
+    """Numbers of rows of `width` tokens, in the parts of at most so many tokens that are computed together."""
+    return torch.split(rows, max(1, together // width))
