@@ -29,15 +29,13 @@ def check(source: Path) -> None:
 
 def stage(source: Path, address: str) -> int:
     """Run the stage of dvc.yaml that has this address; its exit code. Raises ParamsError for another."""
-    if address != stages.FIRST and stages.command_of(address)[0] in HEAVY:
-        words = ["stage", address, "--params", str(source)]
-        if (code := forkserver.ask(words)) is not None:
-            return code
+    command, name = (address, "") if address == stages.FIRST else stages.command_of(address)
+    if command in HEAVY and (code := forkserver.ask(["stage", address, "--params", str(source)])) is not None:
+        return code
     _guard()
     if address == stages.FIRST:
         stages.prove(source)
         return 0
-    command, name = stages.command_of(address)
     params = load_params(source)
     check_name(params, name, command, kind="COMPARISON" if command == "compare" else "")
     make(params, source, command, name)
