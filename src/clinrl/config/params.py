@@ -66,6 +66,8 @@ class Params(Section):
             check_known(f"{at}.task", task, task_names(), "a task")
             check_known(f"{at}.mix", dataset.mix, get_task(task).checks.mixes, f"a mix of {task}")
             check_all(f"{at}.emphasis", dataset.emphasis, get_task(task).checks.rules, f"a rule of {task}")
+            if dataset.edition:
+                check_known(f"{at}.edition", dataset.edition, get_task(task).checks.editions, f"an edition of {task}")
         for name, source in self.imports.items():
             check_known(f"imports.{name}.task", source.task, task_names(), "a task")
             if name in self.datasets:

@@ -46,6 +46,8 @@ class DatasetSpec(DataSpec):
     """Number of distinct cases, at most a million: more would be drawn for days."""
     seed: Seed
     """Seed of the draw, 0 to 2^32 - 1."""
+    edition: str = ""
+    """The edition of the guideline that labels the cases, of those that the task has; empty: the newest."""
     emphasis: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Rule to how many times as often it decides a case as the mix has it, above 0; rules not named: once."""
 

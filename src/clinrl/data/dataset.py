@@ -52,7 +52,8 @@ def stage(params: "Params", name: str) -> None:
     with artifacts.exclusive(target), artifacts.staged(target) as folder:
         written = 0
         with (folder / paths.CASES_FILE).open("w", encoding="utf-8") as stream, progress(name, spec.cases) as advance:
-            drawn = task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis)
+            edition = {"edition": spec.edition} if spec.edition else {}
+            drawn = task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis, **edition)
             for case in drawn:
                 stream.write(artifacts.canonical_json(case.model_dump(mode="json")) + "\n")
                 written += 1

@@ -108,7 +108,8 @@ class Task(ABC):
     ) -> Iterator[AnyCase]:
         """`n` distinct cases of one pool, lazily, the same for the same arguments in any process.
 
-        `emphasis`: rule to how many times as often it decides a case as it does in the mix.
+        `emphasis`: rule to how many times as often it decides a case as it does in the mix. A task with
+        `checks.editions` takes `edition` too, one of these, or "" for the newest.
         """
 
     @abstractmethod

@@ -99,6 +99,8 @@ class Checks:
     """Ids of the rules that decide labels; the names that `omit` may use."""
     mixes: tuple[str, ...] = ("natural",)
     """Names of the class mixes that `Task.cases` can draw; a served model's example is drawn from the first."""
+    editions: tuple[str, ...] = ()
+    """Editions of the guideline that a data set may be labelled by; empty: there is one."""
     text: str = "text"
     """The column of `Task.row` that holds what the model reads about a case."""
     share: str = "share"

@@ -6,13 +6,14 @@ from typing import Any
 
 from clinrl.tasks.base import Task
 from clinrl.tasks.esi import answer, metrics, rewards, triggers
-from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of
+from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of, retold
+from clinrl.tasks.esi.complaints import HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
 from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.published import PUBLISHED
-from clinrl.tasks.esi.rules import RULE_IDS, Presentation, decide
+from clinrl.tasks.esi.rules import EDITIONS, RULE_IDS, Presentation, decide
 from clinrl.tasks.parts import Checks, Expect, Improvement, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable
@@ -30,6 +31,19 @@ def age_band(years: float | None) -> str:
 def _patient(case: EsiCase) -> Presentation | ImportedKey:
     """What was found out about the patient, under the same names for drawn and imported cases."""
     return case.key if isinstance(case.key, ImportedKey) else case.key.presentation
+
+
+def _labelled_alike(case: EsiCase) -> str:
+    """Whether the handbook's edition matters to a case."""
+    if isinstance(case.key, ImportedKey):
+        return "unknown"
+    levels = {decide(case.key.presentation, edition=edition).level for edition in EDITIONS}
+    return "one level in v4 and v5" if len(levels) == 1 else "v4 and v5 differ"
+
+
+def _family(case: EsiCase) -> str:
+    """Whether training data has the complaint."""
+    return "complaint not in training" if case.group.split("/")[0] in HELD_OUT else "complaint in training"
 
 
 POLICIES = lazy_policies(
@@ -53,15 +67,33 @@ class Esi(Task):
     """Emergency Severity Index triage. Level 1 is the most urgent: under-triage means predicted level > gold level."""
 
     name = "esi"
-    version = 1
+    version = 2
     Case = EsiCase
     Reward = rewards.Reward
     labels = LEVELS
     metrics = metrics.METRICS
     reporting = Reporting(
-        headline=("exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", "no_parse", "clipped"),
-        row_metrics=("exact", "adjacent", "dangerous"),
-        external=("exact", "adjacent", "under_triage", "over_triage", "dangerous", "kappa", "no_parse"),
+        headline=(
+            "critical_under",
+            "exact",
+            "adjacent",
+            "dangerous",
+            "high_risk_sensitivity",
+            "kappa",
+            "no_parse",
+            "clipped",
+        ),
+        row_metrics=("exact", "critical_under", "adjacent", "dangerous"),
+        external=(
+            "exact",
+            "adjacent",
+            "under_triage",
+            "over_triage",
+            "critical_under",
+            "dangerous",
+            "kappa",
+            "no_parse",
+        ),
         approval=("exact", "critical_under", "dangerous"),
         slices=MappingProxyType(
             {
@@ -69,10 +101,18 @@ class Esi(Task):
                 "level": lambda case: f"level_{case.key.level}",
                 "age": lambda case: age_band(_patient(case).age_years),
                 "boundary": lambda case: case.key.boundary or "none",
+                "family": _family,
+                "edition": _labelled_alike,
+            }
+        ),
+        variants=MappingProxyType(
+            {
+                "words_of_training": lambda case: retold(case, "training"),
+                "words_never_read": lambda case: retold(case, "unseen"),
             }
         ),
     )
-    safety = Safety(metric="dangerous", errors="dangerous errors", answer="level")
+    safety = Safety(metric="critical_under", errors="critical patients under-triaged", answer="level")
     improvement = Improvement(
         triggers=MappingProxyType(
             {
@@ -87,6 +127,7 @@ class Esi(Task):
     checks = Checks(
         rules=RULE_IDS,
         mixes=tuple(MIXES),
+        editions=EDITIONS,
         text="narrative",
         share="share_level",
         expectations=(
@@ -148,12 +189,14 @@ class Esi(Task):
         if isinstance(case.key, ImportedKey):
             return ()
         rule = case.key.rule
-        changed = decide(case.key.presentation, omit=frozenset({rule})).level != case.key.level
+        less = decide(case.key.presentation, edition=case.key.edition, omit=frozenset({rule}))
+        changed = less.level != case.key.level
         return (rule,) if changed else ()
 
     def relabel(self, case: EsiCase) -> int:
         """The level that the rules give the latent facts now. An imported level is a person's and stays."""
-        return case.key.level if isinstance(case.key, ImportedKey) else decide(case.key.presentation).level
+        key = case.key
+        return key.level if isinstance(key, ImportedKey) else decide(key.presentation, edition=key.edition).level
 
     def row(self, case: EsiCase) -> dict[str, Any]:
         """A flat row for the table of expectations. Vital signs are None when not measured."""

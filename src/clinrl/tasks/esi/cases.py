@@ -2,7 +2,8 @@
 
 The label never comes from text. A case is drawn from a template: complaint × target rule × frame (opening and order of
 sentences). The hash of the template's name gives its pool for good, so paraphrases of one template never cross from
-training into an exam.
+training into an exam. Neither do words: training data has its own, and exams are written in words that the base alone
+has read. The same patients are drawn whatever the handbook's edition, which labels them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,20 +16,28 @@ from pydantic import BeforeValidator, Field
 
 from clinrl.tasks import importing
 from clinrl.tasks.base import content_id, pool_by_hash
+from clinrl.tasks.esi.complaints import COMPLAINTS, HELD_OUT, Complaint
 from clinrl.tasks.esi.imported import ImportedKey
-from clinrl.tasks.esi.narrative import OPENINGS, ORDERS, narrative
-from clinrl.tasks.esi.phrases import COMPLAINTS, CUES, FINDINGS, Complaint
+from clinrl.tasks.esi.narrative import OPENINGS, ORDERS, SILENT, narrative
 from clinrl.tasks.esi.rules import (
+    CHILD_FEVER,
     DANGER_VITALS,
+    EDITIONS,
+    FINDING_IDS,
     RESOURCE_WEIGHT,
+    RESOURCES,
     RULES,
     SEXES,
+    SICKLE_CRISIS,
     Decision,
+    Edition,
+    Finding,
     Presentation,
     Resource,
     decide,
 )
 from clinrl.tasks.esi.vitals import vitals
+from clinrl.tasks.esi.words import Readers
 from clinrl.types import Case, Pool, Strict
 
 
@@ -42,6 +51,12 @@ class EsiKey(Strict):
     """What only the scorer may see."""
 
     presentation: Presentation
+    edition: Edition
+    """Of the handbook by which the case is labelled."""
+    denied: tuple[Finding, ...]
+    """What the note says that the patient does not have."""
+    seed: int
+    """Of the wording: with the template and the facts, it gives the note in anybody's words (`retold`)."""
     level: int = Field(ge=1, le=5)
     rule: str
     """The rule that decided, or `resources_none`, `resources_one`, `resources_many`."""
@@ -69,26 +84,31 @@ MIXES: Mapping[str, Mapping[int, float]] = {
 """Class shares by level: "natural" is close to an emergency department's (MIMIC-like, unverified), "reporting" to
 MIETIC-36's; in "balanced", repeated cases of one level soon dominate."""
 
+READERS: Mapping[Pool, Readers] = {"base": "base", "train": "training", "mine": "base_only", "exam": "base_only"}
+"""Whose words the notes of a pool are written in."""
+
 POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
 """Percentage of templates in each pool."""
 
 CELLS: Mapping[int, Mapping[str, float]] = {
     1: {
-        "done_intervention": 0.40, "unresponsive": 0.08, "active_seizure": 0.08, "respiratory_failure": 0.10,
-        "shock": 0.10, "anaphylaxis": 0.06, "overdose_depression": 0.06, "major_bleeding": 0.08, "cardiac_arrest": 0.04,
+        "done_intervention": 0.20, "unresponsive": 0.10, "active_seizure": 0.10, "respiratory_failure": 0.14,
+        "shock": 0.14, "anaphylaxis": 0.08, "overdose_depression": 0.07, "major_bleeding": 0.10, "cardiac_arrest": 0.07,
     },
     2: {
-        "severe_pain": 0.24, "open_injury": 0.20, DANGER_VITALS: 0.12, "acs": 0.05, "stroke_signs": 0.05,
-        "thunderclap": 0.03, "new_confusion": 0.05, "breathing_distress": 0.04, "suspected_sepsis": 0.05,
-        "immunosuppressed_fever": 0.03, "infant_fever": 0.02, "ectopic": 0.02, "torsion": 0.02, "suicidal": 0.03,
-        "overdose": 0.02, "high_fall": 0.02, "limb_threat": 0.03, "vision_loss": 0.02,
+        DANGER_VITALS: 0.30, "severe_pain": 0.11, "open_injury": 0.07, "acs": 0.05, "stroke_signs": 0.05,
+        "thunderclap": 0.02, "new_confusion": 0.04, "breathing_distress": 0.04, "suspected_sepsis": 0.04,
+        "immunosuppressed_fever": 0.02, "infant_fever": 0.03, "ectopic": 0.02, "pregnancy_emergency": 0.02,
+        "torsion": 0.01, "suicidal": 0.03, "dangerous_behaviour": 0.02, "assaulted": 0.02, "overdose": 0.01,
+        "high_fall": 0.02, "limb_threat": 0.02, "vision_loss": 0.01, "chemical_eye": 0.01, "major_burn": 0.01,
+        "sickle_crisis": 0.01, "hypotension": 0.01, "extreme_temperature": 0.01,
     },
-    3: {"resources_many": 1.0},
+    3: {"resources_many": 0.95, CHILD_FEVER: 0.05},
     4: {"resources_one": 1.0},
     5: {"resources_none": 1.0},
 }  # fmt: skip
-"""What decides within each level, with weights. Intervention done, severe pain and open injury are common, as in the
-published error analysis."""
+"""What decides within each level by the fifth edition, with weights. Danger vitals are the most common reason for a
+level 2, and may stand beside any number of resources."""
 
 DECIDED_AT_A_OR_B: frozenset[str] = frozenset(rule.id for rule in RULES)
 """Cells that a rule of point A or B decides, so that any pain score leaves them where they are."""
@@ -97,7 +117,7 @@ RULE_FINDINGS: Mapping[str, tuple[str, ...]] = {
     "done_intervention": ("intubated", "chest_tube", "central_line"),
     "unresponsive": ("unresponsive",),
     "active_seizure": ("seizing",),
-    "respiratory_failure": ("distress",),
+    "respiratory_failure": ("distress", "slow_breathing"),
     "shock": ("hypoperfusion",),
     "anaphylaxis": ("anaphylaxis",),
     "overdose_depression": ("overdose",),
@@ -110,10 +130,19 @@ RULE_FINDINGS: Mapping[str, tuple[str, ...]] = {
 }
 """The findings that a rule needs one of, where it is not the rule's own id."""
 
-EVERYBODY: tuple[str, ...] = (
+EVERYBODY: tuple[Finding, ...] = (
     "unresponsive", "hypoperfusion", "major_bleeding", "intubated", "chest_tube", "central_line", "distress", "seizing",
+    "slow_breathing",
 )  # fmt: skip
-"""Findings that any patient may have or deny, whatever the complaint."""
+"""Findings that any patient whose complaint is not minor may have, and anybody deny."""
+
+DENIED_FOR_THE_SILENT: tuple[Finding, ...] = (
+    "chest_tube",
+    "central_line",
+    "major_bleeding",
+    "open_fracture",
+    "penetrating",
+)
 
 
 def pool_of(group: str) -> Pool:
@@ -123,18 +152,26 @@ def pool_of(group: str) -> Pool:
     """
     if (named := importing.pool_of(group)) is not None:
         return named
-    return pool_by_hash(group, POOL_SHARE)
+    pool = pool_by_hash(group, POOL_SHARE)
+    return "base" if pool == "train" and group.split("/")[0] in HELD_OUT else pool
 
 
 _pool_of_template = cache(pool_of)  # the number of templates is fixed, so the cache is bounded
 
 
 def cases(
-    n: int, seed: int, *, pool: Pool, mix: str, emphasis: Mapping[str, float] = MappingProxyType({})
+    n: int,
+    seed: int,
+    *,
+    pool: Pool,
+    mix: str,
+    emphasis: Mapping[str, float] = MappingProxyType({}),
+    edition: str = "",
 ) -> Iterator[EsiCase]:
     """`n` distinct cases of a pool. Ambiguous cases occur in the base and training pools only, flagged.
 
-    `emphasis` multiplies how often a rule decides, within its level and hence for the level too.
+    `emphasis` multiplies how often a rule decides, within its level and hence for the level too. `edition` labels the
+    cases; by default that is v5, and either by chance in the base pool, as a base has read both.
 
     Memory: one 8-byte entry a case would grow with n, so distinctness rests on the draw: vital signs, age and wording
     give a template more than a billion texts, and validation refuses the data set that repeats one all the same.
@@ -144,12 +181,27 @@ def cases(
     weights = [share * (sum(cells[level].values()) / sum(CELLS[level].values())) for level, share in MIXES[mix].items()]
     for _ in range(n):
         level = rng.choices(tuple(MIXES[mix]), weights)[0]
-        while (case := _draw(rng, level, cells[level], pool)) is None:
+        while (case := _draw(rng, level, cells[level], pool, edition)) is None:
             pass
         yield case
 
 
-def _draw(rng: Random, level: int, cells: Mapping[str, float], pool: Pool) -> EsiCase | None:
+def retold(case: EsiCase, readers: Readers) -> EsiCase | None:
+    """The same patient in other words, with the same id and label; None for an imported case."""
+    if isinstance(case.key, ImportedKey):
+        return None
+    return case.model_copy(update={"facts": _facts(case.group, case.key, readers)})
+
+
+def _facts(group: str, key: EsiKey, readers: Readers) -> EsiFacts:
+    name, _, frame = group.split("/")
+    complaint = next(complaint for complaint in COMPLAINTS if complaint.id == name)
+    rng = Random(f"esi-words/{key.seed}")
+    opening, order = OPENINGS[int(frame[0])], frame[1:]
+    return EsiFacts(narrative=narrative(rng, complaint, key.presentation, key.denied, opening, order, readers))
+
+
+def _draw(rng: Random, level: int, cells: Mapping[str, float], pool: Pool, edition: str) -> EsiCase | None:
     cell = rng.choices(tuple(cells), tuple(cells.values()))[0]
     complaint = rng.choice(_fitting(cell))
     opening, order = rng.randrange(len(OPENINGS)), rng.randrange(len(ORDERS))
@@ -157,18 +209,24 @@ def _draw(rng: Random, level: int, cells: Mapping[str, float], pool: Pool) -> Es
     if _pool_of_template(group) != pool:
         return None
     patient, denied = _patient(rng, complaint, cell)
-    decision = decide(patient)
-    wrong_cell = decision.rule != cell or decision.level != level
-    if wrong_cell or (decision.ambiguous and pool in ("mine", "exam")):
+    aimed = decide(patient)
+    if (aimed.rule, aimed.level) != (cell, level) or (aimed.ambiguous and pool in ("mine", "exam")):
         return None
-    facts = EsiFacts(narrative=narrative(rng, complaint, patient, denied, OPENINGS[opening], ORDERS[order]))
+    labelled_by: Edition = next(
+        (known for known in EDITIONS if known == edition), rng.choice(EDITIONS) if pool == "base" else "v5"
+    )
+    decision = decide(patient, edition=labelled_by)
     key = EsiKey(
         presentation=patient,
-        level=level,
-        rule=cell,
-        boundary=_boundary(patient, decision, denied),
+        edition=labelled_by,
+        denied=denied,
+        seed=rng.getrandbits(48),
+        level=decision.level,
+        rule=decision.rule,
+        boundary=_boundary(patient, decision, denied, labelled_by),
         ambiguous=decision.ambiguous,
     )
+    facts = _facts(group, key, READERS[pool])
     return EsiCase(id=content_id("esi", facts, key), group=group, facts=facts, key=key)
 
 
@@ -176,14 +234,24 @@ def _draw(rng: Random, level: int, cells: Mapping[str, float], pool: Pool) -> Es
 def _fitting(cell: str) -> tuple[Complaint, ...]:
     """The complaints that a cell may occur with."""
     findings = RULE_FINDINGS.get(cell, (cell,))
+    dying = cell in CELLS[1]
 
     def fits(c: Complaint) -> bool:
-        if cell.startswith("resources") or cell in (DANGER_VITALS, "done_intervention"):
+        if (c.id == SICKLE_CRISIS) != (cell == "sickle_crisis") and not dying:
+            return False
+        if c.minor and (dying or cell in (DANGER_VITALS, "hypotension", "extreme_temperature")):
+            return False
+        if cell in (DANGER_VITALS, "hypotension", "extreme_temperature", "done_intervention", "sickle_crisis"):
+            return True
+        if cell.startswith("resources"):
             return cell != "resources_none" or not c.needs
         if cell == "severe_pain":
             return c.site == "visceral"
-        if cell == "infant_fever":
-            return c.ages[0] < 0.2
+        if cell in ("infant_fever", CHILD_FEVER):
+            return (
+                c.ages[0] < (0.2 if cell == "infant_fever" else 1.5)
+                and sum(RESOURCE_WEIGHT.get(k, 1) for k in c.needs) < 2
+            )
         if cell == "overdose_depression":
             return "overdose" in c.flags
         if cell in ("open_injury", "breathing_distress", "immunosuppressed_fever") or findings[0] not in EVERYBODY:
@@ -193,13 +261,15 @@ def _fitting(cell: str) -> tuple[Complaint, ...]:
     return tuple(c for c in COMPLAINTS if fits(c))
 
 
-def _patient(rng: Random, complaint: Complaint, cell: str) -> tuple[Presentation, tuple[str, ...]]:
+def _patient(rng: Random, complaint: Complaint, cell: str) -> tuple[Presentation, tuple[Finding, ...]]:
     """Latent facts aimed at a cell, and the findings that the narrative denies."""
     age = _age(rng, complaint, cell)
     findings = _findings(rng, complaint, cell)
-    denied = _denied(rng, complaint, findings)
     signs = vitals(rng, age, cell)
-    pain = _pain(rng, complaint, cell)
+    pain = None if not SILENT.isdisjoint(findings) else _pain(rng, complaint, cell)
+    if pain is not None and pain >= 7 and complaint.site == "visceral" and cell not in DECIDED_AT_A_OR_B:
+        findings.add("comfortable")
+    denied = _denied(rng, complaint, findings, pain)
     patient = Presentation(
         age_years=age,
         sex=rng.choice(SEXES) if complaint.sex is None else complaint.sex,
@@ -217,38 +287,54 @@ def _age(rng: Random, complaint: Complaint, cell: str) -> float:
     low, high = complaint.ages
     if cell == "infant_fever":
         return rng.randint(7, 88) / 365
+    if cell == CHILD_FEVER:
+        return round(rng.uniform(max(low, 0.3), 2.9), 2)
     if low < 12 and rng.random() < 0.3:
         young = rng.uniform(max(low, 0.08), 12)
         return round(young, 2) if young < 2 else float(int(young))
     return float(rng.randint(int(max(low, 12)), int(high)))
 
 
-def _findings(rng: Random, complaint: Complaint, cell: str) -> set[str]:
+def _findings(rng: Random, complaint: Complaint, cell: str) -> set[Finding]:
     """The finding that the cell needs, if any; a done intervention may come with what it was done for."""
-    findings = set()
+    findings: set[Finding] = set()
     if cell in RULE_FINDINGS:
         possible = {*complaint.flags, *EVERYBODY, "arrest"}
         findings.add(rng.choice([finding for finding in RULE_FINDINGS[cell] if finding in possible]))
-    elif cell in FINDINGS:
+    elif cell in FINDING_IDS:
         findings.add(cell)
     if cell == "done_intervention" and rng.random() < 0.35 and complaint.flags:
-        findings.add(rng.choice([flag for flag in complaint.flags if flag != "anaphylaxis"] or ["distress"]))
+        findings.add(
+            rng.choice([flag for flag in complaint.flags if flag not in ("anaphylaxis", "suicidal")] or ["distress"])
+        )
     return findings
 
 
-def _denied(rng: Random, complaint: Complaint, findings: set[str]) -> tuple[str, ...]:
-    """Up to three findings that the patient does not have. What the complaint shares with everybody is listed twice."""
-    listed = (*complaint.flags, *EVERYBODY, "open_fracture", "penetrating")
-    candidates = [finding for finding in listed if finding not in findings and finding != "immunosuppressed"]
-    return tuple(dict.fromkeys(rng.sample(candidates, rng.choices((0, 1, 2, 3), (2, 4, 4, 2))[0])))
+def _denied(rng: Random, complaint: Complaint, findings: set[Finding], pain: int | None) -> tuple[Finding, ...]:
+    """Up to three findings that the patient does not have. Those of the complaint come up most."""
+    listed = (
+        (*complaint.flags * 3, *EVERYBODY, "open_fracture", "penetrating")
+        if SILENT.isdisjoint(findings)
+        else DENIED_FOR_THE_SILENT
+    )
+    candidates = [finding for finding in listed if finding not in findings]
+    denied = list(
+        dict.fromkeys(rng.sample(candidates, min(len(candidates), rng.choices((0, 1, 2, 3), (2, 4, 4, 2))[0])))
+    )
+    if pain is not None and pain >= 7 and "comfortable" not in findings and rng.random() < 0.5:
+        denied.append("comfortable")
+    return tuple(denied)
 
 
 def _pain(rng: Random, complaint: Complaint, cell: str) -> int | None:
-    """A score that decides only if the cell is severe pain; isolated limb pain decides nothing at any score."""
+    """A score that decides only if the cell is severe pain.
+
+    Isolated limb pain decides nothing at any score, and a high one of somebody who looks at ease neither.
+    """
     if cell == "severe_pain":
         return rng.randint(7, 10)
     if complaint.site == "visceral" and rng.random() < 0.8:
-        return rng.randint(0, 10) if cell in DECIDED_AT_A_OR_B else rng.randint(1, 6)
+        return rng.randint(0, 10) if cell in DECIDED_AT_A_OR_B or rng.random() < 0.2 else rng.randint(1, 6)
     if complaint.site == "limb" and rng.random() < 0.8:
         return rng.randint(1, 10)
     return None
@@ -259,11 +345,14 @@ def _resources(rng: Random, complaint: Complaint, cell: str) -> tuple[Resource, 
 
     For other cells any number, and one often, so that missing the rule shows.
     """
-    if cell == "resources_none":
+    if cell in ("resources_none", "cardiac_arrest"):
         return ()
-    target = {"resources_one": 1, "resources_many": 2}.get(cell) or rng.choices((1, 2, 3), (5, 4, 1))[0]
+    few = cell == CHILD_FEVER
+    target = {"resources_one": 1, "resources_many": 2}.get(cell) or rng.choices(
+        (0, 1, 2, 3), (2, 5, 0 if few else 3, 0 if few else 1)
+    )[0]
     kinds: list[Resource] = list(complaint.needs)
-    others = [kind for kind in CUES if kind not in kinds]
+    others = [kind for kind in RESOURCES if kind not in kinds]
     rng.shuffle(others)
     if target == 1 and kinds:
         return tuple(sorted(kinds))
@@ -278,15 +367,18 @@ def _resources(rng: Random, complaint: Complaint, cell: str) -> tuple[Resource, 
     return tuple(sorted(kinds))
 
 
-def _boundary(p: Presentation, decision: Decision, denied: tuple[str, ...]) -> str:
+def _boundary(p: Presentation, decision: Decision, denied: tuple[Finding, ...], edition: Edition) -> str:
     """The nearest neighbouring level that one changed fact would give.
 
     The fact is the deciding rule gone, a denied finding true, or one resource more or less.
     """
     if decision.point != "C":
-        other = decide(p, omit=frozenset({decision.rule})).level
+        other = decide(p, edition=edition, omit=frozenset({decision.rule})).level
     else:
-        flipped = (decide(p.model_copy(update={"findings": tuple(sorted({*p.findings, f}))})).level for f in denied)
+        told = (
+            p.model_copy(update={"findings": tuple(sorted({*p.findings, f}))}) for f in denied if f != "comfortable"
+        )
+        flipped = (decide(other, edition=edition).level for other in told)
         other = max((level for level in flipped if level < decision.level), default=0)
         if decision.level - other != 1:
             other = {3: 4, 4: 5, 5: 4}[decision.level]

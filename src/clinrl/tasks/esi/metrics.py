@@ -3,7 +3,8 @@
 ESI 1 is the most urgent level, so under-triage (less urgent than the truth) is `predicted > gold`. An unreadable
 answer is a wrong answer: it stays in every denominator, and `exact`, `adjacent`, `high_risk_sensitivity` and the
 recalls count it as a miss. It is no mistriage though, since it names no level: under-triage, over-triage and the
-errors built on them count readable answers only, and the unreadable share is reported by its own name. Hence
+errors built on them count readable answers only (but `critical_under`, which silence on a critical patient counts
+for), and the unreadable share is reported by its own name. Hence
 exact + under_triage + over_triage + unreadable = 1 and adjacent + two_level_error + unreadable = 1.
 
 Under- and over-triage as shares of all cases follow the mistriage definition of Sax et al., JAMA Netw Open 2023
@@ -58,11 +59,11 @@ def two_level_error(gold: int, answer: Answer) -> bool:
 
 
 def critical_under(gold: int, answer: Answer) -> bool:
-    """A patient of level 1 or 2 rated less urgent than that. Share of all cases, not only of levels 1 and 2.
+    """A patient of level 1 or 2 rated less urgent than that, or not rated at all. Share of all cases.
 
-    Stricter than `dangerous` at the urgent end: gold 1 answered 2 counts here.
+    Stricter than `dangerous` at the urgent end: gold 1 answered 2 counts here, and so does silence.
     """
-    return gold in HIGH_RISK and under_triage(gold, answer)
+    return gold in HIGH_RISK and (isinstance(answer, Unreadable) or under_triage(gold, answer))
 
 
 def high_risk_sensitivity(gold: int, answer: Answer) -> bool | None:

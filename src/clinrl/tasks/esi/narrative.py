@@ -4,132 +4,166 @@ Everything that the facts hold is said, and nothing else, apart from what is den
 order in which numbers are drawn is part of the task's version: another order gives other texts.
 """
 
+import re
 from collections.abc import Iterable
 from random import Random
 
-from clinrl.tasks.esi.phrases import (
-    ARRIVAL,
-    BYSTANDER,
-    CHILD_HISTORY,
-    CUES,
-    FINDINGS,
-    HISTORY,
-    INFANT_ARRIVAL,
-    NOT_RESOURCES,
-    ONSET,
-    Complaint,
-)
-from clinrl.tasks.esi.rules import Presentation
+from clinrl.tasks.esi.complaints import Complaint
+from clinrl.tasks.esi.rules import Finding, Presentation
+from clinrl.tasks.esi.words import Readers, wordings
 
 OPENINGS: tuple[str, ...] = (
-    "{age} {sex} {arrival} with {complaint} {onset}.",
-    "{arrival_cap}: {age} {sex}, {complaint} {onset}.",
-    "{complaint_cap} {onset} in a {age} {sex} who {arrival}.",
-    "{age} {sex}. {complaint_cap} {onset}. {arrival_cap}.",
-    "Triage: {age} {sex}, {complaint} {onset}, {arrival}.",
-    "{sex_cap}, {age}, {arrival} because of {complaint} {onset}.",
+    "{who} {arrival} with {complaint} {onset}",
+    "{arrival}: {who}, {complaint} {onset}",
+    "{complaint} {onset} in a {who} who {arrival}",
+    "{who}. {complaint} {onset}. {arrival}",
+    "triage: {who}, {complaint} {onset}, {arrival}",
+    "{who}, {arrival} because of {complaint} {onset}",
 )
-ORDERS: tuple[str, ...] = ("FHVPRD", "VPFDHR", "HFDRPV", "FDVRPH")
-"""Order of the parts after the opening: Findings, History, Vital signs, Pain, Resource cues, Denials."""
+ORDERS: tuple[str, ...] = ("FHVPRDC", "VPFDHCR", "HFDCRPV", "FDVRCPH", "CVFPDRH")
+"""Order of the parts after the opening: Findings, History, Vital signs, Pain, Resource cues, Denials, Context."""
+MISTYPED_SHARE = 0.15
+"""Of notes, those with one to three typing errors."""
+TELEGRAM_SHARE = 0.25
+"""Of notes, those without capitals, their clauses set apart by semicolons."""
+WALKS, BROUGHT, AMBULANCE = "arrival/walking", "arrival/brought", "arrival/ambulance"
+NOBODY_WALKS: frozenset[Finding] = frozenset(
+    {
+        "arrest", "unresponsive", "seizing", "slow_breathing", "hypoperfusion", "intubated", "chest_tube",
+        "central_line", "major_bleeding", "open_fracture", "high_fall", "dangerous_behaviour", "major_burn",
+    }
+)  # fmt: skip
+"""Findings of patients who are brought."""
+SILENT: frozenset[Finding] = frozenset({"arrest", "unresponsive", "seizing", "slow_breathing", "intubated"})
+"""Findings of patients who tell nothing: no pain score, no story, no denial that one would have to ask for."""
+_LONG_WORD = re.compile(r"[a-z]{5,}")
 
 
 def narrative(
-    rng: Random, complaint: Complaint, p: Presentation, denied: tuple[str, ...], opening: str, order: str
+    rng: Random,
+    complaint: Complaint,
+    p: Presentation,
+    denied: tuple[Finding, ...],
+    opening: str,
+    order: str,
+    readers: Readers,
 ) -> str:
-    """The note on one patient.
+    """The note on one patient, in the words of `readers`.
 
-    `denied` are ids of findings that the note says do not hold; `opening` is one of `OPENINGS`, `order` of `ORDERS`.
+    `denied` are findings that the note says do not hold; `opening` is one of `OPENINGS`, `order` of `ORDERS`.
     """
-    phrase = rng.choice(complaint.says)
-    arrival = rng.choice(ARRIVAL if p.age_years >= 2 else INFANT_ARRIVAL)
-    sex = _sex_word(rng, p)
-    text = opening.format(
-        age=_age_words(rng, p.age_years), sex=sex, sex_cap=sex.capitalize(), arrival=arrival, arrival_cap=_cap(arrival),
-        complaint=phrase, complaint_cap=_cap(phrase), onset=rng.choice(ONSET),
+
+    def pick(item: str) -> str:
+        return rng.choice(wordings(item, readers))
+
+    first = opening.format(
+        who=_who(rng, p, readers), arrival=pick(_arrival(rng, p)), complaint=pick(f"complaints/{complaint.id}/says"),
+        onset=pick("onset/says"),
     )  # fmt: skip
     parts = {
-        "F": _sentences(rng.choice(FINDINGS[finding].yes) for finding in p.findings),
-        "H": _history(rng, p),
-        "V": _vital_words(rng, p),
-        "P": _pain_words(rng, p),
-        "R": _cue_words(rng, complaint, p),
-        "D": _sentences(rng.choice(FINDINGS[finding].no) for finding in denied),
+        "F": [pick(f"findings/{finding}/yes") for finding in p.findings],
+        "H": _history(rng, p, readers),
+        "V": _vital_words(rng, p, readers),
+        "P": [pick("styles/pain").format(p.pain) if p.pain else pick("styles/no_pain")] if p.pain is not None else [],
+        "R": _cue_words(rng, complaint, p, readers),
+        "D": [pick(f"findings/{finding}/no") for finding in denied],
+        "C": _context(rng, p, readers) if SILENT.isdisjoint(p.findings) else [],
     }
-    return " ".join([_cap(text), *(parts[part] for part in order if parts[part])])
+    if "arrest" in p.findings:
+        parts["R"] = []  # a crew that resuscitates plans nothing else
+    clauses = [*first.split(". "), *(clause for part in order for clause in parts[part])]
+    if rng.random() < MISTYPED_SHARE:
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randrange(len(clauses))
+            clauses[place] = _mistyped(rng, clauses[place])
+    if rng.random() < TELEGRAM_SHARE:
+        return "; ".join(clauses)
+    return " ".join(_sentences(clauses))
 
 
-def _cap(text: str) -> str:
-    """The first letter raised and the rest kept, unlike `str.capitalize`."""
-    return text[0].upper() + text[1:]
+def _sentences(clauses: Iterable[str]) -> list[str]:
+    """Each clause with its first letter raised and a full stop."""
+    return [f"{clause[0].upper()}{clause[1:]}." for clause in clauses]
 
 
-def _sentences(clauses: Iterable[str]) -> str:
-    return " ".join(_cap(clause) + "." for clause in clauses)
-
-
-def _sex_word(rng: Random, p: Presentation) -> str:
-    if p.age_years < 18:
-        return {"female": "girl", "male": "boy"}[p.sex]
-    return rng.choice({"female": ("woman", "female", "F"), "male": ("man", "male", "M")}[p.sex])
-
-
-def _age_words(rng: Random, years: float) -> str:
-    if years < 90 / 365:
-        return f"{round(years * 365)}-day-old"
-    if years < 2:
-        return f"{max(round(years * 12), 1)}-month-old"
-    return rng.choice((f"{int(years)}-year-old", f"{int(years)} yo", f"{int(years)} y/o"))
-
-
-def _history(rng: Random, p: Presentation) -> str:
-    sentences = []
-    if p.baseline_hypoxia:
-        baseline = (f"On home oxygen, baseline SpO2 {p.spo2_pct}%.", f"Usual saturation is {p.spo2_pct}% from COPD.")
-        sentences.append(rng.choice(baseline))
-    elif rng.random() < 0.6:
-        known = HISTORY if p.age_years >= 18 else CHILD_HISTORY
-        conditions = rng.sample(known, rng.randint(1, 2))
-        healthy = [condition for condition in conditions if condition == "no medical problems"]
-        sentences.append(f"History of {', '.join(healthy or conditions)}.")
-    if rng.random() < 0.2:
-        sentences.append(rng.choice(BYSTANDER))
-    return " ".join(sentences)
-
-
-def _vital_words(rng: Random, p: Presentation) -> str:
-    blood_pressure = None if p.sbp_mmhg is None else f"{p.sbp_mmhg}/{p.dbp_mmhg}"
-    words = [
-        rng.choice(styles).format(shown)
-        for shown, styles in (
-            (p.hr_bpm, ("HR {}", "pulse {}", "P {}")),
-            (blood_pressure, ("BP {}", "pressure {}")),
-            (p.rr_bpm, ("RR {}", "resps {}")),
-            (p.spo2_pct, ("SpO2 {}%", "sats {}%", "O2 {}% on air")),
-            (p.temp_c, ("T {}", "temp {}")),
-        )
-        if shown is not None
+def _mistyped(rng: Random, clause: str) -> str:
+    """The clause with one long word mistyped: two letters swapped, one left out, or one typed twice."""
+    words = list(_LONG_WORD.finditer(clause))
+    if not words:
+        return clause
+    word = rng.choice(words)
+    at = word.start() + rng.randint(1, len(word.group()) - 3)
+    kind = rng.choice(("swap", "omit", "twice"))
+    typed = {"swap": clause[at + 1] + clause[at], "omit": clause[at + 1], "twice": clause[at] * 2 + clause[at + 1]}[
+        kind
     ]
+    return clause[:at] + typed + clause[at + 2 :]
+
+
+def _who(rng: Random, p: Presentation, readers: Readers) -> str:
+    """Age and sex."""
+    names = {"female": ("girl", "woman"), "male": ("boy", "man")}[p.sex]
+    sex = rng.choice(wordings(f"styles/{names[p.age_years >= 18]}", readers))
+    years = p.age_years
+    if years >= 2:
+        return rng.choice(wordings("styles/adult", readers)).format(int(years), sex)
+    count, unit = (round(years * 365), "day") if years < 90 / 365 else (max(round(years * 12), 1), "month")
+    return rng.choice(wordings("styles/infant", readers)).format(count, unit, sex)
+
+
+def _arrival(rng: Random, p: Presentation) -> str:
+    if not NOBODY_WALKS.isdisjoint(p.findings):
+        return AMBULANCE if p.age_years < 16 else rng.choice((AMBULANCE, AMBULANCE, BROUGHT))
+    if p.age_years < 2:
+        return "arrival/infant"
+    if p.age_years < 16:
+        return rng.choice(("styles/child_arrival", "styles/child_arrival", AMBULANCE))
+    return rng.choice((WALKS, WALKS, BROUGHT, AMBULANCE))
+
+
+def _history(rng: Random, p: Presentation, readers: Readers) -> list[str]:
+    clauses = []
+    if p.baseline_spo2_pct is not None:
+        clauses.append(rng.choice(wordings("styles/baseline", readers)).format(p.baseline_spo2_pct))
+    elif rng.random() < 0.6:
+        known = wordings("history/adult" if p.age_years >= 18 else "history/child", readers)
+        listed = ", ".join(rng.sample(known, rng.randint(1, 2)))
+        clauses.append(rng.choice(wordings("styles/history", readers)).format(listed))
+    if rng.random() < 0.2:
+        clauses.append(rng.choice(wordings("bystander/says", readers)))
+    return clauses
+
+
+def _vital_words(rng: Random, p: Presentation, readers: Readers) -> list[str]:
+    """The vital signs as one clause, in any order."""
+    signs = {"hr": p.hr_bpm, "rr": p.rr_bpm, "spo2": p.spo2_pct, "temp": p.temp_c}
+    words = [
+        rng.choice(wordings(f"styles/{sign}", readers)).format(value)
+        for sign, value in signs.items()
+        if value is not None
+    ]
+    if p.sbp_mmhg is not None:
+        words.append(rng.choice(wordings("styles/bp", readers)).format(p.sbp_mmhg, p.dbp_mmhg))
     rng.shuffle(words)
-    if p.spo2_pct is None and rng.random() < 0.5:
-        words.append("SpO2 not obtained")
-    return _cap(", ".join(words)) + "." if words else ""
+    if words and len(words) < 5 and rng.random() < 0.5:
+        words.append(rng.choice(wordings("styles/unmeasured", readers)))
+    return [", ".join(words)] if words else []
 
 
-def _pain_words(rng: Random, p: Presentation) -> str:
-    if p.pain is None:
-        return ""
-    if p.pain == 0:
-        return "Denies pain."
-    styles = ("Pain {}/10.", "Rates pain {} out of 10.", "Pain score {}.", "{}/10 pain.", "Pain {} of 10.")
-    return rng.choice(styles).format(p.pain)
-
-
-def _cue_words(rng: Random, complaint: Complaint, p: Presentation) -> str:
+def _cue_words(rng: Random, complaint: Complaint, p: Presentation, readers: Readers) -> list[str]:
     """One or two hints at each resource beyond what the complaint itself needs, among care that counts as none."""
     clauses: list[str] = []
     for kind in p.resources:
         if kind not in complaint.needs or rng.random() < 0.25:
-            clauses += rng.sample(CUES[kind], 2 if rng.random() < 0.2 else 1)
-    clauses += rng.sample(NOT_RESOURCES, rng.choices((0, 1, 2), (3, 5, 2))[0])
+            clauses += rng.sample(wordings(f"resources/{kind}", readers), 2 if rng.random() < 0.2 else 1)
+    if SILENT.isdisjoint(p.findings):
+        clauses += rng.sample(wordings("care/not_resources", readers), rng.choices((0, 1, 2), (3, 5, 2))[0])
     rng.shuffle(clauses)
-    return _sentences(clauses)
+    return clauses
+
+
+def _context(rng: Random, p: Presentation, readers: Readers) -> list[str]:
+    """At most two clauses that decide nothing."""
+    kinds = ("context/adult", "context/anybody") if p.age_years >= 18 else ("context/anybody",)
+    count = rng.choices((0, 1, 2), (4, 5, 1))[0]
+    return [rng.choice(wordings(rng.choice(kinds), readers)) for _ in range(count)]

@@ -5,9 +5,18 @@ The three blocks and their bullets are the published contract of the series; the
 
 from clinrl.tasks.esi import imported
 from clinrl.tasks.esi.cases import EsiCase, EsiFacts
+from clinrl.tasks.esi.complaints import FINDING_SAYS
 from clinrl.tasks.esi.imported import ImportedKey
-from clinrl.tasks.esi.phrases import FINDINGS
-from clinrl.tasks.esi.rules import DANGER_VITALS, RULES, Decision, Presentation, band, decide, hypotension_limit_mmhg
+from clinrl.tasks.esi.rules import (
+    EXTREME_TEMPERATURES_C,
+    RULES,
+    Decision,
+    Edition,
+    Presentation,
+    band,
+    decide,
+    hypotension_limit_mmhg,
+)
 from clinrl.types import Message, Transcript, transcript_of
 
 SYSTEM = (
@@ -30,26 +39,26 @@ def gold(case: EsiCase, *, thinking: bool, omit: frozenset[str] = frozenset()) -
     if isinstance(case.key, ImportedKey):
         return transcript_of(imported.gold(case.key, thinking=thinking))
     patient = case.key.presentation
-    decision = decide(patient, omit=omit)
+    decision = decide(patient, edition=case.key.edition, omit=omit)
     turn = Message(
         role="assistant",
         content=_blocks(patient, decision),
-        thinking=_thoughts(patient, decision) if thinking else None,
+        thinking=_thoughts(patient, decision, case.key.edition) if thinking else None,
     )
     return transcript_of(turn)
 
 
 def red_flags(p: Presentation) -> tuple[str, ...]:
     """What stands out in a presentation, whether or not a rule uses it."""
-    flags = [FINDINGS[finding].says for finding in p.findings]
+    flags = [FINDING_SAYS[finding] for finding in p.findings]
     if p.pain is not None and p.pain >= 7:
         flags.append(f"pain {p.pain} {p.pain_site}" if p.pain_site != "none" else f"pain {p.pain}")
     if p.sbp_mmhg is not None and p.sbp_mmhg < hypotension_limit_mmhg(p.age_years):
         flags.append(f"SBP {p.sbp_mmhg}")
-    if p.temp_c is not None and p.temp_c >= 38.0:
+    if p.temp_c is not None and (p.temp_c >= 38.0 or p.temp_c < EXTREME_TEMPERATURES_C[0]):
         flags.append(f"T {p.temp_c}")
-    if p.baseline_hypoxia:
-        flags.append("baseline hypoxia")
+    if p.baseline_spo2_pct is not None:
+        flags.append(f"baseline {p.baseline_spo2_pct}")
     return tuple(flags)
 
 
@@ -70,14 +79,14 @@ def _blocks(p: Presentation, decision: Decision) -> str:
             f"- Step A (lifesaving): {f'yes, {reason}' if point == 'A' else 'no'}",
             f"- Step B (high-risk): {'-' if point == 'A' else f'yes, {reason}' if point == 'B' else 'no'}",
             f"- Step C (resources): {'-' if point in 'AB' else _resources(p, decision)}",
-            f"- Step D (vitals): {'-' if point in 'AB' else 'raise' if decision.rule == DANGER_VITALS else 'no'}",
+            f"- Step D (vitals): {'-' if point in 'AB' else 'raise' if point == 'D' else 'no'}",
             f"ANSWER: ESI {decision.level}",
         )
     )
 
 
-def _thoughts(p: Presentation, decision: Decision) -> str:
-    limits = band(p.age_years)
+def _thoughts(p: Presentation, decision: Decision, edition: Edition) -> str:
+    limits = band(p.age_years, edition)
     compared = ", ".join(
         f"{name} {'n/a' if value is None else value} {'over' if name in decision.over else 'fine'}"
         for name, value in _vitals(p)

@@ -3,12 +3,13 @@
 Levels run from 1 (most urgent) to 5. Decision points are asked in order, A → B → C → D; the first of A and B that holds
 decides, C counts resource types, and D may raise a C level to 2. Sources: "v5" is the ENA ESI Handbook, 5th edition
 (2023); "v4" the AHRQ ESI Implementation Handbook, version 4; "series" are triggers of the published adapter series
-that the handbooks do not list. Thresholds and lists are restated, never quoted. Research only: not for clinical use.
+that the handbooks do not list; "ours" is a number or a line drawn here where the handbooks leave it to judgement.
+Thresholds and lists are restated, never quoted. Research only: not for clinical use.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -17,9 +18,22 @@ from clinrl.types import Strict
 Edition = Literal["v5", "v4"]
 Sex = Literal["female", "male"]
 SEXES: tuple[Sex, ...] = get_args(Sex)
+EDITIONS: tuple[Edition, ...] = get_args(Edition)
 Resource = Literal[
-    "labs", "ECG", "x-ray", "CT", "ultrasound", "IV fluids", "IV meds", "consult", "procedure", "sedation"
+    "labs", "ECG", "x-ray", "CT", "MRI", "ultrasound", "IV fluids", "IV meds", "consult", "procedure", "sedation"
 ]
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
+Finding = Literal[
+    "arrest", "unresponsive", "seizing", "distress", "slow_breathing", "hypoperfusion", "anaphylaxis", "overdose",
+    "major_bleeding", "intubated", "chest_tube", "central_line", "acs", "stroke_signs", "thunderclap", "new_confusion",
+    "sepsis_signs", "immunosuppressed", "ectopic", "pregnancy_emergency", "torsion", "suicidal", "dangerous_behaviour",
+    "assaulted", "high_fall", "limb_threat", "vision_loss", "chemical_eye", "major_burn", "open_fracture",
+    "penetrating", "comfortable",
+]  # fmt: skip
+"""What may be true of a patient. Another word is an error, so a misspelt finding cannot pass for a well patient."""
+FINDING_IDS: tuple[Finding, ...] = get_args(Finding)
+SICKLE_CRISIS = "sickle pain"
+"""The complaint that is high-risk by itself."""
 
 
 class Presentation(Strict):
@@ -28,8 +42,8 @@ class Presentation(Strict):
     age_years: float = Field(ge=0, le=110)
     sex: Sex
     complaint: str
-    findings: tuple[str, ...]
-    """Ids of the findings that hold, sorted; what is denied or past is not here."""
+    findings: tuple[Finding, ...]
+    """The findings that hold, sorted; what is denied or past is not here."""
     hr_bpm: int | None = Field(default=None, ge=0, le=300)
     rr_bpm: int | None = Field(default=None, ge=0, le=120)
     spo2_pct: int | None = Field(default=None, ge=40, le=100)
@@ -40,8 +54,8 @@ class Presentation(Strict):
     """Reported pain, 0 to 10."""
     pain_site: Literal["visceral", "limb", "none"] = "none"
     """Visceral or systemic pain may mark ESI 2; isolated limb or surface pain stays at decision point C."""
-    baseline_hypoxia: bool = False
-    """A low SpO2 is this patient's stated baseline."""
+    baseline_spo2_pct: int | None = Field(default=None, ge=60, le=100)
+    """The patient's stated usual SpO2, if it is low."""
     resources: tuple[Resource, ...] = ()
     """Resource types expected until disposition, sorted and distinct."""
 
@@ -95,6 +109,21 @@ BANDS: Mapping[Edition, tuple[Band, ...]] = {
 SPO2_LIMIT_PCT = 92
 """Strictly below is out, unless it is the stated baseline (v4 and v5, point D)."""
 
+BASELINE_DROP_PCT = 4
+"""A saturation this far below a stated baseline is new hypoxia all the same (ours)."""
+
+BRADYCARDIA_BPM = 40
+"""Strictly below, with poor perfusion, from 12 years on (v5 A names severe bradycardia; the number is ours)."""
+
+RESPIRATORY_DEPRESSION_BPM = 8
+"""Breaths at or below this, after an overdose (v4 and v5, A; the number is ours)."""
+
+EXTREME_TEMPERATURES_C = (32.0, 40.5)
+"""Strictly below the first or at or above the second is high-risk at any age (ours)."""
+
+CHILD_FEVER_C = 39.0
+"""Strictly above, from 3 months to under 3 years: at least level 3 (v4 and v5, D: consider)."""
+
 MARGIN_PCT = 10
 """A single vital sign counts as clearly out from 10% beyond its limit; below that the case is ambiguous. Our reading of
 "consider"."""
@@ -108,6 +137,13 @@ def band(age_years: float, edition: Edition = "v5") -> Band:
     return next(band for band in BANDS[edition] if age_years < band.below_years)
 
 
+def hypoxic(p: Presentation, limit_pct: int) -> bool:
+    """SpO2 strictly below a limit, and not what this patient usually has."""
+    if p.spo2_pct is None or p.spo2_pct >= limit_pct:
+        return False
+    return p.baseline_spo2_pct is None or p.spo2_pct <= p.baseline_spo2_pct - BASELINE_DROP_PCT
+
+
 def vitals_over(p: Presentation, edition: Edition = "v5") -> tuple[str, ...]:
     """The vital signs beyond the danger zone, strictly (point D). A missing vital sign is never out."""
     limits = band(p.age_years, edition)
@@ -116,7 +152,7 @@ def vitals_over(p: Presentation, edition: Edition = "v5") -> tuple[str, ...]:
         over.append("HR")
     if p.rr_bpm is not None and p.rr_bpm > limits.rr_bpm:
         over.append("RR")
-    if p.spo2_pct is not None and p.spo2_pct < SPO2_LIMIT_PCT and not p.baseline_hypoxia:
+    if hypoxic(p, SPO2_LIMIT_PCT):
         over.append("SpO2")
     return tuple(over)
 
@@ -143,36 +179,33 @@ def resource_count(p: Presentation) -> int:
     return sum(RESOURCE_WEIGHT.get(kind, 1) for kind in p.resources)
 
 
-def _has(finding: str) -> Callable[[Presentation], bool]:
-    return lambda p: finding in p.findings
+def hypotensive(p: Presentation) -> bool:
+    """Systolic pressure below the age's limit. Alone it is high-risk (ours: an unstable sign that may not wait)."""
+    return p.sbp_mmhg is not None and p.sbp_mmhg < hypotension_limit_mmhg(p.age_years)
 
 
-def cardiac_arrest(p: Presentation) -> bool:
-    """Pulseless or apnoeic, now or on the way (v5, A)."""
-    return "arrest" in p.findings
+def _has(finding: Finding) -> Callable[[Presentation, Edition], bool]:
+    return lambda p, edition: finding in p.findings
 
 
-def unresponsive(p: Presentation) -> bool:
-    """P or U on AVPU, or newly neither speaking nor following commands (v5, A)."""
-    return "unresponsive" in p.findings
+def respiratory_failure(p: Presentation, edition: Edition) -> bool:
+    """Hardly breathing, or SpO2 below 90% that is not baseline with other signs of respiratory compromise (v5, A)."""
+    return "slow_breathing" in p.findings or ("distress" in p.findings and hypoxic(p, 90))
 
 
-def respiratory_failure(p: Presentation) -> bool:
-    """SpO2 below 90% that is not baseline, with other signs of respiratory compromise (v5, A)."""
-    return p.spo2_pct is not None and p.spo2_pct < 90 and not p.baseline_hypoxia and "distress" in p.findings
+def shock(p: Presentation, edition: Edition) -> bool:
+    """Hypotension or severe bradycardia with signs of hypoperfusion (v5, A)."""
+    slow = p.age_years >= 12 and p.hr_bpm is not None and p.hr_bpm < BRADYCARDIA_BPM
+    return "hypoperfusion" in p.findings and (hypotensive(p) or slow)
 
 
-def shock(p: Presentation) -> bool:
-    """Hypotension with signs of hypoperfusion (v5, A)."""
-    return p.sbp_mmhg is not None and p.sbp_mmhg < hypotension_limit_mmhg(p.age_years) and "hypoperfusion" in p.findings
+def overdose_depression(p: Presentation, edition: Edition) -> bool:
+    """Overdose with respiratory depression, counted or seen (v4 and v5, A)."""
+    few = p.rr_bpm is not None and p.rr_bpm <= RESPIRATORY_DEPRESSION_BPM
+    return "overdose" in p.findings and (few or "slow_breathing" in p.findings)
 
 
-def overdose_depression(p: Presentation) -> bool:
-    """Overdose with respiratory depression: RR at most 8 (v4 and v5, A; the number is ours)."""
-    return "overdose" in p.findings and p.rr_bpm is not None and p.rr_bpm <= 8
-
-
-def done_intervention(p: Presentation) -> bool:
+def done_intervention(p: Presentation, edition: Edition) -> bool:
     """A lifesaving intervention was done before arrival: tube in the airway or chest, or a central line (series).
 
     The handbooks count an intubated patient at A but list neither chest tube nor central line; the series treats the
@@ -181,29 +214,43 @@ def done_intervention(p: Presentation) -> bool:
     return not {"intubated", "chest_tube", "central_line"}.isdisjoint(p.findings)
 
 
-def severe_pain(p: Presentation) -> bool:
-    """Pain of 7 or more that is visceral or systemic (v5, B: consider; isolated limb pain stays at C)."""
-    return p.pain is not None and p.pain >= 7 and p.pain_site == "visceral"
+def sickle_crisis(p: Presentation, edition: Edition) -> bool:
+    """A painful crisis of sickle cell disease (v4 and v5, B)."""
+    return p.complaint == SICKLE_CRISIS
 
 
-def open_injury(p: Presentation) -> bool:
-    """Open fracture or penetrating wound (series; v5 names penetrating wounds of the trunk, neck and head)."""
+def severe_pain(p: Presentation, edition: Edition) -> bool:
+    """Pain of 7 or more that is visceral or systemic, and that the nurse sees too (v4 and v5, B: consider).
+
+    Isolated limb pain stays at C, and so does a high number from somebody who looks at ease.
+    """
+    return p.pain is not None and p.pain >= 7 and p.pain_site == "visceral" and "comfortable" not in p.findings
+
+
+def open_injury(p: Presentation, edition: Edition) -> bool:
+    """Open fracture, or penetrating wound of trunk, neck, head or groin (series; v5 names the wounds)."""
     return not {"open_fracture", "penetrating"}.isdisjoint(p.findings)
 
 
-def infant_fever(p: Presentation) -> bool:
-    """Above 38.0 °C under 90 days of age (v5, B: at least 2)."""
-    return p.age_years < 90 / 365 and p.temp_c is not None and p.temp_c > 38.0
+def infant_fever(p: Presentation, edition: Edition) -> bool:
+    """Above 38.0 °C under 90 days of age (v5, B: at least 2), under 28 days in v4 (D: at least 2)."""
+    return p.age_years < (90 if edition == "v5" else 28) / 365 and p.temp_c is not None and p.temp_c > 38.0
 
 
-def immunosuppressed_fever(p: Presentation) -> bool:
+def immunosuppressed_fever(p: Presentation, edition: Edition) -> bool:
     """Chemotherapy or transplant with fever of 38.0 °C or more (v5, B)."""
     return "immunosuppressed" in p.findings and p.temp_c is not None and p.temp_c >= 38.0
 
 
-def breathing_distress(p: Presentation) -> bool:
-    """Rising work of breathing, not yet failing (v5, B)."""
-    return "distress" in p.findings
+def extreme_temperature(p: Presentation, edition: Edition) -> bool:
+    """Hypothermia or hyperpyrexia beyond `EXTREME_TEMPERATURES_C` (ours)."""
+    low, high = EXTREME_TEMPERATURES_C
+    return p.temp_c is not None and (p.temp_c < low or p.temp_c >= high)
+
+
+def child_fever(p: Presentation) -> bool:
+    """A fever above `CHILD_FEVER_C` from 3 months to under 3 years of age: at least level 3 (v4 and v5, D)."""
+    return 90 / 365 <= p.age_years < 3 and p.temp_c is not None and p.temp_c > CHILD_FEVER_C
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,55 +261,56 @@ class Rule:
     point: Literal["A", "B"]
     says: str
     """What a nurse writes when the rule holds."""
-    holds: Callable[[Presentation], bool]
+    holds: Callable[[Presentation, Edition], bool]
     source: str
 
 
+def _rule(id: str, point: Literal["A", "B"], says: str, holds: Any, source: str) -> Rule:
+    return Rule(id=id, point=point, says=says, holds=_has(holds) if isinstance(holds, str) else holds, source=source)
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(id="cardiac_arrest", point="A", says="arrest", holds=cardiac_arrest, source="v5 A"),
-    Rule(id="unresponsive", point="A", says="unresponsive", holds=unresponsive, source="v5 A"),
-    Rule(id="active_seizure", point="A", says="seizing", holds=_has("seizing"), source="v5 A"),
-    Rule(id="respiratory_failure", point="A", says="respiratory failure", holds=respiratory_failure, source="v5 A"),
-    Rule(id="shock", point="A", says="shock", holds=shock, source="v5 A"),
-    Rule(id="anaphylaxis", point="A", says="anaphylaxis", holds=_has("anaphylaxis"), source="v5 A"),
-    Rule(
-        id="overdose_depression",
-        point="A",
-        says="overdose, not breathing well",
-        holds=overdose_depression,
-        source="v4/v5 A",
-    ),
-    Rule(id="major_bleeding", point="A", says="major bleeding", holds=_has("major_bleeding"), source="v5 A"),
-    Rule(id="done_intervention", point="A", says="intervention done", holds=done_intervention, source="series"),
-    Rule(id="acs", point="B", says="possible ACS", holds=_has("acs"), source="v5 B"),
-    Rule(id="stroke_signs", point="B", says="stroke signs", holds=_has("stroke_signs"), source="v5 B"),
-    Rule(id="thunderclap", point="B", says="thunderclap headache", holds=_has("thunderclap"), source="v5 B"),
-    Rule(id="new_confusion", point="B", says="new confusion", holds=_has("new_confusion"), source="v5 B"),
-    Rule(id="breathing_distress", point="B", says="breathing distress", holds=breathing_distress, source="v5 B"),
-    Rule(id="suspected_sepsis", point="B", says="sepsis risk", holds=_has("sepsis_signs"), source="v5 B"),
-    Rule(
-        id="immunosuppressed_fever",
-        point="B",
-        says="fever on chemotherapy",
-        holds=immunosuppressed_fever,
-        source="v5 B",
-    ),
-    Rule(id="infant_fever", point="B", says="infant fever", holds=infant_fever, source="v5 B"),
-    Rule(id="ectopic", point="B", says="possible ectopic", holds=_has("ectopic"), source="v5 B"),
-    Rule(id="torsion", point="B", says="possible torsion", holds=_has("torsion"), source="v5 B"),
-    Rule(id="suicidal", point="B", says="suicidal", holds=_has("suicidal"), source="v5 B"),
-    Rule(id="overdose", point="B", says="overdose", holds=_has("overdose"), source="v5 B"),
-    Rule(id="high_fall", point="B", says="high fall", holds=_has("high_fall"), source="v5 B"),
-    Rule(id="limb_threat", point="B", says="limb threat", holds=_has("limb_threat"), source="v5 B"),
-    Rule(id="vision_loss", point="B", says="vision loss", holds=_has("vision_loss"), source="v5 B"),
-    Rule(id="open_injury", point="B", says="open injury", holds=open_injury, source="series"),
-    Rule(id="severe_pain", point="B", says="severe pain", holds=severe_pain, source="v5 B"),
+    _rule("cardiac_arrest", "A", "arrest", "arrest", "v5 A"),
+    _rule("unresponsive", "A", "unresponsive", "unresponsive", "v5 A"),
+    _rule("active_seizure", "A", "seizing", "seizing", "v5 A"),
+    _rule("overdose_depression", "A", "overdose, not breathing well", overdose_depression, "v4/v5 A"),
+    _rule("respiratory_failure", "A", "respiratory failure", respiratory_failure, "v5 A"),
+    _rule("shock", "A", "shock", shock, "v5 A"),
+    _rule("anaphylaxis", "A", "anaphylaxis", "anaphylaxis", "v5 A"),
+    _rule("major_bleeding", "A", "major bleeding", "major_bleeding", "v5 A"),
+    _rule("done_intervention", "A", "intervention done", done_intervention, "series"),
+    _rule("acs", "B", "possible ACS", "acs", "v5 B"),
+    _rule("stroke_signs", "B", "stroke signs", "stroke_signs", "v5 B"),
+    _rule("thunderclap", "B", "thunderclap headache", "thunderclap", "v5 B"),
+    _rule("new_confusion", "B", "new confusion", "new_confusion", "v5 B"),
+    _rule("breathing_distress", "B", "breathing distress", "distress", "v5 B"),
+    _rule("suspected_sepsis", "B", "sepsis risk", "sepsis_signs", "v5 B"),
+    _rule("immunosuppressed_fever", "B", "fever on chemotherapy", immunosuppressed_fever, "v5 B"),
+    _rule("infant_fever", "B", "infant fever", infant_fever, "v4 D, v5 B"),
+    _rule("ectopic", "B", "possible ectopic", "ectopic", "v5 B"),
+    _rule("pregnancy_emergency", "B", "late pregnancy, unwell", "pregnancy_emergency", "v5 B"),
+    _rule("torsion", "B", "possible torsion", "torsion", "v5 B"),
+    _rule("suicidal", "B", "suicidal", "suicidal", "v5 B"),
+    _rule("dangerous_behaviour", "B", "danger to others", "dangerous_behaviour", "v5 B"),
+    _rule("assaulted", "B", "sexual or domestic assault", "assaulted", "v5 B"),
+    _rule("overdose", "B", "overdose", "overdose", "v5 B"),
+    _rule("high_fall", "B", "high fall", "high_fall", "v5 B"),
+    _rule("limb_threat", "B", "limb threat", "limb_threat", "v5 B"),
+    _rule("vision_loss", "B", "vision loss", "vision_loss", "v5 B"),
+    _rule("chemical_eye", "B", "chemical in the eye", "chemical_eye", "v5 B"),
+    _rule("major_burn", "B", "major burn", "major_burn", "v5 B; extent and sites after burn-centre referral criteria"),
+    _rule("sickle_crisis", "B", "sickle crisis", sickle_crisis, "v4/v5 B"),
+    _rule("hypotension", "B", "hypotension", lambda p, edition: hypotensive(p), "ours"),
+    _rule("extreme_temperature", "B", "extreme temperature", extreme_temperature, "ours"),
+    _rule("open_injury", "B", "open injury", open_injury, "series"),
+    _rule("severe_pain", "B", "severe pain", severe_pain, "v4/v5 B"),
 )
 """Points A and B in the order of asking. Series rules come after the handbook's in their point, and severe pain after
 all others, so that the more specific rule names the decision."""
 
 DANGER_VITALS = "danger_vitals"
-RULE_IDS: tuple[str, ...] = (*(rule.id for rule in RULES), DANGER_VITALS)
+CHILD_FEVER = "child_fever"
+RULE_IDS: tuple[str, ...] = (*(rule.id for rule in RULES), DANGER_VITALS, CHILD_FEVER)
 """Every rule that a reader may not know: the names that `omit` accepts. Resource counting is never omitted."""
 
 
@@ -271,7 +319,7 @@ def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = f
 
     v4 asks point D only of patients who need two or more resources; v5 of all who reach point C.
     """
-    fired = tuple(rule for rule in RULES if rule.id not in omit and rule.holds(p))
+    fired = tuple(rule for rule in RULES if rule.id not in omit and rule.holds(p, edition))
     names = tuple(rule.id for rule in fired)
     over = vitals_over(p, edition)
     clear = clearly_over(p, edition)
@@ -290,5 +338,7 @@ def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = f
     asks_d = count >= 2 or edition == "v5"
     if asks_d and clear and DANGER_VITALS not in omit:
         return decided(2, "D", DANGER_VITALS, (DANGER_VITALS,))
+    if count < 2 and CHILD_FEVER not in omit and child_fever(p):
+        return decided(3, "D", CHILD_FEVER, (CHILD_FEVER,))
     level, rule = (3, "resources_many") if count >= 2 else (4, "resources_one") if count == 1 else (5, "resources_none")
     return decided(level, "C", rule, (), ambiguous=asks_d and bool(over) and not clear)

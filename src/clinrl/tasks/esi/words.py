@@ -1,0 +1,51 @@
+"""The wordings of the triage notes, and who may read which: the words of an exam are not those of its training data.
+
+Every finding, complaint, cue and form of a number is said in many ways, in `words/*.toml`. The hash of a wording gives
+its vocabulary for good: two fifths stand in training data, two fifths are known to the embedded base alone, as any
+language model has read more than it was tuned on, and one fifth no model has ever read. All text is written for this
+project; none comes from a handbook or a record.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+Vocabulary = Literal["training", "base_only", "unseen"]
+Readers = Vocabulary | Literal["base"]
+"""Whose words a note is written in; `base` has those of training and its own."""
+SHARES: Final[Mapping[Vocabulary, float]] = {"training": 0.4, "base_only": 0.4, "unseen": 0.2}
+"""Of the wordings of one item, those in each vocabulary."""
+FOLDER: Final = Path(__file__).parent / "words"
+
+
+@cache
+def table() -> Mapping[str, tuple[str, ...]]:
+    """Every item, such as `findings/arrest/yes`, with all its wordings."""
+    trees = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))]
+    return {item: wordings for tree in trees for item, wordings in _items(tree)}
+
+
+def _items(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, held in tree.items():
+        if isinstance(held, list):
+            yield above + name, tuple(held)
+        else:
+            yield from _items(held, f"{above}{name}/")
+
+
+@cache
+def wordings(item: str, readers: Readers) -> tuple[str, ...]:
+    """The wordings of an item in one vocabulary, or in both that the base reads. Never empty."""
+    if readers == "base":
+        return wordings(item, "training") + wordings(item, "base_only")
+    ranked = sorted(table()[item], key=lambda wording: sha256(f"{item}/{wording}".encode()).digest())
+    start = 0.0
+    for vocabulary in get_args(Vocabulary):
+        end = start + SHARES[vocabulary]
+        if vocabulary == readers:
+            return tuple(ranked[round(start * len(ranked)) : round(end * len(ranked))])
+        start = end
+    raise KeyError(readers)
