@@ -51,8 +51,8 @@ PARAMS = {
         "direct": {"thinking": False, "temperature": 0.0, "max_new_tokens": {"embedded": 64, "full": 64}},
     },
     "datasets": {
-        "d1": {"task": "esi", "task_version": 1, "use": "train", "mix": "natural", "cases": 30, "seed": 7},
-        "x1": {"task": "esi", "task_version": 1, "use": "exam", "mix": "natural", "cases": 10, "seed": 8},
+        "d1": {"task": "esi", "task_version": 2, "use": "train", "mix": "natural", "cases": 30, "seed": 7},
+        "x1": {"task": "esi", "task_version": 2, "use": "exam", "mix": "natural", "cases": 10, "seed": 8},
     },
     "profiles": {
         "imitate": {

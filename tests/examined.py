@@ -107,10 +107,10 @@ def build(answers: dict[str, Sequence[int]]) -> Params:
     with staged(paths.base("esi")) as out:
         save_file({"w": numpy.zeros(2, dtype="float32")}, out / "model.safetensors")
         (out / "config.json").write_text('{"dtype": "float32"}\n')
-        seal(out, kind="base", name="esi", task="esi", task_version=1, spec={"scale": "embedded"}, inputs={})
+        seal(out, kind="base", name="esi", task="esi", task_version=2, spec={"scale": "embedded"}, inputs={})
     with staged(paths.adapter("esi-base")) as out:
         base = identity(read_manifest(paths.base("esi")))
-        seal(out, kind="adapter", name="esi-base", task="esi", task_version=1, spec={}, inputs={"base": base})
+        seal(out, kind="adapter", name="esi-base", task="esi", task_version=2, spec={}, inputs={"base": base})
     dolls.examine(params, "esi-base", [1])
     for name, pattern in answers.items():
         if name in params.versions:
@@ -145,7 +145,7 @@ def merge(params: Params, name: str) -> None:
         inputs = {part: identity(read_manifest(paths.adapter(part))) for part in params.parts(name)}
         inputs["base"] = identity(read_manifest(paths.base("esi")))
         spec = {"scale": "embedded", "method": "fold" if full else "cat"}
-        seal(out, kind="merged", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
+        seal(out, kind="merged", name=name, task="esi", task_version=2, spec=spec, inputs=inputs)
 
 
 def train(name: str, seed: int = 0) -> None:
@@ -164,4 +164,4 @@ def train(name: str, seed: int = 0) -> None:
             "data": identity(read_manifest(paths.cases("d1"))),
         }
         spec = {"scale": "embedded", "parent": parent, "data": "d1", "seed": seed, "method": "sft"}
-        seal(out, kind="adapter", name=name, task="esi", task_version=1, spec=spec, inputs=inputs)
+        seal(out, kind="adapter", name=name, task="esi", task_version=2, spec=spec, inputs=inputs)

@@ -86,7 +86,7 @@ def fold() -> None:
             shutil.copyfile(paths.base("esi") / name, out / name)
         spec = {"method": "fold", "versions": {"v1": 1.0}}
         inputs = {"base": identity(base), "v1": identity(version)}
-        seal(out, kind="merged", name=FOLDED, task="esi", task_version=1, spec=spec, inputs=inputs)
+        seal(out, kind="merged", name=FOLDED, task="esi", task_version=2, spec=spec, inputs=inputs)
 
 
 def change(path: Path) -> None:

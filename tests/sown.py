@@ -59,7 +59,7 @@ def imports(folder: Path) -> dict[str, dict[str, object]]:
     """Imports of each source for each use it has, as params.yaml would name them."""
 
     def entry(use: str, source: Path) -> dict[str, object]:
-        return {"task": "esi", "task_version": 1, "use": use, "source": str(source)}
+        return {"task": "esi", "task_version": 2, "use": use, "source": str(source)}
 
     validation = folder / "MIETIC-validate-samples.csv"
     return {

@@ -27,7 +27,7 @@ def test_what_is_altered_in_the_cache_too_is_found_and_built_anew(
     dvc = partial(forks.dvc, DVC_SITE_CACHE_DIR=str(tmp_path / "site"))
     Path("source").mkdir()
     Path("source/f").write_text("good")
-    artifacts.seal(Path("source"), kind="cases", name="x1", task="esi", task_version=1, spec={}, inputs={})
+    artifacts.seal(Path("source"), kind="cases", name="x1", task="esi", task_version=2, spec={}, inputs={})
     Path("dvc.yaml").write_text(GRAPH)
     dvc("init", "--no-scm")
     dvc("repro")

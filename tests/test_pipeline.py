@@ -309,7 +309,7 @@ def test_make_checks_params_before_anything_else(target: str) -> None:
 def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: Path) -> None:
     source = ROOT / "data/sources/synthetic/MIETIC-validate-samples.csv"
 
-    imports = {"mietic-36": {"task": "esi", "task_version": 1, "use": "exam", "source": str(source)}}
+    imports = {"mietic-36": {"task": "esi", "task_version": 2, "use": "exam", "source": str(source)}}
 
     def change(content: Any) -> None:
         content["external"] = {"esi-v49": {"task": "esi", "data": "mietic-36"}}

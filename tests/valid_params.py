@@ -23,9 +23,9 @@ VALID: dict[str, Any] = {
         "direct": {"thinking": False, "temperature": 0.0, "max_new_tokens": {"embedded": 100, "full": 1024}},
     },
     "datasets": {
-        "esi-d1": {"task": "esi", "task_version": 1, "use": "train", "mix": "natural", "cases": 4000, "seed": 7},
-        "esi-m1": {"task": "esi", "task_version": 1, "use": "mine", "mix": "reporting", "cases": 800, "seed": 501},
-        "esi-x1": {"task": "esi", "task_version": 1, "use": "exam", "mix": "reporting", "cases": 800, "seed": 1001},
+        "esi-d1": {"task": "esi", "task_version": 2, "use": "train", "mix": "natural", "cases": 4000, "seed": 7},
+        "esi-m1": {"task": "esi", "task_version": 2, "use": "mine", "mix": "reporting", "cases": 800, "seed": 501},
+        "esi-x1": {"task": "esi", "task_version": 2, "use": "exam", "mix": "reporting", "cases": 800, "seed": 1001},
     },
     "profiles": {
         "sft": {

@@ -21,7 +21,7 @@ ROWS = 425_000
 
 def measure(folder: Path) -> None:
     """Import a source in a folder; print wall time (s), processor time (s) and this process's peak memory (MiB)."""
-    spec = ImportSpec(task="esi", task_version=1, use="train", source=str(folder / "source"))
+    spec = ImportSpec(task="esi", task_version=2, use="train", source=str(folder / "source"))
     params = load_params().model_copy(update={"imports": {"bench": spec}})
     os.chdir(folder)
     if hasattr(os, "sched_setaffinity"):

@@ -30,7 +30,7 @@ def project(tmp_path, monkeypatch):
     shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     (made,) = synthetic.mietic_validation(tmp_path / "source", 50, 1)
-    entry = {"task": "esi", "task_version": 1, "use": "exam", "source": str(made)}
+    entry = {"task": "esi", "task_version": 2, "use": "exam", "source": str(made)}
     params = dolls.params(imports={"mietic-36": entry}, external={"v1": {"task": "esi", "data": "mietic-36"}})
     dataset.stage(params, "mietic-36")
     prove("mietic-36")

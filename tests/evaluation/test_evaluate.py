@@ -260,7 +260,7 @@ def write_graded(name, answers, *, exam="e" * 64):
     with staged(paths.graded(name)) as out:
         write_text(out / "direct.jsonl", "".join(line.model_dump_json() + "\n" for line in graded(answers)))
         spec = {"modes": {"direct": DECODING}}
-        seal(out, kind="graded", name=name, task="esi", task_version=1, spec=spec, inputs={"exam": exam})
+        seal(out, kind="graded", name=name, task="esi", task_version=2, spec=spec, inputs={"exam": exam})
 
 
 def test_answers_are_read_back_from_the_graded_folder(project):
@@ -327,7 +327,7 @@ def doll(project):
         get_peft_model(model, shape).save_pretrained(out)
         write_text(out / answers.HISTORY, '{"loss":2.0,"step":1}\n{"loss":1.5,"step":2}\n')
         inputs = {"base": identity(read_manifest(paths.base("esi")))}
-        seal(out, kind="adapter", name="v1", task="esi", task_version=1, spec={}, inputs=inputs)
+        seal(out, kind="adapter", name="v1", task="esi", task_version=2, spec={}, inputs=inputs)
     return doll
 
 
@@ -359,6 +359,6 @@ def test_a_doll_sits_the_exam_from_base_to_report(doll):
     evaluate.stage(doll, "v1")
     assert (dolls.files(paths.graded("v1")), dolls.files(paths.report("v1"))) == first
 
-    seal(paths.base("esi"), kind="base", name="esi", task="esi", task_version=1, spec={"seed": 2}, inputs={})
+    seal(paths.base("esi"), kind="base", name="esi", task="esi", task_version=2, spec={"seed": 2}, inputs={})
     with pytest.raises(ArtefactError, match="made from another base"):
         evaluate.stage(doll, "v1")

@@ -261,7 +261,7 @@ def test_a_task_of_one_turn_is_shown_too(tmp_path, monkeypatch, capsys):
 def test_of_an_imported_case_it_says_that_the_text_is_withheld(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (made,) = synthetic.mietic_validation(tmp_path / "source", 50, 1)
-    entry = {"task": "esi", "task_version": 1, "use": "exam", "source": str(made)}
+    entry = {"task": "esi", "task_version": 2, "use": "exam", "source": str(made)}
     params = dolls.params(imports={"mietic-36": entry})
     dataset.stage(params, "mietic-36")
     who = params.model("v1")

@@ -191,7 +191,7 @@ def _source(change: Callable[[Path], Any]) -> Callable[[], Any]:
         source.mkdir()
         for path in sown.synthetic.mietic_validation(source, 50, 1):
             change(path)
-        block = {"task": "esi", "task_version": 1, "use": "exam", "source": f"source/{VALIDATION}"}
+        block = {"task": "esi", "task_version": 2, "use": "exam", "source": f"source/{VALIDATION}"}
         projects.write_params(Path(), imports={"i1": block})
 
     return lay

@@ -161,7 +161,7 @@ def preload() -> None:
         import_module(name)
 
 
-MINED = {"task": "esi", "task_version": 1, "use": "mine", "mix": "natural", "cases": 120, "seed": 5}
+MINED = {"task": "esi", "task_version": 2, "use": "mine", "mix": "natural", "cases": 120, "seed": 5}
 BUILT = (
     ("dataset", "d1"), ("dataset", "x1"), ("dataset", "m1"), ("validate", "d1"), ("validate", "x1"), ("validate", "m1"),
     ("evaluate", "esi-base"), ("probe", "v1"), ("train", "v1"), ("evaluate", "v1"), ("probe", "v2"), ("train", "v2"),

@@ -17,7 +17,7 @@ while True:
     with artefacts.staged(Path("data/cases/d1")) as out:
         for number in range({FILES}):
             (out / f"{{number}}.txt").write_text(str(turn))
-        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={{"turn": turn}}, inputs={{}})
+        artefacts.seal(out, kind="cases", name="d1", task="esi", task_version=2, spec={{"turn": turn}}, inputs={{}})
         print("sealed", flush=True)
 """
 
@@ -34,5 +34,5 @@ def test_a_kill_while_an_artefact_is_replaced_leaves_it_whole_or_absent(tmp_path
         writer.communicate()
         assert not folder.exists() or len(artifacts.verified(folder).files) == FILES
     with artifacts.staged(folder) as out:
-        artifacts.seal(out, kind="cases", name="d1", task="esi", task_version=1, spec={}, inputs={})
+        artifacts.seal(out, kind="cases", name="d1", task="esi", task_version=2, spec={}, inputs={})
     assert [path.name for path in folder.parent.iterdir()] == ["d1"]

@@ -14,7 +14,7 @@ def decided(answers: list[int], champion: str | None = "v1") -> Decision:
     """A decision on answers that are the same in both modes, against a champion who calls every ESI 1 ESI 2."""
 
     def both(name: str, answered: list[int]) -> dict[str, Answers]:
-        common = {"name": name, "task": "esi", "task_version": 1, "mode_spec": {}, "exam_digest": "e" * 64}
+        common = {"name": name, "task": "esi", "task_version": 2, "mode_spec": {}, "exam_digest": "e" * 64}
         return {mode: Answers(**common, mode=mode, golds=GOLDS, answers=answered) for mode in ("think", "direct")}
 
     rules = Gate(least_cases=10, limits={"dangerous": Limit(max={"embedded": 0.02, "full": 0.0})})

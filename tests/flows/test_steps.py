@@ -172,6 +172,6 @@ def test_a_name_is_checked_before_dvc_makes_a_path_of_it(tmp_path: Path, monkeyp
     shutil.copy(ROOT / "params.yaml", tmp_path)
     shutil.copytree(ROOT / "params", "params")
     sound = Path("params/esi.yaml").read_text(encoding="utf-8")
-    Path("params/esi.yaml").write_text(sound.replace("  esi-d2:", "  ../../mlruns:"), encoding="utf-8")
+    Path("params/esi.yaml").write_text(sound.replace("  esi-d4:", "  ../../mlruns:"), encoding="utf-8")
     with disable_run_logger(), pytest.raises(ParamsError, match=r"datasets\.\.\./\.\./mlruns is not a name"):
         steps.repro.fn("dataset", "../../mlruns")

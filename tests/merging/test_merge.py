@@ -359,7 +359,7 @@ def trained(tmp_path_factory):
                     torch.nn.init.normal_(parameter, std=0.05)
             with staged(paths.adapter(version)) as out:
                 worker.write_adapter(adapted, tokenizer, {"task": "esi"}, out)
-                seal(out, kind="adapter", name=version, task="esi", task_version=1, spec={}, inputs={"base": base})
+                seal(out, kind="adapter", name=version, task="esi", task_version=2, spec={}, inputs={"base": base})
     return folder
 
 

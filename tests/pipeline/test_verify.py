@@ -67,7 +67,7 @@ for out in outs:
     (out / "summary.json").write_text(text)
     (out / "constant.txt").write_text("constant\\n")
     if stage == "train":
-        manifest = {"kind": "adapter", "name": name, "task": "esi", "task_version": 1, "spec": {}, "inputs": {}}
+        manifest = {"kind": "adapter", "name": name, "task": "esi", "task_version": 2, "spec": {}, "inputs": {}}
         (out / "manifest.json").write_text(json.dumps(manifest | {"files": {}}))
 """
 PARAMS = """\
@@ -81,8 +81,8 @@ bases:
 modes:
   think: {thinking: true, temperature: 0.0, max_new_tokens: {embedded: 64, full: 64}}
 datasets:
-  esi-d1: {task: esi, task_version: 1, use: train, mix: natural, cases: 10, seed: 7}
-  esi-x1: {task: esi, task_version: 1, use: exam, mix: reporting, cases: 10, seed: 8}
+  esi-d1: {task: esi, task_version: 2, use: train, mix: natural, cases: 10, seed: 7}
+  esi-x1: {task: esi, task_version: 2, use: exam, mix: reporting, cases: 10, seed: 8}
 profiles:
   root:
     method: sft

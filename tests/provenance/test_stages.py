@@ -54,7 +54,7 @@ def test_the_first_stage_writes_a_constant_only_for_a_sound_file(
     shutil.copytree(ROOT / "params", tmp_path / "params")
     file = tmp_path / "params/esi.yaml"
     sound = file.read_text(encoding="utf-8")
-    file.write_text(sound.replace("  esi-d2:", "  ../../d2:"), encoding="utf-8")
+    file.write_text(sound.replace("  esi-d4:", "  ../../d2:"), encoding="utf-8")
     for command in (["check"], ["stage", "params"]):
         assert cli.main(command) == 2
         assert capsys.readouterr() == ("", (

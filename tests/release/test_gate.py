@@ -34,7 +34,7 @@ def gate(**limits):
 
 def sitting(name, answers, mode="think", **changes):
     fields = {
-        "name": name, "task": "esi", "task_version": 1, "mode": mode,
+        "name": name, "task": "esi", "task_version": 2, "mode": mode,
         "mode_spec": {"thinking": mode == "think"}, "exam_digest": "e" * 64, "golds": GOLDS, "answers": answers,
     }  # fmt: skip
     return Answers(**(fields | changes))

@@ -11,7 +11,7 @@ from clinrl.types import Estimate
 
 REPORTS = Path(__file__).parents[2] / "data/reports/esi-v49"
 MANIFEST = {
-    "name": "v2", "task": "esi", "task_version": 1, "inputs": {"base": "b" * 64, "parent": "p" * 64},
+    "name": "v2", "task": "esi", "task_version": 2, "inputs": {"base": "b" * 64, "parent": "p" * 64},
     "spec": {
         "method": "grpo", "scale": "embedded", "parent": "v1", "data": "d1", "profile": "reward", "seed": 2,
         "lora": {"rank": 4}, "trainer": {"lr": 1e-3}, "stream": {}, "modes": {}, "reward": {"kind": "asymmetric"},

@@ -270,5 +270,5 @@ def test_a_stage_that_needs_libraries_is_handed_over_and_others_are_not(monkeypa
     assert handed == [["stage", address, "--params", "other.yaml"] for address in ("train@esi-v46", "baseline@esi")]
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Exception, match=r"params|dvc"):
-        stage_commands.stage(Path("params.yaml"), "dataset@esi-d1")
+        stage_commands.stage(Path("params.yaml"), "dataset@esi-d3")
     assert len(handed) == 2

@@ -417,7 +417,7 @@ def test_the_patients_of_an_exam_can_be_left_out(tmp_path, monkeypatch):
     sown.rewrite(validation, lambda row: row | {"subject_id": next(people, row["subject_id"])})
 
     def train(**options):
-        entry = {"task": "esi", "task_version": 1, "use": "train", "source": str(folder), **options}
+        entry = {"task": "esi", "task_version": 2, "use": "train", "source": str(folder), **options}
         params = dolls.params(imports={"train": entry})
         dataset.stage(params, "train")
         cases = list(dataset.read_cases(paths.cases("train"), TASK))

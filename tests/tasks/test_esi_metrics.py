@@ -70,7 +70,7 @@ def test_unreadable_is_a_miss_in_every_share_that_counts_hits_and_no_mistriage()
     assert everything == {
         "exact": (0, 1), "adjacent": (0, 1), "high_risk_sensitivity": (0, 1), "recall_level_1": (0, 1),
         "under_triage": (0, 1), "over_triage": (0, 1), "dangerous": (0, 1), "two_level_error": (0, 1),
-        "critical_under": (0, 1),
+        "critical_under": (1, 1),
         "recall_level_2": (0, 0), "recall_level_3": (0, 0), "recall_level_4": (0, 0), "recall_level_5": (0, 0),
     }  # fmt: skip
 

@@ -143,8 +143,8 @@ def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_pat
     training.write_text("\n".join(",".join(f'"{cell}"' for cell in row) for row in rows))
     shared = {"task": "esi", "parent": "esi-base", "exam": "x2", "profile": "imitate", "seed": 1}
     imports = {
-        "d2": {"task": "esi", "task_version": 1, "use": "train", "source": str(training)},
-        "x2": {"task": "esi", "task_version": 1, "use": "exam", "source": str(made)},
+        "d2": {"task": "esi", "task_version": 2, "use": "train", "source": str(training)},
+        "x2": {"task": "esi", "task_version": 2, "use": "exam", "source": str(made)},
     }
     versions = {"v1": shared | {"data": "d2"}, "v2": shared | {"parent": "v1", "data": "d1"}}
     bases = {"esi": dolls.PARAMS["bases"]["esi"] | {"exam": "x2"}}
@@ -208,7 +208,7 @@ def test_an_import_for_another_use_is_refused(project):
 def test_a_source_without_a_case_is_refused_and_leaves_nothing(project, tmp_path):
     path = tmp_path / "only.csv"
     path.write_text('instruction,input,output\n"How many resources?",text,x\n"What?",Other text,x\n')
-    params = dolls.params(imports={"n1": {"task": "esi", "task_version": 1, "use": "train", "source": str(path)}})
+    params = dolls.params(imports={"n1": {"task": "esi", "task_version": 2, "use": "train", "source": str(path)}})
     with pytest.raises(DataError, match=r"gives n1 no case: of 2 rows 2 were refused \(most often: column instruction"):
         dataset.stage(params, "n1")
     assert not paths.cases("n1").exists()

@@ -57,7 +57,7 @@ def test_the_agreement_of_modes_is_a_metric_like_the_others():
 
 def test_the_key_of_a_run_follows_from_everything_that_determined_it():
     manifest = Manifest(
-        kind="adapter", name="v1", task="esi", task_version=1, spec={"seed": 1}, inputs={"data": "d"}, files={}
+        kind="adapter", name="v1", task="esi", task_version=2, spec={"seed": 1}, inputs={"data": "d"}, files={}
     )
     other = [{"spec": {"seed": 2}}, {"inputs": {"data": "e"}}, {"task_version": 2}]
     keys = {mlflow_store.run_key(manifest.model_copy(update=change)) for change in [{}, *other]}

@@ -6,7 +6,7 @@ of records: no files, no models, no clock.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -90,6 +90,8 @@ class EvalReport(Strict):
     reward: float
     rows: tuple[Row, ...]
     paired: tuple[Paired, ...]
+    seen_clauses: Estimates = Field(default_factory=dict, exclude_if=lambda seen: not seen)
+    """Corpus that the model learned from to the share of the exam's clauses that stand in it, word for word."""
     note: str = NOTE
 
     @property
@@ -106,12 +108,15 @@ def build(
     tests: Sequence[Paired],
     responses: Responses = NO_RESPONSES,
     qualities: Mapping[str, Quality] | None = None,
+    seen: Estimates | None = None,
 ) -> EvalReport:
     """The report on the graded answers of a mode.
 
     `others` are the other rows by name, as `row_metrics` gives them, `tests` the paired tests already made, `responses`
     those of the judges that the task's qualities need. `qualities` are the measures of whole transcripts, by default
-    all of the task's. Raises ValueError if the graded answers are not those of the cases.
+    all of the task's. `seen` is what `seen_clauses` found.
+
+    Raises ValueError if the graded answers are not those of the cases.
     """
     task, cases, graded, clusters = run.task, run.cases, run.graded[mode], run.clusters
     if [case.id for case in cases] != [line.case_id for line in graded]:
@@ -154,8 +159,24 @@ def build(
         reward=_mean([line.score.total for line in graded]),
         rows=tuple(Row(name=row, metrics=found) for row, found in rows.items()),
         paired=tuple(tests),
+        seen_clauses=seen or {},
         note=note_of(cases),
     )
+
+
+def seen_clauses(task: Task, cases: Sequence[Case], corpora: Mapping[str, Iterable[Case]]) -> Estimates:
+    """The share of the clauses of an exam that stand in each corpus, numbers masked, with an interval over cases.
+
+    Empty for a task that does not say what a clause is.
+    """
+    if (of := task.reporting.clauses) is None:
+        return {}
+    asked = [(case.id, clause) for case in cases for clause in of(case)]
+    found = {}
+    for name, corpus in corpora.items():
+        held = set(chain.from_iterable(map(of, corpus)))
+        found[name] = rate([clause in held for _, clause in asked], [case for case, _ in asked])
+    return found
 
 
 def note_of(cases: Sequence[Case]) -> str:

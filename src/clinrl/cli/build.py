@@ -9,7 +9,7 @@ DATA = {
         help="draw the cases of a data set, or import them",
         description="Writes data/cases/DATASET: cases.jsonl and its manifest. An imported data set (`imports` in "
         "params.yaml) also gets refused.tsv, which says why each row was kept out, and import.json with the counts.",
-        examples="clinrl dataset esi-d1\nclinrl dataset mietic-36",
+        examples="clinrl dataset esi-d3\nclinrl dataset mietic-36",
         also="data import generate draw cases",
     ),
     "validate": stage(
@@ -18,7 +18,7 @@ DATA = {
         help="check that a data set is what it must be",
         description="Runs the task's expectations and the gold proof on data/cases/DATASET. Writes the proof "
         "data/reports/data/DATASET.json only on success, and pages for people under data/docs/DATASET.",
-        examples="clinrl validate esi-d1",
+        examples="clinrl validate esi-d3",
         also="expectations great-expectations quality",
     ),
 }
@@ -109,7 +109,7 @@ EVALUATE = {
         "reports, asks no model, and writes data/reports/comparisons/NAME.json, .md and .png. With two names: exact "
         "McNemar tests between two models that took the same exam, of every yes/no metric in every mode; p is not "
         "adjusted for their number.",
-        examples="clinrl compare imaging-arms\nclinrl compare esi-v50 esi-v49\n"
+        examples="clinrl compare imaging-arms\nclinrl compare esi-v49 esi-v43\n"
         "clinrl compare esi-v49-full esi-v49 --json",
         runs="cli.registry_commands:compare",
         stage="evaluation.compare",

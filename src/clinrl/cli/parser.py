@@ -13,7 +13,7 @@ from clinrl.cli.commands import COMMANDS, GROUPS
 WIDTH = 79
 EPILOG = """examples:
   clinrl plan
-  clinrl dataset esi-d1 && clinrl validate esi-d1
+  clinrl dataset esi-d3 && clinrl validate esi-d3
   clinrl train --help
 
 exit codes: 0 done; 1 refused; 2 the command or params.yaml is wrong;

@@ -52,9 +52,7 @@ def stage(params: "Params", name: str) -> None:
     with artifacts.exclusive(target), artifacts.staged(target) as folder:
         written = 0
         with (folder / paths.CASES_FILE).open("w", encoding="utf-8") as stream, progress(name, spec.cases) as advance:
-            edition = {"edition": spec.edition} if spec.edition else {}
-            drawn = task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis, **edition)
-            for case in drawn:
+            for case in draw(spec):
                 stream.write(artifacts.canonical_json(case.model_dump(mode="json")) + "\n")
                 written += 1
                 advance()
@@ -64,6 +62,13 @@ def stage(params: "Params", name: str) -> None:
                 f"not the {spec.cases:,} asked for; ask for fewer"
             )
         _seal(folder, name, task, spec, inputs={})
+
+
+def draw(spec: DatasetSpec) -> Iterator[Case]:
+    """The cases of a data set's specification, one by one."""
+    edition = {"edition": spec.edition} if spec.edition else {}
+    task = get_task(spec.task)
+    return task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis, **edition)
 
 
 def _seal(folder: Path, name: str, task: Task, spec: DatasetSpec | ImportSpec, inputs: dict[str, str]) -> None:

@@ -6,7 +6,7 @@ answers, from those of the parent and from the training cases.
 """
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from clinrl import paths
 from clinrl.analysis import alerts, baselines
-from clinrl.analysis.exam import Agreement, EvalReport, build, column, row_metrics, summary
+from clinrl.analysis.exam import Agreement, Estimates, EvalReport, build, column, row_metrics, seen_clauses, summary
 from clinrl.analysis.paired import Answers, between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import (
@@ -30,8 +30,9 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
+from clinrl.config.bases import EmbeddedBase
 from clinrl.config.model import Model
-from clinrl.data.dataset import read_cases
+from clinrl.data.dataset import draw, read_cases
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -48,6 +49,7 @@ from clinrl.evaluation.answers import (
 from clinrl.evaluation.record import write_record
 from clinrl.models.generate import SHARED, Sampler
 from clinrl.models.judges import Judges, judge_responses, scores
+from clinrl.models.pretrain import corpus as base_corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
@@ -81,7 +83,8 @@ def stage(params: "Params", name: str) -> None:
         run = replace(answer_exam(params, run, judges), adapter_digest=inputs["adapter"])
         keep(paths.graded(name), run, inputs, seed=SEED)
         with staged(paths.report(name)) as out:
-            write_reports(out, run, training, parent, responses_of(run, judges))
+            seen = seen_clauses(task, run.cases, corpora(params, model))
+            write_reports(out, run, training, parent, responses_of(run, judges), seen)
         write_record(task, name, model.exam, model.data)
 
 
@@ -116,6 +119,19 @@ def check_apart(params: "Params", model: Model, cases: Sequence[Case]) -> None:
     trained = dict.fromkeys(params.versions[version].data for version in chain)
     training = ((data, read_cases(paths.cases(data), model.task)) for data in trained if data in params.imports)
     importing.check_apart(training, model.exam, cases)
+
+
+def corpora(params: "Params", model: Model) -> dict[str, Iterator[Case]]:
+    """What a model and its ancestors learned from, drawn again, by name. Of imported data nothing is drawn.
+
+    The corpus of a base is told in the base's own report alone: it takes as long as all the rest.
+    """
+    if model.kind == "base":
+        spec = params.base(model.task.name)
+        return {"base corpus": base_corpus(model.task, spec)} if isinstance(spec, EmbeddedBase) else {}
+    chain = [version for part in model.parts for version in params.lineage(part)]
+    names = dict.fromkeys(params.versions[version].data for version in chain)
+    return {name: draw(params.datasets[name]) for name in names if name in params.datasets}
 
 
 def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
@@ -164,7 +180,11 @@ def responses_of(run: Run, judges: Judges) -> Responses:
 
 
 def reports_of(
-    run: Run, training: Sequence[Case], parent: Mapping[str, Answers], responses: Responses = NO_RESPONSES
+    run: Run,
+    training: Sequence[Case],
+    parent: Mapping[str, Answers],
+    responses: Responses = NO_RESPONSES,
+    seen: Estimates | None = None,
 ) -> dict[str, EvalReport]:
     """The report of each mode of a run; the arguments are those of `write_reports`."""
     rows = baselines.answers(run.task, run.cases, training)
@@ -177,7 +197,7 @@ def reports_of(
         if baselines.BAG_OF_WORDS in rows:
             rivals.append(replace(mine, name=baselines.BAG_OF_WORDS, answers=rows[baselines.BAG_OF_WORDS]))
         tests = [test for rival in rivals for test in compare(mine, rival, run.task.compared)]
-        reports[mode] = build(run, mode, others=others, tests=tests, responses=responses)
+        reports[mode] = build(run, mode, others=others, tests=tests, responses=responses, seen=seen)
     return reports
 
 
@@ -187,14 +207,15 @@ def write_reports(
     training: Sequence[Case],
     parent: Mapping[str, Answers],
     responses: Responses = NO_RESPONSES,
+    seen: Estimates | None = None,
 ) -> None:
     """Write reports, tables and plots of a run into a folder. Asks no model.
 
     `parent` holds the parent's answers by mode; it is empty for a base, and so is `training`. `responses` are those of
-    the judges that the task's qualities need.
+    the judges that the task's qualities need, `seen` the exam's clauses in what the model learned from.
     """
     task, model = run.task, run.model
-    reports = reports_of(run, training, parent, responses)
+    reports = reports_of(run, training, parent, responses, seen)
     answers = {mode: run.answers(mode).answers for mode in run.modes}
     for mode, report in reports.items():
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))

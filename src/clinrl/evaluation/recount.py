@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from clinrl import paths
-from clinrl.analysis.exam import EvalReport, build, summary
+from clinrl.analysis.exam import Estimates, EvalReport, build, seen_clauses, summary
 from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
@@ -30,7 +30,7 @@ from clinrl.evaluation.answers import (
     read_graded,
     rows_of,
 )
-from clinrl.evaluation.evaluate import grade
+from clinrl.evaluation.evaluate import corpora, grade
 from clinrl.tasks.base import models_of
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
@@ -54,6 +54,7 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     folder = paths.graded(name)
     manifest = verified(folder)
     found, answers = {}, {}
+    seen = seen_clauses(run.task, run.cases, corpora(params, run.model))
     for mode in run.modes:
         answers[mode] = load_answers(run, mode, name).answers
         report = load_report(name, mode)
@@ -61,7 +62,7 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
         _check_scores(read, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
             raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
-        _check_same(_page(name, mode), _count(read, mode), report.model_dump(mode="json"), name)
+        _check_same(_page(name, mode), _count(read, mode, seen), report.model_dump(mode="json"), name)
         found[mode] = report
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
     ordered = {mode: answers[mode] for mode in _order(answers, written[BETWEEN_MODES])}
@@ -104,7 +105,7 @@ def _graded(run: Run, mode: str) -> dict[str, list[Graded]]:
     return graded
 
 
-def _count(run: Run, mode: str) -> dict[str, Any]:
+def _count(run: Run, mode: str, seen: Estimates) -> dict[str, Any]:
     """The report as its answers give it, without what needs a judge and without the rows of simple policies."""
     others, tests = {}, []
     if run.model.parent is not None and paths.graded(run.model.parent).exists():
@@ -113,7 +114,7 @@ def _count(run: Run, mode: str) -> dict[str, Any]:
         others, tests = rows_of(run, parent), list(compare(run.answers(mode), parent, run.task.compared))
     measures = run.task.reporting.qualities.items()
     qualities = {name: quality for name, quality in measures if quality.requests is no_requests}
-    return build(run, mode, others=others, tests=tests, qualities=qualities).model_dump(mode="json")
+    return build(run, mode, others=others, tests=tests, qualities=qualities, seen=seen).model_dump(mode="json")
 
 
 def _check_same(page: str, counted: Any, written: Any, name: str) -> None:

@@ -6,7 +6,7 @@ A judge learns the lessons of its task.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -17,6 +17,7 @@ from clinrl.models.chat import Example, Piece, encoded, spelt
 from clinrl.models.rollout import schemas
 from clinrl.runtime.determinism import settle
 from clinrl.tasks.base import Task
+from clinrl.types import Case
 
 if TYPE_CHECKING:
     from clinrl.config.bases import Embedded, EmbeddedBase, EmbeddedJudge
@@ -97,6 +98,11 @@ def teach(
     tokenizer.save_pretrained(out)
 
 
+def corpus(task: Task, spec: "EmbeddedBase") -> Iterator[Case]:
+    """The cases that a base learns from."""
+    return task.cases(spec.cases, spec.seed, pool="base", mix="reporting")
+
+
 def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> list[Text]:
     """Each case, rendered, with what a forgetful reader does; modes alternate."""
     from tokenizers import Tokenizer, models
@@ -105,7 +111,7 @@ def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> lis
     rng = Random(f"base/{spec.seed}")
     tools = schemas(task)
     texts: list[Text] = []
-    for index, case in enumerate(task.cases(spec.cases, spec.seed, pool="base", mix="reporting")):
+    for index, case in enumerate(corpus(task, spec)):
         careful = spec.careful > 0 and rng.random() < spec.careful
         omit = frozenset(rule for rule in task.checks.rules if not careful and rng.random() < spec.forget)
         thinking = index % 2 == 0

@@ -129,6 +129,9 @@ class Reporting:
     variants: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
     """Other ways to show a case, by name: the case with other `facts`, and the reasons that then are gold, but the same
     id, group and label; or None where it has no such variant. The case as it is, `given`, is never among them."""
+    clauses: Callable[[Any], Sequence[str]] | None = None
+    """The clauses of what a case shows, numbers masked: reports say which share of an exam's stands in each corpus that
+    the model learned from. None: reports do not say it."""
     cluster: Callable[[Any], str] | None = None
     """What cases have in common that makes their answers alike, for intervals; None: each case is by itself."""
 

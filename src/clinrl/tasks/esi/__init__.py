@@ -10,6 +10,7 @@ from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of, retold
 from clinrl.tasks.esi.complaints import HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
 from clinrl.tasks.esi.intake import recognise
+from clinrl.tasks.esi.words import clauses
 from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.published import PUBLISHED
@@ -111,6 +112,7 @@ class Esi(Task):
                 "words_never_read": lambda case: retold(case, "unseen"),
             }
         ),
+        clauses=lambda case: clauses(case.facts.narrative),
     )
     safety = Safety(metric="critical_under", errors="critical patients under-triaged", answer="level")
     improvement = Improvement(

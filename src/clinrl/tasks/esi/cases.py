@@ -187,10 +187,14 @@ def cases(
 
 
 def retold(case: EsiCase, readers: Readers) -> EsiCase | None:
-    """The same patient in other words, with the same id and label; None for an imported case."""
+    """The same patient in other words, with the same id and label.
+
+    None for an imported case, and for one that is told in these words already.
+    """
     if isinstance(case.key, ImportedKey):
         return None
-    return case.model_copy(update={"facts": _facts(case.group, case.key, readers)})
+    facts = _facts(case.group, case.key, readers)
+    return None if facts == case.facts else case.model_copy(update={"facts": facts})
 
 
 def _facts(group: str, key: EsiKey, readers: Readers) -> EsiFacts:

@@ -50,6 +50,8 @@ _INJURY_UNDONE = re.compile(rf"{_BETWEEN} (?:{_NOT_SO})")
 _DEVICE_UNDONE = re.compile(
     rf"(?: (?:and|or) (?:an? |the )?{_DEVICE})?{_BETWEEN}"
     rf" (?:{_NOT_SO}|(?:removed|removal|discontinued|pulled|withdrawn|taken out)\b"
+    # "A central line was considered but not inserted."
+    r"|(?:considered|discussed|planned|offered)\b[^.;,]{0,60}\bbut (?:was )?(?:not|never)\b"
     r"|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
 )
 _INTUBATION_UNDONE = re.compile(
@@ -108,8 +110,9 @@ _HISTORY_AFTER = re.compile(
     r"|(?:in|from|since) (?:19|20)[0-9]{2}|(?:[0-9]+|a few|few|many|several) (?:weeks?|months?|years?) ago)\b"
 )
 _SOMEBODY_ELSE = re.compile(
-    r"[.;] (?:(?:an?|her|his|one|the|their) )?(?:aunt|brother|cousin|daughter|father|friend|grandfather|grandmother"
-    r"|husband|mother|neighbou?r|parent|partner|passenger|roommate|sibling|sister|son|spouse|uncle|wife)\b"
+    r"[.;] (?:(?:an?|her|his|one|the|their|pt's|patient's) )?(?:aunt|boss|brother|classmate|colleague|cousin|daughter"
+    r"|father|flatmate|friend|grandfather|grandmother|husband|mother|neighbou?r|nephew|niece|opponent|opposing [a-z]+"
+    r"|parent|partner|passenger|relative|roommate|sibling|sister|sister-in-law|son|spouse|teammate|uncle|wife)\b"
     # Those who tell about the patient, or bring the patient, are not the subject.
     r"(?! (?:says|states|reports|reported|notes|noted|noticed|found|called|brought|brings|drove|witnessed|saw)\b)"
     r"[^.;,]*$"

@@ -6,6 +6,7 @@ language model has read more than it was tuned on, and one fifth no model has ev
 project; none comes from a handbook or a record.
 """
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -18,6 +19,8 @@ Readers = Vocabulary | Literal["base"]
 """Whose words a note is written in; `base` has those of training and its own."""
 SHARES: Final[Mapping[Vocabulary, float]] = {"training": 0.4, "base_only": 0.4, "unseen": 0.2}
 """Of the wordings of one item, those in each vocabulary."""
+_NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_END = re.compile(r"[.;]")
 FOLDER: Final = Path(__file__).parent / "words"
 
 
@@ -34,6 +37,12 @@ def _items(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, tupl
             yield above + name, tuple(held)
         else:
             yield from _items(held, f"{above}{name}/")
+
+
+def clauses(narrative: str) -> list[str]:
+    """The clauses of a note in lower case, each number masked: what two notes may have word for word in common."""
+    masked = _NUMBER.sub("#", narrative.lower())
+    return [clause.strip() for clause in _END.split(masked) if clause.strip()]
 
 
 @cache
