@@ -76,7 +76,7 @@ def test_a_trigger_that_fires_is_right_and_most_standard_words_fire(exam: list[E
         true = [case for case in exam + train if rule(case.key.presentation, "v5")]
         right = [case for case in fired if rule(case.key.presentation, "v5")]
         assert len(right) / len(fired) > 0.75
-        assert len(right) / len(true) > 0.2
+        assert len(right) / len(true) > 0.1
 
 
 def test_the_text_never_names_the_level(exam: list[EsiCase]) -> None:

@@ -10,11 +10,11 @@ from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of, retold
 from clinrl.tasks.esi.complaints import HELD_OUT
 from clinrl.tasks.esi.imported import NAMES_A_LEVEL, RULE, ImportedKey
 from clinrl.tasks.esi.intake import recognise
-from clinrl.tasks.esi.words import clauses
 from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.published import PUBLISHED
 from clinrl.tasks.esi.rules import EDITIONS, RULE_IDS, Presentation, decide
+from clinrl.tasks.esi.words import clauses
 from clinrl.tasks.parts import Checks, Expect, Improvement, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable

@@ -269,7 +269,7 @@ def _patient(rng: Random, complaint: Complaint, cell: str) -> tuple[Presentation
     """Latent facts aimed at a cell, and the findings that the narrative denies."""
     age = _age(rng, complaint, cell)
     findings = _findings(rng, complaint, cell)
-    signs = vitals(rng, age, cell)
+    signs = vitals(rng, age, cell, slow_breathing="slow_breathing" in findings)
     pain = None if not SILENT.isdisjoint(findings) else _pain(rng, complaint, cell)
     if pain is not None and pain >= 7 and complaint.site == "visceral" and cell not in DECIDED_AT_A_OR_B:
         findings.add("comfortable")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from random import Random
 
 from clinrl.tasks.esi.complaints import Complaint
-from clinrl.tasks.esi.rules import Finding, Presentation
+from clinrl.tasks.esi.rules import RESPIRATORY_DEPRESSION_BPM, Finding, Presentation
 from clinrl.tasks.esi.words import Readers, wordings
 
 OPENINGS: tuple[str, ...] = (
@@ -34,6 +34,8 @@ NOBODY_WALKS: frozenset[Finding] = frozenset(
     }
 )  # fmt: skip
 """Findings of patients who are brought."""
+LASTING: frozenset[Finding] = frozenset({"comfortable", "immunosuppressed", "sepsis_signs", "suicidal", "distress"})
+"""Findings that may have begun weeks ago, as far as the complaint goes."""
 SILENT: frozenset[Finding] = frozenset({"arrest", "unresponsive", "seizing", "slow_breathing", "intubated"})
 """Findings of patients who tell nothing: no pain score, no story, no denial that one would have to ask for."""
 _LONG_WORD = re.compile(r"[a-z]{5,}")
@@ -58,7 +60,7 @@ def narrative(
 
     first = opening.format(
         who=_who(rng, p, readers), arrival=pick(_arrival(rng, p)), complaint=pick(f"complaints/{complaint.id}/says"),
-        onset=pick("onset/says"),
+        onset=pick("onset/says" if set(p.findings) <= LASTING else "styles/sudden_onset"),
     )  # fmt: skip
     parts = {
         "F": [pick(f"findings/{finding}/yes") for finding in p.findings],
@@ -112,7 +114,8 @@ def _who(rng: Random, p: Presentation, readers: Readers) -> str:
 
 
 def _arrival(rng: Random, p: Presentation) -> str:
-    if not NOBODY_WALKS.isdisjoint(p.findings):
+    hardly_breathes = p.rr_bpm is not None and p.rr_bpm <= RESPIRATORY_DEPRESSION_BPM
+    if hardly_breathes or not NOBODY_WALKS.isdisjoint(p.findings):
         return AMBULANCE if p.age_years < 16 else rng.choice((AMBULANCE, AMBULANCE, BROUGHT))
     if p.age_years < 2:
         return "arrival/infant"

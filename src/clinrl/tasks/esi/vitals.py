@@ -16,6 +16,7 @@ from clinrl.tasks.esi.rules import (
     CHILD_FEVER_C,
     DANGER_VITALS,
     EXTREME_TEMPERATURES_C,
+    RESPIRATORY_DEPRESSION_BPM,
     Band,
     band,
     hypotension_limit_mmhg,
@@ -53,11 +54,16 @@ class Signs:
     baseline_spo2_pct: int | None = None
 
 
-def vitals(rng: Random, age_years: float, cell: str) -> dict[str, Any]:
-    """The vital-sign fields of a `Presentation` that `cell`, a rule id, is to decide. None means not measured."""
+def vitals(rng: Random, age_years: float, cell: str, *, slow_breathing: bool) -> dict[str, Any]:
+    """The vital-sign fields of a `Presentation` that `cell`, a rule id, is to decide. None means not measured.
+
+    `slow_breathing`: the note says so, and the count of breaths must agree.
+    """
     if cell == "cardiac_arrest":
         return {}  # nobody measures while the chest is compressed
     signs = _signs(rng, age_years, cell)
+    if slow_breathing:
+        signs = replace(signs, rr_bpm=rng.randint(4, RESPIRATORY_DEPRESSION_BPM))
     missing = _missing(rng, signs, cell)
     dbp = min(signs.sbp_mmhg - 15, int(signs.sbp_mmhg * rng.uniform(0.52, 0.68)))
     return {
@@ -94,7 +100,7 @@ def _signs(rng: Random, age_years: float, cell: str) -> Signs:
         case "child_fever":
             return replace(well, temp_c=round(rng.uniform(CHILD_FEVER_C + 0.1, 40.4), 1))
         case "overdose_depression":
-            return replace(well, rr_bpm=rng.randint(4, 8), spo2_pct=rng.randint(80, 93))
+            return replace(well, rr_bpm=rng.randint(4, RESPIRATORY_DEPRESSION_BPM), spo2_pct=rng.randint(80, 93))
         case "infant_fever" | "immunosuppressed_fever":
             return replace(well, temp_c=round(rng.uniform(38.1, 40.2), 1))
         case _:
