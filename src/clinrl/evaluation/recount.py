@@ -18,6 +18,8 @@ from clinrl.analysis.exam import Estimates, EvalReport, build, seen_clauses, sum
 from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
+from clinrl.config.model import Model
+from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     BETWEEN_MODES,
@@ -30,11 +32,11 @@ from clinrl.evaluation.answers import (
     read_graded,
     rows_of,
 )
-from clinrl.evaluation.evaluate import corpora, grade
+from clinrl.evaluation.evaluate import base_corpus, grade
 from clinrl.tasks.base import models_of
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
-from clinrl.types import Graded
+from clinrl.types import Case, Graded
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -54,7 +56,7 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     folder = paths.graded(name)
     manifest = verified(folder)
     found, answers = {}, {}
-    seen = seen_clauses(run.task, run.cases, corpora(params, run.model))
+    seen = seen_clauses(run.task, run.cases, _learned(params, run.model))
     for mode in run.modes:
         answers[mode] = load_answers(run, mode, name).answers
         report = load_report(name, mode)
@@ -70,6 +72,10 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
         _check_same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
     return found
+
+
+def _learned(params: "Params", model: Model) -> Mapping[str, Iterable[Case]]:
+    return corpora(params, model) if model.data else base_corpus(params, model)
 
 
 def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
