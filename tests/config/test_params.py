@@ -271,11 +271,15 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     # gates and schedules
     ("gates/ekg", VALID["gates"]["esi"], ("gates: 'ekg' is not a task with a base", "allowed: esi")),
     ("gates/esi/limits/exakt", {"may_fall": 0.0}, ("gates.esi.limits: 'exakt'", "did you mean exact?")),
-    ("gates/esi/limits/dangerous", REMOVED, ("gates.esi.limits has no limit on `dangerous`",)),
+    ("gates/esi/limits/critical_under", REMOVED, ("gates.esi.limits has no limit on `critical_under`",)),
     ("gates/esi/limits/exact", {}, ("gates.esi.limits.exact limits nothing",)),
     ("gates/esi/limits/exact/may_fall", REMOVED, ("gates.esi.limits.exact",)),
     ("gates/esi/limits/exact/may_fall", -0.1, ("gates.esi.limits.exact.may_fall is -0.1",)),
-    ("gates/esi/limits/dangerous/max", {"embedded": 0.1}, ("gates.esi.limits.dangerous.max.full is missing",)),
+    (
+        "gates/esi/limits/critical_under/max",
+        {"embedded": 0.1},
+        ("gates.esi.limits.critical_under.max.full is missing",),
+    ),
     ("gates/esi/rebuilt", {"least": 1}, ("gates.esi.rebuilt.least is 1, but rebuilders lists 0",)),
     ("gates/esi/rebuilt", {"least": 0}, ("gates.esi.rebuilt.least is 0",)),
     ("approvers", {"A": KEYS[0]}, ("approvers.A", "2 characters or more")),
@@ -580,9 +584,9 @@ def test_a_version_is_not_offered_the_recipes_of_other_tasks(tmp_path):
     shutil.copytree(ROOT / "params", tmp_path / "params")
     shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
     own = tmp_path / "params/esi.yaml"
-    own.write_text(own.read_text(encoding="utf-8").replace("profile: esi-rule-aware", "profile: rule-aware"))
+    own.write_text(own.read_text(encoding="utf-8").replace("profile: esi-rule-aware-labels", "profile: rule-aware"))
     with pytest.raises(ParamsError, match="profile: 'rule-aware' is not a profile") as refused:
         load_params(tmp_path / "params.yaml")
     listed = str(refused.value).split("allowed: ")[1].split(", ")
-    assert "esi-rule-aware" in listed
+    assert "esi-rule-aware-labels" in listed
     assert all(name.startswith("esi-") for name in listed)

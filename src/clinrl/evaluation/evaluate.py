@@ -6,7 +6,7 @@ answers, from those of the parent and from the training cases.
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -75,7 +75,7 @@ def stage(params: "Params", name: str) -> None:
     task = model.task
     with exclusive(paths.graded(name)):
         run = open_run(params, model)
-        learned = {one: list(cases) for one, cases in corpora(params, model).items()} if model.data else {}
+        training = [*chain.from_iterable(corpora(params, model).values())] if model.data else []
         inputs = {"exam": run.exam_digest, **models_of(model)}
         # Before the expensive part: a parent that took another exam is found out now.
         check_apart(params, run.model, run.cases)
@@ -84,8 +84,8 @@ def stage(params: "Params", name: str) -> None:
         run = replace(answer_exam(params, run, judges), adapter_digest=inputs["adapter"])
         keep(paths.graded(name), run, inputs, seed=SEED)
         with staged(paths.report(name)) as out:
-            seen = seen_clauses(task, run.cases, learned or base_corpus(params, model))
-            write_reports(out, run, [*chain.from_iterable(learned.values())], parent, responses_of(run, judges), seen)
+            responses, seen = responses_of(run, judges), seen_by(params, run)
+            write_reports(out, run, training, parent, responses, seen)
         write_record(task, name, model.exam, model.data)
 
 
@@ -122,12 +122,15 @@ def check_apart(params: "Params", model: Model, cases: Sequence[Case]) -> None:
     importing.check_apart(training, model.exam, cases)
 
 
-def base_corpus(params: "Params", model: Model) -> dict[str, Iterator[Case]]:
-    """What an embedded base learned from, drawn again; nothing for other models, and where no report asks for it."""
-    if model.kind != "base" or model.task.reporting.clauses is None:
+def seen_by(params: "Params", run: Run) -> Estimates:
+    """The share of the exam's clauses in what the model learned from: its data sets, or a base's own corpus."""
+    model, task = run.model, run.task
+    if task.reporting.clauses is None or model.kind == "merge":
         return {}
-    spec = params.base(model.task.name)
-    return {"base corpus": corpus(model.task, spec)} if isinstance(spec, EmbeddedBase) else {}
+    if model.kind == "version":
+        return seen_clauses(task, run.cases, corpora(params, model))
+    spec = params.base(task.name)
+    return seen_clauses(task, run.cases, {"base corpus": corpus(task, spec)} if isinstance(spec, EmbeddedBase) else {})
 
 
 def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:

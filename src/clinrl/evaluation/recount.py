@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from clinrl import paths
-from clinrl.analysis.exam import Estimates, EvalReport, build, seen_clauses, summary
+from clinrl.analysis.exam import Estimates, EvalReport, build, summary
 from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
-from clinrl.config.model import Model
-from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     BETWEEN_MODES,
@@ -32,11 +30,11 @@ from clinrl.evaluation.answers import (
     read_graded,
     rows_of,
 )
-from clinrl.evaluation.evaluate import base_corpus, grade
+from clinrl.evaluation.evaluate import grade, seen_by
 from clinrl.tasks.base import models_of
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
-from clinrl.types import Case, Graded
+from clinrl.types import Graded
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -56,7 +54,7 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     folder = paths.graded(name)
     manifest = verified(folder)
     found, answers = {}, {}
-    seen = seen_clauses(run.task, run.cases, _learned(params, run.model))
+    seen = seen_by(params, run)
     for mode in run.modes:
         answers[mode] = load_answers(run, mode, name).answers
         report = load_report(name, mode)
@@ -72,10 +70,6 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     for file, counted in ((SUMMARY, summary(list(found.values()), agreement)), (BETWEEN_MODES, agreement)):
         _check_same(str(paths.report(name) / file), to_jsonable_python(counted), written[file], name)
     return found
-
-
-def _learned(params: "Params", model: Model) -> Mapping[str, Iterable[Case]]:
-    return corpora(params, model) if model.data else base_corpus(params, model)
 
 
 def _order(modes: Iterable[str], written: Any) -> Sequence[str]:
