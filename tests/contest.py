@@ -42,6 +42,11 @@ COMPARISON: dict[str, Any] = {
     "published": {"plain": {"macro_f1": 0.335}},
     "published_parts": {"held_out": {"plain": {"macro_f1": 0.31}}},
 }
+PRIMARY: dict[str, Any] = {
+    "measure": "exact", "modes": ["think", "direct"], "first": "better", "second": "plain", "effect": 10.0,
+    "discordant": 0.4, "seed_sd": 2.0, "design_effect": 1.5,
+}  # fmt: skip
+"""What the comparison is not registered for, unless a test says so."""
 Reader = tuple[float, float]
 """How often the label is right, and how often a gold sentence is said."""
 
