@@ -14,6 +14,7 @@ import sys
 import warnings
 from enum import Enum
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from clinrl.errors import DataError, Refused, TrainingError
@@ -93,9 +94,10 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl import paths
     from clinrl.artifacts import canonical_json, write_json
     from clinrl.models import bases
+    from clinrl.models.generate import SHARED, Sampler
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
-    from clinrl.training import trl
+    from clinrl.training import rejection, trl
     from clinrl.training.callback import history
     from clinrl.training.monitor import HeldOut
 
@@ -109,6 +111,16 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     model = trl.start_adapter(model, spec, parent)
     start = trl.adapter_state(model)
     judges = Judges(paths.base(spec["task"]), log=folder / VERDICTS)
+    sampled: dict[str, float] = {}
+    if spec["method"] == "rejection":
+        sampler = Sampler(model, tokenizer, shared=spec["trainer"].get("generation_path") == SHARED)
+        written = rejection.sample(
+            folder / "sampled", sampler, task, spec, rows, judges, lambda: bool(watch.stop_requested)
+        )
+        if written is None:
+            return 0
+        rows, sampled = rejection.taught(task, spec, rows, written)
+        print(f"clinrl: {spec['version']} sampled {json.dumps(sampled)}", file=sys.stderr, flush=True)
     trainer = (
         trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges)
         if spec["method"] == "grpo"
@@ -122,7 +134,9 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         trainer.held_out = HeldOut(model, tokenizer, task, spec)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
-    if checkpoint is not None and spec["method"] == "sft":
+    if sampled:
+        trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)
+    if checkpoint is not None and spec["method"] != "grpo":
         trainer.count_from(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step == spec["trainer"]["steps"]:
@@ -144,23 +158,33 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
 
 
 def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
-    """The rows of the stream with their cases. Raises DataError if they are not those of the spec."""
+    """The rows of the stream with their cases, and in SFT with gold, less what a row omits, or with its answer alone.
+
+    Raises DataError if they are not those of the spec.
+    """
     from clinrl import paths
     from clinrl.artifacts import digest
     from clinrl.data.dataset import read_cases
     from clinrl.tasks.base import GIVEN, as_variant
     from clinrl.training.launch import ROWS
-    from clinrl.training.trl import Row
+    from clinrl.training.trl import Row, Taught
 
     lines = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
     if digest(lines) != spec["rows"]:
         raise DataError(f"{folder / ROWS} is not the stream that the spec names; remove {folder} and start again")
     variant = spec.get("view", GIVEN)
     cases = {case.id: as_variant(task, case, variant) for case in read_cases(paths.cases(spec["data"]), task)}
-    return [
-        Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"], frozenset(line["omit"]))
-        for line in lines
-    ]
+    rows = [Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"]) for line in lines]
+    if spec["method"] != "sft":
+        return rows
+    bare = task.policies() if spec.get("labels_only") else {}
+    taught = []
+    for row, line in zip(rows, lines, strict=True):
+        gold = task.gold(row.case, thinking=row.thinking, omit=frozenset(line["omit"]))
+        if bare:
+            gold = bare[f"always_{task.parse(gold)}"](row.case, Random(0))
+        taught.append(Taught(**vars(row), transcript=gold))
+    return taught
 
 
 def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
