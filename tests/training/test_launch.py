@@ -28,7 +28,8 @@ from clinrl.models.chat import encode, end_tokens, write_turn
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
-from clinrl.training import callback, launch, reward_fn, trl, worker
+from clinrl.training import callback, launch, reward_fn, trl
+from clinrl.training.rows import read_rows
 from processes import alive, eventually
 
 TRAIN = """
@@ -548,14 +549,14 @@ def test_labels_alone_are_taught_in_every_mode(project):
     (whole, _), (spec, rows) = launch.resolve(PARAMS, "v1"), launch.resolve(params, "v1")
     assert spec == whole | {"labels_only": True}
     (project / launch.ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    taught = worker.read_rows(project, spec, task)
+    taught = read_rows(project / launch.ROWS, spec, task)
     assert {row.thinking for row in taught} == {True, False}
     for row, line in zip(taught, rows, strict=True):
         gold = task.gold(row.case, thinking=False, omit=frozenset(line["omit"]))
         (turn,) = row.transcript.messages
         assert turn.content == f"ANSWER: ESI {task.parse(gold)}"
         assert write_turn(turn, row.thinking) == "\n</think>\n\n" * row.thinking + turn.content
-    reasons = worker.read_rows(project, whole, task)
+    reasons = read_rows(project / launch.ROWS, whole, task)
     assert [row.transcript for row in reasons] == [
         task.gold(row.case, thinking=row.thinking, omit=frozenset(line["omit"]))
         for row, line in zip(reasons, rows, strict=True)

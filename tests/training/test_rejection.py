@@ -1,7 +1,9 @@
 """Rejection sampling: what is kept, that nothing is sampled twice, and the same bytes wherever a run was killed."""
 
 import json
+import os
 import shutil
+import signal
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.tasks.policies import write_answer
 from clinrl.training import callback, launch, rejection
-from clinrl.training.trl import Row
+from clinrl.training.rows import Row
 from samplers import ScriptedSampler
 
 TASK = get_task("esi")
@@ -191,6 +193,26 @@ def test_runs_give_the_same_bytes_wherever_they_were_killed(trained, project, mo
             (folder,) = Path(".clinrl/checkpoints").iterdir()
             assert len(list((folder / "sampled").iterdir())) == {"sampling": 3, "steps": 4}[where]
         launch.stage(params(), "v4")
+    assert dolls.files(paths.adapter("v4")) == dolls.files(trained / paths.adapter("v4"))
+
+
+def test_a_run_that_is_stopped_while_it_samples_goes_on_from_there(trained, project, monkeypatch):
+    monkeypatch.setattr(rejection, "TOGETHER", 4)
+    calls, score = [], rejection.scores
+
+    def stopped(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return score(*arguments)
+
+    monkeypatch.setattr(rejection, "scores", stopped)
+    with dolls.in_process():
+        with pytest.raises(TrainingError, match="v4 was stopped; the same command continues from step 0 of 4"):
+            launch.stage(params(), "v4")
+        assert len(calls) == 2
+        launch.stage(params(), "v4")
+    assert len(calls) == 4
     assert dolls.files(paths.adapter("v4")) == dolls.files(trained / paths.adapter("v4"))
 
 

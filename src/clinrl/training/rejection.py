@@ -19,7 +19,7 @@ from clinrl.models.generate import Sampler
 from clinrl.models.judges import Judges, scores
 from clinrl.models.rollout import run
 from clinrl.tasks.base import Task
-from clinrl.training.trl import Row, Taught
+from clinrl.training.rows import Row, Taught
 from clinrl.types import Case, Transcript
 
 TOGETHER = 64

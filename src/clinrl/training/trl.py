@@ -7,7 +7,6 @@ on a boundary where resuming is exact.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -31,25 +30,10 @@ from clinrl.tasks.base import Task
 from clinrl.training.loss import CheckedSFTTrainer, SharedLossTrainer
 from clinrl.training.monitor import HeldOut
 from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
-from clinrl.types import Case, Message, Transcript
+from clinrl.training.rows import Row, Taught
+from clinrl.types import Message
 
 WEIGHTS = "adapter_model.safetensors"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the stream as the worker holds it: the case, its mode, and the mode's switch."""
-
-    case: Case
-    mode: str
-    thinking: bool
-
-
-@dataclass(frozen=True)
-class Taught(Row):
-    """A row, and what is imitated there."""
-
-    transcript: Transcript
 
 
 def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> Any:

@@ -14,10 +14,9 @@ import sys
 import warnings
 from enum import Enum
 from pathlib import Path
-from random import Random
 from typing import Any
 
-from clinrl.errors import DataError, Refused, TrainingError
+from clinrl.errors import Refused, TrainingError
 from clinrl.runtime import determinism
 
 VERDICTS = "verdicts.jsonl"
@@ -99,13 +98,15 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl.tasks.base import get_task
     from clinrl.training import rejection, trl
     from clinrl.training.callback import history
+    from clinrl.training.launch import ROWS
     from clinrl.training.monitor import HeldOut
+    from clinrl.training.rows import read_rows
 
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     task = get_task(spec["task"])
-    rows = read_rows(folder, spec, task)
+    rows = read_rows(folder / ROWS, spec, task)
     model, tokenizer = bases.open_base(paths.base(spec["task"]), for_training=True, qlora=spec.get("qlora", False))
     parent = None if spec["parent"] == f"{spec['task']}-base" else paths.adapter(spec["parent"])
     model = trl.start_adapter(model, spec, parent)
@@ -114,13 +115,12 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     sampled: dict[str, float] = {}
     if spec["method"] == "rejection":
         sampler = Sampler(model, tokenizer, shared=spec["trainer"].get("generation_path") == SHARED)
-        written = rejection.sample(
-            folder / "sampled", sampler, task, spec, rows, judges, lambda: bool(watch.stop_requested)
-        )
+        written = rejection.sample(folder / "sampled", sampler, task, spec, rows, judges, lambda: watch.stop_requested)
         if written is None:
             return 0
         rows, sampled = rejection.taught(task, spec, rows, written)
-        print(f"clinrl: {spec['version']} sampled {json.dumps(sampled)}", file=sys.stderr, flush=True)
+        kept = f"{sampled['sampled/kept']:,} of {sampled['sampled/completions']:,} sampled completions"
+        print(f"clinrl: {spec['version']} imitates {kept}", file=sys.stderr, flush=True)
     trainer = (
         trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges)
         if spec["method"] == "grpo"
@@ -155,36 +155,6 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
             (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
     return int(trainer.state.global_step)
-
-
-def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
-    """The rows of the stream with their cases, and in SFT with gold, less what a row omits, or with its answer alone.
-
-    Raises DataError if they are not those of the spec.
-    """
-    from clinrl import paths
-    from clinrl.artifacts import digest
-    from clinrl.data.dataset import read_cases
-    from clinrl.tasks.base import GIVEN, as_variant
-    from clinrl.training.launch import ROWS
-    from clinrl.training.trl import Row, Taught
-
-    lines = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
-    if digest(lines) != spec["rows"]:
-        raise DataError(f"{folder / ROWS} is not the stream that the spec names; remove {folder} and start again")
-    variant = spec.get("view", GIVEN)
-    cases = {case.id: as_variant(task, case, variant) for case in read_cases(paths.cases(spec["data"]), task)}
-    rows = [Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"]) for line in lines]
-    if spec["method"] != "sft":
-        return rows
-    bare = task.policies() if spec.get("labels_only") else {}
-    taught = []
-    for row, line in zip(rows, lines, strict=True):
-        gold = task.gold(row.case, thinking=row.thinking, omit=frozenset(line["omit"]))
-        if bare:
-            gold = bare[f"always_{task.parse(gold)}"](row.case, Random(0))
-        taught.append(Taught(**vars(row), transcript=gold))
-    return taught
 
 
 def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
