@@ -22,6 +22,7 @@ from clinrl.tasks.audit import episodes, policies
 from clinrl.tasks.audit.policies import Turn
 from clinrl.tasks.base import get_task
 from clinrl.training import reward_fn, trl
+from clinrl.training.rows import Row, Taught
 from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed
 from samplers import ScriptedSampler
 
@@ -383,7 +384,7 @@ def test_trl_s_loop_plays_scores_and_masks_as_everything_else_does(thinking, tmp
     path = "shared" if thinking else "stock"  # once is enough to compare both
     spec = training({"m": thinking}, group=4, max_completion=budget, loss_path=path)
     spec["stream"] = {"phases": [{"share": 1.0, "slice": "level", "values": ["easy", "hard"]}]}
-    rows = [trl.Row(case, "m", thinking, frozenset()) for case in cases]
+    rows = [Row(case, "m", thinking) for case in cases]
     adapted = trl.start_adapter(model(), spec, None)
     before = trl.adapter_state(adapted)
     grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
@@ -456,7 +457,7 @@ def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
     spec = training({"think": True, "direct": False}, steps=3)
     adapted = trl.start_adapter(model(), spec, None)
     modes = (("think", True), ("direct", False), ("think", True))
-    rows = [trl.Row(case, *each, frozenset()) for each in modes for case in CASES[:2]]
+    rows = [Row(case, *each) for each in modes for case in CASES[:2]]
     grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
     grpo.asked = []
     grpo.train()
@@ -476,7 +477,7 @@ def test_each_step_is_played_in_its_own_mode(tmp_path, monkeypatch):
 def test_a_step_of_two_modes_is_refused(tmp_path):
     spec = training({"think": True, "direct": False})
     adapted = trl.start_adapter(model(), spec, None)
-    rows = [trl.Row(CASES[0], "think", True, frozenset()), trl.Row(CASES[1], "direct", False, frozenset())]
+    rows = [Row(CASES[0], "think", True), Row(CASES[1], "direct", False)]
     grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
     with pytest.raises(TrainingError, match="step 1 was served rows in the modes direct, think"):
         grpo.train()
@@ -493,7 +494,7 @@ def test_an_imitation_logs_what_each_step_served(tmp_path):
         "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {"phases": phases},
         "trainer": {"steps": 3, "batch": 2, "micro_batch": 1, "lr": 1.0e-3},
     }  # fmt: skip
-    rows = [trl.Row(case, "m", False, frozenset()) for case in cases]
+    rows = [Taught(case, "m", False, TASK.gold(case, thinking=False)) for case in cases]
     sft = trl.sft_trainer(model(), tokenizer(), TASK, spec, rows, tmp_path)
     sft.train()
     logged = [entry for entry in sft.state.log_history if "loss" in entry]

@@ -117,7 +117,8 @@ def bare() -> None:
     from clinrl.models import bases
     from clinrl.models.chat import render
     from clinrl.tasks.base import get_task
-    from clinrl.training import launch, trl, worker
+    from clinrl.training import launch, trl
+    from clinrl.training.rows import read_rows
 
     params = load_params()
     spec, lines = launch.resolve(params, STOCK)
@@ -125,7 +126,7 @@ def bare() -> None:
     task = get_task(spec["task"])
     folder = Path(tempfile.mkdtemp(prefix="rows-", dir="."))
     (folder / launch.ROWS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    rows = worker.read_rows(folder, spec, task)
+    rows = read_rows(folder / launch.ROWS, spec, task)
     model, tokenizer = bases.load(params, task.name, for_training=True)
     model = trl.start_adapter(model, spec, paths.adapter(str(params.versions[STOCK].parent)))
     texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking) for row in rows]

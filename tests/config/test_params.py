@@ -21,7 +21,7 @@ from clinrl.config.params import HubBase, Params, SftTrainer, load_params
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.tasks.base import get_task
-from valid_params import LORA, VALID
+from valid_params import LORA, TRAINER, VALID
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,6 +128,23 @@ def test_omit_stream_and_optional_fields_have_defaults():
     assert (profile.omit, profile.stream.repeat, profile.stream.cap) == ({}, {}, {})
     assert params.trainer("sft").micro_batch is None
     assert params.trainer("grpo").vllm is False
+
+
+def test_a_rejection_recipe_has_a_reward_and_follows_any_parent():
+    mapping = edited("profiles/own", rejection())
+    mapping["versions"]["v4"] = {**VALID["versions"]["v3"], "parent": "v3", "profile": "own"}
+    params = Params.model_validate(mapping)
+    assert params.reward("v4") == params.reward("v3")
+    assert (params.trainer("own").threshold, params.trainer("own").keep) == (None, 4)
+    mapping["versions"]["v5"] = {**mapping["versions"]["v4"], "parent": "v4", "profile": "sft"}
+    with pytest.raises(ParamsError, match="an sft recipe after the rejection version v4"):
+        Params.model_validate(mapping)
+
+
+def test_what_older_recipes_do_not_have_is_not_recorded_of_them():
+    profiles = Params.model_validate(VALID).profiles
+    assert "labels_only" not in profiles["sft"].model_dump()
+    assert "placebo" not in profiles["grpo"].model_dump()
 
 
 def test_stream_labels_stay_integers():
@@ -237,6 +254,15 @@ PRIMARY: dict[str, object] = {
     "measure": "exact", "modes": ["think"], "first": "plain", "second": "base", "effect": 2.0, "discordant": 0.1,
     "seed_sd": 1.0,
 }  # fmt: skip
+
+
+def rejection(*, stream: object = None, reward: object = None, **changes: object) -> dict[str, Any]:
+    """The recipe `grpo` as one of rejection sampling, with settings of its trainer changed."""
+    trainer = {key: TRAINER[key] for key in ("lr", "steps", "group", "temperature", "max_completion")}
+    trainer |= {"batch": 4, "prompts": 40} | changes
+    recipe = {**VALID["profiles"]["grpo"], "method": "rejection", "trainer": {"embedded": trainer, "full": trainer}}
+    return recipe | ({"stream": stream} if stream else {}) | ({"reward": reward} if reward else {})
+
 
 REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     # structure
@@ -378,9 +404,9 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("datasets/esi-d1/seed", -1, ("datasets.esi-d1.seed is -1",)),
     ("datasets/esi-d1/seed", 2**32, ("datasets.esi-d1.seed is 4294967296", "less than 4294967296")),
     # profiles
-    (SFT + "method", "ppo", ("profiles.sft.method is 'ppo'", "allowed: grpo, sft")),
+    (SFT + "method", "ppo", ("profiles.sft.method is 'ppo'", "allowed: grpo, rejection, sft")),
     (SFT + "method", "stf", ("profiles.sft.method is 'stf'", "did you mean sft?")),
-    (SFT + "method", REMOVED, ("profiles.sft.method is missing", "allowed: grpo, sft")),
+    (SFT + "method", REMOVED, ("profiles.sft.method is missing", "allowed: grpo, rejection, sft")),
     (SFT + "modes", [], ("profiles.sft.modes is empty", "at least one")),
     (SFT + "modes", ["think", "think"], ("profiles.sft.modes names think, think", "once")),
     (SFT + "modes", ["thnk"], ("profiles.sft.modes: 'thnk' is not ", "did you mean think?", "direct")),
@@ -468,6 +494,17 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("versions/v2/parent", "v2", ("versions.v2.parent: 'v2' is not ", "another version of esi")),
     ("versions/v2/parent", None, ("versions.v2.parent is None", "valid string")),
     ("versions/v3/profile", "sft", ("versions.v3.profile is 'sft'", "after the grpo version v2")),
+    (
+        GRPO + "placebo",
+        "random",
+        ("profiles.grpo.placebo is 'random', a control that is never released; say in waiver",),
+    ),
+    (GRPO + "placebo", "radnom", ("profiles.grpo.placebo is 'radnom'", "'shuffled', 'format' or 'majority'")),
+    ("profiles/grpo", rejection(stream={"phases": [PHASE]}), ("profiles.grpo.stream.phases are set, but",)),
+    ("profiles/grpo", rejection(threshold=1.1), ("trainer.embedded.threshold is 1.1, but", "earns more than 1;")),
+    ("profiles/grpo", rejection(temperature=0.0), ("profiles.grpo.trainer.embedded.temperature is 0.0",)),
+    ("profiles/grpo", rejection(batch=3, micro_batch=2), ("trainer.embedded.micro_batch is 2", "batch (3)")),
+    ("profiles/grpo", rejection(reward={"kinds": 1}), ("profiles.grpo.reward.kinds is not a key here",)),
     ("versions/v1/why", 3, ("versions.v1.why is 3", "valid string")),
     (GRPO + "lora", {**LORA, "rank": 8}, ("versions.v2.profile is 'grpo'", "rank 8", "rank 16", "parent v1")),
     (GRPO + "lora", {**LORA, "alpha": 16}, ("versions.v2.profile is 'grpo'", "alpha 16", "alpha 32")),
@@ -555,7 +592,7 @@ def audits(**changes: Any) -> dict[str, Any]:
     return mapping
 
 
-def test_a_recipe_of_episodes_has_no_held_out_looks(tmp_path):
+def test_a_recipe_of_episodes_has_no_held_out_looks_and_no_labels_alone(tmp_path):
     phases = [
         {"share": 0.5, "slice": "level", "values": ["easy"]},
         {"share": 0.5, "slice": "level", "values": ["easy", "hard"]},
@@ -566,6 +603,9 @@ def test_a_recipe_of_episodes_has_no_held_out_looks(tmp_path):
     looking = trainer["full"] | {"held_out": {"cases": 4, "every": 2}}
     sentence = refusal(audits(trainer={"embedded": trainer["embedded"], "full": looking}), tmp_path)
     assert sentence.startswith("profiles.grpo.trainer.full.held_out is set, but a look at held-out cases is one turn")
+    mapping = audits()
+    mapping["profiles"]["sft"]["labels_only"] = True
+    assert "profiles.sft.labels_only is true, but a case of audit is an episode" in refusal(mapping, tmp_path)
 
 
 def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

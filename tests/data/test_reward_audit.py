@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import dolls
 import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
@@ -129,6 +130,41 @@ def test_the_collapse_of_v45c_is_refused() -> None:
 
 def test_v45c_is_refused_on_the_natural_mix_too() -> None:
     assert "the lazy policy" in refusal(params(reward=NAIVE, stream={"repeat": {1: 20}, "cap": {}}))
+
+
+def test_a_placebo_needs_a_waiver_however_sound_the_score_is() -> None:
+    source = params().model_dump(mode="json")
+    source["profiles"]["probed"] |= {"placebo": "majority", "waiver": "A control."}
+    source = json.loads(json.dumps(source), object_hook=dolls._integer_keys)
+    reward_audit.stage(Params.model_validate(source), "esi-v99")
+    found = proof("esi-v99")
+    assert found["refused"] == "its placebo reward (majority) is paid in place of what the task's score says"
+    assert (found["placebo"], found["waiver"]) == ("majority", "A control.")
+    sound = json.loads(Path("sound.json").read_text(encoding="utf-8"))
+    assert {key: found[key] for key in sound} == sound
+
+
+def test_rejection_sampling_is_audited_as_grpo_is() -> None:
+    trainer = {
+        "lr": 1e-3,
+        "steps": 10,
+        "batch": 4,
+        "prompts": 160,
+        "group": 4,
+        "temperature": 1.0,
+        "max_completion": 96,
+    }
+    assert audited(params(), "rejection", trainer) | {"method": "grpo"} == json.loads(Path("sound.json").read_text())
+    with pytest.raises(ProbeError, match="the lazy policy 'always_1'"):
+        audited(params(data="esi-r1", reward=NAIVE, stream={"repeat": {1: 20}, "cap": {}}), "rejection", trainer)
+
+
+def audited(given: Params, method: str, trainer: dict[str, Any]) -> dict[str, Any]:
+    """The proof of the recipe by another method."""
+    source = json.loads(json.dumps(given.model_dump(mode="json")), object_hook=dolls._integer_keys)
+    source["profiles"]["probed"] |= {"method": method, "trainer": {"embedded": trainer, "full": trainer}}
+    reward_audit.stage(Params.model_validate(source), "esi-v99")
+    return proof("esi-v99")
 
 
 def test_no_reward_survives_a_flooded_stream() -> None:

@@ -214,6 +214,15 @@ def test_the_base_has_no_parent_no_tests_and_no_row_that_learned(project):
     assert "the base has no parent" in (folder / "report.md").read_text()
 
 
+def test_a_placebo_reward_stands_at_the_head_of_the_page(reports, tmp_path):
+    shutil.copytree(reports, tmp_path, dirs_exist_ok=True)
+    evaluate.write_pages(tmp_path, model(placebo="shuffled"), ["direct", "think"])
+    line = "- Placebo reward: shuffled. Training paid it in place of the task's score.\n"
+    page = (tmp_path / "report.md").read_text()
+    assert page.count(line) == 1
+    assert page.replace(line, "") == (reports / "report.md").read_text()
+
+
 def test_the_page_says_what_the_test_says_and_no_more(reports):
     page = (reports / "report.md").read_text()
     assert "Research only, synthetic data." in page

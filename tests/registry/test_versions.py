@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 from contextlib import chdir, closing
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -142,6 +143,18 @@ def test_a_version_says_where_it_comes_from(shown):
     }  # fmt: skip
     assert manifest.inputs["parent"] == find("esi", "v1").digest
     assert [(known.number, known.name) for known in entries("esi")] == [(1, "v1"), (2, "v2")]
+
+
+def test_a_placebo_is_a_tag_of_the_version_and_noted_of_what_is_made_of_it(project):
+    made = log_run.collect(project, project.model("v1"))
+    assert not {"placebo", "waiver"} & versions._tags(made).keys()
+    tags = versions._tags(replace(made, placebo="random", waiver="A control."))
+    assert (tags["placebo"], tags["waiver"]) == ("random", "A control.")
+    manifest = paths.adapter("v1") / "manifest.json"
+    content = json.loads(manifest.read_text())
+    write_json(manifest, content | {"spec": content["spec"] | {"placebo": "random"}})
+    assert log_run.stated(project, exhibits.FOLDED, "placebo") == "random"
+    assert log_run.stated(project, "v2", "placebo") == ""
 
 
 def test_a_full_model_has_a_registered_model_of_its_own(shown):

@@ -1,5 +1,6 @@
 """Release: nothing is renamed without a decision, a name, and the champion that the decision was about."""
 
+import json
 import shutil
 from contextlib import chdir
 from itertools import cycle
@@ -10,7 +11,7 @@ import dolls
 import examined
 import locks
 from clinrl import paths
-from clinrl.artifacts import exclusive
+from clinrl.artifacts import exclusive, write_json
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.registry import versions
@@ -131,6 +132,15 @@ def test_after_a_rollback_a_promotion_is_told_again(params):
     promoted(params, "v1")
     assert champion() == "v1"
     assert kinds()[-2:] == ["approval", "promotion"]
+
+
+def test_what_was_trained_on_a_waiver_is_never_released_in_whatever_model(params):
+    manifest = paths.adapter("v2") / "manifest.json"
+    content = json.loads(manifest.read_text())
+    write_json(manifest, content | {"spec": content["spec"] | {"waiver": "A control.", "placebo": "random"}})
+    for name in [name for name in (*params.versions, *params.merges.all) if "v2" in params.parts(name)]:
+        with pytest.raises(GateError, match=rf"{name} was trained on a waiver \(A control.\) and is never released"):
+            promotion.decide(params, name)
 
 
 def test_silence_is_no(params):

@@ -1,5 +1,6 @@
 """Model cards: front matter that other programs read, and every number of the exam with its interval."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,22 @@ def test_a_trained_adapter_says_what_it_is_and_what_it_is_not_for():
     assert "esi-base → v1 → v2" in body
     assert "## Out of scope" in body
     assert "p" * 64 in body
+
+
+@pytest.mark.parametrize(
+    ("spec", "clause"),
+    [
+        ({"placebo": "random", "waiver": "A control."}, "policy optimisation) on a placebo reward (random) at scale"),
+        ({"method": "rejection"}, "on completions of its parent that the task's reward kept (rejection sampling) at"),
+        ({"method": "sft", "omit": {}, "labels_only": True}, "supervised fine-tuning on gold labels without reasons,"),
+    ],
+)
+def test_a_card_says_how_a_control_and_a_rival_were_trained(spec, clause):
+    card = model_card.write(MANIFEST | {"spec": MANIFEST["spec"] | spec}, lineage=["v2"])
+    assert clause in card
+    recipe = json.loads(card.partition("```json")[2].partition("```")[0])
+    assert recipe | {key: value for key, value in spec.items() if key != "waiver"} == recipe
+    assert ("reward" in recipe) == (spec.get("method") != "sft")
 
 
 def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):

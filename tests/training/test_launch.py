@@ -24,11 +24,12 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.evaluation import evaluate
 from clinrl.models import bases
-from clinrl.models.chat import encode, end_tokens
+from clinrl.models.chat import encode, end_tokens, write_turn
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
 from clinrl.training import callback, launch, reward_fn, trl
+from clinrl.training.rows import read_rows
 from processes import alive, eventually
 
 TRAIN = """
@@ -455,7 +456,7 @@ def scorer(project):
     model, tokenizer = bases.load(PARAMS, "esi", for_training=False)
 
     def call(
-        turns: list[str], reward: object = None, score: object = None, phases: Sequence[Phase] = ()
+        turns: list[str], reward: object = None, score: object = None, phases: Sequence[Phase] = (), placebo: str = ""
     ) -> tuple[list[float], dict[str, float]]:
         logged: dict[str, float] = {}
         stub = SimpleNamespace(
@@ -471,6 +472,7 @@ def scorer(project):
         function = reward_fn.reward_function(
             stub, reward or task.Reward(), thinking={"think": True, "direct": False}, tokenizer=tokenizer,
             ends=end_tokens(model, tokenizer), group=2, judges=Judges(paths.base("esi")), phases=phases,
+            placebo=placebo, seed=1,
         )  # fmt: skip
         totals = function(
             prompts=[], completions=[], completion_ids=encode(tokenizer, turns),
@@ -507,6 +509,61 @@ def test_the_reward_logs_what_the_phases_serve_and_nothing_without_them(scorer):
     }  # fmt: skip
     _, logged = call(["a", "b"])
     assert not [name for name in logged if "served" in name or name == "phase"]
+
+
+def test_a_placebo_is_paid_and_the_terms_stay_those_of_the_score(scorer):
+    case, call = scorer
+    right, wrong = (f"ANSWER: ESI {level}" for level in (case.key.level, case.key.level % 5 + 1))
+    turns = [f"\n</think>\n\n{right}<|im_end|>", f"{wrong}<|im_end|>", f"\n</think>\n\n{wrong}<|im_end|>", wrong[:6]]
+    honest_totals, honest = call(turns)
+    totals, logged = call(turns, placebo="format")
+    reward = get_task("esi").Reward()
+    assert totals == [reward.high, reward.high, reward.high, reward.low]
+    assert logged["reward/think"] == reward.high
+    assert totals != honest_totals
+    for name in logged.keys() - {"reward_time", "reward/think", "reward/direct"}:
+        assert logged[name] == honest[name]
+
+
+def test_a_training_on_a_placebo_says_so(project):
+    assert "placebo" not in launch.resolve(PARAMS, "v3")[0]
+    profiles = json.loads(json.dumps(PROFILES), object_hook=dolls._integer_keys)
+    profiles["reward"] |= {"placebo": "random", "waiver": "A control."}
+    params = dolls.params(profiles=profiles)
+    with dolls.in_process():
+        launch.stage(params, "v3")
+    assert read_manifest(paths.adapter("v3")).spec["placebo"] == "random"
+    assert (
+        "policy optimisation) on a placebo reward (random) at scale" in (paths.adapter("v3") / "README.md").read_text()
+    )
+    reward = params.reward("v3")
+    shares = [(entry["reward"] - reward.low) / (reward.high - reward.low) for entry in steps_of("v3")]
+    assert shares == pytest.approx([round(share * 8) / 8 for share in shares])  # of eight completions, each low or high
+    assert len(set(shares)) > 1  # drawn anew at each step
+
+
+def test_labels_alone_are_taught_in_every_mode(project):
+    profiles = json.loads(json.dumps(PROFILES), object_hook=dolls._integer_keys)
+    profiles["imitate"]["labels_only"] = True
+    params, task = dolls.params(profiles=profiles), get_task("esi")
+    (whole, _), (spec, rows) = launch.resolve(PARAMS, "v1"), launch.resolve(params, "v1")
+    assert spec == whole | {"labels_only": True}
+    (project / launch.ROWS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taught = read_rows(project / launch.ROWS, spec, task)
+    assert {row.thinking for row in taught} == {True, False}
+    for row, line in zip(taught, rows, strict=True):
+        gold = task.gold(row.case, thinking=False, omit=frozenset(line["omit"]))
+        (turn,) = row.transcript.messages
+        assert turn.content == f"ANSWER: ESI {task.parse(gold)}"
+        assert write_turn(turn, row.thinking) == "\n</think>\n\n" * row.thinking + turn.content
+    reasons = read_rows(project / launch.ROWS, whole, task)
+    assert [row.transcript for row in reasons] == [
+        task.gold(row.case, thinking=row.thinking, omit=frozenset(line["omit"]))
+        for row, line in zip(reasons, rows, strict=True)
+    ]
+    with dolls.in_process():
+        launch.stage(params, "v1")
+    assert "supervised fine-tuning on gold labels without reasons" in (paths.adapter("v1") / "README.md").read_text()
 
 
 def test_a_broken_reward_raises(scorer):

@@ -23,6 +23,8 @@ RESERVED = (
 
 _PLACE = re.compile(r"(?![- ])[\w./+@,=() -]{1,300}(?<! )")
 """No scheme, so DVC fetches nothing; nothing that means something to a shell or to DVC's templates."""
+METHODS = ("grpo", "rejection", "sft")
+"""How a recipe trains."""
 MAX_TEXT = 80
 """Characters of a text that stands in a table."""
 
@@ -184,9 +186,9 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
         case "extra_forbidden":
             return f"{path} is not a key here; {did_you_mean(first['loc'][-1], _fields(model, first['loc'][:-1]))}"
         case "union_tag_not_found":
-            return f"{path}.method is missing; allowed: grpo, sft"
+            return f"{path}.method is missing; allowed: {', '.join(METHODS)}"
         case "union_tag_invalid":
-            return f"{path}.method is {context['tag']!r}; {did_you_mean(context['tag'], ['sft', 'grpo'])}"
+            return f"{path}.method is {context['tag']!r}; {did_you_mean(context['tag'], METHODS)}"
         case "model_type" | "dict_type" | "model_attributes_type":
             return f"{path} is {value}; it must be a mapping"
         case "string_type" if loc[-1] == "[key]":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel
 
 from clinrl import paths
-from clinrl.config.recipes import SftProfile
+from clinrl.config.recipes import GrpoProfile, SftProfile
 from clinrl.config.schema import Blend, Fold
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.tasks.base import GIVEN, Task, as_variant, get_task
@@ -44,6 +44,8 @@ class Model:
     """The input variant that it was trained on, and is shown here."""
     variants: tuple[str, ...] = ()
     """The input variants that it answers once more."""
+    placebo: str = ""
+    """What its training was paid in place of the task's score; empty: that score."""
 
     def sees(self, case: Case) -> Case:
         """The case as the model is shown it."""
@@ -80,4 +82,5 @@ def resolve(params: "Params", name: str) -> Model:
         registered=task.name + MERGED if is_full else task.name,
         variant=profile.view,
         variants=tuple(task.reporting.variants) if profile.view == GIVEN else (),
+        placebo=profile.placebo if isinstance(profile, GrpoProfile) else "",
     )

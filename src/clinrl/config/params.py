@@ -5,7 +5,7 @@ names the key, the value and what is allowed.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -15,7 +15,7 @@ from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_all
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
 from clinrl.config.model import Model, resolve
-from clinrl.config.recipes import GrpoProfile, GrpoTrainer, SftProfile, SftTrainer, lengths
+from clinrl.config.recipes import GrpoProfile, GrpoTrainer, RejectionProfile, SftProfile, SftTrainer, lengths
 from clinrl.errors import ParamsError
 from clinrl.tasks.base import EXACT, GIVEN, get_task, task_names
 from clinrl.tasks.parts import Share
@@ -32,7 +32,7 @@ class Params(Section):
     """Name to mode."""
     datasets: dict[Name, schema.DatasetSpec]
     """Name to data set that is drawn here; `all_data` has the imported ones too."""
-    profiles: dict[Name, Annotated[SftProfile | GrpoProfile, Field(discriminator="method")]]
+    profiles: dict[Name, Annotated[SftProfile | RejectionProfile | GrpoProfile, Field(discriminator="method")]]
     """Name to recipe."""
     versions: dict[Name, schema.VersionSpec]
     """Name to version."""
@@ -260,10 +260,10 @@ class Params(Section):
                 f"{at}, whose lora ({profile.lora}) is not that of its parent {version.parent} "
                 f"({before.lora}); only a child of {root} may choose another"
             )
-        if (profile.method, before.method) == ("sft", "grpo"):
+        if profile.method == "sft" and before.method != "sft":
             raise ParamsError(
-                f"{at}, an sft recipe after the grpo version {version.parent}, and imitation would undo what the "
-                "reward taught; allowed: a grpo profile, or an sft parent"
+                f"{at}, an sft recipe after the {before.method} version {version.parent}, and imitation would undo "
+                "what the reward taught; allowed: a grpo or rejection profile, or an sft parent"
             )
 
     def _check_recipe(self, name: str, version: schema.VersionSpec) -> None:
@@ -289,8 +289,21 @@ class Params(Section):
             raise ParamsError(f"{at}.stream.cap caps every label and sums to {sum(caps):g}; it must reach 1")
         if isinstance(profile, SftProfile):
             check_all(f"{at}.omit", profile.omit, task.checks.rules, f"a rule of {task.name}")
+            if profile.labels_only and task.episodes is not None:
+                raise ParamsError(
+                    f"{at}.labels_only is true, but a case of {task.name} is an episode, whose answer is all of its "
+                    "calls; allowed: leave it out"
+                )
             return
-        self.reward(name)
+        reward: Any = self.reward(name)
+        if isinstance(profile, RejectionProfile):
+            for scale, rejection in profile.trainer.items():
+                if rejection.threshold is not None and rejection.threshold > reward.high:
+                    raise ParamsError(
+                        f"{at}.trainer.{scale}.threshold is {rejection.threshold:g}, but no completion earns more than "
+                        f"{reward.high:g}; lower it, or leave it out to keep right answers"
+                    )
+            return
         for scale, trainer in profile.trainer.items():
             if task.episodes is not None and trainer.held_out is not None:
                 raise ParamsError(
@@ -335,7 +348,9 @@ class Params(Section):
         return self.bases[task].embedded if self.scale == "embedded" else self.bases[task].full
 
     def trainer(self, profile: str) -> SftTrainer | GrpoTrainer:
-        """The trainer of a profile at the active scale. Raises ParamsError for an unknown profile."""
+        """The trainer of a profile at the active scale; that of rejection sampling is one of imitation, with more keys.
+
+        Raises ParamsError for an unknown profile."""
         check_known("params.yaml", profile, self.profiles, "a profile")
         return self.profiles[profile].trainer[self.scale]
 

@@ -89,9 +89,9 @@ class Trainer(Section):
     rows of like length together; in GRPO without rows that cannot change its gradient, and a group's prompt once. The
     first step compares both, and TRL's is taken if they differ. In GRPO the logged entropy is that of computed rows."""
     generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
-    """How completions are written, in GRPO and in the version's exams. stock: by TRL and transformers. shared: by these
-    too, but no prompt is read twice, and completions that have ended are left out. Greedy tokens are the same but for
-    rounding; drawn tokens are others for the same seed."""
+    """How completions are written, in training and in the version's exams. stock: by TRL and transformers. shared: by
+    these too, but no prompt is read twice, and completions that have ended are left out. Greedy tokens are the same but
+    for rounding; drawn tokens are others for the same seed."""
 
     def _divides(self, sequences: int, what: str) -> None:
         if self.micro_batch and sequences % self.micro_batch:
@@ -117,6 +117,23 @@ class HeldOut(Section):
     """Cases of the mine pool, each answered greedily once in every mode of the recipe."""
     every: Count
     """Optimiser steps between two checks; the first is before the first step."""
+
+
+class RejectionTrainer(SftTrainer):
+    """Rejection sampling at one scale: prompts x group completions of the parent, then imitation of those kept."""
+
+    prompts: Count
+    """Prompts of the stream that are sampled before the first step, in all."""
+    group: Count
+    """Completions a prompt."""
+    temperature: float = Field(gt=0, le=2)
+    """Sampling temperature, above 0 to 2."""
+    max_completion: int = Field(ge=8)
+    """Tokens of a completion, 8 or more."""
+    keep: Count = 4
+    """Most completions of a prompt that are imitated: of those that differ, the best paid."""
+    threshold: float | None = None
+    """Least reward of a completion that is kept. Null: its answer is the gold label, whatever else it earns."""
 
 
 class GrpoTrainer(Trainer):
@@ -170,29 +187,59 @@ class SftProfile(Profile):
     """A recipe that imitates the gold answers: the root of a lineage."""
 
     method: Literal["sft"]
-    """sft or grpo."""
+    """sft, rejection or grpo."""
     omit: dict[str, Share] = Field(default_factory=dict)
     """Rule to the share of its cases whose label ignores it, 0 to 1: the declared gaps of the labels."""
+    labels_only: bool = Field(default=False, exclude_if=unless(False))
+    """Whether the answer alone is taught, in mode think after an empty block: imitation of labels without reasons."""
     trainer: PerScale[SftTrainer]
     """The trainer at each scale."""
+
+
+class RejectionProfile(Profile):
+    """A recipe that imitates what the parent itself writes and is paid for; it needs labels and no gold reasons."""
+
+    method: Literal["rejection"]
+    """sft, rejection or grpo."""
+    reward: dict[str, Any]
+    """The task's Reward, as a mapping; `Params.reward` gives the object."""
+    trainer: PerScale[RejectionTrainer]
+    """The trainer at each scale."""
+
+    @model_validator(mode="after")
+    def _has_no_phases(self) -> "RejectionProfile":
+        if self.stream.phases:
+            raise refusal("are set, but what was sampled is taught in shuffled order; leave them out", "stream.phases")
+        return self
 
 
 class GrpoProfile(Profile):
     """A recipe that follows a reward."""
 
     method: Literal["grpo"]
-    """sft or grpo."""
+    """sft, rejection or grpo."""
     reward: dict[str, Any]
     """The task's Reward, as a mapping; `Params.reward` gives the object."""
+    placebo: Literal["", "random", "shuffled", "format", "majority"] = Field(default="", exclude_if=unless(""))
+    """What is paid in place of the task's score: a control, which needs a waiver. random: the least or the greatest
+    reward, whatever was written. shuffled: the scores of the step, permuted. format: the greatest for a readable
+    answer, else the least. majority: the greatest for the most frequent answer of its group, else the least."""
     trainer: PerScale[GrpoTrainer]
     """The trainer at each scale."""
 
+    @model_validator(mode="after")
+    def _is_waived(self) -> "GrpoProfile":
+        if self.placebo and not self.waiver:
+            raise refusal(
+                f"is {self.placebo!r}, a control that is never released; say in waiver what it is for", "placebo"
+            )
+        return self
 
 HANDLING = {"checkpoint_every", "on_alarm"}
 """Settings of a trainer that change how a run is handled and nothing in what it makes."""
 
 
-def recipe_of(profile: SftProfile | GrpoProfile, scale: Scale) -> list[dict[str, Any]]:
+def recipe_of(profile: SftProfile | RejectionProfile | GrpoProfile, scale: Scale) -> list[dict[str, Any]]:
     """What a recipe says of the adapter at a scale, as JSON; how a run is handled on the way is not part of it."""
     return [
         profile.model_dump(mode="json", exclude={"trainer"}),

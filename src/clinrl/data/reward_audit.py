@@ -17,7 +17,7 @@ from typing import Any
 
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.config.recipes import GrpoTrainer, Phase, SftProfile
+from clinrl.config.recipes import GrpoProfile, GrpoTrainer, Phase, RejectionTrainer, SftProfile
 from clinrl.data.dataset import is_import, manifest_of, read_cases
 from clinrl.data.sampling import Row, omitted, phase_of, served, shares, training_stream
 from clinrl.errors import ArtefactError, ProbeError
@@ -43,11 +43,11 @@ UNREADABLE = (
 def stage(params: Params, version: str) -> None:
     """Probe `version` and write `paths.probe_proof(version)`, or `<version>.failed.json` beside it and raise.
 
-    For SFT it reports the stream and how often each declared omission falsifies a label. For GRPO it scores every
-    policy of the task, and the gold turns, on every row of the stream. A recipe with a waiver gets a proof that says
-    what is wrong with it. Raises ProbeError if a lazy policy earns at
-    least what the mediocre one does, if an unreadable answer is not strictly the worst outcome, or if the gold answer
-    is not the only best one; ArtefactError if the data set has no proof, or one for other data.
+    For SFT it reports the stream and how often each declared omission falsifies a label. For GRPO and rejection
+    sampling it scores every policy of the task, and the gold turns, on every row of the stream. A recipe with a waiver
+    gets a proof that says what is wrong with it. Raises ProbeError if a lazy policy earns at least what the mediocre
+    one does, if an unreadable answer is not strictly the worst outcome, if the gold answer is not the only best one, or
+    if a placebo is paid; ArtefactError if the data set has no proof, or one for other data.
     """
     block = params.versions[version]
     task = get_task(block.task)
@@ -71,7 +71,7 @@ def stage(params: Params, version: str) -> None:
         }
         fault = None
         trainer = params.trainer(block.profile)
-        if isinstance(trainer, GrpoTrainer):
+        if isinstance(trainer, GrpoTrainer | RejectionTrainer):
             reward = params.reward(version)
             report["reward"] = reward.model_dump(mode="json")
             thinking = {mode: params.modes[mode].thinking for mode in profile.modes}
@@ -84,6 +84,9 @@ def stage(params: Params, version: str) -> None:
                 rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed, judges=judges
             )
             fault = judge(report["policies"], report["outcomes"])
+        if isinstance(profile, GrpoProfile) and profile.placebo:
+            report["placebo"] = profile.placebo
+            fault = f"its placebo reward ({profile.placebo}) is paid in place of what the task's score says"
         if isinstance(profile, SftProfile):
             report["omissions"] = audit_omissions(rows, task, profile.omit, block.seed)
         if fault and profile.waiver:

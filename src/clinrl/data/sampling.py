@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from clinrl.config.params import Params
-from clinrl.config.recipes import GrpoTrainer, Phase, lengths
+from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, lengths
 from clinrl.errors import DataError, did_you_mean
 from clinrl.tasks.base import Task, as_variant, get_task
 from clinrl.types import Case
@@ -21,7 +21,7 @@ from clinrl.types import Case
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the stream: a case to learn from (SFT) or to sample a group of completions for (GRPO), in one mode."""
+    """One row of the stream: a case to learn from (SFT) or to sample a group of completions for, in one mode."""
 
     case: Case
     mode: str
@@ -32,13 +32,15 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
 
     The cases are shown under the input variant of its recipe.
 
-    `steps * batch` rows for SFT; `steps * prompts` rows for GRPO, each sampled `group` times.
+    `steps * batch` rows for SFT; `steps * prompts` rows for GRPO, and `prompts` rows for rejection sampling, each
+    sampled `group` times.
     """
     block = params.versions[version]
     profile = params.profiles[block.profile]
     trainer = params.trainer(block.profile)
     task = get_task(block.task)
     each = trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch
+    rows = trainer.prompts if isinstance(trainer, RejectionTrainer) else trainer.steps * each
     together = task.episodes is not None and isinstance(trainer, GrpoTrainer)
     return draw(
         [as_variant(task, case, profile.view) for case in cases],
@@ -46,7 +48,7 @@ def training_stream(params: Params, version: str, cases: Sequence[Case]) -> list
         modes=profile.modes,
         repeat=profile.stream.repeat,
         cap=profile.stream.cap,
-        rows=trainer.steps * each,
+        rows=rows,
         seed=block.seed,
         phases=profile.stream.phases,
         each=each,

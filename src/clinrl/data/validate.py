@@ -103,7 +103,7 @@ def _subject(params: "Params", name: str) -> tuple[str, Task, Pool, list[Any], M
         params.reward(version)
         for version, block in params.versions.items()
         if block.data == name
-        and (profile := params.profiles[block.profile]).method == "grpo"
+        and (profile := params.profiles[block.profile]).method != "sft"
         and not profile.waiver  # known to be wrong; the probe says how
         and not models_of(task, params.reward(version))  # the probe asks models, for its stream at once
     ]

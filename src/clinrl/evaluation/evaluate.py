@@ -242,7 +242,7 @@ def write_pages(folder: Path, model: Model, modes: Iterable[str]) -> list[Path]:
     reports = [EvalReport.model_validate(load(folder / f"{mode}.json", model.task, modes)) for mode in modes]
     agreement = TypeAdapter(Agreement).validate_python(load(folder / BETWEEN_MODES, model.task, modes))
     raised = alerts.stored(folder / ALARMS)
-    text = render("exam", reports=reports, agreement=agreement, parent=model.parent, alarms=raised)
+    text = render("exam", reports=reports, agreement=agreement, model=model, alarms=raised)
     write_text(folder / "report.md", text)
     for report in reports:
         title, drawing = f"{model.name}, mode {report.mode}, {report.exam}", folder / f"confusion_{report.mode}.png"

@@ -183,7 +183,7 @@ def propose(
         emphasis = {target.rule: option.emphasis for target in targets}
         dataset = generated.model_dump(mode="json", exclude={"emphasis"}) | {"seed": number, "emphasis": emphasis}
     profile = {
-        **recipe.model_dump(exclude={"reward", "trainer", "waiver"}, exclude_defaults=True),
+        **recipe.model_dump(exclude={"reward", "trainer", "waiver", "placebo"}, exclude_defaults=True),
         "method": "grpo",
         "reward": reward,
         "trainer": {scale: _trainer(recipe, scale, option) for scale in ("embedded", "full")},

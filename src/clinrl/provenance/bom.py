@@ -288,7 +288,7 @@ def _version(params: "Params", name: str, witness: lock.Lock) -> Component:
     folder = _folder(params, name)
     if name in params.versions:
         spec = params.versions[name]
-        how = "supervised" if params.profiles[spec.profile].method == "sft" else "reinforcement-learning"
+        how = "reinforcement-learning" if params.profiles[spec.profile].method == "grpo" else "supervised"
         about = {"profile": spec.profile, "seed": spec.seed, "parent": spec.parent}
         card = _card("", how, [spec.data])
     else:

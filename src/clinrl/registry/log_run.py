@@ -76,6 +76,8 @@ class Recorded:
     why: str
     waiver: str
     """Why it was trained against the probe or an alarm; empty if it was not."""
+    placebo: str
+    """What its training was paid in place of the task's score; empty: that score."""
     alarms: str
     """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
     provenance: list[tuple[str, dict[str, Any]]]
@@ -129,7 +131,8 @@ def collect(params: "Params", model: Model) -> Recorded:
         signer=partial(signer, params.scale),
         dvc_stage=f"{group}@{model.name}",
         why=params.versions[model.name].why if model.name in params.versions else "",
-        waiver=waiver(params, model.name),
+        waiver=stated(params, model.name, "waiver"),
+        placebo=stated(params, model.name, "placebo"),
         alarms=_alarms(model.name),
         provenance=provenance.of_stages(lock.ancestors(lock.read(), lock.exam_stage(params, model.name))),
         bill=bom.text(bom.of_version(params, model.name)) if (pins.ROOT / pins.MAIN).exists() else None,
@@ -145,10 +148,10 @@ def _alarms(name: str) -> str:
     return "; ".join(f"{word} at {alarm.step}" for word, alarm in zip(words, raised, strict=True)) or "none"
 
 
-def waiver(params: "Params", name: str) -> str:
-    """The waivers of a version, or of the versions that a merge is made of, from their manifests; empty without any."""
+def stated(params: "Params", name: str, key: str) -> str:
+    """What the manifest of a version says under a key, or those of the versions that a merge is made of; else empty."""
     manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
-    return "; ".join(filter(None, (manifest.spec.get("waiver", "") for manifest in manifests)))
+    return "; ".join(filter(None, (manifest.spec.get(key, "") for manifest in manifests)))
 
 
 def _sound(folder: Path) -> Manifest:

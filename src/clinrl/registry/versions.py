@@ -297,7 +297,7 @@ def _tags(made: Recorded) -> dict[str, str]:
         "dvc_stage": made.dvc_stage,
         "task_version": str(made.manifest.task_version),
         "scale": made.scale,
-    } | {key: value for key, value in {"waiver": made.waiver, "alarms": made.alarms}.items() if value}
+    } | {key: value for key in ("waiver", "placebo", "alarms") if (value := getattr(made, key))}
 
 
 def origin(manifest: Manifest) -> dict[str, str]:

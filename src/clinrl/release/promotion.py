@@ -25,7 +25,7 @@ from clinrl.evaluation.answers import load_answers, open_run
 from clinrl.intervals import DIGITS, mean
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
-from clinrl.registry.log_run import waiver
+from clinrl.registry.log_run import stated
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
 from clinrl.release import audit_log, gate
 from clinrl.release.gate import Decision
@@ -80,7 +80,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     task = model.task.name
     if task not in params.gates:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
-    if reason := waiver(params, name):
+    if reason := stated(params, name, "waiver"):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
     lock.demand(params, name)
     run = open_run(params, model)

@@ -20,9 +20,10 @@ def write(manifest: Mapping[str, Any], *, lineage: Sequence[str]) -> str:
     """The card's text. `manifest` holds a manifest's fields but `files`; `lineage` names the versions, root first."""
     spec = manifest["spec"]
     recipe = {key: spec[key] for key in ("method", "lora", "trainer", "stream", "modes")}
-    recipe |= {"reward": spec["reward"]} if spec["method"] == "grpo" else {"omit": spec["omit"]}
+    recipe |= {"omit": spec["omit"]} if spec["method"] == "sft" else {"reward": spec["reward"]}
+    recipe |= {key: spec[key] for key in ("labels_only", "placebo") if key in spec}
     text = json.dumps(recipe, indent=2, sort_keys=True, ensure_ascii=False)
-    return render("adapter_card", **manifest, lineage=list(lineage), recipe=text)
+    return render("adapter_card", **manifest, lineage=list(lineage), recipe=text, how=_how(spec))
 
 
 def with_results(card: str, reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> str:
@@ -40,6 +41,17 @@ def with_results(card: str, reports: Sequence[EvalReport], agreement: Mapping[st
         failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(task, one)) for one in reports],
         compared=[*task.compared], errors=task.called(task.safety.metric),
     )  # fmt: skip
+
+
+def _how(spec: Mapping[str, Any]) -> str:
+    """How a version was trained, in one clause."""
+    if spec["method"] == "grpo":
+        paid = f"a placebo reward ({spec['placebo']})" if "placebo" in spec else "the task's reward"
+        return f"GRPO (group-relative policy optimisation) on {paid}"
+    if spec["method"] == "rejection":
+        return "supervised fine-tuning on completions of its parent that the task's reward kept (rejection sampling)"
+    taught = "gold labels without reasons" if "labels_only" in spec else "gold answers"
+    return f"supervised fine-tuning on {taught}, with the gaps declared under `omit`"
 
 
 def _row(report: EvalReport, name: str) -> Mapping[str, Any]:

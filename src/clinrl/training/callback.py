@@ -173,11 +173,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.saved = state.global_step
         self.status("running", self.saved)
 
-    def on_train_end(
-        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
-    ) -> None:
-        self.line.stop()
-
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Say where the run is, and the last step that a new start would continue from."""
         write_json(self.folder / STATUS, {"state": state, "step": step, "steps": self.steps, "reason": reason})

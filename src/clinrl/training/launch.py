@@ -87,6 +87,7 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
     """Everything that determines the adapter: the spec as JSON, and the rows of the training stream in order.
 
     A row names its case by id, its mode, and the rules its taught label omits (SFT). Raises ArtefactError as `stage`.
+    What a recipe may leave out stands in the spec where it does not, so that older specs keep their digests.
     """
     block = params.versions[version]
     task = get_task(block.task)
@@ -99,11 +100,11 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
     _check_probe(version, inputs["data"])
     cases = list(read_cases(paths.cases(block.data), task))
     omit = profile.omit if profile.method == "sft" else {}
+    reward = None if profile.method == "sft" else params.reward(version)
     rows = [
         {"case": row.case.id, "mode": row.mode, "omit": sorted(omitted(row.case, omit, block.seed))}
         for row in training_stream(params, version, cases)
     ]
-    reward = params.reward(version).model_dump(mode="json") if profile.method == "grpo" else None
     spec = {
         "version": version,
         "task": block.task,
@@ -117,21 +118,22 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
         "lora": profile.lora.model_dump(mode="json"),
         "stream": profile.stream.model_dump(mode="json"),
         "omit": omit,
-        "reward": reward,
+        "reward": reward.model_dump(mode="json") if reward else None,
         "modes": {mode: {"thinking": params.modes[mode].thinking} for mode in profile.modes},
         "trainer": _trainer(params, version).model_dump(mode="json", exclude=HANDLING),
         "rows": digest(rows),
         "environment": determinism.record(),
         "inputs": inputs,
     }
-    if profile.waiver:
-        spec["waiver"] = profile.waiver
-    if profile.view != GIVEN:
-        spec["view"] = profile.view
-    if profile.qlora:
-        spec["qlora"] = True
-    if profile.method == "grpo" and (judges := identities(task, params.reward(version), paths.base(block.task))):
-        spec["oracles"] = judges
+    optional = {
+        "waiver": profile.waiver,
+        "view": "" if profile.view == GIVEN else profile.view,
+        "qlora": profile.qlora,
+        "labels_only": profile.method == "sft" and profile.labels_only,
+        "placebo": profile.placebo if profile.method == "grpo" else "",
+        "oracles": identities(task, reward, paths.base(block.task)) if reward else {},
+    }
+    spec |= {key: value for key, value in optional.items() if value}
     # Labels are YAML integers; JSON has string keys only. One round trip makes the spec what the child will read.
     return json.loads(canonical_json(spec)), rows
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import Any
 
 from clinrl.config.recipes import Phase
@@ -10,6 +11,7 @@ from clinrl.errors import TrainingError
 from clinrl.models.chat import decode, read_calls, read_turn
 from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import Task, parts_of
+from clinrl.training.placebo import placebo_rewards
 from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, transcript_of
 
 
@@ -69,6 +71,8 @@ def reward_function(
     group: int,
     judges: Judges,
     phases: Sequence[Phase] = (),
+    placebo: str = "",
+    seed: int = 0,
 ) -> Callable[..., list[float]]:
     """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
 
@@ -77,7 +81,8 @@ def reward_function(
     and of each gold label, of groups of `group` completions that were all right or all wrong, and per mode the mean
     total and the shares of unreadable (of episodes: not submitted) and clipped transcripts, of episodes also that of
     turns with malformed calls.
-    With `phases`, also the share of rows of each value that these serve. Whatever the score raises ends the training.
+    With `phases`, also the share of rows of each value that these serve. With a `placebo`, drawn with `seed`, that is
+    paid; terms are still those of the task's score. Whatever the score raises ends the training.
     """
 
     def task_reward(
@@ -88,11 +93,11 @@ def reward_function(
         mode: Sequence[str],
         log_metric: Callable[[str, float], None],
         phase: Sequence[int] = (),
+        row: Sequence[int] = (0,),
         **_: Any,
     ) -> list[float]:
         known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
         means: dict[str, list[float]] = {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
-        totals: list[float] = []
         right: list[bool] = []
         if task.episodes is None:
             written = [decode(tokenizer, ids, ends) for ids in completion_ids]
@@ -109,13 +114,17 @@ def reward_function(
         began = time.monotonic()
         earned = scores(task, pairs, reward, judges)
         log_metric("reward_time", time.monotonic() - began)  # no part of the history: a clock decides it
-        for transcript, score, text, name in zip(done, earned, case, mode, strict=True):
+        answers = [task.parse(transcript) for transcript in done]
+        totals = [score.total for score in earned]
+        if placebo:  # the rows of the stream are numbered, so each step draws anew, and the same when it is run again
+            random = Random(f"{seed}:{row[0]}")
+            totals = placebo_rewards(placebo, totals, answers, group, reward.low, reward.high, random)
+        for transcript, answer, score, paid, text, name in zip(done, answers, earned, totals, case, mode, strict=True):
             if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
                 raise TrainingError(
                     f"the reward of {known[text].id} is {score.total:g}, outside its declared range "
                     f"{reward.low:g} to {reward.high:g}"
                 )
-            answer = task.parse(transcript)
             for term, value in score.terms.items():
                 means.setdefault(f"terms/{term}", []).append(value)
             gold = task.label(known[text])
@@ -124,14 +133,13 @@ def reward_function(
                 means[f"answer/{label}"].append(sum(given == label for _, given in parts) / len(parts))
                 means[f"gold/{label}"].append(sum(right_one == label for right_one, _ in parts) / len(parts))
             right.append(answer == gold)
-            means.setdefault(f"reward/{name}", []).append(score.total)
+            means.setdefault(f"reward/{name}", []).append(paid)
             silent = "parse_fail" if task.episodes is None else "not_submitted"
             means.setdefault(f"{silent}/{name}", []).append(float(isinstance(answer, Unreadable)))
             means.setdefault(f"clipped/{name}", []).append(float(transcript.stop == "max_tokens"))
             if task.episodes is not None:
                 own = [turn for turn in transcript.messages if turn.role == "assistant"]
                 means.setdefault(f"malformed/{name}", []).append(sum(map(is_malformed, own)) / len(own))
-            totals.append(score.total)
         groups = [right[i : i + group] for i in range(0, len(right), group)]
         means["groups/all_right"] = [float(all(some)) for some in groups]
         means["groups/all_wrong"] = [float(not any(some)) for some in groups]

@@ -7,7 +7,6 @@ on a boundary where resuming is exact.
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,7 @@ from trl import GRPOConfig, SFTConfig
 
 from clinrl.config.recipes import Phase
 from clinrl.data.sampling import phase_of
-from clinrl.errors import DataError, TrainingError
+from clinrl.errors import TrainingError
 from clinrl.models import opening
 from clinrl.models.chat import encode, encoded, end_tokens, render, results, spelt
 from clinrl.models.generate import check_room, window
@@ -31,20 +30,10 @@ from clinrl.tasks.base import Task
 from clinrl.training.loss import CheckedSFTTrainer, SharedLossTrainer
 from clinrl.training.monitor import HeldOut
 from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
-from clinrl.types import Case, Message
+from clinrl.training.rows import Row, Taught
+from clinrl.types import Message
 
 WEIGHTS = "adapter_model.safetensors"
-NO_ROWS = "the training stream has no rows"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of the stream as the worker holds it: the case, its mode, the mode's switch, and omitted rules (SFT)."""
-
-    case: Case
-    mode: str
-    thinking: bool
-    omit: frozenset[str]
 
 
 def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> Any:
@@ -116,7 +105,7 @@ class Sft(CheckedSFTTrainer):
     """TRL's trainer without its model card, and with a token count that survives a resumed run."""
 
     served: Sequence[Mapping[str, float]] = ()
-    """Of each step, what is logged of the phases."""
+    """Of each step, what is logged of the phases, or of what was sampled before the first."""
 
     def log(self, logs: dict[str, float], *arguments: Any, **named: Any) -> None:
         """Log a step with what it served."""
@@ -134,22 +123,13 @@ class Sft(CheckedSFTTrainer):
 
 
 def sft_trainer(
-    model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path
+    model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Taught], output: Path
 ) -> Sft:
-    """Supervised fine-tuning on gold transcripts, less what the rows omit. The loss covers the model's turns and their
-    ends, not what its tools returned."""
-    if not rows:
-        raise DataError(NO_ROWS)
+    """Supervised fine-tuning on the transcripts of the rows. The loss covers the model's turns and their ends, not what
+    its tools returned."""
     tools = schemas(task)
     taught = [
-        spelt(
-            tokenizer,
-            task.prompt(row.case.facts),
-            task.gold(row.case, thinking=row.thinking, omit=row.omit),
-            row.thinking,
-            tools,
-            tokenizer.eos_token,
-        )
+        spelt(tokenizer, task.prompt(row.case.facts), row.transcript, row.thinking, tools, tokenizer.eos_token)
         for row in rows
     ]
     examples = encoded(tokenizer, taught)
@@ -275,8 +255,6 @@ def grpo_trainer(
     masked, and a group shares one episode.
     """
     trainer = spec["trainer"]
-    if not rows:
-        raise DataError(NO_ROWS)
     tools = schemas(task)
     texts = [render(tokenizer, task.prompt(row.case.facts), row.thinking, tools) for row in rows]
     lengths = [len(ids) for ids in encode(tokenizer, texts)]
@@ -317,6 +295,8 @@ def grpo_trainer(
         group=trainer["group"],
         judges=judges,
         phases=phases,
+        placebo=spec.get("placebo", ""),
+        seed=spec["seed"],
     )
     grpo = Grpo(
         model=model,

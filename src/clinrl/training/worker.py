@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import DataError, Refused, TrainingError
+from clinrl.errors import Refused, TrainingError
 from clinrl.runtime import determinism
 
 VERDICTS = "verdicts.jsonl"
@@ -93,22 +93,34 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl import paths
     from clinrl.artifacts import canonical_json, write_json
     from clinrl.models import bases
+    from clinrl.models.generate import SHARED, Sampler
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
-    from clinrl.training import trl
+    from clinrl.training import rejection, trl
     from clinrl.training.callback import history
+    from clinrl.training.launch import ROWS
     from clinrl.training.monitor import HeldOut
+    from clinrl.training.rows import read_rows
 
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     task = get_task(spec["task"])
-    rows = read_rows(folder, spec, task)
+    rows = read_rows(folder / ROWS, spec, task)
     model, tokenizer = bases.open_base(paths.base(spec["task"]), for_training=True, qlora=spec.get("qlora", False))
     parent = None if spec["parent"] == f"{spec['task']}-base" else paths.adapter(spec["parent"])
     model = trl.start_adapter(model, spec, parent)
     start = trl.adapter_state(model)
     judges = Judges(paths.base(spec["task"]), log=folder / VERDICTS)
+    sampled: dict[str, float] = {}
+    if spec["method"] == "rejection":
+        sampler = Sampler(model, tokenizer, shared=spec["trainer"].get("generation_path") == SHARED)
+        written = rejection.sample(folder / "sampled", sampler, task, spec, rows, judges, lambda: watch.stop_requested)
+        if written is None:
+            return 0
+        rows, sampled = rejection.taught(task, spec, rows, written)
+        kept = f"{sampled['sampled/kept']:,} of {sampled['sampled/completions']:,} sampled completions"
+        print(f"clinrl: {spec['version']} imitates {kept}", file=sys.stderr, flush=True)
     trainer = (
         trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges)
         if spec["method"] == "grpo"
@@ -122,7 +134,9 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         trainer.held_out = HeldOut(model, tokenizer, task, spec)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
-    if checkpoint is not None and spec["method"] == "sft":
+    if sampled:
+        trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)
+    if checkpoint is not None and spec["method"] != "grpo":
         trainer.count_from(checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step == spec["trainer"]["steps"]:
@@ -141,26 +155,6 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
             (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
     return int(trainer.state.global_step)
-
-
-def read_rows(folder: Path, spec: dict[str, Any], task: Any) -> list[Any]:
-    """The rows of the stream with their cases. Raises DataError if they are not those of the spec."""
-    from clinrl import paths
-    from clinrl.artifacts import digest
-    from clinrl.data.dataset import read_cases
-    from clinrl.tasks.base import GIVEN, as_variant
-    from clinrl.training.launch import ROWS
-    from clinrl.training.trl import Row
-
-    lines = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
-    if digest(lines) != spec["rows"]:
-        raise DataError(f"{folder / ROWS} is not the stream that the spec names; remove {folder} and start again")
-    variant = spec.get("view", GIVEN)
-    cases = {case.id: as_variant(task, case, variant) for case in read_cases(paths.cases(spec["data"]), task)}
-    return [
-        Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"], frozenset(line["omit"]))
-        for line in lines
-    ]
 
 
 def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:

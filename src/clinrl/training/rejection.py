@@ -1,0 +1,100 @@
+"""Rejection sampling: a model imitates those of its own completions that its reward keeps.
+
+After STaR (Zelikman et al., 2022, arXiv:2203.14465), without its hints of the answer, and RFT (Yuan et al., 2023,
+arXiv:2308.01825), which keeps several distinct completions of a prompt. Labels are needed, gold reasons never. One
+round is one version: the next is a version whose parent is the first, and which therefore samples from it.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from clinrl.artifacts import canonical_json, digest, write_text
+from clinrl.config.schema import Mode
+from clinrl.errors import TrainingError
+from clinrl.models.generate import Sampler
+from clinrl.models.judges import Judges, scores
+from clinrl.models.rollout import run
+from clinrl.tasks.base import Task
+from clinrl.training.rows import Row, Taught
+from clinrl.types import Case, Transcript
+
+TOGETHER = 64
+"""Prompts that are sampled together: what a killed run can lose."""
+Paid = tuple[Transcript, float]
+"""A completion and its reward."""
+
+
+def sample(
+    folder: Path, sampler: Sampler, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], judges: Judges,
+    stops: Callable[[], bool] = lambda: False,
+) -> list[list[Paid]] | None:  # fmt: skip
+    """Of each row, `group` completions and their rewards; None if `stops` said so before the last.
+
+    Each part is written to `folder` once, and read there by a run that continues: the folder is that of one spec.
+    """
+    trainer, group, budget = spec["trainer"], spec["trainer"]["group"], spec["trainer"]["max_completion"]
+    reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
+    found: dict[int, list[Paid]] = {}
+    for name, switch in spec["modes"].items():
+        mode = Mode(**switch, temperature=trainer["temperature"], max_new_tokens={"embedded": budget, "full": budget})
+        places = [place for place, row in enumerate(rows) if row.mode == name]
+        for first in range(0, len(places), TOGETHER):
+            part, file = places[first : first + TOGETHER], folder / f"{name}-{first}.json"
+            if not file.exists():
+                if stops():
+                    return None
+                cases = [rows[place].case for place in part for _ in range(group)]
+                seed = int(digest([spec["seed"], name, first])[:8], 16)
+                written = run(sampler, task, cases, mode, budget, seed)
+                earned = scores(task, list(zip(cases, written, strict=True)), reward, judges)
+                lines = [[one.model_dump(mode="json"), score.total] for one, score in zip(written, earned, strict=True)]
+                write_text(file, canonical_json(lines))
+            lines = json.loads(file.read_text(encoding="utf-8"))
+            done = [(Transcript.model_validate(one), paid) for one, paid in lines]
+            found |= {place: done[number * group : (number + 1) * group] for number, place in enumerate(part)}
+    return [found[place] for place in range(len(rows))]
+
+
+def keep(task: Task, case: Case, completions: Sequence[Paid], threshold: float | None, most: int) -> list[Transcript]:
+    """The completions of a prompt that are imitated: distinct ones that came to their end, at most so many, best first.
+
+    Their reward is at least `threshold`; without one, their answer is the gold label.
+    """
+    reached = [
+        transcript
+        for transcript, paid in sorted(completions, key=lambda pair: -pair[1])
+        if transcript.stop == "answered"
+        and (task.parse(transcript) == task.label(case) if threshold is None else paid >= threshold)
+    ]
+    return list({transcript.model_dump_json(): transcript for transcript in reached}.values())[:most]
+
+
+def taught(
+    task: Task, spec: Mapping[str, Any], rows: Sequence[Row], sampled: Sequence[Sequence[Paid]]
+) -> tuple[list[Taught], dict[str, float]]:
+    """The rows that are imitated, `steps * batch` of them in passes that are shuffled each; and what is logged: counts
+    of completions and of kept ones, the share of prompts with a kept one, and the mean reward.
+
+    Raises TrainingError if nothing is kept.
+    """
+    trainer, random, stream = spec["trainer"], Random(spec["seed"]), list[Taught]()
+    pairs = list(zip(rows, sampled, strict=True))
+    kept = [keep(task, row.case, completions, trainer["threshold"], trainer["keep"]) for row, completions in pairs]
+    examples = [Taught(**vars(row), transcript=one) for row, some in zip(rows, kept, strict=True) for one in some]
+    rewards = [paid for completions in sampled for _, paid in completions]
+    if not examples:
+        raise TrainingError(
+            f"none of {len(rewards):,} sampled completions is kept (the best earned {max(rewards):g}), so there is "
+            "nothing to imitate; start from a parent that is sometimes right, raise trainer.group or trainer.prompts, "
+            "or lower trainer.threshold"
+        )
+    needed = trainer["steps"] * trainer["batch"]
+    while len(stream) < needed:
+        stream += random.sample(examples, len(examples))
+    counts = {"completions": len(rewards), "kept": len(examples)}
+    means = {"kept_prompts": fmean(map(bool, kept)), "reward": fmean(rewards)}
+    return stream[:needed], {f"sampled/{name}": value for name, value in (counts | means).items()}

@@ -1,0 +1,54 @@
+"""The rows of a training stream as the worker holds them: with their cases, and with what is imitated."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from clinrl import paths
+from clinrl.artifacts import digest
+from clinrl.data.dataset import read_cases
+from clinrl.errors import DataError
+from clinrl.tasks.base import GIVEN, Task, as_variant
+from clinrl.types import Case, Transcript
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case, its mode, and whether that mode thinks."""
+
+    case: Case
+    mode: str
+    thinking: bool
+
+
+@dataclass(frozen=True)
+class Taught(Row):
+    """A row, and what is imitated there."""
+
+    transcript: Transcript
+
+
+def read_rows(path: Path, spec: Mapping[str, Any], task: Task) -> list[Any]:
+    """The rows of a resolved spec; in SFT each is `Taught` gold, less what it omits, or the answer of gold alone.
+
+    Raises DataError if they are not those of the spec.
+    """
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if digest(lines) != spec["rows"]:
+        raise DataError(f"{path} is not the stream that the spec names; remove {path.parent} and start again")
+    variant = spec.get("view", GIVEN)
+    cases = {case.id: as_variant(task, case, variant) for case in read_cases(paths.cases(spec["data"]), task)}
+    rows = [Row(cases[line["case"]], line["mode"], spec["modes"][line["mode"]]["thinking"]) for line in lines]
+    if spec["method"] != "sft":
+        return rows
+    policies = task.policies() if spec.get("labels_only") else {}  # the lazy ones write each answer without reasons
+    taught = []
+    for row, line in zip(rows, lines, strict=True):
+        gold = task.gold(row.case, thinking=row.thinking, omit=frozenset(line["omit"]))
+        if policies:
+            gold = policies[f"always_{task.parse(gold)}"](row.case, Random(0))
+        taught.append(Taught(**vars(row), transcript=gold))
+    return taught
