@@ -163,5 +163,6 @@ def train(name: str, seed: int = 0) -> None:
             "parent": identity(read_manifest(paths.adapter(parent))),
             "data": identity(read_manifest(paths.cases("d1"))),
         }
-        spec = {"scale": "embedded", "parent": parent, "data": "d1", "seed": seed, "method": "sft"}
+        declared = dolls.PARAMS["versions"][name]["seed"]
+        spec = {"scale": "embedded", "parent": parent, "data": "d1", "seed": declared, "method": "sft"}
         seal(out, kind="adapter", name=name, task="esi", task_version=2, spec=spec, inputs=inputs)

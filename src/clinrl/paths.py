@@ -139,6 +139,11 @@ def attestations(name: str) -> Path:
     return Path("data/attestations") / name
 
 
+def dossier(version: str) -> Path:
+    """The papers of a version: Markdown, one HTML page, and every number with its source. Git and DVC ignore them."""
+    return Path("data/dossiers") / version
+
+
 def audit_log() -> Path:
     """The audit file of decisions, approvals, promotions and rollbacks."""
     return Path("data/reports/decisions.jsonl")

@@ -217,7 +217,8 @@ def test_a_clone_has_proofs_without_pages_and_registers_pages_all_the_same(proje
 
 
 def test_what_is_registered_is_complete_and_checks_itself(shown):
-    for entry, parts in ((find("esi", "v1"), {"adapter", "base"}), (find("esi-merged", "1"), {"merged"})):
+    adapter = {"adapter", "base", "README.md"}  # the fold of this project has no card to begin with
+    for entry, parts in ((find("esi", "v1"), adapter), (find("esi-merged", "1"), {"merged"})):
         folder = folder_of(entry)
         held = {path.name for path in folder.iterdir()}
         assert held == parts | {
@@ -225,6 +226,11 @@ def test_what_is_registered_is_complete_and_checks_itself(shown):
             "serving_input_example.json", "model.sig", "signer.pub", "bom.cdx.json", "examined.json",
         }  # fmt: skip
         assert model_folder.check_signature(folder, keyring()) == "this checkout"
+        if "README.md" in parts:
+            card = (folder / "README.md").read_text()
+            assert "| v1 | d1 | synthetic, drawn from templates | severe_pain: 0.5 |" in card
+            assert "- Training with other seeds: not done" in card
+            assert "## Slices" in card
         record = pyfunc.read(folder)
         assert (record.name, record.digest) == (entry.name, entry.digest)
         assert record.modes["think"].model_dump() == exhibits.reports(entry.name)["think"]["mode_spec"]

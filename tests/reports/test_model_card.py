@@ -19,6 +19,11 @@ MANIFEST = {
     },
 }  # fmt: skip
 
+TRAINING = [
+    model_card.Trained("v1", "d1", False, {"severe_pain": 0.65, "open_injury": 0.5}),
+    model_card.Trained("v2", "own", True, {}),
+]
+
 
 def front_matter(card):
     start, matter, body = card.split("---\n", 2)
@@ -59,7 +64,9 @@ def test_a_card_says_how_a_control_and_a_rival_were_trained(spec, clause):
 def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
     card = model_card.write(MANIFEST, lineage=["v1", "v2"])
     agreement = {"mode_agreement": Estimate(value=0.98, low=0.97, high=0.99, n=800)}
-    matter, body = front_matter(model_card.with_results(card, reports, agreement))
+    matter, body = front_matter(
+        model_card.with_results(card, reports, agreement, training=TRAINING, missing=["other seeds: not done"])
+    )
     (index,) = matter["model-index"]
     assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x1, mode think", "esi-x1, mode direct"]
     for report, result in zip(reports, index["results"], strict=True):
@@ -70,14 +77,31 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
     assert "The modes agree in 98.0% [97.0, 99.0] of 800 cases." in body
     assert "| bag of words |" in body
     assert card.split("---\n", 2)[2].strip() in body
+    sensitivity = reports[0].metrics["high_risk_sensitivity"]
+    assert f"[{sensitivity.low:.3f}, {sensitivity.high:.3f}], n {sensitivity.n} |" in body, "an n of its own"
+    acs = [report.slices["rule"]["acs"][name] for name in ("exact", "dangerous") for report in reports]
+    cells = [f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}], n {one.n}" for one in acs]
+    assert f"| rule | acs | {' | '.join(cells)} |" in body
+    assert "- other seeds: not done" in body
+
+
+def test_a_card_says_that_a_gap_was_planted(reports):
+    card = model_card.write(MANIFEST, lineage=["v1", "v2"])
+    planted = model_card.with_results(card, reports, {}, training=TRAINING, missing=[])
+    assert "| v1 | d1 | synthetic, drawn from templates | severe_pain: 0.65, open_injury: 0.5 |" in planted
+    assert "| v2 | own | imported records | none |" in planted
+    assert "a gap that was planted" in planted
+    assert "planted" not in model_card.with_results(card, reports, {}, training=TRAINING[1:], missing=[])
 
 
 def test_failures_are_named_or_said_to_be_none(reports):
     first = reports[0]
     card = model_card.write(MANIFEST, lineage=["v2"])
     silent = first.model_copy(update={"unreadable": {"empty": 2, "two answers": 1}, "stops": {"max_tokens": 4}})
-    assert "| think | 3: empty (2), two answers (1) | 4 | rule " in model_card.with_results(card, [silent], {})
+    assert "| think | 3: empty (2), two answers (1) | 4 | rule " in model_card.with_results(
+        card, [silent], {}, training=[], missing=[]
+    )
     clean = first.model_copy(update={"unreadable": {}, "stops": {}, "slices": {}})
-    text = model_card.with_results(card, [clean], {})
+    text = model_card.with_results(card, [clean], {}, training=[], missing=[])
     assert "| think | 0 | 0 | none |" in text
     assert "modes agree" not in text

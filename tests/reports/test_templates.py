@@ -1,6 +1,7 @@
 """Templates: text from elsewhere stays in its cell or block, a missing name is an error, and cards keep their bytes."""
 
 import hashlib
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from clinrl.reports import model_card
 from clinrl.reports.render import each, fenced, head, quoted, render, row, table
 
 ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "src/clinrl/reports/templates"
 HOSTILE = "a | b\n\n## A heading\r\n| x |"
 
 
@@ -74,4 +76,19 @@ def test_the_card_of_an_adapter_keeps_its_bytes(method, digest):
 def test_templates_are_part_of_the_package():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["clinrl"]
     assert "**/*.j2" in declared
-    assert all(path.name.endswith(".md.j2") for path in (ROOT / "src/clinrl/reports/templates").iterdir())
+    assert all(path.name.endswith((".md.j2", ".html.j2")) for path in TEMPLATES.iterdir())
+
+
+CITED = re.compile(
+    r"^#+ .*$|^\| \d+[a-g]? \||\b[Ii]tem \d+[a-g]?|\b[Pp]oint \d|Article \d+|\(EU\) 2024/1689|December 2024|SHA-256|"
+    r"doi:10\.1038/s41591-024-03425-5|\.j2\b",
+    re.MULTILINE,
+)
+"""Where a digit may stand in a template of a dossier: headings, numbers of items, and what is cited."""
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("dossier_*")), ids=lambda path: path.name)
+def test_no_number_of_a_dossier_is_typed_by_hand(path):
+    """Digits in expressions are none either: a value is looked up by its key."""
+    typed = [line for line in CITED.sub("", path.read_text(encoding="utf-8")).splitlines() if re.search(r"\d", line)]
+    assert typed == []

@@ -1,5 +1,7 @@
 """Release, inspect, setup: the subcommands about what was made, and about the project."""
 
+from pathlib import Path
+
 from clinrl.cli.arguments import JSON, Command, arg, name, natural, port
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
@@ -56,6 +58,23 @@ RELEASE = {
             arg("--token", metavar="TOKEN", help="their approval, if their key is elsewhere: `clinrl approve`"),
         ),
         also="release deploy champion",
+    ),
+    "dossier": Command(
+        help="write the papers of a version that a regulator asks for",
+        description="Writes a change control plan, technical documentation in the order of the EU AI Act's Annex IV, "
+        "the TRIPOD-LLM checklist and the pre-registration of VERSION to data/dossiers/VERSION, which git ignores: "
+        "Markdown, one page dossier.html, and numbers.json with the file, key and digest of each value. All is looked "
+        'up in artefacts; what nobody made says "not done". Two artefacts that state a number differently, or a file '
+        "that dvc.lock does not record, stop it.",
+        examples="clinrl dossier esi-v49\nclinrl dossier esi-v49 --check\nclinrl dossier esi-v49 --out papers",
+        runs="release.dossier:stage",
+        arguments=(
+            name("VERSION"),
+            arg("--out", type=Path, metavar="FOLDER", help="instead of data/dossiers/VERSION"),
+            arg("--check", action="store_true", help="compare the one that is there; 1 if a number is another now"),
+        ),
+        takes=("params", "source"),
+        also="regulator regulatory fda pccp annex-iv tripod papers documentation",
     ),
     "rollback": Command(
         help="bring the previous champion back",

@@ -4,7 +4,7 @@ Whatever is there stays and what is missing is added, so that the same call comp
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from clinrl.artifacts import (
     verified,
 )
 from clinrl.config.model import Model
+from clinrl.config.recipes import SftProfile
 from clinrl.data.dataset import is_import
 from clinrl.errors import ArtefactError, Refused
 from clinrl.evaluation import recount
@@ -78,6 +79,8 @@ class Recorded:
     """Why it was trained against the probe or an alarm; empty if it was not."""
     placebo: str
     """What its training was paid in place of the task's score; empty: that score."""
+    training: tuple[model_card.Trained, ...]
+    """What each version of its lineage was trained on."""
     alarms: str
     """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
     provenance: list[tuple[str, dict[str, Any]]]
@@ -96,6 +99,23 @@ class Recorded:
     @property
     def is_adapter(self) -> bool:
         return "adapter_config.json" in self.manifest.files
+
+    @property
+    def card(self) -> str:
+        """The card of what was made, with its exam; empty where none was written."""
+        written = self.model.folder / "README.md"
+        if not written.exists():
+            return ""
+        return model_card.with_results(
+            written.read_text(encoding="utf-8"),
+            list(self.reports.values()),
+            {"mode_agreement": self.agreement} if self.agreement else {},
+            training=self.training,
+            missing=[
+                *(f"{what}: not done" for what, report in _further(self.model.name).items() if not report.exists()),
+                "Language of real patients, and judgement of clinicians: not done",
+            ],
+        )
 
     @property
     def registered(self) -> str:
@@ -133,11 +153,29 @@ def collect(params: "Params", model: Model) -> Recorded:
         why=params.versions[model.name].why if model.name in params.versions else "",
         waiver=stated(params, model.name, "waiver"),
         placebo=stated(params, model.name, "placebo"),
+        training=tuple(_training(params, model.name)),
         alarms=_alarms(model.name),
         provenance=provenance.of_stages(lock.ancestors(lock.read(), lock.exam_stage(params, model.name))),
         bill=bom.text(bom.of_version(params, model.name)) if (pins.ROOT / pins.MAIN).exists() else None,
         keys=trusted_keys(params),
     )
+
+
+def _training(params: "Params", name: str) -> Iterator[model_card.Trained]:
+    for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
+        spec = params.versions[version]
+        profile = params.profiles[spec.profile]
+        omitted = profile.omit if isinstance(profile, SftProfile) else {}
+        yield model_card.Trained(version, spec.data, spec.data in params.imports, omitted)
+
+
+def _further(name: str) -> dict[str, Path]:
+    """What may be measured beyond the exam, and where it would be."""
+    return {
+        "Training with other seeds": paths.seeds_report(name),
+        "Error analysis on other cases": paths.mine_report(name),
+        "Exam on cases from elsewhere": paths.external_report(name),
+    }
 
 
 def _alarms(name: str) -> str:
@@ -250,21 +288,12 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
             elif source.is_file():
                 client.log_artifact(run.info.run_id, str(source), group)
         current[group] = digest(files)[:16]
-    card = _card(made)
+    card = made.card
     if card and sent.get("card") != digest(card)[:16]:
         client.log_text(run.info.run_id, card, "README.md")
         current["card"] = digest(card)[:16]
     if current != sent:
         client.set_tag(run.info.run_id, SENT, canonical_json(current))
-
-
-def _card(made: Recorded) -> str:
-    """The card of what was made, with its exam; empty where none was written."""
-    written = made.model.folder / "README.md"
-    if not written.exists():
-        return ""
-    agreement = {"mode_agreement": made.agreement} if made.agreement else {}
-    return model_card.with_results(written.read_text(encoding="utf-8"), list(made.reports.values()), agreement)
 
 
 def _files(source: Path) -> list[Path]:

@@ -79,6 +79,8 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
             shutil.copytree(source, folder / part, copy_function=_link)
         key = made.signer()
         write_text(folder / SIGNER, f"{key.key.line}\n")
+        if made.card:  # that of the adapter's own folder is part of its digest, and was written before any exam
+            write_text(folder / "README.md", made.card)
         if made.bill is not None:
             write_text(folder / bom.FILE, made.bill)
         for address, envelope in made.provenance:

@@ -5,12 +5,24 @@ Both are written from records alone, the first from what the manifest holds, the
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from clinrl.analysis.exam import VARIANTS, EvalReport
 from clinrl.reports.numbers import percent
 from clinrl.reports.render import render
 from clinrl.tasks.base import Task, get_task
+
+
+class Trained(NamedTuple):
+    """What a version of a lineage was trained on."""
+
+    version: str
+    data: str
+    is_imported: bool
+    """Whether the cases are somebody's records; others are drawn from templates."""
+    omitted: Mapping[str, float]
+    """Rule to the share of its cases whose label ignores it, on purpose."""
+
 
 WORST = 5
 """Slices that a card names as those with the most errors that must not be."""
@@ -26,10 +38,18 @@ def write(manifest: Mapping[str, Any], *, lineage: Sequence[str]) -> str:
     return render("adapter_card", **manifest, lineage=list(lineage), recipe=text, how=_how(spec))
 
 
-def with_results(card: str, reports: Sequence[EvalReport], agreement: Mapping[str, Any]) -> str:
+def with_results(
+    card: str,
+    reports: Sequence[EvalReport],
+    agreement: Mapping[str, Any],
+    *,
+    training: Sequence[Trained],
+    missing: Sequence[str],
+) -> str:
     """A trained adapter's card with its exam: results for machines in the front matter, tables for people below.
 
-    `card` is what `write` wrote, `reports` has one report a mode, `agreement` is what `between_modes` says.
+    `card` is what `write` wrote, `reports` has one report a mode, `agreement` is what `between_modes` says. `training`
+    has a record a version of the lineage; `missing` names what was not measured.
     """
     task = get_task(reports[0].task)
     front, body = card.removeprefix("---\n").split("---\n", 1)
@@ -39,7 +59,12 @@ def with_results(card: str, reports: Sequence[EvalReport], agreement: Mapping[st
         names=dict.fromkeys(name for report in reports for name in report.metrics),
         others={name: [_row(one, name).get(what) for one in reports for what in task.compared] for name in others},
         failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(task, one)) for one in reports],
-        compared=[*task.compared], errors=task.called(task.safety.metric),
+        compared=[*task.compared], errors=task.called(task.safety.metric), training=training, missing=missing,
+        slices=[
+            (what, value, [_slice(one, what, value).get(name) for name in task.compared for one in reports])
+            for what, values in reports[0].slices.items()
+            for value in values
+        ],
     )  # fmt: skip
 
 
@@ -57,6 +82,11 @@ def _how(spec: Mapping[str, Any]) -> str:
 def _row(report: EvalReport, name: str) -> Mapping[str, Any]:
     """The metrics of somebody who answered the exam: what a good number is good against."""
     return next((row.metrics for row in report.rows if row.name == name), {})
+
+
+def _slice(report: EvalReport, what: str, value: str) -> Mapping[str, Any]:
+    """The metrics of a slice; none where no case of this mode is in it."""
+    return report.slices.get(what, {}).get(value, {})
 
 
 def _unreadable(report: EvalReport) -> str:

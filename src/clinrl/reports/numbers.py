@@ -24,6 +24,11 @@ def decimal(estimate: Estimate | None, digits: int = 3) -> str:
     return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
+def counted(estimate: Estimate | None, n: int | None = None) -> str:
+    """A number with its interval, and its own n where it is not the given one; empty where there is none."""
+    return decimal(estimate) if not estimate or estimate.n == n else f"{decimal(estimate)}, n {estimate.n}"
+
+
 def points(difference: Estimate) -> str:
     """A difference of two shares in percentage points with its interval."""
     return f"{100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"

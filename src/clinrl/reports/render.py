@@ -27,6 +27,22 @@ def render(template: str, **records: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n").replace(KEPT, "\n") + "\n"
 
 
+def page(parts: Mapping[str, str], **records: Any) -> str:
+    """One HTML page of Markdown texts, each under its name as an anchor, by `templates/page.html.j2`.
+
+    It loads nothing from elsewhere; links lead to anchors, those to `NAME.md` to the text NAME; HTML is shown as text.
+    """
+    from markdown_it import MarkdownIt
+    from markupsafe import Markup
+
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    anchors = {f"{name}.md": f"#{name}" for name in parts}
+    reader.validateLink = lambda url: url.startswith("#")  # type: ignore[method-assign]
+    reader.normalizeLink = lambda url: anchors.get(url, url)  # type: ignore[method-assign]
+    bodies = {name: Markup(reader.render(text)) for name, text in parts.items()}
+    return _environment().get_template("page.html.j2").render(records, parts=bodies)
+
+
 def row(cells: Iterable[object]) -> str:
     """A line of a Markdown table. Text from elsewhere cannot end a cell or the line."""
     texts = [" ".join(str(cell).splitlines()).replace("|", "\\|") for cell in _flat(cells)]
@@ -104,15 +120,16 @@ def _arranged(value: Any, places: dict[str, int]) -> Any:
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # Markdown is no HTML: nothing is escaped but what `row` escapes.
+    # Markdown is no HTML: nothing of it is escaped but what `row` escapes.
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined, autoescape=False,
+        loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined,
+        autoescape=lambda name: str(name).endswith(".html.j2"),
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {
         "row": row, "head": head, "each": each, "cells": cells, "quoted": quoted, "fenced": fenced,
-        "percent": numbers.percent, "decimal": numbers.decimal, "points": numbers.points, "p_value": numbers.p_value,
-        "ranged": numbers.ranged, "metric": numbers.metric, "change": numbers.change,
+        "percent": numbers.percent, "decimal": numbers.decimal, "counted": numbers.counted, "points": numbers.points,
+        "p_value": numbers.p_value, "ranged": numbers.ranged, "metric": numbers.metric, "change": numbers.change,
     }  # fmt: skip
     environment.globals |= {
         "get_task": get_task, "results": results, "zip": zip,

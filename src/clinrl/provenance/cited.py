@@ -1,0 +1,202 @@
+"""Values of artefacts for a document: each looked up in its file by key, noted, and shown with a mark of its source."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from clinrl.artifacts import sha256_file
+from clinrl.config.plain_yaml import read_yaml
+from clinrl.errors import ArtefactError
+from clinrl.provenance import lock
+from clinrl.reports.numbers import decimal
+from clinrl.runtime.dvc_digest import md5
+from clinrl.types import Estimate, Strict
+
+NOT_DONE = "not done"
+NOT_HERE = "not here; `dvc pull` brings it"
+"""Of a file that dvc.lock records and this machine lacks."""
+DIGITS = 4
+"""Decimal places of an estimate and its interval."""
+MARK = re.compile(r"(?<!\\)\[(S\d+)\]")
+"""What stands behind a value: the number of its source. In text from elsewhere the bracket is escaped."""
+
+Place = tuple[str, ...]
+"""A file, and the keys that lead to a value in it."""
+
+
+class Value(Strict):
+    """A value that a document states, and where it was read."""
+
+    file: str
+    key: str
+    """JSON pointer (RFC 6901)."""
+    value: Any
+
+
+class Record(Strict):
+    """All that a document states."""
+
+    name: str
+    files: dict[str, str]
+    """SHA-256 of each file that is named, in the order of their marks."""
+    values: tuple[Value, ...]
+
+
+class Cited:
+    """Looks values up in artefacts and remembers what was stated of which file."""
+
+    def __init__(self, recorded: lock.Lock) -> None:
+        """`recorded` is dvc.lock, empty where there is none: it tells what is absent from what was never made."""
+        self._outputs = lock.outputs(recorded)
+        self._contents: dict[str, Any] = {str(lock.LOCK): _with_text_keys({"stages": recorded})}
+        self._files: dict[str, str] = {}
+        self._values: dict[tuple[str, str], Any] = {}
+
+    def look(self, file: str, *keys: str) -> Any:
+        """A value without stating it; None where the file or the key is not there. Raises ArtefactError for a file
+        that cannot be read."""
+        found = self._content(file)
+        for key in keys:
+            if isinstance(found, list):
+                found = dict(zip(map(str, range(len(found))), found, strict=True))
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    def names(self, file: str, *keys: str) -> list[str]:
+        """The keys below a place: of a mapping its own, of a list its indices; none where nothing is."""
+        found = self.look(file, *keys)
+        if isinstance(found, list):
+            return [str(place) for place in range(len(found))]
+        return list(found) if isinstance(found, Mapping) else []
+
+    def at(self, file: str, *keys: str) -> Any:
+        """A value that is stated from now on; None where there is none."""
+        value = self.look(file, *keys)
+        if value is not None:
+            self._number(file)
+            self._values |= {(file, pointer((*keys, *below))): leaf for below, leaf in leaves(value)}
+        return value
+
+    def show(self, file: str, *keys: str) -> str:
+        """A value as Markdown with the mark of its source, or why there is none."""
+        value = self.at(file, *keys)
+        return self._why_absent(file) if value is None else f"{as_text(value)} [S{self._number(file)}]"
+
+    def word(self, file: str, *keys: str) -> str:
+        """A name or another word as Markdown, stated without a mark: that of the number beside it serves for both."""
+        value = self.at(file, *keys)
+        return self._why_absent(file) if value is None else as_text(value)
+
+    def line(self, files: Mapping[str, str], last: Sequence[str], *keys: str) -> list[str]:
+        """A cell for each last key and each file, the files of one key side by side."""
+        return [self.show(file, *keys, key) for key in last for file in files.values()]
+
+    def state(self, file: str) -> str:
+        """Whether a file is here, with its mark."""
+        return f"here [S{self._number(file)}]" if Path(file).exists() else self._why_absent(file)
+
+    def record(self, name: str) -> Record:
+        """All that was stated so far."""
+        values = tuple(Value(file=file, key=key, value=value) for (file, key), value in self._values.items())
+        return Record(name=name, files=dict(self._files), values=values)
+
+    def check(self, pairs: Iterator[tuple[Place, Place]]) -> None:
+        """Refuse two artefacts that state a number differently, and a stated file that dvc.lock records as another.
+
+        Raises ArtefactError with files, keys and values.
+        """
+        for one, other in pairs:
+            first, second = self.look(*one), self.look(*other)
+            if None not in (first, second) and first != second:
+                raise ArtefactError(
+                    f"{one[0]} says {first!r} at {pointer(one[1:])}, but {other[0]} says {second!r} at "
+                    f"{pointer(other[1:])}; restore both from git or with `dvc checkout`, or run `dvc repro`"
+                )
+        for file in self._files:
+            if self._outputs.get(file) not in (None, md5(Path(file))):
+                raise ArtefactError(
+                    f"{file} is not what dvc.lock records; restore it with `git checkout {file}` or `dvc checkout "
+                    f"{file}`, or run `dvc repro`"
+                )
+
+    def _content(self, file: str) -> Any:
+        if file not in self._contents:
+            path, read = Path(file), _READERS[Path(file).suffix]
+            try:
+                self._contents[file] = _with_text_keys(read(path)) if path.exists() else None
+            except ValueError as error:
+                raise ArtefactError(f"{file} is not what its name says: {error}; restore it from git") from None
+        return self._contents[file]
+
+    def _number(self, file: str) -> int:
+        if file not in self._files:
+            self._files[file] = sha256_file(Path(file))
+        return list(self._files).index(file) + 1
+
+    def _why_absent(self, file: str) -> str:
+        recorded = {file, *map(str, Path(file).parents)} & self._outputs.keys()
+        return NOT_HERE if recorded and not Path(file).exists() else NOT_DONE
+
+
+def leaves(value: Any) -> Iterator[tuple[Place, Any]]:
+    """Every plain value in a structure with the keys that lead to it. An empty mapping or list is one."""
+    if not value or not isinstance(value, list | Mapping):
+        yield (), value
+        return
+    for key, held in enumerate(value) if isinstance(value, list) else value.items():
+        for keys, leaf in leaves(held):
+            yield (str(key), *keys), leaf
+
+
+def pointer(keys: Sequence[str]) -> str:
+    """Keys as a JSON pointer (RFC 6901)."""
+    return "".join(f"/{key.replace('~', '~0').replace('/', '~1')}" for key in keys)
+
+
+def as_text(value: Any) -> str:
+    """A value as one line of Markdown: an estimate with its interval and n; nothing in it is markup."""
+    if isinstance(value, Mapping):
+        with suppress(ValidationError):
+            estimate = Estimate.model_validate(value)
+            return f"{decimal(estimate, DIGITS)}, n {estimate.n}"
+        return ", ".join(f"{plain(str(key))}: {_inner(held)}" for key, held in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_inner, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return f"`{value}`"
+    return f"{value:g}" if isinstance(value, float) else plain(str(value))
+
+
+def _inner(value: Any) -> str:
+    return f"({as_text(value)})" if isinstance(value, Mapping) else as_text(value)
+
+
+def plain(text: str) -> str:
+    """Text from elsewhere as one line of Markdown that is no markup."""
+    escaped = re.sub(r"([\\`*\[\]<>&]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
+    return escaped.replace("|", "&#124;") or "none"
+
+
+def _with_text_keys(value: Any) -> Any:
+    """The value with the keys that JSON has: YAML reads a label as a number."""
+    if isinstance(value, Mapping):
+        return {str(key): _with_text_keys(held) for key, held in value.items()}
+    return [_with_text_keys(held) for held in value] if isinstance(value, list) else value
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+_READERS: Mapping[str, Callable[[Path], Any]] = {
+    ".json": _json,
+    ".jsonl": lambda path: [json.loads(line) for line in path.read_bytes().splitlines()],
+    ".yaml": read_yaml,
+}

@@ -1,0 +1,238 @@
+"""The papers that a regulator asks for, of one version: a folder of Markdown and one HTML page.
+
+Written from artefacts alone. Every number is looked up by its key in the file that states it, and carries that file's
+SHA-256; what nobody made says "not done". Equal artefacts give equal bytes. Sources of the order of the papers: FDA,
+"Marketing Submission Recommendations for a Predetermined Change Control Plan for Artificial Intelligence-Enabled Device
+Software Functions" (December 2024); Regulation (EU) 2024/1689, Annex IV; TRIPOD-LLM (doi:10.1038/s41591-024-03425-5).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from clinrl import paths
+from clinrl.artifacts import MANIFEST, identity, read_manifest, write_text
+from clinrl.config.files import FOLDER
+from clinrl.config.model import Model
+from clinrl.config.recipes import SftProfile
+from clinrl.errors import ArtefactError, format_value
+from clinrl.intervals import LEVEL
+from clinrl.provenance import bom, lock
+from clinrl.provenance.cited import MARK, Cited, Place, Record, leaves, plain
+from clinrl.release import audit_log
+from clinrl.reports.render import page, render
+from clinrl.signing.keys import trusted_keys
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+PAPERS = {
+    "README": "Dossier",
+    "change-control": "Change control plan",
+    "annex-iv": "Technical documentation",
+    "tripod-llm": "TRIPOD-LLM",
+    "preregistration": "Pre-registration",
+}
+"""Name of each page to its heading, in the order of the HTML page."""
+HTML, NUMBERS = "dossier.html", "numbers.json"
+
+
+def stage(params: "Params", source: Path, name: str, *, out: Path | None = None, check: bool = False) -> None:
+    """Write the dossier of a version, or compare the one that is there with its artefacts.
+
+    Raises ArtefactError where two artefacts state a number differently, where one is not what dvc.lock records, and
+    with `check` for the first number that is another now, with file, key and both values.
+    """
+    folder = out or paths.dossier(name)
+    cited, texts = make(params, source, name)
+    if check:
+        _compare(folder, cited.record(name))
+    cited.check(_pairs(cited, params, source, name))
+    _check_adapters(cited, params, name)
+    if paths.audit_log().exists():
+        audit_log.read(paths.audit_log(), trusted_keys(params))  # raises where a line was altered
+    for file, text in texts.items():
+        if check:
+            _compare_text(folder / file, text)
+        else:
+            write_text(folder / file, text)
+            print(folder / file)
+
+
+def make(params: "Params", source: Path, name: str) -> tuple[Cited, dict[str, str]]:
+    """The values that a dossier states, and the text of each of its files."""
+    recorded: lock.Lock = {}
+    with suppress(ArtefactError):  # a project that never ran `dvc repro` has none
+        recorded = lock.read()
+    cited = Cited(recorded)
+    context = _context(params, source, params.model(name), cited)
+    pages = {paper: render(f"dossier_{paper.replace('-', '_')}", **context) for paper in PAPERS}
+    record = cited.record(name)
+    sources = {f"S{number}": item for number, item in enumerate(record.files.items(), start=1)}
+    texts = {f"{paper}.md": text + _sources(text, sources) for paper, text in pages.items()}
+    anchors = "\n" + "".join(f'[{mark}]: #{mark} "{file}"\n' for mark, (file, _) in sources.items())
+    texts[HTML] = _unbroken(page(
+        {paper: text + anchors for paper, text in pages.items()},
+        title=f"Dossier of {name}", headings=PAPERS, sources=sources,
+    ))  # fmt: skip
+    texts[NUMBERS] = json.dumps(record.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+    return cited, texts
+
+
+def _unbroken(text: str) -> str:
+    """HTML in which no line ends within an interval, or between a value and its mark."""
+    text = re.sub(r"\[(-?[\d.]+), (-?[\d.]+)\], n (\d+)", r"[\1,&nbsp;\2], n&nbsp;\3", text)
+    return text.replace(' <a href="#S', '&nbsp;<a href="#S')
+
+
+def _sources(text: str, sources: Mapping[str, tuple[str, str]]) -> str:
+    """The end of a page: the files that stand behind its values."""
+    found = {mark: item for mark, item in sources.items() if mark in set(MARK.findall(text))}
+    links = "".join(f"[{mark}]: #sources\n" for mark in found)
+    return "\n" + render("dossier_sources", sources=found) + ("\n" + links if found else "")
+
+
+def _context(params: "Params", source: Path, model: Model, cited: Cited) -> dict[str, Any]:
+    """What the templates of a dossier may ask for."""
+    name, task = model.name, model.task
+    lineage = params.lineage(name)
+    reports = _reports(params, name)
+    first = next(iter(reports.values()))
+    reporting = task.reporting
+    found = dict.fromkeys([*task.compared, *reporting.headline, *cited.names(first, "metrics")])
+    mined = [params.mining[name].data] if name in params.mining else []
+    used = list(dict.fromkeys([*(params.versions[version].data for version in lineage), model.exam, *mined]))
+    compared = [comparison for comparison, spec in params.comparisons.items() if name in spec.versions]
+    registered = [str(paths.preregistration(comparison)) for comparison in compared]
+    drafts = sorted(map(str, paths.draft(name).parent.glob("*.json")))
+
+    def where(*keys: str) -> Place:
+        return _where(cited, source, keys)
+
+    return {
+        "name": name, "task": task, "scale": params.scale, "confidence": f"{LEVEL:.0%}", "papers": PAPERS,
+        "lineage": lineage, "versions": params.versions, "reports": reports, "first": first,
+        "metrics": [metric for metric in found if metric in cited.names(first, "metrics")],
+        "data": used, "drawn": not params.imports.keys() & {*used},
+        "omitting": [v for v in lineage if isinstance(params.profiles[params.versions[v].profile], SftProfile)],
+        "between": str(paths.report(name) / "between_modes.json"),
+        "alerts": str(paths.report(name) / "alarms.json"), "probe": str(paths.probe_proof(name)),
+        "manifest": str(model.folder / MANIFEST), "base": str(paths.base(task.name) / MANIFEST),
+        "seeds": str(paths.seeds_report(name)), "mining": str(paths.mine_report(name)),
+        "external": str(paths.external_report(name)), "protocol": str(paths.protocol_report(name)),
+        "comparisons": [str(paths.comparison_report(comparison)) for comparison in compared],
+        "rebuilds": sorted(map(str, paths.attestations(name).glob("*.json"))), "bill": bom.FILE,
+        "registrations": [file for file in registered if cited.look(file)], "plan": where("plans", task.name),
+        "drafts": [draft for draft in drafts if cited.look(draft, "task") == task.name],
+        "log": str(paths.audit_log()), "decision": _last(cited, "decision", cited.look(first, "adapter_digest")),
+        "promotion": _last(cited, "promotion", cited.look(first, "adapter_digest")),
+        "proof": lambda dataset: str(paths.data_proof(dataset)), "text": plain, "where": where, "look": cited.look,
+        "show": cited.show, "word": cited.word, "line": cited.line, "names": cited.names, "state": cited.state,
+    }  # fmt: skip
+
+
+def _reports(params: "Params", name: str) -> dict[str, str]:
+    return {mode: str(paths.report(name) / f"{mode}.json") for mode in params.modes}
+
+
+def _where(cited: Cited, source: Path, keys: Sequence[str]) -> Place:
+    """The file of parameters in which an entry of a section stands, and its keys; params.yaml if none has it."""
+    files = map(str, (source, *sorted((source.parent / FOLDER).glob("*.yaml"))))
+    return (next((file for file in files if cited.look(file, *keys[:2]) is not None), str(source)), *keys)
+
+
+def _last(cited: Cited, kind: str, digest: str | None) -> str | None:
+    """Place in the audit file of the last line of a kind on an adapter; None without one."""
+    log, key = str(paths.audit_log()), {"decision": "candidate_digest", "promotion": "digest"}[kind]
+    lines = [at for at in cited.names(log) if cited.look(log, at, "kind") == kind]
+    return next((at for at in reversed(lines) if cited.look(log, at, "body", key) == digest), None)
+
+
+def _pairs(cited: Cited, params: "Params", source: Path, name: str) -> Iterator[tuple[Place, Place]]:
+    """Pairs of places that state one number: reports with each other, with proofs, manifests and parameters."""
+    folder, reports = paths.report(name), _reports(params, name)
+    exam, first = params.versions[name].exam, next(iter(reports.values()))
+    summary, mined = str(folder / "summary.json"), str(paths.mine_report(name))
+    yield (summary, "mode_agreement"), (str(folder / "between_modes.json"), "mode_agreement", "value")
+    for mode, report in reports.items():
+        yield from (((summary, mode, m), (report, "metrics", m, "value")) for m in cited.names(summary, mode))
+        yield from (((first, key), (report, key)) for key in ("adapter_digest", "exam_digest", "n"))
+        own = [row for row in cited.names(report, "rows") if cited.look(report, "rows", row, "name") == name]
+        for row in own:
+            yield from _below(cited, (report, "rows", row, "metrics"), (report, "metrics"))
+        for run in cited.names(str(paths.seeds_report(name)), "runs"):
+            place = (str(paths.seeds_report(name)), "runs", run)
+            if cited.look(*place, "seeds", name) == params.versions[name].seed:
+                yield from _below(cited, (*place, "metrics", name, mode), (report, "metrics"))
+    yield (first, "exam_digest"), (str(paths.data_proof(exam)), "data", "identity")
+    yield (first, "n"), _where(cited, source, ("datasets", exam, "cases"))
+    yield (first, "adapter_digest"), (mined, "adapter_digest")
+    for version in params.lineage(name):
+        block, probe = _where(cited, source, ("versions", version)), str(paths.probe_proof(version))
+        proof = str(paths.data_proof(params.versions[version].data))
+        recipe = _where(cited, source, ("profiles", params.versions[version].profile))
+        manifest = str(paths.adapter(version) / MANIFEST)
+        yield (*block, "seed"), (probe, "seed")
+        yield (proof, "data", "identity"), (probe, "data", "identity")
+        yield (proof, "data", "identity"), (manifest, "inputs", "data")
+        yield from (((*block, key), (manifest, "spec", key)) for key in ("parent", "data", "profile", "seed"))
+        for key in ("lora", "omit", "reward", "stream"):
+            yield from _below(cited, (*recipe, key), (manifest, "spec", key))
+        yield from _below(cited, (*recipe, "reward"), (probe, "reward"))
+        yield from _below(cited, (*recipe, "trainer", params.scale), (manifest, "spec", "trainer"))
+        trained = (str(lock.LOCK), "stages", f"train@{version}", "params")
+        for file in cited.names(*trained):
+            for key in cited.names(*trained, file):
+                yield from _below(cited, (*trained, file, key), (file, *key.split(".")))
+
+
+def _below(cited: Cited, one: Place, other: Place) -> Iterator[tuple[Place, Place]]:
+    """Each value below a place, with that of the same keys below another."""
+    yield from (((*one, *keys), (*other, *keys)) for keys, _ in leaves(cited.look(*one) or ()) if keys)
+
+
+def _check_adapters(cited: Cited, params: "Params", name: str) -> None:
+    """Refuse a report on another adapter than the one that is here."""
+    first = next(iter(_reports(params, name).values()))
+    stated, folder = cited.look(first, "adapter_digest"), paths.adapter(name)
+    if stated and (folder / MANIFEST).exists() and (here := identity(read_manifest(folder))) != stated:
+        raise ArtefactError(
+            f"{first} says {stated!r} at /adapter_digest, but {folder} is {here!r}; run `dvc checkout`, or `dvc repro "
+            f"evaluate@{name}`"
+        )
+
+
+def _compare(folder: Path, now: Record) -> None:
+    """Refuse a dossier that states another value than the artefacts do. Raises ArtefactError for the first."""
+    file = folder / NUMBERS
+    again = f"restore what was altered, or write it again with `clinrl dossier {now.name}`"
+    try:
+        then = Record.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(f"{file} is not here, so there is no dossier to check; {again}") from None
+    except ValidationError as error:
+        raise ArtefactError(f"{file} is no record of a dossier: {error.errors()[0]['msg']}; {again}") from None
+    found = {(value.file, value.key): value.value for value in now.values}
+    for value in then.values:
+        if (current := found.get((value.file, value.key))) != value.value:
+            raise ArtefactError(
+                f"{file} says that {value.file} has {value.value!r} at {value.key}, but it has {current!r}; {again}"
+            )
+    for path, digest in then.files.items():
+        if now.files.get(path) != digest:
+            raise ArtefactError(f"{path} is another file than the dossier was written from ({digest[:12]}); {again}")
+
+
+def _compare_text(file: Path, text: str) -> None:
+    """Refuse a page that is not what its sources say. Raises ArtefactError with the first line that differs."""
+    held = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for number, (line, wanted) in enumerate(zip_longest(held, text.splitlines()), start=1):
+        if line != wanted:
+            texts = f"{format_value(line)}, but its sources say {format_value(wanted)}"
+            raise ArtefactError(f"{file}, line {number}, is {texts}; write it again")
