@@ -24,6 +24,7 @@ from clinrl.tasks.esi.rules import (
     RULES,
     SEXES,
     Decision,
+    FindingId,
     Presentation,
     Resource,
     decide,
@@ -93,7 +94,7 @@ published error analysis."""
 DECIDED_AT_A_OR_B: frozenset[str] = frozenset(rule.id for rule in RULES)
 """Cells that a rule of point A or B decides, so that any pain score leaves them where they are."""
 
-RULE_FINDINGS: Mapping[str, tuple[str, ...]] = {
+RULE_FINDINGS: Mapping[str, tuple[FindingId, ...]] = {
     "done_intervention": ("intubated", "chest_tube", "central_line"),
     "unresponsive": ("unresponsive",),
     "active_seizure": ("seizing",),
@@ -110,7 +111,7 @@ RULE_FINDINGS: Mapping[str, tuple[str, ...]] = {
 }
 """The findings that a rule needs one of, where it is not the rule's own id."""
 
-EVERYBODY: tuple[str, ...] = (
+EVERYBODY: tuple[FindingId, ...] = (
     "unresponsive", "hypoperfusion", "major_bleeding", "intubated", "chest_tube", "central_line", "distress", "seizing",
 )  # fmt: skip
 """Findings that any patient may have or deny, whatever the complaint."""
@@ -193,7 +194,7 @@ def _fitting(cell: str) -> tuple[Complaint, ...]:
     return tuple(c for c in COMPLAINTS if fits(c))
 
 
-def _patient(rng: Random, complaint: Complaint, cell: str) -> tuple[Presentation, tuple[str, ...]]:
+def _patient(rng: Random, complaint: Complaint, cell: str) -> tuple[Presentation, tuple[FindingId, ...]]:
     """Latent facts aimed at a cell, and the findings that the narrative denies."""
     age = _age(rng, complaint, cell)
     findings = _findings(rng, complaint, cell)
@@ -223,20 +224,20 @@ def _age(rng: Random, complaint: Complaint, cell: str) -> float:
     return float(rng.randint(int(max(low, 12)), int(high)))
 
 
-def _findings(rng: Random, complaint: Complaint, cell: str) -> set[str]:
+def _findings(rng: Random, complaint: Complaint, cell: str) -> set[FindingId]:
     """The finding that the cell needs, if any; a done intervention may come with what it was done for."""
-    findings = set()
+    findings: set[FindingId] = set()
     if cell in RULE_FINDINGS:
         possible = {*complaint.flags, *EVERYBODY, "arrest"}
         findings.add(rng.choice([finding for finding in RULE_FINDINGS[cell] if finding in possible]))
     elif cell in FINDINGS:
-        findings.add(cell)
+        findings.add(FINDINGS[cell].id)
     if cell == "done_intervention" and rng.random() < 0.35 and complaint.flags:
         findings.add(rng.choice([flag for flag in complaint.flags if flag != "anaphylaxis"] or ["distress"]))
     return findings
 
 
-def _denied(rng: Random, complaint: Complaint, findings: set[str]) -> tuple[str, ...]:
+def _denied(rng: Random, complaint: Complaint, findings: set[FindingId]) -> tuple[FindingId, ...]:
     """Up to three findings that the patient does not have. What the complaint shares with everybody is listed twice."""
     listed = (*complaint.flags, *EVERYBODY, "open_fracture", "penetrating")
     candidates = [finding for finding in listed if finding not in findings and finding != "immunosuppressed"]
@@ -278,7 +279,7 @@ def _resources(rng: Random, complaint: Complaint, cell: str) -> tuple[Resource, 
     return tuple(sorted(kinds))
 
 
-def _boundary(p: Presentation, decision: Decision, denied: tuple[str, ...]) -> str:
+def _boundary(p: Presentation, decision: Decision, denied: tuple[FindingId, ...]) -> str:
     """The nearest neighbouring level that one changed fact would give.
 
     The fact is the deciding rule gone, a denied finding true, or one resource more or less.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from clinrl.tasks.esi.rules import Resource, Sex
+from clinrl.tasks.esi.rules import FindingId, Resource, Sex
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class Complaint:
 
     id: str
     says: tuple[str, ...]
-    flags: tuple[str, ...] = ()
+    flags: tuple[FindingId, ...] = ()
     """Findings that this complaint may carry beyond those of everybody."""
     needs: tuple[Resource, ...] = ()
     site: Literal["visceral", "limb", "none"] = "none"
@@ -29,7 +29,7 @@ class Complaint:
 class Finding:
     """Something that is true or not true of a patient."""
 
-    id: str
+    id: FindingId
     says: str
     """What the extraction calls it."""
     yes: tuple[str, ...]

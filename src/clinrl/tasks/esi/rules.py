@@ -20,6 +20,13 @@ SEXES: tuple[Sex, ...] = get_args(Sex)
 Resource = Literal[
     "labs", "ECG", "x-ray", "CT", "ultrasound", "IV fluids", "IV meds", "consult", "procedure", "sedation"
 ]
+FindingId = Literal[
+    "acs", "anaphylaxis", "arrest", "central_line", "chest_tube", "distress", "ectopic", "high_fall", "hypoperfusion",
+    "immunosuppressed", "intubated", "limb_threat", "major_bleeding", "new_confusion", "open_fracture", "overdose",
+    "penetrating", "seizing", "sepsis_signs", "stroke_signs", "suicidal", "thunderclap", "torsion", "unresponsive",
+    "vision_loss",
+]  # fmt: skip
+"""Every finding that there is. Another id is refused: no rule would see it, and the patient would be an ESI 5."""
 
 
 class Presentation(Strict):
@@ -28,7 +35,7 @@ class Presentation(Strict):
     age_years: float = Field(ge=0, le=110)
     sex: Sex
     complaint: str
-    findings: tuple[str, ...]
+    findings: tuple[FindingId, ...]
     """Ids of the findings that hold, sorted; what is denied or past is not here."""
     hr_bpm: int | None = Field(default=None, ge=0, le=300)
     rr_bpm: int | None = Field(default=None, ge=0, le=120)
@@ -143,7 +150,7 @@ def resource_count(p: Presentation) -> int:
     return sum(RESOURCE_WEIGHT.get(kind, 1) for kind in p.resources)
 
 
-def _has(finding: str) -> Callable[[Presentation], bool]:
+def _has(finding: FindingId) -> Callable[[Presentation], bool]:
     return lambda p: finding in p.findings
 
 
