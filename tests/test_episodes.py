@@ -141,9 +141,10 @@ DIFFERS = {
     "half a character": ('<tool_call>{"name": "approve", "arguments": {"a": "\\ud800"}}</tool_call>', False, True),
     "nested too deep": (f'<tool_call>{{"name": "a", "arguments": {{"a": {"[" * 200}{"]" * 200}}}}}</tool_call>',
                         False, True),
-    "a call before a block of thoughts": (f"<tool_call>{WELL[0]}</tool_call><think>why</think>so", False, True),
-    "a tag of thoughts in a call": ('<tool_call>{"name": "a", "arguments": {"b": "</think>"}}</tool_call>',
-                                    False, True),
+    "a key twice": ('<tool_call>{"name": "a", "arguments": {}, "arguments": {"b": 1}}</tool_call>', False, True),
+    "a name twice": ('<tool_call>{"name": "approve", "name": "flag", "arguments": {}}</tool_call>', False, True),
+    "an argument twice": ('<tool_call>{"name": "a", "arguments": {"b": 1, "b": 2}}</tool_call>', False, True),
+    "a key twice, deep": ('<tool_call>{"name": "a", "arguments": {"b": [{"c": 1, "c": 1}]}}</tool_call>', False, True),
 }  # fmt: skip
 """What TRL's parser would call, but no record can hold, or what is no part of the turn as it is read everywhere."""
 
@@ -151,7 +152,19 @@ DIFFERS = {
 @pytest.mark.parametrize(("text", "thinking", "end"), DIFFERS.values(), ids=DIFFERS)
 def test_what_trl_would_call_and_is_not_called(text, thinking, end):
     assert by_trl(text, thinking, end)["tool_calls"]
-    assert ours(text, thinking).calls == ()
+    turn = ours(text, thinking)
+    assert (turn.calls, turn.content, is_malformed(turn)) == ((), text, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>{WELL[0]}</tool_call><think>why</think>so",
+        '<tool_call>{"name": "a", "arguments": {"b": "</think>"}}</tool_call>',
+    ],
+)
+def test_a_tag_of_thoughts_that_opens_no_turn_hides_no_call(text):
+    assert calls_of(by_trl(text, False)) == [(call.name, call.arguments) for call in ours(text, False).calls] != []
 
 
 @given(st.text() | st.lists(PIECES | st.sampled_from(["<think>", "</think>"]), max_size=9).map("".join), st.booleans())

@@ -60,6 +60,9 @@ class Message(Strict):
     """The tools that an assistant turn calls, in order. Their results follow as turns of the role `tool`."""
 
 
+SILENT: Final = Message(role="assistant", content="")
+
+
 def is_malformed(turn: Message) -> bool:
     """Whether a turn tried to call a tool and made no call."""
     return CALL in turn.content and not turn.calls
@@ -75,6 +78,11 @@ class Transcript(Strict):
 def transcript_of(turn: Message, stop: Stop = "answered") -> Transcript:
     """The transcript that a turn is by itself."""
     return Transcript(messages=(turn,), stop=stop)
+
+
+def last_turn(transcript: Transcript) -> Message:
+    """The last turn of the model; an empty one, which nobody can read, if it took none."""
+    return next((turn for turn in reversed(transcript.messages) if turn.role == "assistant"), SILENT)
 
 
 class Unreadable(Strict):

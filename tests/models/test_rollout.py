@@ -29,12 +29,21 @@ TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @given(TEXT, st.booleans())
 def test_reading_a_turn_never_raises_and_never_leaks_an_unclosed_block(text, thinking):
     message = read_turn(text, thinking)
+    opened = thinking or text.lstrip().startswith("<think>")
     assert message.role == "assistant"
-    assert (message.thinking is None) == (not thinking)
-    if thinking and "</think>" not in text:
+    assert (message.thinking is None) == (not opened)
+    if opened and "</think>" not in text:
         assert message.content == ""
-    if not thinking:
-        assert "<think>" not in message.content
+
+
+@given(TEXT, st.booleans())
+def test_nothing_that_a_model_wrote_vanishes_from_its_turn(text, thinking):
+    message = read_turn(text, thinking)
+    block = "" if message.thinking is None else f"{'' if thinking else '<think>'}{message.thinking}</think>"
+    whole = f"{block}{message.content}"
+    if message.thinking is not None and "</think>" not in text:
+        whole = whole.removesuffix("</think>")
+    assert whole.replace("\n", "").lstrip() == text.replace("\n", "").lstrip()
 
 
 @given(st.text(), st.text())
@@ -54,9 +63,10 @@ def test_a_written_turn_reads_as_itself(thinking, content):
         ("seen, no end", True, "", "seen, no end"),
         ("a</think>b</think>c", True, "b</think>c", "a"),
         ("ANSWER", False, "ANSWER", None),
-        ("late thought</think>\nANSWER", False, "ANSWER", None),
-        ("<think>never closed ANSWER", False, "", None),
-        ("x</think>y<think>z", False, "", None),
+        ("ANSWER: ESI 1\n</think>\nANSWER", False, "ANSWER: ESI 1\n</think>\nANSWER", None),
+        ("\n<think>\nown\n</think>\n\nANSWER</think>", False, "ANSWER</think>", "own"),
+        ("<think>never closed ANSWER", False, "", "never closed ANSWER"),
+        ("x</think>y<think>z", False, "x</think>y<think>z", None),
     ],
 )
 def test_reading_a_turn(text, thinking, content, thought):

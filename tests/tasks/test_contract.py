@@ -349,6 +349,18 @@ def test_any_text_is_read_and_scored(name: str, data: st.DataObject) -> None:
             assert sum(score.terms.values()) == pytest.approx(score.total, abs=1e-9)
 
 
+@tasks
+@pytest.mark.parametrize("roles", [(), ("user",), ("system", "user"), ("tool",)])
+def test_a_transcript_without_a_turn_of_the_model_is_unreadable(name: str, roles: tuple[Any, ...]) -> None:
+    task, case = get_task(name), sample(name)[0]
+    said = task.gold(case, thinking=False).messages[-1].content
+    transcript = Transcript(messages=tuple(Message(role=role, content=said) for role in roles), stop="max_tokens")
+    assert isinstance(task.parse(transcript), Unreadable)
+    for quality in task.reporting.qualities.values():
+        if quality.requests is no_requests:
+            quality.of(case, transcript, {})  # raises nothing
+
+
 @of_one_turn
 def test_an_unreadable_turn_is_strictly_the_worst(name: str) -> None:
     task, reward = get_task(name), get_task(name).Reward()

@@ -58,8 +58,9 @@ def test_reads_the_contract(line: str, level: int) -> None:
         ("The patient is level 2.", NO_ANSWER_LINE),
         ("ANSWER:", NO_ANSWER_LINE),
         ("ANSWER: ESI", NO_ANSWER_LINE),
-        ("ANSWER: ESI n", NO_ANSWER_LINE),
-        ("ANSWER: ESI two", NO_ANSWER_LINE),
+        ("ANSWER: ESI\nANSWER: ESI 2", NO_ANSWER_LINE),
+        ("Answers vary.\nThe answer is 2.\nAnswer to the family: soon.", NO_ANSWER_LINE),
+        ("ANSWER: ESI n", HEDGED),
         ("ANSWER: ESI ٣", NO_ANSWER_LINE),
         ("So the ANSWER: ESI 2", NO_ANSWER_LINE),
         ("ANSWER: ESI\n2", NO_ANSWER_LINE),
@@ -89,6 +90,58 @@ def test_reads_the_contract(line: str, level: int) -> None:
 )
 def test_refuses_anything_else(content: str, reason: str) -> None:
     assert parse(content) == Unreadable(reason=reason)
+
+
+NOT_COMMITTED = [
+    "ANSWER: between ESI 2 and 3", "ANSWER: either ESI 2 or ESI 3", "ANSWER: ESI two", "ANSWER: two", "ANSWER: ESI II",
+    "ANSWER: ESI \u2161", "ANSWER: level 2", "ANSWER: ESI level 2", "ANSWER: ESI-2", "ANSWER: ESI:2",
+    "ANSWER: ESI\u20132",
+    "ANSWER: ESI 2 / 3", "ANSWER: ESI 2 to 3", "ANSWER: ESI 2\u20143", "ANSWER: ESI 2 \u2212 3", "ANSWER: ESI \uff12",
+    "ANSWER: ESI\u00a02", "ANSWER: n/a", "ANSWER: unknown", "ANSWER: none", "ANSWER: ?", "ANSWER:", "ANSWER: ESI",
+    "ANSWER: not ESI 2", "ANSWER: ESI 2 (or 3)", "ANSWER: ESI 2 if stable", "ANSWER: ESI \u0663",
+    "ANSWER: I would say 2",
+    "ANSWER\uff1a ESI 2 or 3", "\uff21\uff2e\uff33\uff37\uff25\uff32: ESI 2 or 3", "AN\u200bSWER: ESI 2 or 3",
+    "- ANSWER: ESI 2 or 3", "## Answer: ESI 2 or 3", "> ANSWER: ESI 2 or 3", "2. ANSWER: ESI 2 or 3",
+    "`ANSWER: ESI 2 or 3`", "__ANSWER__: ESI 2 or 3", "**ANSWER: ESI 2 or 3**", "\u2022 **ANSWER:** ESI 2 or 3",
+    "ANSWER: ESI 6", "ANSWER: ESI 0", "ANSWER: the nurse decides",
+]  # fmt: skip
+"""Answer lines that commit to no level."""
+
+
+@pytest.mark.parametrize("line", NOT_COMMITTED)
+def test_no_other_line_heals_an_answer_that_does_not_commit(line: str) -> None:
+    for level in range(1, 6):
+        clean = f"ANSWER: ESI {level}"
+        for content in (line, f"{line}\n{clean}", f"{clean}\n{line}", f"{clean}\n{line}\n{clean}"):
+            assert isinstance(parse(content), Unreadable), content
+
+
+@given(
+    st.sampled_from(["ANSWER:", "answer :", " **Answer:**", "- ANSWER:", "\u200bANSWER\uff1a"]),
+    st.sampled_from(["", " ", " ESI ", " esi\t", " ESI level ", " either "]),
+    st.text(max_size=12)
+    | st.lists(st.sampled_from([*"12345", " ", "or", "and", "-", "/", "two", "II", "?", "."]), min_size=2).map("".join),
+    st.lists(st.sampled_from([*(f"ANSWER: ESI {level}" for level in range(1, 6)), "So be it.", ""]), max_size=3),
+    st.lists(st.sampled_from([*(f"ANSWER: ESI {level}" for level in range(1, 6)), "So be it.", ""]), max_size=3),
+)
+def test_whatever_follows_an_answer_that_is_not_the_contract_the_turn_is_unreadable(start, esi, said, before, after):
+    (line, *_) = f"{start}{esi}{said}".splitlines()
+    if isinstance(parse(line), Unreadable):
+        assert isinstance(parse("\n".join([*before, line, *after])), Unreadable)
+
+
+@pytest.mark.parametrize(
+    "prose",
+    [
+        "The answer is unclear.",
+        "Answers differ here.",
+        "So the answer: see below.",
+        "Answer follows",
+        "answer-wise: no",
+    ],
+)
+def test_prose_about_an_answer_claims_nothing(prose: str) -> None:
+    assert parse(f"{prose}\nANSWER: ESI 2") == 2
 
 
 @given(LEVELS, st.integers(2, 4))

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,7 @@ from clinrl.data import dataset
 from clinrl.errors import DataError
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task, is_sound_id
-from clinrl.tasks.esi import mietic, mimic, synthetic
+from clinrl.tasks.esi import imported, mietic, mimic, synthetic
 from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.importing import Intake
 from clinrl.types import Message, Transcript, transcript_of
@@ -279,6 +280,35 @@ def test_later_copies_are_refused(tmp_path):
     ]
 
 
+def test_copies_with_another_level_are_refused_all_with_their_lines(tmp_path):
+    stays = [STAY | {"stay_id": stay} for stay in ("9", "10", "11", "12", "13")]
+    rows = [
+        TRIAGE,
+        TRIAGE | {"stay_id": "10", "chiefcomplaint": "Cough"},
+        TRIAGE | {"stay_id": "11", "chiefcomplaint": "CHEST pain - SOB", "acuity": "3"},
+        TRIAGE | {"stay_id": "12", "chiefcomplaint": "Rash"},
+        TRIAGE | {"stay_id": "12", "chiefcomplaint": "Rash", "heartrate": "999", "acuity": "4"},
+        TRIAGE,
+        TRIAGE | {"stay_id": "13", "chiefcomplaint": "Fall", "acuity": ""},
+        TRIAGE | {"stay_id": "13", "chiefcomplaint": "Fall", "acuity": "4"},
+    ]
+    cases, refused = everything(mimic_files(tmp_path, rows, stays))
+    assert [(case["key"]["complaint"], case["key"]["level"]) for case in cases] == [("Cough", 2)]
+    narrative, stay = (
+        "another row gives the same narrative another label",
+        "another row gives the same stay another level",
+    )
+    assert [row[1:] for row in refused] == [
+        ["2", "(the whole row)", narrative],
+        ["4", "(the whole row)", narrative],
+        ["5", "acuity", stay],
+        ["6", "acuity", stay],
+        ["7", "stay_id", "an earlier row has the same one"],
+        ["8", "acuity", "is missing"],
+        ["9", "stay_id", "an earlier row has the same one"],
+    ]
+
+
 def test_a_row_of_another_width_is_refused(tmp_path):
     mimic_files(tmp_path, [TRIAGE])
     with (tmp_path / "ed/triage.csv").open("a") as stream:
@@ -336,6 +366,76 @@ def test_a_question_is_recognised(question, level):
     assert mietic.level_of(question) == level
 
 
+def test_a_narrative_with_two_questions_of_different_levels_is_refused_in_both_rows(tmp_path):
+    ask = {1: "Is a life-saving intervention required?", 2: "Is this a high-risk situation?"}
+    rows = [(1, "Chest pain."), (2, "Cough."), (2, "chest PAIN"), (2, "cough"), (1, "Rash.")]
+    path = tmp_path / "MIETIC.csv"
+    path.write_text("instruction,input,output\n" + "".join(f"{ask[level]},{text},x\n" for level, text in rows))
+    (train, _, refused), (mine, _, again) = (taken(path, use) for use in ("train", "mine"))
+    assert refused == again
+    assert {json.loads(line)["facts"]["narrative"] for line in (*train, *mine)} == {"Cough.", "Rash."}
+    assert [(row[1], row[3]) for row in refused] == [
+        ("2", "another row gives the same narrative another label"),
+        ("4", "another row gives the same narrative another label"),
+        ("5", "an earlier row has the same narrative"),
+    ]
+
+
+def test_a_stay_that_experts_kept_at_two_levels_is_refused_in_both_rows(tmp_path):
+    path = files("mietic-validation", tmp_path)
+    kept = []
+
+    def change(row):
+        if row["Final Decision"].strip().upper() == "RETAIN":
+            kept.append(row)
+        if len(kept) == 2 and row is kept[1]:
+            return row | {"stay_id": kept[0]["stay_id"], "acuity": str(1 + int(float(kept[0]["acuity"])) % 5)}
+        return row
+
+    sown.rewrite(path, change)
+    lines, record, _ = taken(path, "exam")
+    assert record["refusals"]["acuity"] == {"another row gives the same stay another level": 2}
+    assert len(lines) == 34
+
+
+LEAKS_A_LEVEL = [
+    "ESI 2", "ESI2", "ESI-2", "ESI: 2", "ESI = 2", "ESI level: two", "ESI two", "ESI II", "ESI IV", "ESI iii",
+    "an ESI of 2", "ESI score of 3", "ESI is a 2", "(ESI) 2", "ESI 2-3", "ESI 2/3", "Emergency Severity Index 2",
+    "Emergency Severity Index: 2", "Emergency Severity Index (ESI) level 2", "emergency severity index of III",
+    "Acuity: 2", "Acuity 2", "acuity=2", "acuity level II", "acuity of 2", "acuity (2)", "Acuity 2/5", "Acuity: two",
+    "triaged as a 2", "triaged as 2", "triaged as a two", "triaged as level 2", "triaged at level 3", "triaged 2.",
+    "triage 2", "triage: 2", "triage level of 2", "triage category III", "triage acuity 2", "level 2 triage",
+    "level two acuity", "2 on the ESI", "a two on the Emergency Severity Index", "triage priority 1",
+]  # fmt: skip
+NAMES_NO_LEVEL = [
+    "triaged at 2 pm", "triaged at 2:30", "triaged 2 hours ago", "triaged as a 2-year-old", "triaged as a 2 year old",
+    "triage, 2 episodes of vomiting", "high acuity, two episodes", "high acuity. IV placed", "visual acuity 20/40",
+    "visual acuity 2/60 on the left", "at triage IV access obtained", "in triage I felt faint", "triaged to room 2",
+    "triage nurse noted 3 episodes", "in triage 3 times", "came from a level 1 trauma center", "pain 5, ESI pending",
+    "2 patients in triage", "2 mg at triage", "triage 2 L of oxygen", "triage temperature 38.5",
+    "severity 8 of 10", "level 3 pain", "acuity 1.5", "triaged one hour ago", "in triage for two hours",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LEAKS_A_LEVEL)
+def test_a_text_that_names_its_level_is_refused(text):
+    for said in (f"Chest pain, {text}", f"Chest pain. {text.upper()}; sweating"):
+        with pytest.raises(importing.Unclear, match="names a level"):
+            imported.check(said, "chiefcomplaint")
+
+
+@pytest.mark.parametrize("text", NAMES_NO_LEVEL)
+def test_what_only_looks_like_a_level_is_taken(text):
+    imported.check(f"Chest pain, {text}, sweating", "chiefcomplaint")
+    imported.check(f"Chest pain, {text}", "chiefcomplaint")
+
+
+@pytest.mark.parametrize("filler", ["esi ", "esi of is as ", "level 2 ", "triaged as a ", "acuity level ", "(", "I "])
+def test_a_hundred_thousand_characters_are_searched(filler):
+    """Anything worse than linear would not come back from this."""
+    re.search(imported.NAMES_A_LEVEL, filler * (100_000 // len(filler)))
+
+
 @pytest.mark.parametrize(
     "question", ["", "What is the level?", "How many resources?", "Life-saving, or level 2?", "ESI 23?"]
 )
@@ -353,6 +453,9 @@ def test_any_other_question_is_refused(question):
         ({"Final Decision": "PERHAPS"}, "final_decision"),
         ({"tiragecase": "x" * 4001}, "tiragecase"),
         ({"tiragecase": "Seen on 2019-03-04."}, "tiragecase"),
+        ({"tiragecase": "Seen on 4 March 2019."}, "tiragecase"),
+        ({"tiragecase": "Chest pain.<|im_end|>"}, "tiragecase"),
+        ({"tiragecase": "Chest pain, triaged as a 2."}, "tiragecase"),
     ],
 )
 def test_a_bad_validation_row_is_refused(tmp_path, change, column):

@@ -1,6 +1,6 @@
 """The decision points, one by one and in order. Expected levels are hand-derived from the cited sources."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from clinrl.tasks.esi.rules import (
     RESOURCES,
     RULE_IDS,
     RULES,
+    FindingId,
     Presentation,
     band,
     decide,
@@ -169,6 +170,35 @@ def test_rule_ids_are_distinct_and_every_rule_names_its_source() -> None:
     assert len(set(RULE_IDS)) == len(RULE_IDS)
     assert {rule.source.split()[0] for rule in RULES} <= {"v5", "v4", "v4/v5", "series", "ours"}
     assert {rule.id for rule in RULES if rule.source == "series"} == {"done_intervention", "open_injury"}
+
+
+EVERYTHING: dict[str, Any] = {
+    "age_years": 0.1, "findings": tuple(sorted(FINDINGS)), "rr_bpm": 8, "spo2_pct": 85, "sbp_mmhg": 60, "temp_c": 39.0,
+    "pain": 10, "pain_site": "visceral",
+}  # fmt: skip
+"""Every finding, and vital signs under which each rule holds whose findings are there."""
+
+
+def test_every_rule_asks_for_findings_that_there_are() -> None:
+    assert [rule.id for rule in RULES if not rule.holds(patient(**EVERYTHING))] == []
+
+
+@pytest.mark.parametrize("finding", get_args(FindingId))
+def test_every_finding_is_seen_by_a_rule_and_has_words(finding: str) -> None:
+    alone, none = (patient(**EVERYTHING | {"findings": found}) for found in ((finding,), ()))
+    assert {rule.id for rule in RULES if rule.holds(alone)} > {rule.id for rule in RULES if rule.holds(none)}
+    assert FINDINGS[finding].id == finding
+    assert set(FINDINGS) == set(get_args(FindingId))
+
+
+@pytest.mark.parametrize("finding", ["arest", "", "cardiac_arrest", "Arrest"])
+def test_an_unknown_finding_is_refused_by_its_name_and_those_there_are(finding: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        patient(findings=("distress", finding))
+    said = str(refused.value)
+    assert "findings.1" in said
+    assert f"input_value={finding!r}" in said
+    assert all(f"'{known}'" in said for known in FINDINGS)
 
 
 @given(presentations)

@@ -92,6 +92,13 @@ def test_a_tag_within_the_thought_makes_the_turn_unreadable(tag):
     assert parse(turn(f"<answer>{UA}</answer>", f"{THOUGHT} {tag}")) == Unreadable(reason="stray_tag")
 
 
+@given(PIECES, st.sampled_from(LABELS), PIECES)
+def test_a_clean_block_heals_nothing_that_stands_beside_it(before, label, after):
+    beside = bool(before.strip() or after.strip())
+    outcome = parse(turn(f"{before}<answer>{label}</answer>{after}"))
+    assert isinstance(outcome, Unreadable) if beside else outcome == label
+
+
 @given(PIECES | st.text(), st.none() | PIECES | st.text())
 def test_any_turn_gives_a_label_or_a_known_reason(content, thinking):
     outcome = parse(turn(content, thinking))

@@ -17,7 +17,7 @@ from clinrl.errors import DataError
 from clinrl.evaluation import evaluate
 from clinrl.tasks import importing, json_reader
 from clinrl.tasks.base import get_task, is_sound_id
-from clinrl.tasks.imaging import intake, synthetic
+from clinrl.tasks.imaging import imported, intake, synthetic
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import with_evidence
 from clinrl.tasks.imaging.intake import recognise
@@ -301,6 +301,33 @@ def test_what_is_not_certain_is_refused_with_its_row(tmp_path, change, column, r
     cases, refused = everything(written(tmp_path, [RECORD | {"condition": "x"}, RECORD | change]))
     assert [case["facts"]["condition"] for case in cases] == ["x"]
     assert refused == [["records.jsonl", "2", column, reason]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Rated 8 of 9", "rated 8/9", "rated an 8 out of 9", "Rating: 8/9", "rated eight of nine", "Appropriateness: 8",
+        "The rating is 8 of 9", "That makes 8 of 9.", "the panel rates it 8 of 9", "appropriateness rating: 8",
+        "appropriateness score of 8", "Usually not appropriate", "may be appropriate",
+    ],
+)  # fmt: skip
+def test_a_text_that_names_its_label_or_rating_is_refused(text):
+    for said in (f"Adult. {text}", f"Adult, {text.upper()}; initial imaging"):
+        with pytest.raises(importing.Unclear, match="names a label"):
+            imported.check_shown(said, "variant")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pain rated 8 of 10", "pain rated 8/10", "seen in 8 of 9 patients", "sensitivity 89% (8 of 9)", "stage 3 of 4",
+        "Beighton score of 5 of 9 points", "quality rated 4 of 5", "appropriateness of 3 modalities", "a rating of 3.5",
+        "it generated 8 of 9 maps", "heart rate 9 of 10",
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_a_rating_is_taken(text):
+    imported.check_shown(f"Adult, {text}, initial imaging", "variant")
+    imported.check_shown(f"Adult, {text}.", "variant")
 
 
 def test_as_many_words_as_the_published_filter_lets_through_are_taken(tmp_path):

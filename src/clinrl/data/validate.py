@@ -24,7 +24,7 @@ from clinrl.errors import DataError
 from clinrl.models.judges import Judges
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task, is_sound_id, models_of
-from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS
+from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
 from clinrl.tasks.parts import Expect
 from clinrl.types import Case, Manifest, Pool
 
@@ -196,7 +196,7 @@ def row_suite(task: Task, *, imported: bool = False) -> list[Expect]:
         ),
         *(
             Expect(type="ExpectColumnValuesToNotMatchRegex", arguments={"column": task.checks.text, "regex": shape})
-            for shape in IDENTIFIERS.values()
+            for shape in (*IDENTIFIERS.values(), *(IDENTIFIERS_OF_IMPORTS.values() if imported else ()))
         ),
         *(
             Expect(type="ExpectColumnValuesToBeInSet", arguments={"column": _computed(task, name), "value_set": [True]})
@@ -330,7 +330,9 @@ class Tally:
         return f"{self.expect.type}({', '.join(f'{key}={to_text(value)}' for key, value in arguments.items())})"
 
 
-_KIND = {shape: kind for kind, shape in IDENTIFIERS.items()} | {CONTROL_CHARACTERS: "control or invisible character"}
+_KIND = {shape: kind for kinds in (IDENTIFIERS, IDENTIFIERS_OF_IMPORTS) for kind, shape in kinds.items()} | {
+    CONTROL_CHARACTERS: "control or invisible character"
+}
 
 
 def checker(

@@ -28,7 +28,7 @@ from clinrl.reports import figures
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
-from clinrl.types import Case, Estimate, Graded, Strict, Unreadable
+from clinrl.types import Case, Estimate, Graded, Strict, Unreadable, last_turn
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -207,7 +207,7 @@ class _Line:
 
     def in_full(self) -> WrongAnswer:
         withheld = is_imported(self.case)
-        last = self.line.transcript.messages[-1]
+        last = last_turn(self.line.transcript)
         thinking = f"<think>\n{last.thinking}\n</think>\n" if last.thinking else ""
         return WrongAnswer(
             case_id=self.case.id,

@@ -175,25 +175,26 @@ def spelt(
 
 
 def read_turn(text: str, thinking: bool) -> Message:
-    """The assistant turn that a completion's text is. Never raises.
+    """The assistant turn that a completion's text is. Never raises, and loses nothing but tags and line ends.
 
-    With `thinking` the prompt already opened the think block: everything before the first closing tag is thinking, and
-    without a closing tag there is no content. Without `thinking`, content is what follows the last closing tag, and a
-    block that the model opened and never closed leaves no content. Calls of tools are left in the content.
+    A turn has at most one think block, at its head. With `thinking` the prompt opened it; without, the model may. It
+    reaches to the first closing tag, and without one there is no content. Tags anywhere else are content: a closing
+    tag that nothing opened hides no answer before it, so that nobody answers twice and is read once. Calls of tools
+    are left in the content.
     """
-    if thinking:
-        before, closed, after = text.partition(CLOSE)
-        return Message(role="assistant", content=after.lstrip("\n") if closed else "", thinking=before.strip("\n"))
-    content = text.rpartition(CLOSE)[2]
-    return Message(role="assistant", content="" if OPEN in content else content.lstrip("\n"), thinking=None)
+    if not thinking and not text.lstrip().startswith(OPEN):
+        return Message(role="assistant", content=text.lstrip("\n"), thinking=None)
+    before, closed, after = text.partition(CLOSE)
+    before = before if thinking else before.lstrip().removeprefix(OPEN)
+    return Message(role="assistant", content=after.lstrip("\n") if closed else "", thinking=before.strip("\n"))
 
 
 def read_calls(turn: Message) -> Message:
     """The same turn with the calls that its content writes, in the notation of the Qwen and Hermes templates.
 
     A call reaches to the next closing tag, whatever is in between; content is what stands around the calls. Unless
-    every call is closed and is JSON with a name, and with arguments that are an object or absent, none is made and the
-    content stays as it is: a turn with a malformed call does nothing. Never raises.
+    every call is closed and is JSON with a name, with arguments that are an object or absent, and with no key twice in
+    an object, none is made and the content stays as it is: a turn with a malformed call does nothing. Never raises.
     """
     around, calls, rest = [], [], turn.content
     while CALL in rest:
@@ -214,7 +215,7 @@ def _call(written: str) -> Call | None:
     if written.count("{") + written.count("[") > MAX_BRACKETS:
         return None
     try:
-        found = json.loads(written)
+        found = json.loads(written, object_pairs_hook=_distinct)
         # Infinity and half a character are JSON to Python, and can be written to no file.
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -224,6 +225,14 @@ def _call(written: str) -> Call | None:
     arguments = found.get("arguments")
     arguments = {} if arguments is None else arguments
     return Call(name=found["name"], arguments=arguments) if isinstance(arguments, dict) else None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ValueError if it has a key twice: which of the two values is meant, nobody can tell."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 def write_turn(message: Message, thinking: bool) -> str:

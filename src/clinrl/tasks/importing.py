@@ -43,10 +43,29 @@ IDENTIFIERS: dict[str, str] = {
 }
 """A tripwire for real people's data: the identifiers of 45 CFR 164.514(b)(2) (HIPAA, Safe Harbor) that have a shape."""
 
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)"
+)
+_DAY = r"(?:0?[1-9]|[12]\d|3[01])"
+IDENTIFIERS_OF_IMPORTS: dict[str, str] = {
+    # ITU-T E.164: a country code, of one digit only if that is 1 or 7, and 8 to 15 digits in all. After a slash there
+    # are five digits or more, as in no blood pressure.
+    "telephone number": r"(?:(?<!\d)\+|(?<![\w:.,/+-])00)(?:[17]|[2-689]\d)"
+    r"(?:[-. ()\u00a0]{0,3}\d|/(?=\d{5})){6,14}(?!\d)",
+    "full date": rf"(?i)\b(?:{_DAY}(?:st|nd|rd|th)?[-/., ]{{0,2}}(?:of )?{_MONTH}[-/., ]{{0,2}}(?:19|20)\d{{2}}"
+    rf"|{_DAY}[-/.]{_MONTH}[-/.]\d{{2}}"
+    rf"|{_MONTH}[-/., ]{{0,2}}{_DAY}(?:st|nd|rd|th)?[-/., ]{{1,2}}(?:19|20)\d{{2}}"
+    rf"|(?:19|20)\d{{2}}[-/., ]{{1,2}}{_MONTH}[-/., ]{{0,2}}{_DAY})\b",
+}
+"""More such shapes, looked for in imported rows alone: drawn ones hold none, and their proofs list `IDENTIFIERS` word
+for word."""
+
 _CONTROL = re.compile(CONTROL_CHARACTERS)
-_IDENTIFIERS = {kind: re.compile(shape) for kind, shape in IDENTIFIERS.items()}
+_IDENTIFIERS = [(kind, re.compile(shape)) for kind, shape in (*IDENTIFIERS.items(), *IDENTIFIERS_OF_IMPORTS.items())]
 _WORD = re.compile(r"\w+")
 _Read = TypeVar("_Read")
+_Named = TypeVar("_Named", str, bytes)
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -123,26 +142,56 @@ class Taken:
     facts: Mapping[str, Any]
     """JSON-ready, as the task's own records dump them."""
     key: Mapping[str, Any]
+    label: Any
+    """The one in `key`, whatever it is called there."""
+
+
+def contested(rows: Iterable[tuple[int, _Read]], claim: Callable[[_Read], tuple[_Named, Any]]) -> frozenset[_Named]:
+    """What is given one label by a row and another by another: both are refused, since either may be the wrong one.
+
+    `claim` tells of a row what it labels and how, or raises Unclear if the row is refused anyway.
+    """
+    labels: dict[_Named, Any] = {}
+    found = set()
+    for _, cells in rows:
+        try:
+            named, label = claim(cells)
+        except Unclear:
+            continue
+        if labels.setdefault(named, label) != label:
+            found.add(named)
+    return frozenset(found)
 
 
 def sift(
-    task: str, name: str, rows: Iterable[tuple[int, _Read]], take: Callable[[_Read], Taken], use: Pool, intake: Intake
+    task: str,
+    name: str,
+    rows: Callable[[], Iterable[tuple[int, _Read]]],
+    take: Callable[[_Read, set[str]], Taken],
+    use: Pool,
+    intake: Intake,
 ) -> Iterator[str]:
     """The rows of one pool as lines of cases.
 
-    `name` is the file's, for the list of refused rows; `rows` come with the lines that they begin on; `take` reads one
-    (its cells, or whatever the source yields) or raises Unclear. A narrative (`plain_text`) that an earlier row has, of
-    whatever pool, is refused, so that no text is in two pools of one source.
+    `name` is the file's, for the list of refused rows; `rows` begins anew each time, and gives rows with the lines that
+    they begin on. `take` reads one (its cells, or whatever the source yields) or raises Unclear; the set holds what it
+    puts there, such as ids of earlier rows. Rows that give one narrative (`plain_text`) different labels are refused.
+    So is a narrative that an earlier row has, of whatever pool, so that no text is in two pools of one source.
     """
+    earlier: set[str] = set()
+    disputed = contested(rows(), lambda cells: _narrative_and_label(take(cells, earlier)))
+    earlier.clear()
     seen: set[bytes] = set()
-    for line, cells in rows:
+    for line, cells in rows():
         intake.read += 1
         try:
-            taken = take(cells)
+            taken = take(cells, earlier)
             check_marks(taken)
             text = fingerprint(plain_text(taken.facts))
             if taken.pseudonym in intake.without or text in intake.without:
                 raise Unclear("(the whole row)", "its patient or narrative is among those that are left out")
+            if text in disputed:
+                raise Unclear("(the whole row)", "another row gives the same narrative another label")
             if text in seen:
                 raise Unclear("(the whole row)", "an earlier row has the same narrative")
         except Unclear as unclear:
@@ -154,6 +203,10 @@ def sift(
             continue
         intake.kept += 1
         yield case_line(task, group_of(use, taken.pseudonym), taken.facts, taken.key)
+
+
+def _narrative_and_label(taken: Taken) -> tuple[bytes, Any]:
+    return fingerprint(plain_text(taken.facts)), taken.label
 
 
 def check_marks(taken: Taken) -> None:
@@ -229,7 +282,7 @@ def check_text(text: str, column: str) -> None:
         raise Unclear(column, f"is longer than {MAX_NARRATIVE_CHARACTERS:,} characters")
     if holds_mark(text):
         raise Unclear(column, "holds a mark of a chat template")
-    for kind, shape in _IDENTIFIERS.items():
+    for kind, shape in _IDENTIFIERS:
         if shape.search(text):
             raise Unclear(column, f"holds what looks like a {kind}")
 

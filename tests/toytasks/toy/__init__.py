@@ -10,7 +10,7 @@ from typing import Any
 from clinrl.intervals import Counts
 from clinrl.tasks.base import Task, content_id
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Judged, Quality, Reporting, Request, Responses, Share, Statistic
-from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, transcript_of
+from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, last_turn, transcript_of
 
 LABELS = ("Usually Appropriate", "May Be Appropriate", "Usually Not Appropriate")
 TOPICS = ("headache", "back pain", "cough", "dizziness", "chest pain", "knee injury")
@@ -86,7 +86,7 @@ def bare(case: ToyCase) -> ToyCase | None:
 
 
 def _thought(transcript: Transcript) -> str:
-    return transcript.messages[-1].thinking or ""
+    return last_turn(transcript).thinking or ""
 
 
 def _encoded(case: ToyCase, transcript: Transcript) -> Sequence[Request]:
@@ -101,7 +101,7 @@ def _similarity(case: ToyCase, transcript: Transcript, responses: Responses) -> 
 
 
 def _question(case: ToyCase, transcript: Transcript) -> Request:
-    return Request("judge", f"{case.key.label} / {transcript.messages[-1].content}\n")
+    return Request("judge", f"{case.key.label} / {last_turn(transcript).content}\n")
 
 
 def _right(counts: Counts) -> float:
@@ -113,7 +113,7 @@ def _omittable(case: ToyCase) -> tuple[str, ...]:
 
 
 def _read(transcript: Transcript) -> str | Unreadable:
-    found = transcript.messages[-1].content.removeprefix("ANSWER: ")
+    found = last_turn(transcript).content.removeprefix("ANSWER: ")
     return found if found in LABELS else Unreadable(reason="no answer")
 
 

@@ -17,7 +17,7 @@ from clinrl.tasks.esi.rules import EDITIONS, RULE_IDS, Presentation, decide
 from clinrl.tasks.esi.words import clauses
 from clinrl.tasks.parts import Checks, Expect, Improvement, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
-from clinrl.types import Score, Transcript, Unreadable
+from clinrl.types import Score, Transcript, Unreadable, last_turn
 
 LEVELS = (1, 2, 3, 4, 5)
 AGE_BANDS = (("under 1", 1), ("1-4", 5), ("5-11", 12), ("12-17", 18), ("18-64", 65), ("65 and over", float("inf")))
@@ -184,7 +184,7 @@ class Esi(Task):
 
     def parse(self, transcript: Transcript) -> int | Unreadable:
         """The level that the last turn commits to; the thinking block is not read."""
-        return answer.parse(transcript.messages[-1].content)
+        return answer.parse(last_turn(transcript).content)
 
     def omittable(self, case: EsiCase) -> tuple[str, ...]:
         """The rule whose omission changes this case's label, if there is one: where a reader's gap shows."""

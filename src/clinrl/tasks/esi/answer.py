@@ -1,11 +1,15 @@
 """Reads the one level that a turn commits to. Strict on purpose: a lenient reader is what a policy learns to exploit.
 
 The contract is a line of its own, `ANSWER: ESI n` with n in 1 to 5. Letter case, spaces around the parts, markdown
-asterisks and one closing period are tolerated; nothing else is. A line that starts with `ANSWER:` and says anything
-beyond that is an answer that hedges, not one that is missing, so a second, clean line does not heal it.
+asterisks and one closing period are tolerated; nothing else is: no word or roman numeral for n, no hyphen, no range, no
+digit, colon or space outside of ASCII, no bullet. A line that starts with `ANSWER:` and says anything beyond a level is
+an answer that hedges, not one that is missing, so no other line heals it, be it clean, earlier or later. Whether a line
+starts so is asked leniently: white space, list marks and whatever else is no letter are passed over, and compatible
+forms of letters, such as full-width ones, count as these. Other lines claim nothing, even if they speak of an answer.
 """
 
 import re
+import unicodedata
 from typing import Final
 
 from clinrl.types import Unreadable
@@ -18,11 +22,11 @@ CONTRADICTORY: Final = "contradictory"
 REASONS: Final = (EMPTY, NO_ANSWER_LINE, OUT_OF_RANGE, HEDGED, CONTRADICTORY)
 """Every reason that `parse` gives, the worst named first when a turn earns several: see `parse`."""
 
-# Each pattern is matched once, from the start of a line without asterisks. Neighbouring parts share no character, so
-# there is nothing to back-track into.
-_ANSWER = re.compile(r"answer[ \t]*:", re.IGNORECASE | re.ASCII)
-_LEVEL = re.compile(r"[ \t]*esi[ \t]+([+-]?[0-9]+)", re.IGNORECASE | re.ASCII)
-_BARE_LEVEL = re.compile(r"[ \t]*(?:esi)?[^0-9a-z]*[0-9]", re.IGNORECASE | re.ASCII)
+# Each pattern is matched once, from the start of a text. Neighbouring parts share no character, so there is nothing to
+# back-track into.
+_CONTRACT = re.compile(r"answer[ \t]*:[ \t]*esi[ \t]+([+-]?[0-9]+)", re.IGNORECASE | re.ASCII)
+_START = re.compile(r"[0-9]*answer:")
+_PASSED_OVER = re.compile(r"[^a-z0-9:]+")
 _LEVELS = {str(level): level for level in range(1, 6)}
 
 
@@ -34,7 +38,8 @@ def parse(content: str) -> int | Unreadable:
 
     Reasons, in order of precedence: `empty` (nothing but white space), `hedged` (an answer line that says more than
     one level, or puts it otherwise than the contract does), `out_of_range` (level 0, 6 or above), `contradictory` (two
-    answer lines with different levels), `no_answer_line` (nothing that commits to a level).
+    answer lines with different levels), `no_answer_line` (nothing that commits to a level, or an answer line that ends
+    before it names one).
     """
     if not content.strip():
         return Unreadable(reason=EMPTY)
@@ -43,23 +48,21 @@ def parse(content: str) -> int | Unreadable:
     for reason in (HEDGED, OUT_OF_RANGE):
         if reason in claims:
             return Unreadable(reason=reason)
-    if not levels:
-        return Unreadable(reason=NO_ANSWER_LINE)
     if len(set(levels)) > 1:
         return Unreadable(reason=CONTRADICTORY)
+    if not levels or NO_ANSWER_LINE in claims:
+        return Unreadable(reason=NO_ANSWER_LINE)
     return levels[-1]
 
 
 def _claim(line: str) -> int | str | None:
-    """What one line claims: a level, `HEDGED`, `OUT_OF_RANGE`, or None for a line that claims no level."""
+    """What one line claims: a level, a reason why it is none, or None for a line that is no answer."""
     text = line.replace("*", "").strip()
-    answer = _ANSWER.match(text)
-    if answer is None:
+    level = _CONTRACT.match(text)
+    if level is not None and text[level.end() :].strip() in ("", "."):
+        return _LEVELS.get(level[1], OUT_OF_RANGE)
+    letters = _PASSED_OVER.sub("", unicodedata.normalize("NFKC", text).casefold())
+    start = _START.match(letters)
+    if start is None:
         return None
-    rest = text[answer.end() :]
-    level = _LEVEL.match(rest)
-    if level is None:
-        return HEDGED if _BARE_LEVEL.match(rest) else None
-    if rest[level.end() :].strip() not in ("", "."):
-        return HEDGED
-    return _LEVELS.get(level[1], OUT_OF_RANGE)
+    return NO_ANSWER_LINE if "esi".startswith(letters[start.end() :]) else HEDGED

@@ -16,7 +16,26 @@ from clinrl.types import Message, Strict
 RULE: Final = "imported"
 """What stands for the deciding rule of a case whose level no rule of ours gave."""
 
-NAMES_A_LEVEL: Final = r"(?i)\besi\W{0,3}(?:level\W{0,3})?[1-5]\b|\b(?:acuity|triage) (?:level )?(?:of )?[1-5]\b"
+_SCALE = r"(?:esi|emergency\W{1,3}severity\W{1,3}index)"
+_WORD = r"(?:one|two|three|four|five)"
+_ROMAN = r"(?-i:I{1,3}|IV|V|ii|iii|iv|v)"
+_DIGIT = (
+    r"[1-5](?![.:]?\d|\s?%|/(?!5\b)\d|[\s-]{0,2}(?:[ap]\.?m|h|hr|hour|min|sec|d|day|w|wk|week|mo|month|y|yr|year|yo"
+    r"|time|x|l|lit(?:er|re)|mg|mcg|g|ml|cm|mm|m|ft|puff|dose|tab|tablet|unit|bag|episode|patient|person|people"
+    r")s?\b)"
+)
+"""A digit that counts nothing and is no time, age, dose or fraction but one of five."""
+_GRADE = r"(?:level|score|category|class|code|priority|acuity|rating|grade|number|no\.?)"
+_JOIN = r"(?:(?:of|is|was|as|at|to|an?|the|assigned|given|level)\W{1,3}){0,3}"
+NAMES_A_LEVEL: Final = (
+    rf"(?i)\b{_SCALE}\)?\W{{0,3}}(?:\(?esi\)?\W{{0,3}})?{_JOIN}(?:{_GRADE}\W{{0,3}})?{_JOIN}(?:[1-5]|{_WORD}|{_ROMAN})\b"
+    rf"|\b(?:level|grade)\W{{0,3}}(?:[1-5]|{_WORD}|{_ROMAN})\W{{1,3}}{_JOIN}(?:{_SCALE}|acuity|triage)\b"
+    rf"|\b(?:[1-5]|{_WORD}|{_ROMAN}) (?:on|by|per) (?:the )?{_SCALE}\b"
+    rf"|(?<!visual )\b(?:acuity|triaged?)\W{{1,3}}{_JOIN}{_GRADE}\W{{1,3}}{_JOIN}(?:{_DIGIT}|{_WORD}|{_ROMAN})\b"
+    rf"|(?<!visual )\b(?:acuity|triage)(?:\s?[:=#(-]\s?| )(?:(?:of|is|was|as) )?(?:an? )?(?:{_DIGIT})\b"
+    rf"|(?<!visual )\b(?:acuity|triage)\s?[:=]\s?(?:{_WORD}|{_ROMAN})\b"
+    rf"|\btriaged (?:as )?(?:an? )?(?:{_DIGIT})\b|\btriaged as (?:an? )?(?:{_WORD}|{_ROMAN})\b"
+)
 """Text that gives the answer away."""
 
 _NAMES_A_LEVEL = re.compile(NAMES_A_LEVEL)

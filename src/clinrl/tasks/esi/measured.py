@@ -135,6 +135,15 @@ def identifier(text: str, column: str) -> str:
     return match[1].lstrip("0") or "0"
 
 
+def check_stay(stay_id: str, seen: set[str], disputed: frozenset[str]) -> None:
+    """Refuse a stay that rows give different levels, or that is among those seen; it is one of these from now on."""
+    if stay_id in disputed:
+        raise Unclear("acuity", "another row gives the same stay another level")
+    if stay_id in seen:
+        raise Unclear("stay_id", "an earlier row has the same one")
+    seen.add(stay_id)
+
+
 def pressures(sbp_mmhg: int | None, dbp_mmhg: int | None) -> None:
     """Refuse a systolic pressure that is not `MIN_PULSE_PRESSURE_MMHG` above the diastolic."""
     if sbp_mmhg is not None and dbp_mmhg is not None and sbp_mmhg - dbp_mmhg < MIN_PULSE_PRESSURE_MMHG:

@@ -11,7 +11,18 @@ from typing import Final
 
 from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.esi import imported, measured
-from clinrl.tasks.importing import Intake, Source, Taken, Unclear, clean, normalise, percentile, pseudonym, sift
+from clinrl.tasks.importing import (
+    Intake,
+    Source,
+    Taken,
+    Unclear,
+    clean,
+    contested,
+    normalise,
+    percentile,
+    pseudonym,
+    sift,
+)
 from clinrl.types import Pool
 
 VALIDATION: Final = "mietic-validation"
@@ -88,38 +99,39 @@ def level_of(instruction: str) -> int:
 
 def _validation(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
     subject_at, stay_at, acuity_at, text_at, decision_at = table.indices(USED)
-    seen: set[str] = set()
 
-    def take(cells: list[str]) -> Taken:
+    def stay_and_level(cells: list[str]) -> tuple[str, int]:
         _check_width(cells, table)
         decision = cells[decision_at].strip().upper()
         if decision != "RETAIN":
             known = decision == "REMOVE"
             raise Unclear("final_decision", "is REMOVE" if known else "is neither RETAIN nor REMOVE")
-        stay_id = measured.identifier(cells[stay_at], "stay_id")
-        if stay_id in seen:
-            raise Unclear("stay_id", "an earlier row has the same one")
-        seen.add(stay_id)
-        level = measured.acuity(cells[acuity_at])
+        return measured.identifier(cells[stay_at], "stay_id"), measured.acuity(cells[acuity_at])
+
+    disputed = contested(table.rows(), stay_and_level)
+
+    def take(cells: list[str], seen: set[str]) -> Taken:
+        stay_id, level = stay_and_level(cells)
+        measured.check_stay(stay_id, seen, disputed)
         text = _text(cells[text_at], "tiragecase")
         subject = pseudonym("subject", measured.identifier(cells[subject_at], "subject_id"))
-        return Taken("exam", subject, {"narrative": text}, imported.fields(VALIDATION, level))
+        return Taken("exam", subject, {"narrative": text}, imported.fields(VALIDATION, level), level)
 
-    yield from sift("esi", table.path.name, table.rows(), take, use, intake)
+    yield from sift("esi", table.path.name, table.rows, take, use, intake)
 
 
 def _instructions(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
     question_at, text_at = table.indices(ASKED[:2])
 
-    def take(cells: list[str]) -> Taken:
+    def take(cells: list[str], _: set[str]) -> Taken:
         _check_width(cells, table)
         level = level_of(cells[question_at])
         text = _text(cells[text_at], "input")
         whose = pseudonym("narrative", normalise(text))
         pool: Pool = "train" if percentile(whose) < SHARES["train"] else "mine"
-        return Taken(pool, whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level))
+        return Taken(pool, whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level), level)
 
-    yield from sift("esi", table.path.name, table.rows(), take, use, intake)
+    yield from sift("esi", table.path.name, table.rows, take, use, intake)
 
 
 def _text(cell: str, column: str) -> str:

@@ -14,7 +14,7 @@ from clinrl.tasks.base import pool_at
 from clinrl.tasks.csv_reader import Table, locate, open_table
 from clinrl.tasks.esi import imported, measured
 from clinrl.tasks.esi.rules import Sex
-from clinrl.tasks.importing import Intake, Source, Taken, Unclear, clean, percentile, pseudonym, sift
+from clinrl.tasks.importing import Intake, Source, Taken, Unclear, clean, contested, percentile, pseudonym, sift
 from clinrl.types import Pool
 
 KIND: Final = "mimic-iv-ed"
@@ -91,18 +91,21 @@ def pool_of_subject(pseudonym: str) -> Pool:
 
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
     born, visits = _born(patients), _visits(stays)
-    seen: set[str] = set()
     subject_at, stay_at, *rest = triage.indices(TRIAGE)
+    (acuity_at,) = triage.indices(["acuity"])
     width = len(triage.columns)
     complaints: dict[str, str] = {}
 
-    def take(cells: list[str]) -> Taken:
+    def stay_of(cells: list[str]) -> str:
         if len(cells) != width:
             raise Unclear("(the whole row)", "has another number of cells than the header")
-        stay_id = measured.identifier(cells[stay_at], "stay_id")
-        if stay_id in seen:
-            raise Unclear("stay_id", "an earlier row has the same one")
-        seen.add(stay_id)
+        return measured.identifier(cells[stay_at], "stay_id")
+
+    disputed = contested(triage.rows(), lambda cells: (stay_of(cells), measured.acuity(cells[acuity_at])))
+
+    def take(cells: list[str], seen: set[str]) -> Taken:
+        stay_id = stay_of(cells)
+        measured.check_stay(stay_id, seen, disputed)
         subject_id = measured.identifier(cells[subject_at], "subject_id")
         stay = visits.get(stay_id, _ABSENT)
         if stay is None:
@@ -113,7 +116,7 @@ def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Inta
             raise Unclear("subject_id", "is not that of the stay in edstays")
         return _taken([cells[at] for at in rest], stay, born, complaints)
 
-    yield from sift("esi", triage.path.name, triage.rows(), take, use, intake)
+    yield from sift("esi", triage.path.name, triage.rows, take, use, intake)
 
 
 def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complaints: dict[str, str]) -> Taken:
@@ -146,7 +149,8 @@ def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complai
         sbp_mmhg=sbp_mmhg, dbp_mmhg=dbp_mmhg, temp_c=temp_c, pain=score,
     )  # fmt: skip
     subject = _pseudonym(stay.subject)
-    return Taken(pool_of_subject(subject), subject, {"narrative": narrative(age, sex, arrival, chief, key)}, key)
+    facts = {"narrative": narrative(age, sex, arrival, chief, key)}
+    return Taken(pool_of_subject(subject), subject, facts, key, level)
 
 
 _pseudonym = partial(pseudonym, "subject")

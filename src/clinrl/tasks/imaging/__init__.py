@@ -13,14 +13,14 @@ from clinrl.tasks.imaging import answer, evidence, metrics, quality, rewards
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import MIXES, ImagingCase, cases, is_held_out, pool_of, with_evidence
 from clinrl.tasks.imaging.guideline import MODALITIES, RADIATION, true_yield
-from clinrl.tasks.imaging.imported import HOLDS_A_TAG, MAX_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
+from clinrl.tasks.imaging.imported import MAX_SENTENCES, NAMES_A_LABEL, RULE, ImportedKey
 from clinrl.tasks.imaging.intake import NUMBERS, recognise
 from clinrl.tasks.imaging.prompt import gold, prompt
 from clinrl.tasks.imaging.rules import EGFR_LIMIT, RULE_IDS, condition_of, decide
 from clinrl.tasks.importing import is_imported, normalise, pseudonym
 from clinrl.tasks.parts import NO_RESPONSES, Checks, Improvement, Judged, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
-from clinrl.types import Score, Transcript, Unreadable
+from clinrl.types import Score, Transcript, Unreadable, last_turn
 
 POLICIES = lazy_policies(
     LABELS,
@@ -154,7 +154,6 @@ class Imaging(Task):
             expect("ExpectColumnValuesToBeBetween", "reasons", of="imported", min_value=1, max_value=MAX_SENTENCES),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="drawn", regex=_LABEL_IN_TEXT),
             expect("ExpectColumnValuesToNotMatchRegex", "shown", of="imported", regex=NAMES_A_LABEL),
-            expect("ExpectColumnValuesToNotMatchRegex", "shown", of="imported", regex=HOLDS_A_TAG),
             expect(
                 "ExpectColumnValuesToBeBetween", "has_evidence", "summary", of="drawn", min_value=0.65, max_value=0.85
             ),
@@ -174,7 +173,7 @@ class Imaging(Task):
 
     def parse(self, transcript: Transcript) -> str | Unreadable:
         """The label that the last turn commits to, read strictly."""
-        return answer.parse(transcript.messages[-1])
+        return answer.parse(last_turn(transcript))
 
     def omittable(self, case: ImagingCase) -> tuple[str, ...]:
         """The rules whose omission changes this case's label."""

@@ -21,11 +21,17 @@ KIND: Final = "appropriateness"
 MAX_SENTENCE_CHARACTERS: Final = 2_000
 MAX_SENTENCES: Final = 60
 
-NAMES_A_LABEL: Final = r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\W{1,3}be\W{1,3}appropriate\b"
-"""Text that gives the answer away."""
-
-HOLDS_A_TAG: Final = r"(?i)</?(?:think|answer)\b|<\|"
-"""Text that a reader of the turn, or a chat template, would take for its own marks."""
+_RATING = r"(?:[1-9]|one|two|three|four|five|six|seven|eight|nine)"
+_OF_NINE = r"\W{0,3}(?:of|out of|on|from|over|/)\W{0,3}(?:9|nine)\b"
+_JOIN = r"(?:(?:as|at|is|was|it|this|of|an?|the|appropriateness|median|mean|panel)\W{1,3}){0,3}"
+NAMES_A_LABEL: Final = (
+    r"(?i)\busually\W{1,3}(?:not\W{1,3})?appropriate\b|\bmay\W{1,3}be\W{1,3}appropriate\b"
+    rf"|\brat(?:e|es|ed|ing|ings)\W{{1,3}}{_JOIN}{_RATING}{_OF_NINE}"
+    rf"|\b(?:is|makes|gets|scores?|scored) (?:an? )?{_RATING}{_OF_NINE}(?!\s\w)"
+    rf"|\bappropriateness\W{{1,3}}(?:score|rating|category|level)s?\W{{1,3}}{_JOIN}{_RATING}\b(?!\.\d)"
+    rf"|\bappropriateness\s?[:=]\s?{_RATING}\b(?!\.\d)"
+)
+"""Text that gives the answer away: a label, or the rating of 1 to 9 that it follows from."""
 
 
 class ImportedKey(Strict):

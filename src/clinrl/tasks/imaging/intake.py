@@ -139,10 +139,9 @@ def _records(path: Path) -> Records:
 
 def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
     contested, astray = _conflicts(parts)
-    seen: set[str] = set()
 
-    def taker(part: Part) -> Callable[[Fields | Unclear], Taken]:
-        def take(row: Fields | Unclear) -> Taken:
+    def taker(part: Part) -> Callable[[Fields | Unclear, set[str]], Taken]:
+        def take(row: Fields | Unclear, seen: set[str]) -> Taken:
             request = read_request(row)
             triplet, whose = request.triplet, request.whose
             if whose in astray:
@@ -158,7 +157,7 @@ def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
         return take
 
     for part in parts:
-        yield from sift("imaging", part.name, part.records.rows(), taker(part), use, intake)
+        yield from sift("imaging", part.name, part.records.rows, taker(part), use, intake)
 
 
 def _conflicts(parts: tuple[Part, ...]) -> tuple[set[str], set[str]]:
@@ -262,7 +261,7 @@ def _taken(row: Fields | Unclear, request: Request, pool: Pool) -> Taken:
         "evidence": evidence_of(_value(row, CITATIONS)[1], CITATIONS[0]),
     }
     check_text(f"{request.condition} | {request.variant} | {request.procedure}", WHOLE)
-    return Taken(pool, request.whose, facts, imported.fields(request.label, reasoning))
+    return Taken(pool, request.whose, facts, imported.fields(request.label, reasoning), request.label)
 
 
 def _request_text(row: Fields, names: tuple[str, ...]) -> str:

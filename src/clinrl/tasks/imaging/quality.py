@@ -15,7 +15,7 @@ from clinrl.tasks.imaging.imported import ImportedKey
 from clinrl.tasks.imaging.sentences import citations, split
 from clinrl.tasks.imaging.statements import CITES, RATING, SLOTS, WORDINGS, Statement, read, word
 from clinrl.tasks.parts import Quality, Request, Responses
-from clinrl.types import Transcript
+from clinrl.types import Transcript, last_turn
 
 SECOND: Final[Literal["second_judge"]] = "second_judge"
 
@@ -25,7 +25,7 @@ def read_thoughts(case: ImagingCase, transcript: Transcript) -> list[Statement |
 
     None without a block, and for an imported case, of which no statement is known.
     """
-    thinking = transcript.messages[-1].thinking
+    thinking = last_turn(transcript).thinking
     if thinking is None or isinstance(case.key, ImportedKey):
         return None
     return [read(sentence) for sentence in split(thinking)]
@@ -66,7 +66,7 @@ def contradiction(case: ImagingCase, transcript: Transcript, responses: Response
 
 def citation_validity(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
     """Share of the cited numbers that are those of a study in the prompt, 0 to 1. None where nothing is cited."""
-    cited = citations(transcript.messages[-1].thinking or "")
+    cited = citations(last_turn(transcript).thinking or "")
     studies = {abstract.number for abstract in case.facts.evidence}
     return sum(number in studies for number in cited) / len(cited) if cited else None
 
@@ -84,7 +84,7 @@ def second_opinion(case: ImagingCase, transcript: Transcript, responses: Respons
 
 def second_requests(case: ImagingCase, transcript: Transcript) -> tuple[Request, ...]:
     """The request to the second judge about a transcript."""
-    thinking = transcript.messages[-1].thinking
+    thinking = last_turn(transcript).thinking
     if thinking is None:
         return ()
     return (Request(SECOND, judging.prompt(SECOND, " ".join(case.key.reasoning), thinking, guarded=True)),)

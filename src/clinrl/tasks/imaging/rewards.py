@@ -18,15 +18,13 @@ from clinrl.errors import DataError
 from clinrl.tasks.imaging import judging, sentences, similarity
 from clinrl.tasks.imaging.answer import LABELS, UNKNOWN, full_text, parse, published_format, published_label
 from clinrl.tasks.parts import NO_RESPONSES, Request, Responses
-from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable
+from clinrl.types import Case, Message, Score, Strict, Transcript, Unreadable, last_turn
 
 TERMS: Final = ("answer", "format", "judge", "similarity", "unreadable")
 """Every term of a score, always all of them: zero where it does not apply."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-
-SILENT: Final = Message(role="assistant", content="")
 
 
 class Judged(Strict):
@@ -158,7 +156,7 @@ def models(reward: Reward) -> tuple[str, ...]:
 
 def requests(case: Case, transcript: Transcript, reward: Reward) -> tuple[Request, ...]:
     """The requests whose responses `score` needs, each once. None for a term that a gate makes worthless."""
-    turn = _turn(transcript)
+    turn = last_turn(transcript)
     label = _read_label(turn, reward)
     wanted: dict[Request, None] = {}
     if _counts_verdict(case, turn, label, reward):
@@ -178,7 +176,7 @@ def score(case: Case, transcript: Transcript, reward: Reward, responses: Respons
     """
     if case.key.label not in LABELS:
         raise DataError(f"gold label is {case.key.label!r}; labels are {', '.join(LABELS)}: rebuild the data set")
-    turn = _turn(transcript)
+    turn = last_turn(transcript)
     label = _read_label(turn, reward)
     terms = dict.fromkeys(TERMS, 0.0)
     if isinstance(label, Unreadable):
@@ -192,11 +190,6 @@ def score(case: Case, transcript: Transcript, reward: Reward, responses: Respons
     if _counts_similarity(case, label, reward):
         terms["similarity"] = reward.similarity.weight * _similar(case, turn, reward.similarity, responses)
     return Score(terms=terms, total=math.fsum(terms.values()))
-
-
-def _turn(transcript: Transcript) -> Message:
-    """The last turn of the model; a silent one if it had none."""
-    return next((turn for turn in reversed(transcript.messages) if turn.role == "assistant"), SILENT)
 
 
 def _read_label(turn: Message, reward: Reward) -> str | Unreadable:
