@@ -1,6 +1,6 @@
 """The decision points, one by one and in order. Expected levels are hand-derived from the cited sources."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from clinrl.tasks.esi.rules import (
     RESOURCES,
     RULE_IDS,
     RULES,
-    FindingId,
     Presentation,
     band,
     decide,
@@ -136,12 +135,6 @@ def test_v4_calls_a_feverish_infant_high_risk_for_a_month_and_v5_for_three() -> 
     assert decide(infant.model_copy(update={"age_years": 20 / 365}), edition="v4").rule == "infant_fever"
 
 
-def test_a_misspelt_finding_is_an_error() -> None:
-    """Nothing would fire for it, so the patient would pass for well."""
-    with pytest.raises(ValidationError, match="unresponsiv"):
-        patient(findings=("unresponsiv",))
-
-
 def test_the_band_of_an_age_includes_its_lower_edge() -> None:
     assert band(18).name == "adult"
     assert band(17.99).name == "12-18 years"
@@ -172,23 +165,19 @@ def test_rule_ids_are_distinct_and_every_rule_names_its_source() -> None:
     assert {rule.id for rule in RULES if rule.source == "series"} == {"done_intervention", "open_injury"}
 
 
-EVERYTHING: dict[str, Any] = {
-    "age_years": 0.1, "findings": tuple(sorted(FINDINGS)), "rr_bpm": 8, "spo2_pct": 85, "sbp_mmhg": 60, "temp_c": 39.0,
-    "pain": 10, "pain_site": "visceral",
+UNWELL: dict[str, Any] = {
+    "age_years": 0.1, "rr_bpm": 8, "spo2_pct": 85, "sbp_mmhg": 100, "temp_c": 39.0, "pain": 10, "pain_site": "visceral",
 }  # fmt: skip
-"""Every finding, and vital signs under which each rule holds whose findings are there."""
+"""Vital signs beside which each finding matters to a rule."""
 
 
-def test_every_rule_asks_for_findings_that_there_are() -> None:
-    assert [rule.id for rule in RULES if not rule.holds(patient(**EVERYTHING))] == []
-
-
-@pytest.mark.parametrize("finding", get_args(FindingId))
-def test_every_finding_is_seen_by_a_rule_and_has_words(finding: str) -> None:
-    alone, none = (patient(**EVERYTHING | {"findings": found}) for found in ((finding,), ()))
-    assert {rule.id for rule in RULES if rule.holds(alone)} > {rule.id for rule in RULES if rule.holds(none)}
-    assert FINDINGS[finding].id == finding
-    assert set(FINDINGS) == set(get_args(FindingId))
+@pytest.mark.parametrize("finding", sorted(set(FINDING_IDS) - {"hypoperfusion", "comfortable"}))
+def test_every_finding_is_seen_by_a_rule(finding: str) -> None:
+    """Poor perfusion needs a low pressure too, and a look of ease takes severe pain back; both have their own rows."""
+    alone, none = (patient(**UNWELL | {"findings": found}) for found in ((finding,), ()))
+    assert {rule.id for rule in RULES if rule.holds(alone, "v5")} > {
+        rule.id for rule in RULES if rule.holds(none, "v5")
+    }
 
 
 @pytest.mark.parametrize("finding", ["arest", "", "cardiac_arrest", "Arrest"])
@@ -198,7 +187,7 @@ def test_an_unknown_finding_is_refused_by_its_name_and_those_there_are(finding: 
     said = str(refused.value)
     assert "findings.1" in said
     assert f"input_value={finding!r}" in said
-    assert all(f"'{known}'" in said for known in FINDINGS)
+    assert all(f"'{known}'" in said for known in FINDING_IDS)
 
 
 @given(presentations)

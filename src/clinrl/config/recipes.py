@@ -235,6 +235,7 @@ class GrpoProfile(Profile):
             )
         return self
 
+
 HANDLING = {"checkpoint_every", "on_alarm"}
 """Settings of a trainer that change how a run is handled and nothing in what it makes."""
 
