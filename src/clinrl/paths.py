@@ -109,6 +109,11 @@ def comparison_pages(name: str) -> Path:
     return Path("data/reports/comparisons") / name
 
 
+def retraining_report() -> Path:
+    """What simulated lives of retraining came to; its page beside it."""
+    return Path("data/reports/retraining.json")
+
+
 def checkpoints(version: str, key: str) -> Path:
     """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"
