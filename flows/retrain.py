@@ -3,8 +3,9 @@
     python -m flows retrain esi
 
 Where the task's schedule says `draft: true`, a run that finds everything built and settled mines the champion's errors
-and drafts the next version from them. A draft that does not gain on the champion is dropped, and its record kept, so
-that the next run tries something else.
+and drafts the next version from them. A draft within its task's change plan that is ahead of the champion on the mine
+data is held against the gate, whose look at the exam spends some of the error budget. One that fails on the way is
+dropped, and its record kept, so that the next run tries something else. Where the budget is used up, none is drafted.
 """
 
 from prefect import Flow, State, flow
@@ -17,7 +18,7 @@ from clinrl.errors import Alarmed, ParamsError
 from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
 from clinrl.pipeline.propose import Draft
-from clinrl.release import promotion as releases
+from clinrl.release.change_control import no_look_left, outside_plan, screened_out
 from clinrl.release.standing import is_champion, is_registered, outcome
 from flows import pages, runs, steps
 from flows.release import carry_out, folds
@@ -52,6 +53,8 @@ def renew(params: Params, task: str, approver: str | None) -> State[None]:
         get_run_logger().info("%s", message)
         if task not in params.schedules or not params.schedules[task].draft:
             return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}")
+        if reason := no_look_left(params, task):
+            return Completed(name=NOTHING_TO_DO, message=f"nothing to do: {message}; no draft, since {reason}")
         try:
             pages.show_draft(draft_next(params, task))
         except drafts.NothingToDraft as nothing:
@@ -87,20 +90,17 @@ def draft_next(params: Params, task: str) -> Draft:
 
 
 def conclude(params: Params, draft: Draft, approver: str | None) -> State[None]:
-    """Release a draft that gains on the champion, and drop any other."""
+    """Release a draft that is surely better than the champion, and drop any other."""
     name = draft.name
     if not is_champion(params, name):
-        decision, gained = steps.decide(name), releases.gain(params, name)
-        why = ""
-        if not decision.promote:
-            why = f"its gate refused it: {decision.reasons[0]}"
-        elif gained is not None and gained.low <= 0:
-            why = (
-                f"no sure gain over {decision.champion}: an answer to the exam costs {gained.value:.4f} less "
-                f"[{gained.low:.4f}, {gained.high:.4f}], n = {gained.n}"
-            )
-        if why:
+        why = outside_plan(params, name)
+        if not why:
+            steps.bring_up_to_date([f"mine@{name}"])
+            why = screened_out(params, name)
+        if not why and not (decision := steps.decide(name)).promote:
             pages.show_decision(decision)
+            why = f"its gate refused it: {decision.reasons[0]}"
+        if why:
             return drop_draft(draft, why)
     state = carry_out(params, name, approver)
     drafts.conclude(draft, "promoted" if is_champion(params, name) else "refused", str(state.message))

@@ -83,5 +83,20 @@ VALID: dict[str, Any] = {
             },
         },
     },
+    "plans": {
+        "esi": {
+            "changes": {
+                "ancestors": ["v1"], "exam": "esi-x1", "most_cases": 4000, "recipes": ["sft", "grpo"],
+                "fields": {
+                    "trainer.embedded.lr": {"min": 1.0e-4, "max": 5.0e-3},
+                    "reward.modifiers": {"min": -1.0, "max": 1.0}, "reward.unreadable": {"max": 0.0},
+                    "stream.cap.1": {"one_of": [0.33, 0.5]},
+                },
+            },
+            "protocol": {"superior": "exact", "not_worse": {"critical_under": 0.01}, "screen": 0.05},
+            "budget": {"alpha": 0.05, "spend": 0.6, "looks": 6},
+            "impact": "A worse model under-triages more patients.",
+        },
+    },
     "schedules": {"esi": {"cron": "0 3 * * 1", "timezone": "Europe/Zurich", "answer_within_s": 3600}},
 }  # fmt: skip

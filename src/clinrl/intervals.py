@@ -1,6 +1,7 @@
 """Intervals and paired tests: NumPy, SciPy and statsmodels behind functions that return records.
 
-All intervals are at 95%. Nothing here draws from a global generator: equal inputs give equal numbers.
+All intervals are at 95%, unless a function is given another level. Nothing here draws from a global generator: equal
+inputs give equal numbers.
 """
 
 import math
@@ -78,14 +79,14 @@ def bootstrap(
     return _between(value, [of(_counts(kinds, draw)) for draw in draws], len(cases))
 
 
-def mean(values: Sequence[float], clusters: Sequence[str] | None = None) -> Estimate:
+def mean(values: Sequence[float], clusters: Sequence[str] | None = None, level: float = LEVEL) -> Estimate:
     """The mean of a number over cases, with a percentile bootstrap interval; `clusters` as for `bootstrap`.
 
     Where all values are equal no draw differs, and the interval has no width. Raises ValueError for no values.
     """
     if not len(values):
         raise ValueError("a mean needs at least one value")
-    return _between(math.fsum(values) / len(values), _drawn_means(values, clusters), len(values))
+    return _between(math.fsum(values) / len(values), _drawn_means(values, clusters), len(values), level)
 
 
 def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Estimate:
@@ -104,7 +105,7 @@ def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Est
 
 
 def paired_means(
-    mine: Sequence[float], theirs: Sequence[float], clusters: Sequence[str] | None = None
+    mine: Sequence[float], theirs: Sequence[float], clusters: Sequence[str] | None = None, level: float = LEVEL
 ) -> tuple[Estimate, float]:
     """The mean of mine less theirs on the same cases, its interval, and the two-sided p of no difference.
 
@@ -114,7 +115,7 @@ def paired_means(
     if not len(mine) or len(mine) != len(theirs):
         raise ValueError(f"paired values must be of the same cases; got {len(mine)} and {len(theirs)}")
     differences = [a - b for a, b in zip(mine, theirs, strict=True)]
-    return mean(differences, clusters), _beyond_zero(_drawn_means(differences, clusters))
+    return mean(differences, clusters, level), _beyond_zero(_drawn_means(differences, clusters))
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def holm(ps: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]) -> Paired:
+def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool], level: float = LEVEL) -> Paired:
     """Compare two on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
 
     The test is McNemar's, exact (binomial on the discordant pairs), from statsmodels. The interval of the difference
@@ -219,10 +220,20 @@ def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]
     both = sum(x and y for x, y in zip(mine, theirs, strict=True))
     p = 1.0 if b + c == 0 else float(mcnemar([[both, b], [c, n - both - b - c]], exact=True).pvalue)
     up, down = (b + 1) / (n + 2), (c + 1) / (n + 2)
-    reach = float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    reach = float(norm.ppf((1 + level) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     low, high = max(-1.0, up - down - reach), min(1.0, up - down + reach)
     difference = _estimate((b - c) / n, low, high, n)
     return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
+
+
+def no_better(b: Any, c: Any) -> Any:
+    """One-sided exact McNemar p: the chance of `b` or more of `b + c` discordant pairs in favour, were neither better.
+
+    Takes counts, or arrays of them. 1.0 if nothing is discordant.
+    """
+    from scipy.stats import binom
+
+    return binom.sf(b - 1, b + c, 0.5)
 
 
 def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:
@@ -267,10 +278,10 @@ def _drawn_means(values: Sequence[float], clusters: Sequence[str] | None) -> Any
     return draws @ distinct / draws.sum(axis=1)
 
 
-def _between(value: float, values: Sequence[float], n: int) -> Estimate:
+def _between(value: float, values: Sequence[float], n: int, level: float = LEVEL) -> Estimate:
     import numpy
 
-    tail = (1 - LEVEL) / 2
+    tail = (1 - level) / 2
     low, high = numpy.nanquantile(numpy.asarray(values), (tail, 1 - tail)).tolist()
     return _estimate(value, low, high, n)
 

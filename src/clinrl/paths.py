@@ -114,6 +114,11 @@ def preregistration(name: str) -> Path:
     return Path("data/preregistrations") / f"{name}.json"
 
 
+def retraining_report() -> Path:
+    """What simulated lives of retraining came to; its page beside it."""
+    return Path("data/reports/retraining.json")
+
+
 def checkpoints(version: str, key: str) -> Path:
     """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"

@@ -160,14 +160,21 @@ def test_lora_targets_may_be_named_in_any_order():
 
 def test_no_versions_is_a_valid_start():
     mapping = edited("versions", {})
-    for section in ("merges", "mining", "comparisons"):
+    for section in ("merges", "mining", "comparisons", "plans"):
         del mapping[section]
     assert Params.model_validate(mapping).versions == {}
 
 
+def test_a_schedule_that_drafts_needs_a_change_plan(tmp_path):
+    mapping = edited("schedules/esi/draft", True)
+    assert Params.model_validate(mapping).schedules["esi"].draft
+    del mapping["plans"]
+    assert "schedules.esi.draft is true, but plans has no esi" in refusal(mapping, tmp_path)
+
+
 def test_merges_mining_gates_and_schedules_may_be_absent():
     mapping = copy.deepcopy(VALID)
-    for key in ("merges", "mining", "comparisons", "gates", "schedules"):
+    for key in ("merges", "mining", "comparisons", "gates", "plans", "schedules"):
         del mapping[key]
     params = Params.model_validate(mapping)
     assert params.comparisons == {}
@@ -264,6 +271,8 @@ def rejection(*, stream: object = None, reward: object = None, **changes: object
     return recipe | ({"stream": stream} if stream else {}) | ({"reward": reward} if reward else {})
 
 
+PLAN = "plans/esi/"
+
 REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     # structure
     ("scale", "laptop", ("scale is 'laptop'", "'embedded' or 'full'")),
@@ -356,6 +365,29 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     ("schedules/esi/timezone", "Mars/Olympus", ("schedules.esi.timezone is 'Mars/Olympus'", "'UTC'")),
     ("schedules/esi/answer_within_s", 0, ("schedules.esi.answer_within_s is 0",)),
     ("gates", {}, ("schedules: 'esi' is not a task with a gate",)),
+    # change plans
+    ("plans/ekg", VALID["plans"]["esi"], ("plans: 'ekg' is not a task with a gate", "allowed: esi")),
+    (PLAN + "impcat", "", ("plans.esi.impcat is not a key here", "did you mean impact?")),
+    (PLAN + "impact", "none", ("plans.esi.impact is 'none'", "at least 20 characters")),
+    (PLAN + "changes/ancestors", ["v9"], ("plans.esi.changes.ancestors: 'v9' is not a version of esi or its base",)),
+    (PLAN + "changes/exam", "esi-d1", ("plans.esi.changes.exam: 'esi-d1' is not exam data of esi", "esi-x1")),
+    (PLAN + "changes/recipes", ["grop"], ("plans.esi.changes.recipes: 'grop' is not a profile", "did you mean grpo?")),
+    (PLAN + "changes/recipes", [], ("plans.esi.changes.recipes is empty",)),
+    (
+        PLAN + "changes/fields/trainer.embedded.rl",
+        {"max": 1.0},
+        ("'trainer.embedded.rl' is not a field", "trainer.embedded.lr"),
+    ),
+    (PLAN + "changes/fields/seed", {"max": 1.0}, ("plans.esi.changes.fields: 'seed' is not a field of one",)),
+    (PLAN + "changes/fields/lora.rank", {}, ("plans.esi.changes.fields.lora.rank must have either min or max, or",)),
+    (PLAN + "changes/fields/lora.rank", {"max": 1.0, "one_of": [1]}, ("must have either min or max, or one_of",)),
+    (PLAN + "protocol/superior", "kappa", ("plans.esi.protocol.superior: 'kappa' is not a share of esi",)),
+    (PLAN + "protocol/not_worse", {"exact": 0.01}, ("plans.esi.protocol.not_worse: 'exact' is not another share",)),
+    (PLAN + "protocol/not_worse", {"dangerous": 0.0}, ("plans.esi.protocol.not_worse.dangerous is 0.0",)),
+    (PLAN + "protocol/screen", 0.0, ("plans.esi.protocol.screen is 0.0",)),
+    (PLAN + "budget/alpha", 0.3, ("plans.esi.budget.alpha is 0.3", "less than or equal to 0.2")),
+    (PLAN + "budget/spend", 1.0, ("plans.esi.budget.spend is 1.0",)),
+    (PLAN + "budget/looks", 0, ("plans.esi.budget.looks is 0",)),
     # names
     ("datasets/Esi_D1", VALID["datasets"]["esi-d1"], ("datasets.Esi_D1 is not a name", "must match")),
     ("modes/../x", VALID["modes"]["think"], ("not a name",)),
@@ -613,9 +645,10 @@ def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     if not isinstance(mapping, dict):
         return []
     names = {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",), ("mining",)}
-    names |= {("comparisons",), ("gates",), ("schedules",)}
+    names |= {("comparisons",), ("gates",), ("plans",), ("schedules",)}
     free = path in names or path[-1:] in {
         ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",), ("arms",), ("controls",),
+        ("fields",), ("not_worse",),
     } or "published" in path  # fmt: skip
     found = [] if free else [path]
     for key, value in mapping.items():
@@ -639,6 +672,7 @@ def test_an_unknown_key_anywhere_is_refused_and_named(place, key, value, tmp_pat
         "stream",
         "modifiers", "floor", "kind", "valve", "unreadable", "folds", "blends", "seed", "density", "max", "min",
         "may_rise", "may_fall", "paired", "quality", "published_parts", "approvers", "rebuilders", "rebuilt",
+            "fields", "superior", "not_worse", "one_of",
     }  # fmt: skip
     if key in known:
         return

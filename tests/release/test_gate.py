@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from clinrl.analysis import baselines
 from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.analysis.paired import Answers
+from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
-from clinrl.release.gate import BOTH_MODES, decide
+from clinrl.release.budget import Look
+from clinrl.release.gate import BOTH_MODES, Decision, decide
 from clinrl.tasks.base import get_task
 from clinrl.types import Unreadable
 
@@ -47,10 +49,10 @@ def both(name, answers, other=None, **changes):
     }
 
 
-def judge(rules, candidate, champion=None, simple=SIMPLE, scale="embedded", task=TASK):
+def judge(rules, candidate, champion=None, simple=SIMPLE, scale="embedded", task=TASK, **tested):
     rivals = {"the champion": champion} if champion else {}
     held = (champion["think"].name, "b" * 64) if champion else (None, None)
-    return decide(task, rules, scale, candidate, rivals, simple, model="esi", digest="a" * 64, champion=held)
+    return decide(task, rules, scale, candidate, rivals, simple, model="esi", digest="a" * 64, champion=held, **tested)
 
 
 def limits(decision):
@@ -304,3 +306,83 @@ def test_every_row_of_the_reports_is_a_floor():
         candidate = both("v2", answers, golds=golds)
         assert ("exact", f"above {name}, paired") in beating(judge(gate(), candidate, simple=simple))
     assert judge(gate(), both("v2", golds, golds=golds), simple=simple).promote
+
+
+LOOK = Look(number=2, most=6, before=0.02, level=0.012, answers="d" * 64)
+
+
+def compared(candidate, champion, look=LOOK, **protocol):
+    """The decision where the exam has been looked at once, and the metrics and limits of the tests that it refused."""
+    decision = judge(gate(), candidate, champion, protocol=Protocol(screen=0.05, **protocol), look=look)
+    return decision, [(f.metric, f.mode) for f in decision.findings if not f.passed and "the champion" in f.limit]
+
+
+def test_a_candidate_that_is_only_not_worse_is_refused_and_spends_its_level():
+    decision, lost = compared(both("v2", wrong(1, to=2)), both("v1", wrong(2, to=2)))
+    assert lost == [("exact", "think"), ("exact", "direct")]
+    assert decision.reasons[0] == (
+        "exact (think) changes by +0.01 against the champion on the same cases, one-sided p = 0.5; look 2 of 6 at this "
+        "exam may spend 0.012, so p must be at most that"
+    )
+    assert decision.budget.left_after == pytest.approx(0.008)
+    assert str(decision.budget) == (
+        "look 2 of at most 6 at this exam, at level 0.012; 0.008 of its error budget is left"
+    )
+
+
+def test_a_candidate_that_is_surely_better_passes_and_gets_its_level_back():
+    decision, lost = compared(both("v2", GOLDS), both("v1", wrong(7, to=2)))
+    assert (decision.promote, lost) == (True, [])
+    assert decision.budget.left_after == 0.012
+    assert decision.digest == Decision.model_validate_json(decision.model_dump_json()).digest
+
+
+def test_the_p_must_reach_the_level_that_is_left():
+    """Seven of seven: p is 1 in 128."""
+    for level, passes in ((0.0078125, True), (0.0078, False)):
+        decision, _ = compared(both("v2", GOLDS), both("v1", wrong(7, to=2)), LOOK.model_copy(update={"level": level}))
+        assert decision.promote == passes
+
+
+def test_it_must_be_better_in_every_mode():
+    better, same = wrong(0), wrong(7, to=2)
+    decision, lost = compared(both("v2", better, same), both("v1", same))
+    assert (decision.promote, lost) == (False, [("exact", "direct")])
+
+
+def test_the_measure_is_the_plans_and_fewer_errors_are_better():
+    decision, lost = compared(both("v2", GOLDS), both("v1", wrong(8)), superior="critical_under")
+    assert (decision.promote, lost) == (True, [])
+    _, lost = compared(both("v2", wrong(8)), both("v1", GOLDS), superior="critical_under")
+    assert lost == [("critical_under", "think"), ("critical_under", "direct")]
+
+
+def test_another_measure_may_not_be_worse_by_its_margin():
+    """Better in critical under-triage, but with six more errors elsewhere: 94 of 100 against 98."""
+    mine = [2 if (gold, i) in {(3, i) for i in range(2, 32, 5)} else gold for i, gold in enumerate(GOLDS)]
+    candidate, champion = both("v2", mine), both("v1", wrong(10))
+    decision, lost = compared(candidate, champion, superior="critical_under", not_worse={"exact": 0.05})
+    assert (decision.promote, lost) == (False, [("exact", "think"), ("exact", "direct")])
+    assert "the plan asks for less than 0.05" in decision.reasons[-1]
+    decision, lost = compared(candidate, champion, superior="critical_under", not_worse={"exact": 0.2})
+    assert (decision.promote, lost) == (True, [])
+
+
+def test_a_decision_without_a_look_has_the_form_that_it_had():
+    decision = judge(gate(), both("v2", GOLDS), both("v1", GOLDS), protocol=Protocol(screen=0.05))
+    assert decision.promote
+    assert "budget" not in decision.model_dump(mode="json")
+    assert Decision.model_validate_json(decision.model_dump_json()) == decision
+
+
+def test_where_cases_are_alike_the_test_is_that_of_the_clusters():
+    candidate, champion = (
+        both("v2", GOLDS),
+        both("v1", [gold % 5 + 1 if i < 12 else gold for i, gold in enumerate(GOLDS)]),
+    )
+    assert compared(candidate, champion)[1] == []
+    alike = [
+        {mode: replace(answered, clusters=[str(i // 20) for i in range(100)]) for mode, answered in one.items()}
+        for one in (candidate, champion)
+    ]
+    assert compared(*alike)[1] == [("exact", "think"), ("exact", "direct")]

@@ -3,7 +3,6 @@
 import json
 import shutil
 from contextlib import chdir
-from itertools import cycle
 
 import pytest
 
@@ -12,12 +11,10 @@ import examined
 import locks
 from clinrl import paths
 from clinrl.artifacts import exclusive, write_json
-from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.registry import versions
-from clinrl.release import audit_log, promotion
+from clinrl.release import audit_log, change_control, promotion
 from clinrl.signing import approval
-from clinrl.tasks.base import get_task
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -396,17 +393,98 @@ def test_a_no_is_written_down(params):
     assert champion() is None
 
 
-def test_a_gain_is_what_the_champions_errors_cost_more(params):
-    assert promotion.gain(params, "v1") is None
-    promoted(params, "v2")
-    task = get_task("esi")
-    golds = [task.label(case) for case in read_cases(paths.cases("x1"), task)]
-    gained = promotion.gain(params, "v1")
-    costs = [
-        task.improvement.cost(gold, level or gold) for gold, level in zip(golds, cycle(examined.GOOD), strict=False)
-    ]
-    assert gained.value == pytest.approx(sum(costs) / len(costs), abs=1e-5)
-    assert (gained.n, gained.low > 0) == (len(golds), True)
-    same = promotion.gain(params, "v2")
-    assert (same.value, same.low, same.high) == (0, 0, 0)
-    assert promotion.gain(params, "v3").high < 0
+PLAN = {
+    "changes": {"ancestors": ["esi-base"], "exam": "x1", "most_cases": 30, "recipes": ["imitate", "reward"]},
+    "protocol": {"screen": 0.05},
+    "budget": {"alpha": 0.2, "spend": 0.6, "looks": 2},
+    "impact": "A worse model under-triages more patients.",
+}
+
+
+def planned(**changes):
+    """The project's params with a change plan; `changes` replaces parts of its sections."""
+    plan = {key: {**part, **changes.get(key, {})} if isinstance(part, dict) else part for key, part in PLAN.items()}
+    return dolls.params(**examined.SECTIONS, plans={"esi": plan})
+
+
+def left():
+    """What the last decision on the exam left."""
+    bodies = [line.body for line in audit_log.read(paths.audit_log()) if "budget" in line.body]
+    return bodies[-1]["budget"]["left_after"]
+
+
+@after("v2")
+def test_a_release_spends_of_the_budget_and_the_same_question_nothing_more(params):
+    refused = promotion.decide(planned(), "v3")
+    assert (refused.budget.number, refused.budget.level) == (1, pytest.approx(0.12))
+    assert versions.find("esi", "v3").tags["budget_left"] == "0.08"
+    lines = kinds()
+    assert promotion.decide(planned(), "v3") == refused
+    assert kinds() == lines
+
+    better = promotion.decide(planned(), "v1")
+    assert (better.promote, better.budget.number, left()) == (True, 2, pytest.approx(0.048))
+    assert promotion.decide(planned(), "v3").budget == refused.budget, "asked again after another, still no look"
+    examined.promote(planned(), "v1", ADA, promotion.decide(planned(), "v1"))
+    assert champion() == "v1"
+
+
+@after("v2")
+def test_a_used_up_budget_refuses_what_is_new_alone(params):
+    plan = planned(budget={"looks": 1})
+    promotion.decide(plan, "v3")
+    assert "the error budget of x1 is used up" in change_control.no_look_left(plan, "esi")
+    with pytest.raises(GateError, match=r"the error budget of x1 is used up: 1 decisions .* draw a fresh exam"):
+        promotion.decide(plan, "v1")
+    assert not promotion.decide(plan, "v3").promote
+    assert change_control.no_look_left(planned(), "esi") is None
+    assert change_control.no_look_left(params, "esi") is None
+
+
+@after("v2")
+def test_a_version_outside_the_plan_is_refused_before_the_exam_is_looked_at(params):
+    before = kinds()
+    for changes, names in (
+        ({"recipes": ["reward"]}, "profiles.imitate.lora.alpha|profiles.imitate.method"),
+        ({"most_cases": 29}, "versions.v1.data is 'd1' with 30 cases"),
+        ({"ancestors": ["v3"]}, "versions.v1.parent is 'esi-base', which leads to none of v3"),
+    ):
+        with pytest.raises(GateError, match=f"v1 is outside plans.esi.changes: ({names})"):
+            promotion.decide(planned(changes=changes), "v1")
+    with pytest.raises(GateError, match="v1 is outside"):
+        promotion.decide(planned(changes={"most_cases": 29}), "v1-v2")
+    assert kinds() == before
+
+
+def test_without_a_champion_there_is_nothing_to_be_better_than(params):
+    decision = promotion.decide(planned(), "v2")
+    assert (decision.promote, decision.budget) == (True, None)
+    assert "budget" not in audit_log.read(paths.audit_log())[-1].body
+
+
+@after("v2")
+def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_version_does(params):
+    for name in ("v2", "v2-full"):
+        decision = promotion.decide(planned(), name)
+        assert (decision.promote, decision.budget) == (True, None)
+    assert promotion._is_made_of_champion(planned(), "v2-full")
+    promoted(planned(), "v1")
+    assert not promotion._is_made_of_champion(planned(), "v2-full")
+
+
+@after("v2")
+def test_decisions_of_before_there_was_a_plan_are_read_and_spend_nothing(params):
+    old = promotion.decide(params, "v1")
+    assert (old.promote, old.budget) == (True, None)
+    assert promotion.decide(planned(), "v1").budget.number == 1
+
+
+@after("v2")
+def test_a_decision_that_another_one_overtook_is_made_anew(params, monkeypatch):
+    judged = promotion.judge(planned(), "v1", versions.holder("esi", "champion"))
+    promotion.decide(planned(), "v3")
+    monkeypatch.setattr(promotion, "judge", lambda *_: judged)
+    before = kinds()
+    with pytest.raises(GateError, match="another decision looked at this exam while v1 was decided; decide again"):
+        promotion.decide(planned(), "v1")
+    assert kinds() == before

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -66,6 +67,14 @@ def natural(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def share(text: str) -> float:
+    """A share of cases, above 0 and below 1. Raises ArgumentTypeError for anything else."""
+    with suppress(ValueError):
+        if 0 < float(text) < 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a share above 0 and below 1")
 
 
 def port(least: int) -> Callable[[str], int]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from clinrl.cli.arguments import JSON, Command, arg, name, natural, port
+from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, share
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
@@ -84,6 +84,35 @@ RELEASE = {
         runs="cli.registry_commands:rollback",
         arguments=(MODEL, APPROVER),
         also="revert undo previous demote",
+    ),
+    "simulate-retraining": Command(
+        help="simulate what a task's change plan lets pass in a year",
+        description="Simulates lives of a model with a draft each week, useless, worse or better than the champion, "
+        "and prints in which share of them a draft was promoted: by the plan of TASK, by an even share of its alpha "
+        "each week, and without a budget. Brackets hold 95% intervals. Asks no model and reads no exam.",
+        examples="clinrl simulate-retraining esi\nclinrl simulate-retraining esi --cases 2000 --discordance 0.069\n"
+        "clinrl simulate-retraining esi --lives 10000 --seed 7 --json\nclinrl simulate-retraining esi --write",
+        runs="cli.retraining_command:stage",
+        arguments=(
+            name("TASK"),
+            arg("--lives", type=natural(1), metavar="N", default=1000, help="default: 1000"),
+            arg("--weeks", type=natural(1), metavar="N", default=52, help="drafts in a life; default: 52"),
+            arg("--cases", type=natural(1), metavar="N", help="of the exam; default: as many as the plan's exam has"),
+            arg(
+                "--wrong", type=share, metavar="SHARE", default=0.036, help="that the champion errs in; default: 0.036"
+            ),
+            arg(
+                "--discordance",
+                type=share,
+                metavar="SHARE",
+                default=0.025,
+                help="of the cases that only one of champion and useless draft gets right; default: 0.025",
+            ),
+            arg("--seed", type=natural(0), metavar="N", default=1, help="default: 1"),
+            arg("--write", action="store_true", help="write data/reports/retraining.json and .md too, for more worlds"),
+            JSON,
+        ),
+        also="power error budget alpha plan lives",
     ),
 }
 

@@ -63,6 +63,8 @@ def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
             show(tuple(answered[0]), answered, as_json=False)
     for reason in decision.reasons:
         print(f"clinrl: {reason}", file=sys.stderr)
+    if decision.budget:
+        print(f"clinrl: {decision.budget}", file=sys.stderr)
     how = f"; to approve it: clinrl approve {decision.digest} --as NAME" if decision.promote else ""
     print(f"clinrl: decision {decision.digest}{how}", file=sys.stderr)
     return 0 if decision.promote else 1

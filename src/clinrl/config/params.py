@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from clinrl.config import schema
+from clinrl.config import change_plan, schema
 from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_all, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
@@ -50,6 +50,8 @@ class Params(Section):
     """Name to recipes that are compared over seeds."""
     gates: dict[str, schema.Gate] = Field(default_factory=dict)
     """Task to its release gate; a task without one releases nothing."""
+    plans: dict[str, change_plan.ChangePlan] = Field(default_factory=dict)
+    """Task to the plan of its changes: what its releases may change, and what the tests of them may err."""
     schedules: dict[str, schema.Schedule] = Field(default_factory=dict)
     """Task to the schedule of its retraining."""
     approvers: People = Field(default_factory=dict)
@@ -95,6 +97,8 @@ class Params(Section):
             self._check_gate(f"gates.{task}", task, gate)
         for task, schedule in self.schedules.items():
             self._check_schedule(f"schedules.{task}", task, schedule)
+        for task in self.plans:
+            change_plan.check(self, task)
         return self
 
     def _check_protocol(self, name: str) -> None:
@@ -212,6 +216,8 @@ class Params(Section):
 
     def _check_schedule(self, at: str, task: str, schedule: schema.Schedule) -> None:
         check_known("schedules", task, self.gates, "a task with a gate")
+        if schedule.draft and task not in self.plans:
+            raise ParamsError(f"{at}.draft is true, but plans has no {task}; say there what a draft may change")
         if len(schedule.cron.split()) != 5:
             raise ParamsError(f"{at}.cron is {schedule.cron!r}; it needs five fields, as in '0 3 * * 1'")
         try:

@@ -5,7 +5,7 @@ modifiers in the reward where the task has some, and their cases come more often
 was tried from a champion and brought nothing is not tried again: the next draft pulls another lever.
 
 No exam is read here. A draft is judged by its exam all the same, and the more drafts take one exam, the more its
-verdict flatters the best of them: each record counts how many there were.
+verdict flatters the best of them: each record counts how many there were, and the gate spends an error budget.
 """
 
 import re

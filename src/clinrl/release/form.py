@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers
-from clinrl.intervals import paired, paired_means, rate
+from clinrl.intervals import LEVEL, no_better, paired, paired_means, rate
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict, Unreadable
@@ -59,8 +59,39 @@ def value_of(task: Task, metric: str, answers: Answers) -> Estimate | None:
     return found.get(metric)
 
 
-def paired_change(kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers) -> Estimate | None:
+def paired_change(
+    kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers, level: float = LEVEL
+) -> Estimate | None:
     """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them."""
+    a, b, clusters = _on_same_cases(kind, mine, theirs)
+    if not a:
+        return None
+    if clusters is None:
+        return paired(metric, theirs.name, a, b, level).difference
+    return paired_means([*map(float, a)], [*map(float, b)], clusters, level)[0]
+
+
+def no_better_p(kind: Share, mine: Answers, theirs: Answers) -> float | None:
+    """One-sided p of mine being no better than theirs in a share, on the same cases; None where it is not defined.
+
+    McNemar's exact test. Where cases are alike within clusters: twice the bootstrap's tail, halved again.
+    """
+    a, b, clusters = _on_same_cases(kind, mine, theirs)
+    if not a:
+        return None
+    if kind.worse == "higher":
+        a, b = b, a
+    if clusters is not None:
+        difference, p = paired_means([*map(float, a)], [*map(float, b)], clusters)
+        return p / 2 if difference.value > 0 else 1 - p / 2
+    pairs = list(zip(a, b, strict=True))
+    return float(no_better(pairs.count((True, False)), pairs.count((False, True))))
+
+
+def _on_same_cases(
+    kind: Share | Statistic | None, mine: Answers, theirs: Answers
+) -> tuple[list[bool], list[bool], list[str] | None]:
+    """For which cases a share holds, of mine and of theirs, and their clusters, where it is defined for both."""
 
     def verdicts(answers: Sequence[Any]) -> list[bool | None]:
         if isinstance(kind, Share):
@@ -69,9 +100,5 @@ def paired_change(kind: Share | Statistic | None, metric: str, mine: Answers, th
 
     pairs = list(zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True))
     inside = [i for i, (a, b) in enumerate(pairs) if a is not None and b is not None]
-    if not inside:
-        return None
     a, b = ([bool(pairs[i][side]) for i in inside] for side in (0, 1))
-    if mine.clusters is None:
-        return paired(metric, theirs.name, a, b).difference
-    return paired_means([*map(float, a)], [*map(float, b)], [mine.clusters[i] for i in inside])[0]
+    return a, b, None if mine.clusters is None else [mine.clusters[i] for i in inside]

@@ -6,6 +6,9 @@ limit is about the same cases answered by both, so neither luck of the draw nor 
 Beside the limits of params.yaml the gate has floors that nobody can leave out: a candidate surely has more exact
 answers than every simple policy (constants, guesses, the bag of words), and does not surely harm more often than the
 bag of words. "Surely" is by the whole 95% interval of the difference on the same cases.
+
+Where the task has a change plan, a candidate is better than the champion, by a test at the level that the error budget
+of the exam leaves it (`clinrl.release.budget`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +16,24 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
+from pydantic import Field
+
 from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.analysis.paired import Answers, between_modes, comparable
 from clinrl.artifacts import digest as digest_of
-from clinrl.config.base import Scale
+from clinrl.config.base import Scale, unless
+from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit, Rebuilt
 from clinrl.errors import ArtefactError
-from clinrl.release.form import FormRow, form, paired_change, value_of
+from clinrl.release.budget import Look, Spent
+from clinrl.release.form import FormRow, form, no_better_p, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict
 
 BOTH_MODES = "all modes"
+CHAMPION = "the champion"
+"""What sentences call the rival whose place a candidate would take."""
 
 
 class Finding(Strict):
@@ -61,6 +70,8 @@ class Decision(Strict):
     """Why not, a sentence a broken limit; or one sentence that all limits hold."""
     rows: tuple[FormRow, ...]
     """What the person who is asked sees: the candidate, its rivals and every simple policy, mode by mode."""
+    budget: Spent | None = Field(default=None, exclude_if=unless(None))
+    """What it spent of the exam's error budget; None without a champion or a change plan, and in older decisions."""
 
     @property
     def digest(self) -> str:
@@ -81,14 +92,17 @@ def decide(
     champion: tuple[str, str] | tuple[None, None],
     moved: str | None = None,
     rebuilders: Sequence[str] = (),
+    protocol: Protocol | None = None,
+    look: Look | None = None,
 ) -> Decision:
     """Hold every limit of the gate, and the floors, against the candidate's answers, by mode, and those of each rival.
 
     `candidate` and each rival are answers by mode; rivals are named as sentences name them ("the champion"). `simple`
     holds the answers of the simple policies to the same cases (`baselines.answers`). `model` is the registered model,
     `digest` the candidate's identity, `champion` the name and identity of its champion, `moved` the audit line that
-    made it so, `rebuilders` who signed that they built the same bytes. Raises ArtefactError if a rival took another
-    exam, or in other modes, if there is no answer at all, or if there is no bag of words to be beaten.
+    made it so, `rebuilders` who signed that they built the same bytes. With a `look`, the candidate is tested against
+    the champion by the `protocol`. Raises ArtefactError if a rival took another exam, or in other modes, if there is no
+    answer at all, or if there is no bag of words to be beaten.
     """
     first = next(iter(candidate.values()), None)
     if first is None:
@@ -113,8 +127,10 @@ def decide(
         *sorted([*limits, *floors], key=lambda finding: finding.metric != task.safety.metric),
     ]
     findings += [_rebuilt(gate.rebuilt, rebuilders)] if gate.rebuilt else []
+    findings += _tested(task, protocol, look, candidate, rivals[CHAMPION]) if protocol and look else ()
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
+    left = look.left(passed=not broken) if look else 0.0
     return Decision(
         model=model,
         task=task.name,
@@ -128,6 +144,7 @@ def decide(
         promote=not broken,
         reasons=broken or (f"all {len(findings)} limits hold on {len(first.golds)} cases; {against}",),
         rows=tuple(form(task, candidate, rivals, policies)),
+        budget=Spent(**look.model_dump(), left_after=left) if look else None,
     )
 
 
@@ -192,6 +209,48 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
         )
     observed = None if change is None else change.value
     return Finding(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=sentence)
+
+
+def _tested(
+    task: Task, protocol: Protocol, look: Look, candidate: Mapping[str, Answers], champion: Mapping[str, Answers]
+) -> Iterator[Finding]:
+    """Whether the candidate is better than the champion, and nowhere worse by a margin, in each mode at the level."""
+    level, metric = look.level, protocol.superior
+    spends = f"look {look.number} of {look.most} at this exam may spend {level:.4g}"
+    for mode, mine in candidate.items():
+        share = task.metrics[metric]
+        change = paired_change(share, metric, mine, champion[mode])
+        p = no_better_p(share, mine, champion[mode]) if isinstance(share, Share) else None
+        if change is None or p is None:
+            sentence = f"{metric} ({mode}) could not be measured against {CHAMPION}; it must be better"
+        else:
+            sentence = (
+                f"{metric} ({mode}) changes by {change.value:+.4g} against {CHAMPION} on the same cases, one-sided "
+                f"p = {p:.4g}; {spends}, so p must be at most that"
+            )
+        yield Finding(
+            metric=metric,
+            mode=mode,
+            limit=f"better than {CHAMPION}, p at most {level:.4g}",
+            observed=None if change is None else change.value,
+            passed=p is not None and p <= level,
+            sentence=sentence,
+        )
+    for metric, margin in protocol.not_worse.items():
+        for mode, mine in candidate.items():
+            sign = -1 if task.metrics[metric].worse == "higher" else 1
+            change = paired_change(task.metrics[metric], metric, mine, champion[mode], 1 - 2 * level)
+            worst = None if change is None else sign * (change.low if sign > 0 else change.high)
+            yield Finding(
+                metric=metric,
+                mode=mode,
+                limit=f"worse than {CHAMPION} by less than {margin:g}, at {level:.4g}",
+                observed=None if change is None else change.value,
+                passed=worst is not None and worst > -margin,
+                sentence=f"{metric} ({mode}) may be worse than {CHAMPION} by "
+                f"{'an unknown amount' if worst is None else format(max(0.0, -worst), '.4g')} on the same cases, with "
+                f"an error of {level:.4g}; the plan asks for less than {margin:g}",
+            )
 
 
 def _findings(

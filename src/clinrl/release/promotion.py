@@ -8,7 +8,6 @@ of somebody who may approve nothing moves. What is decided upon is held against 
 signature in the registry.
 """
 
-import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,17 +21,16 @@ from clinrl.analysis.paired import Answers
 from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluation.answers import load_answers, open_run
-from clinrl.intervals import DIGITS, mean
 from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
 from clinrl.registry.log_run import stated
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
-from clinrl.release import audit_log, gate
+from clinrl.release import audit_log, budget, gate
+from clinrl.release.change_control import outside_plan
 from clinrl.release.gate import Decision
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import signer, trusted_keys
-from clinrl.types import Estimate
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -45,9 +43,10 @@ APPROVER = re.compile(r"[^\x00-\x1f\x7f]{2,80}")
 def decide(params: "Params", name: str) -> Decision:
     """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
 
-    The same question asked again adds no line to the audit file. Raises GateError if the task has no gate,
-    RegistryError if the version was never registered, and ArtefactError if it and the champion did not take the same
-    exam in the same modes, or if something of either is not what dvc.lock records or what its transcripts say.
+    The same question asked again adds no line to the audit file. Raises GateError if the task has no gate, if the
+    version is outside its change plan, or if the error budget of the exam is used up; RegistryError if the version was
+    never registered; and ArtefactError if it and the champion did not take the same exam in the same modes, or if
+    something of either is not what dvc.lock records or what its transcripts say.
     """
     model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
@@ -60,11 +59,13 @@ def decide(params: "Params", name: str) -> Decision:
     body = decision.model_dump(mode="json")
 
     def is_recorded(lines: Sequence[audit_log.Entry]) -> bool:
+        budget.check_current(lines, decision)
         decisions = [line.body for line in lines if line.kind == "decision"]
         return next((b for b in reversed(decisions) if b["candidate_digest"] == entry.digest), None) == body
 
     _write(params, "decision", body, unless=is_recorded)
-    versions.tag(entry, {"gate": "passed" if decision.promote else "refused", "decision": decision.digest})
+    tags = {"gate": "passed" if decision.promote else "refused", "decision": decision.digest}
+    versions.tag(entry, tags | ({"budget_left": f"{decision.budget.left_after:.4g}"} if decision.budget else {}))
     if not decision.promote and CANDIDATE in entry.aliases:
         versions.point(model, CANDIDATE, None)
     return decision
@@ -82,19 +83,27 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := stated(params, name, "waiver"):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
+    if reason := outside_plan(params, name):
+        raise GateError(reason)
     lock.demand(params, name)
     run = open_run(params, model)
 
     def answers(other: str, folder: Path) -> dict[str, Answers]:
         return {mode: load_answers(run, mode, other, folder) for mode in run.modes}
 
-    rivals = {}
+    plan, digest = params.plans.get(task), _answered_by(paths.graded(name))
+    rivals, look = {}, None
     if champion is not None:
-        rivals["the champion"] = answers(champion.name, _champions_answers(params, champion))
+        folder = _champions_answers(params, champion)
+        rivals[gate.CHAMPION] = answers(champion.name, folder)
+        if plan and digest != champion.digest and not _is_made_of_champion(params, name):
+            both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
+            key = (digest, champion.digest, artifacts.digest(both))
+            held = budget.account(_lines(params), run.exam_digest, plan.budget.alpha)
+            look = budget.look(held, plan.budget, key, model.exam)
     if name in params.merges.folds:
         version = params.merges.folds[name].version
         rivals[version] = answers(version, paths.graded(version))
-    digest = _answered_by(paths.graded(name))
     return gate.decide(
         model.task,
         params.gates[task],
@@ -107,30 +116,18 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         champion=(champion.name, champion.digest) if champion else (None, None),
         moved=_last_move(model.registered, _lines(params)),
         rebuilders=rebuilt.count(params, name, digest) if params.gates[task].rebuilt else (),
+        protocol=plan.protocol if plan else None,
+        look=look,
     )
 
 
-def gain(params: "Params", name: str) -> Estimate | None:
-    """By how much the mean clinical cost of an answer to the exam is below the champion's; None without a champion.
-
-    Both answered the same cases; a case's answers in all modes are averaged, and cases are drawn with replacement for
-    the interval. Raises as `decide` does.
-    """
-    model = params.model(name)
-    champion = versions.holder(model.registered, CHAMPION)
-    if champion is None:
-        return None
-    run = open_run(params, model)
-    mine, theirs = (
-        [load_answers(run, mode, other, folder).answers for mode in run.modes]
-        for other, folder in ((name, paths.graded(name)), (champion.name, _champions_answers(params, champion)))
-    )
-
-    def cost(answers: Sequence[Sequence[Any]], i: int) -> float:
-        return math.fsum(run.task.improvement.cost(run.golds[i], one[i]) for one in answers) / len(answers)
-
-    saved = [round(cost(theirs, i) - cost(mine, i), DIGITS) for i in range(len(run.cases))]
-    return mean(saved)
+def _is_made_of_champion(params: "Params", name: str) -> bool:
+    """Whether a full model is the champion of the adapters in another form: that it is better was shown for it."""
+    if name not in params.merges.folds:
+        return False
+    version = params.merges.folds[name].version
+    held = versions.holder(params.model(version).registered, CHAMPION)
+    return held is not None and artifacts.read_manifest(paths.merged(name)).inputs.get(version) == held.digest
 
 
 def promote(

@@ -1,0 +1,82 @@
+"""`clinrl simulate-retraining`: what a change plan lets pass in a year, in simulated lives."""
+
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.analysis.retraining import World, most_discordant, simulate
+from clinrl.artifacts import write_json, write_text
+from clinrl.config.base import check_known
+from clinrl.errors import ParamsError
+from clinrl.reports.numbers import percent
+from clinrl.reports.render import render
+from clinrl.reports.tables import show
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+COLUMNS = ("drafts", "rule", "useless", "worse", "better", "looks")
+LARGER = 2.5
+"""How many times as many cases the largest exam of the written report has."""
+
+
+def stage(
+    params: "Params",
+    name: str,
+    *,
+    lives: int,
+    weeks: int,
+    wrong: float,
+    discordance: float,
+    seed: int,
+    cases: int | None = None,
+    write: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print a row a scenario and rule of one world; with `write`, write the report on it and on two harder ones.
+
+    Raises ParamsError for a task without a plan, or for models that differ more than they can.
+    """
+    check_known("plans", name, params.plans, "a task with a change plan")
+    if (cases := cases or getattr(params.data_spec(params.plans[name].changes.exam), "cases", None)) is None:
+        raise ParamsError(
+            f"the exam of plans.{name} is imported, and params.yaml has no number of its cases; give --cases"
+        )
+    given = World(lives=lives, weeks=weeks, cases=cases, wrong=wrong, discordance=discordance, seed=seed)
+    if given.discordance > (most := most_discordant(given.wrong)):
+        raise ParamsError(
+            f"--discordance is {given.discordance:g}, but two models that err in {given.wrong:g} of the cases, each in "
+            f"cases of its own, differ in {most:.4g}; give at most that"
+        )
+    if write:
+        content = report(params, name, given)
+        write_json(paths.retraining_report(), content)
+        write_text(paths.retraining_report().with_suffix(".md"), render("retraining", **content))
+    rows = simulate(given, params.plans[name])
+    if as_json:
+        show(COLUMNS, [row.model_dump(mode="json") for row in rows], as_json=True)
+        return
+    shares = [{kind: percent(getattr(row, kind)) for kind in COLUMNS[2:5]} for row in rows]
+    texts = [
+        {"drafts": row.scenario, "rule": row.rule, "looks": row.looks, **of}
+        for row, of in zip(rows, shares, strict=True)
+    ]
+    show(COLUMNS, texts, as_json=False)
+
+
+def report(params: "Params", task: str, given: World) -> dict[str, Any]:
+    """The report on a world, on one whose models are as unlike as they can be, and on that with a larger exam."""
+    plan = params.plans[task]
+    unlike = given.model_copy(update={"discordance": round(most_discordant(given.wrong), 4)})
+    larger = unlike.model_copy(update={"cases": round(LARGER * given.cases)})
+    return {
+        "task": task,
+        "protocol": plan.protocol.model_dump(mode="json"),
+        "budget": plan.budget.model_dump(mode="json"),
+        "studies": [
+            {
+                "world": world.model_dump(mode="json"),
+                "rows": [row.model_dump(mode="json") for row in simulate(world, plan)],
+            }
+            for world in (given, unlike, larger)
+        ],
+    }

@@ -1,0 +1,193 @@
+"""The change plan of a task: what a release may change, how it is tested, and what error its tests may make.
+
+After the predetermined change control plan of the FDA (guidance for AI-enabled device software functions, December
+2024): a description of modifications (`changes`), a modification protocol (`protocol`, with the `budget` of its tests)
+and an impact assessment (`impact`). What a plan does not name is not changed without a person who changes the plan.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, model_validator
+
+from clinrl.config.base import Count, Distinct, Section, check_all, check_known, refusal
+from clinrl.config.recipes import GrpoProfile
+from clinrl.errors import format_value
+from clinrl.tasks.base import EXACT, get_task
+from clinrl.tasks.parts import Share
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+Level = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Allowed(Section):
+    """The values that a field of a recipe may have."""
+
+    min: float | None = None
+    """Numbers, this at least."""
+    max: float | None = None
+    """Numbers, this at most."""
+    one_of: Annotated[tuple[str | float | bool, ...], Field(strict=False)] = ()
+    """One of these."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "Allowed":
+        is_range = self.min is not None or self.max is not None
+        if is_range == bool(self.one_of):
+            raise refusal("must have either min or max, or one_of")
+        return self
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value is allowed."""
+        if self.one_of:
+            return any(
+                value == allowed and isinstance(value, bool) is isinstance(allowed, bool) for allowed in self.one_of
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
+
+    def __str__(self) -> str:
+        if self.one_of:
+            return f"one of {', '.join(map(str, self.one_of))}"
+        bounds = (("at least", self.min), ("at most", self.max))
+        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+
+
+class Changes(Section):
+    """What a release may change: the description of modifications."""
+
+    ancestors: Distinct
+    """Versions of the task, or its base: a release is one of them, or descends from one."""
+    exam: str
+    """The exam on which releases are decided. Another one, drawn afresh, has a budget of its own."""
+    most_cases: Count
+    """Cases that the training data of a version may have, at most."""
+    recipes: Distinct
+    """Profiles that versions of the task use: the recipe of a release is one of them, but for `fields`."""
+    fields: dict[str, Allowed] = Field(default_factory=dict)
+    """Field of a recipe with its path, such as trainer.embedded.lr, to its values; of a mapping, all that it holds."""
+
+
+class Protocol(Section):
+    """How a candidate is tested against the champion: the modification protocol."""
+
+    superior: str = EXACT
+    """A share of the task: the candidate is better in it than the champion, in every mode."""
+    not_worse: dict[str, Level] = Field(default_factory=dict)
+    """Other shares to a margin: the candidate is worse by less than that, in every mode."""
+    screen: Annotated[float, Field(gt=0, le=1)]
+    """One-sided p on the mine data up to which a draft may ask the gate, above 0 to 1; costs nothing of the budget."""
+
+
+class Budget(Section):
+    """What the tests on one exam may err: the chance to release anything that is no better, over all of them."""
+
+    alpha: Annotated[float, Field(gt=0, le=0.2)]
+    """That chance, above 0 to 0.2."""
+    spend: Level
+    """The share of what is left that one decision may spend, between 0 and 1."""
+    looks: Count
+    """Decisions on one exam, at most; then it is used up."""
+
+
+class ChangePlan(Section):
+    """What may be released of a task without a person who changes this plan."""
+
+    changes: Changes
+    """What may change."""
+    protocol: Protocol
+    """How a change is tested."""
+    budget: Budget
+    """What the tests may err."""
+    impact: Annotated[str, Field(min_length=20)]
+    """The impact assessment: what a wrong release could do, and what would find it."""
+
+
+def check(params: "Params", task: str) -> None:
+    """Refuse a plan about what is not there. Raises ParamsError naming the key."""
+    at, plan = f"plans.{task}", params.plans[task]
+    check_known("plans", task, params.gates, "a task with a gate")
+    changes, protocol = plan.changes, plan.protocol
+    known = [f"{task}-base", *params.versions_of(task)]
+    check_all(f"{at}.changes.ancestors", changes.ancestors, known, f"a version of {task} or its base")
+    exams = [name for name, data in params.all_data.items() if (data.use, data.task) == ("exam", task)]
+    check_known(f"{at}.changes.exam", changes.exam, exams, f"exam data of {task}")
+    used = dict.fromkeys(params.versions[version].profile for version in params.versions_of(task))
+    check_all(f"{at}.changes.recipes", changes.recipes, used, f"a profile of a version of {task}")
+    leaves = {path for recipe in changes.recipes for path in _recipe(params, task, recipe)}
+    paths = {".".join(path.split(".")[:depth]) for path in leaves for depth in range(1, path.count(".") + 2)}
+    check_all(f"{at}.changes.fields", changes.fields, paths, "a field of one of the recipes")
+    shares = [name for name, metric in get_task(task).metrics.items() if isinstance(metric, Share)]
+    check_known(f"{at}.protocol.superior", protocol.superior, shares, f"a share of {task}")
+    others = [name for name in shares if name != protocol.superior]
+    check_all(f"{at}.protocol.not_worse", protocol.not_worse, others, f"another share of {task}")
+
+
+def outside(params: "Params", version: str, cases: int) -> str | None:
+    """The field in which a version is outside its task's plan, as a sentence; None if it is inside, or has no plan.
+
+    `cases` is the number of its training cases.
+    """
+    spec = params.versions[version]
+    if spec.task not in params.plans:
+        return None
+    changes = params.plans[spec.task].changes
+    if found := _outside(params, version, changes, cases):
+        return f"{version} is outside plans.{spec.task}.changes: {found}; change the plan, or the version"
+    return None
+
+
+def _outside(params: "Params", version: str, changes: Changes, cases: int) -> str | None:
+    spec, chain = params.versions[version], params.lineage(version)
+    if not {f"{spec.task}-base", *chain} & {*changes.ancestors}:
+        return f"versions.{version}.parent is {spec.parent!r}, which leads to none of {', '.join(changes.ancestors)}"
+    if spec.exam != changes.exam:
+        return f"versions.{version}.exam is {spec.exam!r}, and releases are decided on {changes.exam}"
+    if cases > changes.most_cases:
+        return f"versions.{version}.data is {spec.data!r} with {cases} cases, and most_cases is {changes.most_cases}"
+    mine = _recipe(params, spec.task, spec.profile)
+    beyond = [
+        _differences(f"profiles.{spec.profile}", mine, recipe, _recipe(params, spec.task, recipe), changes.fields)
+        for recipe in changes.recipes
+    ]
+    nearest = min(beyond, key=len)
+    return nearest[0] if nearest else None
+
+
+def _differences(
+    at: str, mine: Mapping[str, Any], recipe: str, planned: Mapping[str, Any], fields: Mapping[str, Allowed]
+) -> list[str]:
+    """What my recipe has other than one of the plan, and the plan does not allow: a sentence a field."""
+    found = []
+    for path in dict.fromkeys([*mine, *planned]):
+        if (path in mine) == (path in planned) and mine[path] == planned[path]:
+            continue
+        allowed = next((fields[key] for key in fields if path == key or path.startswith(f"{key}.")), None)
+        value = format_value(mine.get(path))
+        if allowed is None:
+            other = format_value(planned.get(path))
+            found.append(f"{at}.{path} is {value}, not {other} as in {recipe}, and is none of the plan's fields")
+        elif path in mine and not allowed.holds(mine[path]):
+            found.append(f"{at}.{path} is {value}, and must be {allowed}")
+    return found
+
+
+def _recipe(params: "Params", task: str, profile: str) -> dict[str, Any]:
+    """Every field of a recipe with its path, the defaults of its reward included."""
+    held = params.profiles[profile]
+    fields = held.model_dump(mode="json")
+    if isinstance(held, GrpoProfile):
+        fields["reward"] = get_task(task).Reward.model_validate(held.reward).model_dump(mode="json")
+    return dict(_leaves(fields))
+
+
+def _leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested mappings, with its path."""
+    if not isinstance(value, Mapping):
+        yield at, value
+        return
+    for key, held in value.items():
+        yield from _leaves(held, f"{at}.{key}" if at else str(key))

@@ -1,0 +1,81 @@
+"""What a task's change plan says before its gate looks at an exam: whether a version may be asked about at all."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from clinrl import artifacts, paths
+from clinrl.config import change_plan
+from clinrl.data.dataset import read_cases
+from clinrl.data.reward_audit import proven
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation.answers import load_answers, open_run
+from clinrl.registry import versions
+from clinrl.registry.versions import CHAMPION
+from clinrl.release import audit_log, budget
+from clinrl.release.form import no_better_p
+from clinrl.signing.keys import trusted_keys
+from clinrl.tasks.base import get_task
+from clinrl.tasks.parts import Share
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+
+def outside_plan(params: "Params", name: str) -> str | None:
+    """Why a version, or one that a merge is made of, is outside its task's plan, as a sentence; None if none is.
+
+    Raises ArtefactError if training cases are missing or altered.
+    """
+    task = params.model(name).task
+    for part in params.parts(name) if task.name in params.plans else ():
+        cases = read_cases(paths.cases(params.versions[part].data), task)
+        if reason := change_plan.outside(params, part, sum(1 for _ in cases)):
+            return reason
+    return None
+
+
+def no_look_left(params: "Params", task: str) -> str | None:
+    """Why the exam of a task's plan decides on nothing more, as a sentence; None while it does, or without a plan.
+
+    Raises ArtefactError if the exam is missing or altered.
+    """
+    if task not in params.plans:
+        return None
+    plan = params.plans[task]
+    exam = proven(plan.changes.exam, get_task(task))
+    lines = audit_log.read(paths.audit_log(), trusted_keys(params))
+    held = budget.account(lines, exam, plan.budget.alpha)
+    return budget.used_up(held, plan.budget, plan.changes.exam)
+
+
+def screened_out(params: "Params", name: str) -> str | None:
+    """Why a draft is not worth a look at the exam, as a sentence; None if it is, or if there is no plan or no champion.
+
+    On the mine data of both, where a look costs nothing, it must be ahead of the champion in every mode. Raises
+    ParamsError if no errors are mined of one of them, ArtefactError if its answers are missing or another adapter's.
+    """
+    model = params.model(name)
+    task, champion = model.task, versions.holder(model.registered, CHAMPION)
+    if task.name not in params.plans or champion is None:
+        return None
+    protocol = params.plans[task.name].protocol
+    share = task.metrics[protocol.superior]
+    for one, digest in (
+        (name, artifacts.identity(artifacts.read_manifest(model.folder))),
+        (champion.name, champion.digest),
+    ):
+        if one not in params.mining:
+            raise ParamsError(f"params.yaml mines no errors of {one}; add mining.{one}")
+        if artifacts.read_manifest(paths.mined(one)).inputs["adapter"] != digest:
+            raise ArtefactError(f"{paths.mined(one)} is of another adapter than {one}; run `dvc repro mine@{one}`")
+    run = open_run(params, replace(model, exam=params.mining[name].data, variants=()))
+    for mode in run.modes:
+        mine, theirs = (load_answers(run, mode, one, paths.mined(one)) for one in (name, champion.name))
+        p = no_better_p(share, mine, theirs) if isinstance(share, Share) else None
+        if p is None or p > protocol.screen:
+            found = "could not be measured" if p is None else f"has a one-sided p of {p:.4g}"
+            return (
+                f"its gain in {protocol.superior} ({mode}) over {champion.name} on {run.model.exam} {found}; the plan "
+                f"asks for at most {protocol.screen:g} before the gate looks at the exam"
+            )
+    return None

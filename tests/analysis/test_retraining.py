@@ -1,0 +1,127 @@
+"""Simulated lives: what the plan promises holds in them, and the committed report follows from the code."""
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+
+from clinrl.analysis import retraining
+from clinrl.analysis.retraining import SCENARIOS, Row, World, most_discordant, simulate
+from clinrl.config.change_plan import ChangePlan
+from clinrl.config.params import load_params
+from clinrl.intervals import no_better, paired
+from clinrl.release import budget
+
+ROOT = Path(__file__).parents[2]
+PLAN = load_params(ROOT / "params.yaml").plans["esi"]
+REPORT = json.loads((ROOT / "data/reports/retraining.json").read_bytes())
+GIVEN = World.model_validate(REPORT["studies"][0]["world"])
+USELESS, ONCE, UNTIL = (
+    "every draft is useless", "one in the year is two points better, the others useless",
+    "every draft is two points better, until one passes",
+)  # fmt: skip
+
+
+def lives(scenario: str, world: World, plan: ChangePlan = PLAN) -> Row:
+    """One scenario under a plan."""
+    rule = retraining._Planned(plan, world.lives)
+    return retraining._live(world, list(SCENARIOS).index(scenario), scenario, "the plan", rule)
+
+
+def committed(study: int = 0, rule: str = "the plan") -> dict[str, Row]:
+    rows = [Row.model_validate(row) for row in REPORT["studies"][study]["rows"]]
+    return {row.scenario: row for row in rows if row.rule == rule}
+
+
+def test_the_committed_report_is_about_the_plan_and_keeps_its_promise():
+    assert REPORT["budget"] == PLAN.budget.model_dump(mode="json")
+    assert REPORT["protocol"] == PLAN.protocol.model_dump(mode="json")
+    for study in range(3):
+        rows = committed(study)
+        assert rows.keys() == SCENARIOS.keys()
+        assert (GIVEN.lives, GIVEN.weeks) == (1000, 52)
+        assert max(max(row.useless.value, row.worse.value) for row in rows.values()) <= 0.05
+        assert rows[UNTIL].better.value >= 0.70
+    assert committed()[ONCE].better.value >= 0.70
+    assert committed(rule="without a budget")[USELESS].useless.value > 0.3
+
+
+@pytest.mark.parametrize("scenario", [USELESS, ONCE])
+def test_committed_rows_follow_from_the_code(scenario):
+    assert lives(scenario, GIVEN) == committed()[scenario]
+
+
+@pytest.mark.slow
+def test_the_whole_committed_report_follows_from_the_code():
+    for study in REPORT["studies"]:
+        rows = simulate(World.model_validate(study["world"]), PLAN)
+        assert [row.model_dump(mode="json") for row in rows] == study["rows"]
+
+
+def test_an_error_of_no_more_than_alpha_needs_neither_the_screen_nor_two_modes(monkeypatch):
+    """Every draft looks, and one mode decides: what is left of the protection is the account."""
+    monkeypatch.setattr(retraining, "SHARED", 1.0)
+    protocol = PLAN.protocol.model_copy(update={"screen": 1.0})
+    bare = PLAN.model_copy(update={"protocol": protocol})
+    row = lives(USELESS, GIVEN.model_copy(update={"discordance": 0.06}), bare)
+    assert row.looks == PLAN.budget.looks
+    assert 0.01 < row.useless.value <= 0.05
+
+
+def test_unlike_models_without_a_budget_are_promoted_as_was_seen_before_there_were_plans():
+    """A third of all lives, for models that err independently in 3.6% of 800 cases."""
+    world = GIVEN.model_copy(update={"discordance": most_discordant(GIVEN.wrong)})
+    assert most_discordant(0.036) == pytest.approx(0.0694, abs=1e-4)
+    row = retraining._live(world, 0, USELESS, "without a budget", retraining._Rule())
+    assert 0.3 < row.useless.value < 0.42
+
+
+def test_drafts_differ_from_the_champion_as_the_world_says():
+    world = World(lives=4000, weeks=1, cases=1000, wrong=0.036, discordance=0.025, seed=3)
+    cases = retraining._Cases(world, numpy.random.default_rng(3))
+    for mode in (1, 2):
+        assert (cases.wrong[0] + cases.wrong[mode]).mean() == pytest.approx(36, rel=0.02)
+    breaks = 0.0125 / (1 - 0.036 * (2 - retraining.SHARED))
+    drafts = cases.drafts(0.0125 / 0.036, breaks)
+    for mode in (1, 2):
+        for counts in (drafts.repaired, drafts.broken):
+            assert (counts[0] + counts[mode]).mean() == pytest.approx(12.5, rel=0.02)
+
+
+def test_equal_worlds_give_equal_rows_and_another_seed_others():
+    world = GIVEN.model_copy(update={"lives": 50})
+    assert lives(ONCE, world) == lives(ONCE, world)
+    assert lives(ONCE, world) != lives(ONCE, world.model_copy(update={"seed": 2}))
+
+
+def test_the_account_of_many_lives_is_that_of_the_gate():
+    generator, plan = (
+        numpy.random.default_rng(5),
+        PLAN.model_copy(update={"protocol": PLAN.protocol.model_copy(update={"screen": 1.0})}),
+    )
+    rule, lives_ = retraining._Planned(plan, 20), 20
+    held = [budget.Account(plan.budget.alpha, {}) for _ in range(lives_)]
+    for week in range(8):
+        counts = generator.integers(0, 12, size=(3, lives_)), generator.integers(0, 4, size=(3, lives_))
+        drafts = retraining._Drafts(800, *counts)
+        passed, looked = rule.passes(drafts, drafts)
+        for life, p in enumerate(drafts.p()):
+            if budget.used_up(held[life], plan.budget, "x1"):
+                assert not looked[life]
+                continue
+            key = (str(week), "c", "a")
+            look = budget.look(held[life], plan.budget, key, "x1")
+            assert bool(passed[life]) == (p <= look.level)
+            left = look.left(passed=bool(passed[life]))
+            held[life] = budget.Account(left, {**held[life].looks, key: look})
+    assert rule.left.tolist() == [account.left for account in held]
+    assert len({*rule.looks.tolist()}) == 1
+
+
+@pytest.mark.parametrize(("b", "c"), [(5, 0), (14, 2), (9, 3)])
+def test_the_one_sided_test_is_half_of_mcnemars(b, c):
+    two_sided = paired("exact", "other", [True] * b + [False] * c + [True], [False] * b + [True] * c + [True]).p
+    assert float(no_better(b, c)) == pytest.approx(two_sided / 2, rel=1e-3)
+    assert float(no_better(c, b)) > 0.9
+    assert no_better(0, 0) == no_better(0, c) == 1

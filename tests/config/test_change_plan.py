@@ -1,0 +1,101 @@
+"""What a change plan allows: each field of a version that leaves it is named, and nothing else is refused."""
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clinrl.config.change_plan import Allowed, outside
+from clinrl.config.params import Params
+from valid_params import VALID
+
+CASES = 4000
+
+
+def with_draft(*, profile: dict[str, Any] | None = None, **version: Any) -> Params:
+    """The valid file with a version `draft`: v3 with another recipe, or with other fields."""
+    mapping = copy.deepcopy(VALID)
+    recipe = copy.deepcopy(mapping["profiles"]["grpo"])
+    for path, value in (profile or {}).items():
+        *parents, last = path.split("/")
+        place: Any = recipe
+        for key in parents:
+            place = place.setdefault(int(key) if key.isdigit() else key, {})
+        place[int(last) if last.isdigit() else last] = value
+    mapping["profiles"]["draft"] = recipe
+    mapping["versions"]["draft"] = {**mapping["versions"]["v3"], "profile": "draft", **version}
+    mapping["datasets"]["esi-x2"] = {**mapping["datasets"]["esi-x1"], "seed": 2}
+    return Params.model_validate(mapping)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "v3"])
+def test_what_the_plan_names_is_inside(version):
+    assert outside(Params.model_validate(VALID), version, CASES) is None
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {},
+        {"trainer/embedded/lr": 5.0e-3},
+        {"reward/unreadable": -1.0},
+        {"reward/modifiers": {"severe_pain_miss": -1.0}},
+        {"stream/cap/1": 0.5},
+    ],
+)
+def test_a_field_of_the_plan_may_change_within_its_range(profile):
+    assert outside(with_draft(profile=profile), "draft", CASES) is None
+
+
+@pytest.mark.parametrize(
+    ("profile", "names"),
+    [
+        (
+            {"trainer/embedded/lr": 5.1e-3},
+            "profiles.draft.trainer.embedded.lr is 0.0051, and must be at least 0.0001 and",
+        ),
+        ({"trainer/embedded/lr": 9.9e-5}, "profiles.draft.trainer.embedded.lr is 9.9e-05"),
+        ({"reward/modifiers": {"severe_pain_miss": -1.5}}, "profiles.draft.reward.modifiers.severe_pain_miss is -1.5"),
+        ({"stream/cap/1": 0.4}, "profiles.draft.stream.cap.1 is 0.4, and must be one of 0.33, 0.5"),
+        ({"trainer/embedded/steps": 41}, "profiles.draft.trainer.embedded.steps is 41, not 40 as in grpo, and is none"),
+        ({"stream/repeat/2": 3}, "profiles.draft.stream.repeat.2 is 3, not None as in grpo"),
+        ({"modes": ["think"]}, "profiles.draft.modes is ['think'], not ['think', 'direct'] as in grpo"),
+    ],
+)
+def test_a_field_that_leaves_the_plan_is_named(profile, names):
+    said = outside(with_draft(profile=profile), "draft", CASES)
+    assert said is not None
+    assert said.startswith(f"draft is outside plans.esi.changes: {names}")
+    assert said.endswith("; change the plan, or the version")
+
+
+def test_what_is_no_recipe_has_its_field_too():
+    assert "versions.draft.exam is 'esi-x2', and releases are decided on esi-x1" in str(
+        outside(with_draft(exam="esi-x2"), "draft", CASES)
+    )
+    assert "versions.draft.parent is 'esi-base', which leads to none of v1" in str(
+        outside(with_draft(parent="esi-base"), "draft", CASES)
+    )
+    assert "versions.v3.data is 'esi-d1' with 4001 cases, and most_cases is 4000" in str(
+        outside(with_draft(), "v3", CASES + 1)
+    )
+
+
+def test_without_a_plan_everything_is_inside():
+    params = with_draft(profile={"trainer/embedded/steps": 41}).model_copy(update={"plans": {}})
+    assert outside(params, "draft", 10**6) is None
+
+
+@given(low=st.floats(-1, 1), high=st.floats(-1, 1), value=st.floats(-2, 2))
+def test_a_range_holds_what_lies_in_it(low, high, value):
+    assert Allowed(min=low, max=high).holds(value) == (low <= value <= high)
+    assert Allowed(max=high).holds(value) == (value <= high)
+    assert not Allowed(min=low).holds(str(value))
+
+
+def test_true_is_no_number():
+    assert not Allowed(min=0.0).holds(True)
+    assert not Allowed(one_of=[1.0]).holds(True)
+    assert Allowed(one_of=[True]).holds(True)
