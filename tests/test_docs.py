@@ -239,14 +239,25 @@ def test_the_results_of_imaging_are_those_of_the_committed_comparison() -> None:
         assert shown == ("yes" if contrast["adjusted"] < 0.05 else "no")
 
 
-def test_what_is_said_of_v50_is_what_was_measured() -> None:
+def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
+    report = json.loads((ROOT / "data/reports/comparisons/esi-series.json").read_text(encoding="utf-8"))
     page = (ROOT / "docs/tasks/esi.md").read_text(encoding="utf-8")
-    for mode in ("think", "direct"):
-        report = json.loads((ROOT / f"data/reports/esi-v50/{mode}.json").read_text(encoding="utf-8"))
-        tests = {one["metric"]: one for one in report["paired"] if one["other"] == "esi-v49"}
-        value, low, high = (100 * tests["exact"]["difference"][key] for key in ("value", "low", "high"))
-        assert f"{mode} {value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {tests['exact']['p']:.1g}" in page
-        assert tests["dangerous"]["p"] == 1
+    rows = re.findall(r"\((\w+) against (\w+)\) \| (think|direct) \| (.+) \|", page)
+    assert len(rows) == 8
+    held = {(section["mode"], section["part"]): section for section in report["sections"]}
+    for first, second, mode, figures in rows:
+        (one,) = (
+            one
+            for one in held[mode, "all"]["contrasts"]
+            if (one["first"], one["second"], one["measure"], one["versions"]) == (first, second, "critical_under", None)
+        )
+        value, low, high = (100 * one["difference"][key] for key in ("value", "low", "high"))
+        assert figures == f"{value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {one['adjusted']:.1g}"
+    for name, *cells in re.findall(r"^\| (base|v4\d) \| (.+) \| (.+) \| (.+) \| (.+) \|$", page, re.MULTILINE):
+        places = [(mode, part) for mode in ("think", "direct") for part in ("one level in v4 and v5", "v4 and v5 differ")]
+        for place, cell in zip(places, cells, strict=True):
+            (row,) = (row for row in held[place]["rows"] if row["name"] == name)
+            assert cell.startswith(f"{100 * row['metrics']['exact']['value']:.1f}%")
 
 
 def test_the_concepts_name_the_members_of_a_task() -> None:

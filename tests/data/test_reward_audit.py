@@ -54,7 +54,7 @@ def params(data: str = "esi-d3", reward: dict[str, Any] | None = None, stream: d
         "reward": reward or {"kind": "asymmetric", "valve": 0.0, "unreadable": -1.5},
         "trainer": {"embedded": trainer, "full": trainer},
     }
-    for section in ("merges", "mining", "comparisons", "protocols"):
+    for section in ("merges", "mining", "comparisons", "protocols", "plans", "schedules"):
         del source[section]
     root = source["versions"]["esi-v43"]
     source["versions"] = {"esi-v43": root, "esi-v99": root | {"data": data, "profile": "probed", "seed": 46}}

@@ -351,7 +351,8 @@ def test_a_doll_sits_the_exam_from_base_to_report(doll):
     evaluate.stage(doll, "v1")
     first = dolls.files(paths.graded("v1")), dolls.files(paths.report("v1"))
     manifest = read_manifest(paths.graded("v1"))
-    assert set(manifest.files) == {"direct.jsonl", "think.jsonl"}
+    told = {f"think.{words}.jsonl" for words in ESI.reporting.variants}
+    assert set(manifest.files) == {"direct.jsonl", "think.jsonl", *told}
     assert set(manifest.inputs) == {"adapter", "base", "exam"}
     assert set(first[1]) == {
         "think.json", "direct.json", "summary.json", "report.md", "curves.png", "history.csv", "confusion_think.png",

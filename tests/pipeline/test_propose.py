@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("few_draws")
 TASK = get_task("esi")
 DRAFTS = Path("params/drafts.yaml")
 MINE = {"task": "esi", "task_version": 2, "use": "mine", "mix": "reporting", "cases": 120, "seed": 5,
-        "emphasis": {"danger_vitals": 3.0}}  # fmt: skip
+        "emphasis": {"danger_vitals": 2.0, "severe_pain": 6.0}}  # fmt: skip
 COMMENT = "# This line is by a person.\n"
 
 

@@ -149,7 +149,8 @@ def test_what_is_served_answers_as_it_answered_the_exam(project, root, loaded, m
     run = answers.run_of(project, project.model(name), cases, "e" * 64)
     run = evaluate.answer_exam(project, run, Judges(paths.base("esi")))
     answerer = loaded if model == "esi" else clinrl_loader._load_pyfunc(str(bundle_of(root, model)))
-    for mode, lines in run.graded.items():
+    for mode in project.modes:
+        lines = run.graded[mode]
         table = answerer.predict(pd.DataFrame({"narrative": narratives(), "mode": mode}))
         assert list(table.columns) == ["level", "rationale", "thinking", "mode", "parse_status", "novelty"]
         for row, line in zip(table.to_dict("records"), lines, strict=True):

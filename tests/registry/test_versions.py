@@ -136,7 +136,7 @@ def test_a_version_says_where_it_comes_from(shown):
     assert entry.tags == {
         "version": "v2", "parent": "v1", "digest": entry.digest, "parent_digest": manifest.inputs["parent"],
         "base_digest": manifest.inputs["base"], "data_digest": manifest.inputs["data"],
-        "exam_digest": report["exam_digest"], "git_revision": "unknown", "dvc_stage": "train@v2", "task_version": "1",
+        "exam_digest": report["exam_digest"], "git_revision": "unknown", "dvc_stage": "train@v2", "task_version": "2",
         "scale": "embedded",
         "examined": versions.reports_digest({mode: load_report("v2", mode) for mode in ("think", "direct")}),
         "alarms": "stop first_kl at 1; warn kl at 1; stop not_finite kl at 2",

@@ -21,8 +21,8 @@ TASK = get_task("esi")
 GOLDS = [1, 2, 3, 4, 5] * 20
 MODES = ("think", "direct")
 MUTE = Unreadable(reason="no answer line")
-SIMPLE = {"always 2": [2] * 100, BAG_OF_WORDS: [1, 2, 3, 4, 2] * 10 + [2] * 50}
-"""Policies to be beaten: the bag of words is right in half of the cases, and never two levels too late."""
+SIMPLE = {"always 2": [2] * 100, BAG_OF_WORDS: [1, 2, 3, 4, 2] * 10 + [1] * 50}
+"""Policies to be beaten: the bag of words is right in half of the cases, and never too late with a critical one."""
 FLOORS = ("above always 2, paired", "above bag of words, paired", "not worse than bag of words, paired")
 
 

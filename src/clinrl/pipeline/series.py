@@ -1,7 +1,7 @@
-"""The table of a whole series: a task's base and versions, root first, and what their exam said in every mode.
+"""The table of a whole series: a task's base and its recipes, and what the exams of all their seeds said.
 
-`python -m clinrl.pipeline.series TASK` prints it, with `--write` it also renews the table in README.md between its
-markers.
+`python -m clinrl.pipeline.series TASK` prints it, and below it the newest lineage alone; with `--write` it renews the
+table in README.md between its markers.
 """
 
 import argparse
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
+from clinrl.analysis.contrasts import ALL, Compared, Figure
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, exit_code_of
 from clinrl.evaluation.answers import BETWEEN_MODES, load_report
 from clinrl.reports import render
 from clinrl.reports.numbers import percent
+from clinrl.reports.render import load
 from clinrl.tasks.base import get_task
 from clinrl.types import Estimate
 
@@ -29,26 +31,40 @@ BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def table(params: "Params", task: str) -> str:
-    """Markdown: a line for a task's base and each version, the root first, and one for the classifier to beat.
+    """Markdown: a line for the base, each recipe of the comparison `<task>-series` and the classifier to beat.
 
-    Brackets hold 95% intervals.
-    Raises ArtefactError if a report is missing.
+    A recipe's number is the mean over its seeds; brackets hold 95% intervals over seeds and cases. Raises ArtefactError
+    if the comparison was not made.
     """
     modes, shares = list(params.modes), [*get_task(task).compared]
-    columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
+    path = paths.comparison_report(f"{task}-series")
+    report = Compared.model_validate(load(path, get_task(task), modes))
+    held = {section.mode: {row.name: row for row in section.rows} for section in report.sections if section.part == ALL}
+    first = held[modes[0]]
+    chosen = [name for name, row in first.items() if row.kind != "baseline" or name == BAG_OF_WORDS]
     rows: list[list[object]] = []
-    names = [name for version in params.versions for name in params.lineage(version)]
-    mine = [name for name in dict.fromkeys(names) if params.versions[name].task == task]
-    base = "embedded base" if params.scale == "embedded" else "hub checkpoint"
-    rows.append([f"{task}-base", "", base, _results(f"{task}-base", modes, shares)])
-    for name in mine:
-        version = params.versions[name]
-        rows.append([name, version.parent, version.profile, _results(name, modes, shares)])
-    if mine:
-        rows.append(
-            [BAG_OF_WORDS, "", f"gold labels of {params.versions[mine[0]].data}", _rival(mine[0], modes, shares)]
-        )
-    return render.table(["version", "parent", "recipe", columns, "modes agree"], rows)
+    for name in [name for name in chosen if name in held[modes[-1]] and ", " not in name]:
+        row = first[name]
+        recipe = params.versions[row.versions[0]].profile if row.kind == "arm" else ""
+        seeds = len(row.versions) if row.kind == "arm" else ""
+        found = [_interval(held[mode][name].metrics[share]) for mode in modes for share in shares]
+        rows.append([name, recipe, seeds, found])
+    return render.table(["row", "recipe", "seeds", [f"{share}, {mode}" for mode in modes for share in shares]], rows)
+
+
+def _interval(figure: Figure) -> str:
+    low, high = figure.low, figure.high
+    shown = f"{100 * figure.value:.1f}%"
+    return shown if low is None or high is None else f"{shown} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def lines(params: "Params", task: str) -> str:
+    """Markdown: what the exams here said of the lineage of the task's newest version, one seed of the table's rows."""
+    modes, shares = list(params.modes), [*get_task(task).compared]
+    newest = [name for name, version in params.versions.items() if version.task == task][-1]
+    columns = [f"{metric}, {mode}" for mode in modes for metric in shares]
+    rows: list[list[object]] = [[name, _results(name, modes, shares)] for name in params.lineage(newest)]
+    return render.table(["version", columns, "modes agree"], rows)
 
 
 def splice(page: str, block: str) -> str:
@@ -71,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_known("params.yaml", arguments.task, params.bases, "a task with a base")
         block = table(params, arguments.task)
         print(block)
-        if arguments.write:
+        if not arguments.write:
+            print(f"\nThe lineage as it was examined here, one seed:\n\n{lines(params, arguments.task)}")
+        else:
             readme = Path("README.md")
             readme.write_text(splice(readme.read_text(encoding="utf-8"), block), encoding="utf-8")
         return 0
@@ -87,12 +105,6 @@ def _results(name: str, modes: Sequence[str], shares: Sequence[str]) -> list[str
         *(percent(report.metrics[metric]) for report in reports for metric in shares),
         percent(Estimate.model_validate(agreement)) if agreement else "",
     ]
-
-
-def _rival(name: str, modes: Sequence[str], shares: Sequence[str]) -> list[str]:
-    """The row to beat, from the report of `name`. It has no modes, so each mode repeats it."""
-    found = [next(line.metrics for line in load_report(name, mode).rows if line.name == BAG_OF_WORDS) for mode in modes]
-    return [*(percent(metrics[metric]) for metrics in found for metric in shares), ""]
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := stated(params, name, "waiver"):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
-    if reason := outside_plan(params, name):
-        raise GateError(reason)
+    if refusal := outside_plan(params, name):
+        raise GateError(refusal)
     lock.demand(params, name)
     run = open_run(params, model)
 
