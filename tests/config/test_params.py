@@ -141,6 +141,15 @@ def test_a_rejection_recipe_has_a_reward_and_follows_any_parent():
         Params.model_validate(mapping)
 
 
+def test_a_model_knows_the_placebo_of_its_recipe():
+    params = Params.model_validate(
+        edited("profiles/grpo", {**VALID["profiles"]["grpo"], "placebo": "format", "waiver": "why"})
+    )
+    assert {name: params.model(name).placebo for name in ("v1", "v2", "v3-full", "esi-base")} == {
+        "v1": "", "v2": "format", "v3-full": "format", "esi-base": "",
+    }  # fmt: skip
+
+
 def test_what_older_recipes_do_not_have_is_not_recorded_of_them():
     profiles = Params.model_validate(VALID).profiles
     assert "labels_only" not in profiles["sft"].model_dump()

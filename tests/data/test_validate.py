@@ -118,6 +118,23 @@ def edited(line: str, change: Callable[[dict[str, Any]], Any], *, renamed: bool 
     return artifacts.canonical_json(content) + "\n"
 
 
+def test_gold_is_the_best_answer_under_the_reward_of_every_method_that_has_one(
+    sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sound)
+    source = deepcopy(committed())
+    before = validate._subject(params(), "esi-d1")[3]
+    recipe = source["profiles"]["esi-asymmetric"]
+    recipe |= {"method": "rejection", "reward": {**recipe["reward"], "unreadable": -1.75}}
+    for trainer in recipe["trainer"].values():
+        trainer |= {"batch": 8}
+        for key in ("beta", "held_out"):
+            trainer.pop(key, None)
+    found = validate._subject(Params.model_validate(source), "esi-d1")[3]
+    assert TASK.Reward(unreadable=-1.75) in found
+    assert len(found) == len(before)
+
+
 def test_a_sound_data_set_gets_a_proof_of_its_very_bytes(sound: Path) -> None:
     proof = json.loads((sound / PROOF).read_text(encoding="utf-8"))
     assert proof["data"] == {"name": "esi-d3", "identity": artifacts.identity(artifacts.verified(sound / FOLDER))}

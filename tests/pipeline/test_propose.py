@@ -194,6 +194,14 @@ def test_an_imitation_is_followed_by_the_first_recipe_with_a_reward(project, mon
     assert load_params().profiles["esi-v3"].method == "grpo"
 
 
+def test_what_follows_a_control_is_paid_by_the_score(project):
+    control = {"placebo": "random", "waiver": "A control."}
+    laid.edit(Path(), lambda content: content["profiles"]["reward"].update(control))
+    propose.stage(load_params(), "esi", parent="v2")
+    drafted = load_params().profiles["esi-v3"]
+    assert (drafted.placebo, drafted.waiver) == ("", "")
+
+
 def edited(change):
     report = json.loads(paths.mine_report("v2").read_text())
     change(report)

@@ -16,6 +16,7 @@ import examined
 from clinrl import paths
 from clinrl.artifacts import read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
+from clinrl.config.recipes import RejectionProfile
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance import bom, pins
 
@@ -147,6 +148,20 @@ def test_a_version_names_its_base_its_ancestors_its_data_and_what_serving_needs(
     assert graph["version/v1"] == ["base/esi", "data/d1", "data/x1"]
     assert {"version/v1", "data/d1", "pkg:pypi/peft@0.21.2"} <= {*graph["version/v2"]}
     assert bill == bom.of_version(project, "v2")
+
+
+def test_how_a_model_learned_is_said_in_the_words_of_the_format(project: Params) -> None:
+    trainer = {"lr": 1e-3, "steps": 2, "batch": 4, "prompts": 4, "group": 4, "temperature": 1.0, "max_completion": 24}
+    own = project.profiles["reward"].model_dump() | {
+        "method": "rejection",
+        "trainer": {"embedded": trainer, "full": trainer},
+    }
+    rejection = project.model_copy(update={"profiles": project.profiles | {"reward": RejectionProfile(**own)}})
+    found = [
+        bom.of_version(params, name)["metadata"]["component"]["modelCard"]["modelParameters"]["approach"]["type"]
+        for params, name in ((project, "v1"), (project, "v2"), (rejection, "v2"))
+    ]
+    assert found == ["supervised", "reinforcement-learning", "supervised"]
 
 
 def test_a_merge_names_the_version_that_it_was_made_of(project: Params) -> None:

@@ -13,11 +13,13 @@ from statistics import fmean
 from typing import Any
 
 from clinrl.artifacts import canonical_json, digest, write_text
+from clinrl.config.base import Scale
 from clinrl.config.schema import Mode
 from clinrl.errors import TrainingError
 from clinrl.models.generate import Sampler
 from clinrl.models.judges import Judges, scores
 from clinrl.models.rollout import run
+from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task
 from clinrl.training.rows import Row, Taught
 from clinrl.types import Case, Transcript
@@ -39,15 +41,17 @@ def sample(
     trainer, group, budget = spec["trainer"], spec["trainer"]["group"], spec["trainer"]["max_completion"]
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
     found: dict[int, list[Paid]] = {}
-    for name, switch in spec["modes"].items():
-        mode = Mode(**switch, temperature=trainer["temperature"], max_new_tokens={"embedded": budget, "full": budget})
-        places = [place for place, row in enumerate(rows) if row.mode == name]
-        for first in range(0, len(places), TOGETHER):
-            part, file = places[first : first + TOGETHER], folder / f"{name}-{first}.json"
+    places = {name: [place for place, row in enumerate(rows) if row.mode == name] for name in spec["modes"]}
+    parts = [(name, first) for name, some in places.items() for first in range(0, len(some), TOGETHER)]
+    with progress(f"{spec['version']} samples", len(rows)) as advance:
+        for name, first in parts:
+            part, file = places[name][first : first + TOGETHER], folder / f"{name}-{first}.json"
             if not file.exists():
                 if stops():
                     return None
                 cases = [rows[place].case for place in part for _ in range(group)]
+                tokens: dict[Scale, int] = {"embedded": budget, "full": budget}
+                mode = Mode(**spec["modes"][name], temperature=trainer["temperature"], max_new_tokens=tokens)
                 seed = int(digest([spec["seed"], name, first])[:8], 16)
                 written = run(sampler, task, cases, mode, budget, seed)
                 earned = scores(task, list(zip(cases, written, strict=True)), reward, judges)
@@ -56,6 +60,7 @@ def sample(
             lines = json.loads(file.read_text(encoding="utf-8"))
             done = [(Transcript.model_validate(one), paid) for one, paid in lines]
             found |= {place: done[number * group : (number + 1) * group] for number, place in enumerate(part)}
+            advance(len(part))
     return [found[place] for place in range(len(rows))]
 
 

@@ -196,10 +196,6 @@ class Grpo(SharedLossTrainer):
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """Leave the card to `model_card`."""
 
-    def play(self, switches: Mapping[str, bool], offered: Sequence[Mapping[str, Any]], ends: frozenset[int]) -> None:
-        """Play the rows of a step in their one mode, with these tools, and read turns as `rollout.run` does."""
-        self.switches, self.offered, self.ends = switches, offered, ends
-
     def _play_in(self, modes: Collection[str]) -> None:
         if len(modes) > 1:
             raise TrainingError(
@@ -309,5 +305,5 @@ def grpo_trainer(
     grpo.loss_path = trainer.get("loss_path", "stock")
     grpo.generation_path = trainer.get("generation_path", "stock")
     if task.episodes is not None:
-        grpo.play(switches, tools, end_tokens(model, tokenizer))
+        grpo.switches, grpo.offered, grpo.ends = switches, tools, end_tokens(model, tokenizer)
     return grpo
