@@ -254,7 +254,9 @@ def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
         value, low, high = (100 * one["difference"][key] for key in ("value", "low", "high"))
         assert figures == f"{value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {one['adjusted']:.1g}"
     for name, *cells in re.findall(r"^\| (base|v4\d) \| (.+) \| (.+) \| (.+) \| (.+) \|$", page, re.MULTILINE):
-        places = [(mode, part) for mode in ("think", "direct") for part in ("one level in v4 and v5", "v4 and v5 differ")]
+        places = [
+            (mode, part) for mode in ("think", "direct") for part in ("one level in v4 and v5", "v4 and v5 differ")
+        ]
         for place, cell in zip(places, cells, strict=True):
             (row,) = (row for row in held[place]["rows"] if row["name"] == name)
             assert cell.startswith(f"{100 * row['metrics']['exact']['value']:.1f}%")

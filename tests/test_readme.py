@@ -95,7 +95,9 @@ def test_the_negative_result_that_it_leads_with_is_what_was_measured() -> None:
     whole = [section for section in report["sections"] if section["part"] == "all"]
     assert {section["mode"] for section in whole} == {"think", "direct"}
     for section in whole:
-        pooled = {(one["first"], one["second"], one["measure"]): one for one in section["contrasts"] if not one["versions"]}
+        pooled = {
+            (one["first"], one["second"], one["measure"]): one for one in section["contrasts"] if not one["versions"]
+        }
         assert pooled["v49", "v43", "critical_under"]["adjusted"] >= 0.05
         assert pooled["v43", "base", "critical_under"]["adjusted"] < 0.05
         rows = {row["name"]: row["metrics"] for row in section["rows"]}

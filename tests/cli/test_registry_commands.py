@@ -103,10 +103,10 @@ def test_the_tree_of_versions_says_how_their_gates_decided(run, capsys):
 def test_a_refused_version_says_why_and_ends_with_1(run):
     code, rows, said = run("decide", "v3")
     assert code == 1
-    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"dangerous", "exact"}
-    assert said.startswith("clinrl: dangerous (")
+    assert {row["metric"] for row in rows if row["verdict"] == "refused"} == {"critical_under", "exact"}
+    assert said.startswith("clinrl: critical_under (")
     code, _, said = run("promote", "v3", "--approver", "Ada Lovelace")
-    assert (code, said.startswith("clinrl: v3 may not be promoted: dangerous")) == (1, True)
+    assert (code, said.startswith("clinrl: v3 may not be promoted: critical_under")) == (1, True)
 
 
 def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsys):
@@ -193,7 +193,7 @@ def test_two_that_sat_one_exam_are_tested_against_each_other(run):
     code, rows, _ = run("compare", "v1", "v3")
     assert code == 0
     assert [(row["mode"], row["metric"]) for row in rows] == [
-        (mode, metric) for mode in ("think", "direct") for metric in ("exact", "dangerous")
+        (mode, metric) for mode in ("think", "direct") for metric in ("exact", "critical_under")
     ]
     exact = rows[0]
     assert (int(exact["v1"]) > 0, exact["v3"], float(exact["p"]) < 0.05) == (True, "0", True)

@@ -25,8 +25,15 @@ TASK = get_task("esi")
 MINING = {"v1": {"task": "esi", "data": "m1"}}
 DATASETS = {
     **dolls.PARAMS["datasets"],
-    "m1": {"task": "esi", "task_version": 2, "use": "mine", "mix": "reporting", "cases": 60, "seed": 6,
-           "emphasis": {"severe_pain": 8.0}},  # fmt: skip
+    "m1": {
+        "task": "esi",
+        "task_version": 2,
+        "use": "mine",
+        "mix": "reporting",
+        "cases": 60,
+        "seed": 6,
+        "emphasis": {"severe_pain": 8.0},
+    },  # fmt: skip
 }
 
 

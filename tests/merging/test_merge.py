@@ -374,7 +374,7 @@ def test_a_fold_is_a_sealed_checked_model_that_loads_like_a_base(project):
     merge.stage(project, "v1-full")
     folder = paths.merged("v1-full")
     manifest = verified(folder)
-    assert (manifest.kind, manifest.name, manifest.task, manifest.task_version) == ("merged", "v1-full", "esi", 1)
+    assert (manifest.kind, manifest.name, manifest.task, manifest.task_version) == ("merged", "v1-full", "esi", 2)
     assert (manifest.spec["method"], manifest.spec["versions"]) == ("fold", {"v1": 1.0})
     assert manifest.inputs == {
         "base": identity(read_manifest(paths.base("esi"))),
@@ -450,7 +450,7 @@ def test_an_altered_adapter_is_refused(project):
     ("fields", "sentence"),
     [
         ({"inputs": {"base": "0" * 64}}, "was trained on another base"),
-        ({"task_version": 0}, "at version 0 of the task esi, which is now at 1"),
+        ({"task_version": 0}, "at version 0 of the task esi, which is now at 2"),
     ],
 )
 def test_an_adapter_of_another_base_or_task_version_is_refused(project, fields, sentence):

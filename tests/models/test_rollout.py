@@ -19,7 +19,7 @@ from clinrl.models.chat import decode, encode, read_turn, render, write_turn
 from clinrl.models.generate import STEP, Prompt, Sampler, batches, equal_batches
 from clinrl.models.rollout import run
 from clinrl.tasks.base import get_task
-from clinrl.types import Message
+from clinrl.types import Message, Unreadable
 from samplers import ScriptedSampler
 
 PIECES = ["<think>", "</think>", "\n", "a", "<", "think>", " ", "ANSWER: ESI 2", "é", "\x00"]
@@ -176,7 +176,7 @@ def test_a_completion_that_runs_out_of_tokens_says_so(doll):
     params, model, tokenizer, task, cases = doll
     for transcript in run(Sampler(model, tokenizer), task, cases, params.modes["think"], 1, 0):
         assert transcript.stop == "max_tokens"
-        assert transcript.messages[-1].content == ""
+        assert isinstance(task.parse(transcript), Unreadable)
 
 
 def test_a_prompt_without_room_is_named(doll):
