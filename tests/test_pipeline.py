@@ -161,11 +161,11 @@ def test_no_source_file_is_a_dependency(stages: dict[str, Any]) -> None:
 
 def test_what_git_keeps_and_what_it_ignores() -> None:
     ignored = [
-        "data/cases/esi-d1/cases.jsonl",
+        "data/cases/esi-d3/cases.jsonl",
         "data/adapters/esi-v46/adapter_model.safetensors",
         "data/graded/esi-v46/think.jsonl",
-        "data/docs/esi-d1/index.html",
-        "data/reports/data/esi-d1.failed.json",
+        "data/docs/esi-d3/index.html",
+        "data/reports/data/esi-d3.failed.json",
         "data/reports/esi-v46/curves.png",
         "data/reports/esi-v46/predictions_think.csv",
         "mlruns/mlflow.db",
@@ -177,7 +177,7 @@ def test_what_git_keeps_and_what_it_ignores() -> None:
         "data/bases/esi/model.safetensors",
         "data/reports/esi-v46/summary.json",
         "data/reports/esi-v46/history.csv",
-        "data/reports/data/esi-d1.json",
+        "data/reports/data/esi-d3.json",
         "dvc.lock",
     ]
     for path in (*ignored, *kept):
@@ -273,18 +273,18 @@ def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path:
     content = laid.content(ROOT)
     for section, names in {
         "bases": ["esi"],
-        "datasets": ["esi-d1", "esi-x1"],
+        "datasets": ["esi-d3", "esi-x2"],
         "versions": ["esi-v43"],
-        "profiles": ["esi-sft"],
+        "profiles": ["esi-distilled"],
         **{section: [] for section in ("comparisons", "mining")},
     }.items():
         content[section] = {name: content[section][name] for name in names}
-    for section in ("merges", "protocols", "gates", "schedules"):
+    for section in ("merges", "protocols", "gates", "schedules", "plans"):
         del content[section]
     laid.lay(project, content)
     load_params(project / "params.yaml")  # nothing is wrong with them, but
     names = ("x; touch attacked #", "../../mlruns", "../../../outside")
-    content["datasets"] = dict.fromkeys(names, content["datasets"]["esi-d1"]) | content["datasets"]
+    content["datasets"] = dict.fromkeys(names, content["datasets"]["esi-d3"]) | content["datasets"]
     laid.lay(project, content)
 
     kept = [project / "mlruns/kept", tmp_path / "outside/kept"]

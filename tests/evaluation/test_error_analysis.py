@@ -33,7 +33,7 @@ DATASETS = {
         "cases": 60,
         "seed": 6,
         "emphasis": {"severe_pain": 8.0},
-    },  # fmt: skip
+    },
 }
 
 

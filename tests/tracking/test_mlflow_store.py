@@ -59,7 +59,7 @@ def test_the_key_of_a_run_follows_from_everything_that_determined_it():
     manifest = Manifest(
         kind="adapter", name="v1", task="esi", task_version=2, spec={"seed": 1}, inputs={"data": "d"}, files={}
     )
-    other = [{"spec": {"seed": 2}}, {"inputs": {"data": "e"}}, {"task_version": 2}]
+    other = [{"spec": {"seed": 2}}, {"inputs": {"data": "e"}}, {"task_version": 3}]
     keys = {mlflow_store.run_key(manifest.model_copy(update=change)) for change in [{}, *other]}
     assert len(keys) == 4
     assert all(key.startswith("v1-") for key in keys)

@@ -379,10 +379,10 @@ def _boundary(p: Presentation, decision: Decision, denied: tuple[Finding, ...], 
     if decision.point != "C":
         other = decide(p, edition=edition, omit=frozenset({decision.rule})).level
     else:
-        told = (
+        others = (
             p.model_copy(update={"findings": tuple(sorted({*p.findings, f}))}) for f in denied if f != "comfortable"
         )
-        flipped = (decide(other, edition=edition).level for other in told)
+        flipped = (decide(other, edition=edition).level for other in others)
         other = max((level for level in flipped if level < decision.level), default=0)
         if decision.level - other != 1:
             other = {3: 4, 4: 5, 5: 4}[decision.level]

@@ -59,7 +59,8 @@ def narrative(
         return rng.choice(wordings(item, readers))
 
     first = opening.format(
-        who=_who(rng, p, readers), arrival=pick(_arrival(rng, p)), complaint=pick(f"complaints/{complaint.id}/says"),
+        who=_age_and_sex(rng, p, readers),
+        arrival=pick(_arrival(rng, p)), complaint=pick(f"complaints/{complaint.id}/says"),
         onset=pick("onset/says" if set(p.findings) <= LASTING else "styles/sudden_onset"),
     )  # fmt: skip
     parts = {
@@ -102,7 +103,7 @@ def _mistyped(rng: Random, clause: str) -> str:
     return clause[:at] + typed + clause[at + 2 :]
 
 
-def _who(rng: Random, p: Presentation, readers: Readers) -> str:
+def _age_and_sex(rng: Random, p: Presentation, readers: Readers) -> str:
     """Age and sex."""
     names = {"female": ("girl", "woman"), "male": ("boy", "man")}[p.sex]
     sex = rng.choice(wordings(f"styles/{names[p.age_years >= 18]}", readers))
