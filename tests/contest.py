@@ -42,6 +42,11 @@ COMPARISON: dict[str, Any] = {
     "published": {"plain": {"macro_f1": 0.335}},
     "published_parts": {"held_out": {"plain": {"macro_f1": 0.31}}},
 }
+PRIMARY: dict[str, Any] = {
+    "measure": "exact", "modes": ["think", "direct"], "first": "better", "second": "plain", "effect": 10.0,
+    "discordant": 0.4, "seed_sd": 2.0, "design_effect": 1.5,
+}  # fmt: skip
+"""What the comparison is not registered for, unless a test says so."""
 Reader = tuple[float, float]
 """How often the label is right, and how often a gold sentence is said."""
 
@@ -134,7 +139,7 @@ def examine(params: Params, name: str, reader: Reader, seed: str | None = None) 
     training = list(read_cases(paths.cases(model.data), TASK)) if model.data else []
     parent = {mode: found for mode in run.modes if (found := answers.load_parent(run, mode)) is not None}
     with staged(paths.report(name)) as out:
-        evaluate.write_reports(out, run, training, parent, Agreeable())
+        evaluate.write_reports(out, run, training, parent, Agreeable(), evaluate.seen_by(params, run))
 
 
 class Agreeable(dict[Any, Any]):

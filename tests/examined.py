@@ -32,7 +32,7 @@ RIGHT: Sequence[int] = (0,)
 GOOD: Sequence[int] = (0, 0, 0, 0, 2)
 """Better than anybody who does not read, but too fond of level 2."""
 DATA = dolls.PARAMS["datasets"]
-DATASETS = DATA | {"x1": DATA["x1"] | {"cases": 40}}
+DATASETS = DATA | {"x1": DATA["x1"] | {"cases": 40, "seed": 26}}
 """An exam large enough to tell reading from guessing."""
 PARENTS = {"v1": "esi-base", "v2": "v1", "v3": "esi-base"}
 MERGES = {
@@ -45,7 +45,7 @@ GATES = {
     "esi": {
         "least_cases": 10,
         "limits": {
-            "dangerous": {"max": {"embedded": 0.35, "full": 0.0}, "may_rise": 0.0},
+            "critical_under": {"max": {"embedded": 0.35, "full": 0.0}, "may_rise": 0.0},
             "exact": {"may_fall": 0.0, "paired": True},
         },
     }

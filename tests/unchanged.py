@@ -1,4 +1,5 @@
-"""What no change of the code may alter: built outputs by their digests in dvc.lock, bases and golden files by theirs.
+"""What no change of the code may alter: built outputs by their digests in dvc.lock; bases, golden files and
+registered plans by theirs.
 
 `python tests/unchanged.py` adds what is new to tests/unchanged.json, and alters nothing that is pinned already. Whoever
 means to change such a thing deletes its line by hand, and says why in the commit.
@@ -24,7 +25,8 @@ def present() -> dict[str, dict[str, str]]:
     quick = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # both read the same
     lock = yaml.load((ROOT / "dvc.lock").read_text(encoding="utf-8"), quick)
     outputs = {out["path"]: out["md5"] for stage in lock["stages"].values() for out in stage.get("outs", ())}
-    files = [*(ROOT / "tests/tasks/golden").iterdir(), *(ROOT / "data/bases").rglob("*")]
+    folders = ("data/bases", "data/preregistrations")
+    files = [*(ROOT / "tests/tasks/golden").iterdir(), *(file for at in folders for file in (ROOT / at).rglob("*"))]
     return {
         "outputs": {path: outputs[path] for path in sorted(outputs) if path.split("/")[1] in BUILT},
         "files": {

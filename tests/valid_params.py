@@ -78,7 +78,7 @@ VALID: dict[str, Any] = {
         "esi": {
             "least_cases": 500,
             "limits": {
-                "dangerous": {"max": {"embedded": 0.02, "full": 0.0}, "may_rise": 0.0},
+                "critical_under": {"max": {"embedded": 0.02, "full": 0.0}, "may_rise": 0.0},
                 "exact": {"may_fall": 0.0, "paired": True},
             },
         },

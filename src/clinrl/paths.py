@@ -109,6 +109,11 @@ def comparison_pages(name: str) -> Path:
     return Path("data/reports/comparisons") / name
 
 
+def preregistration(name: str) -> Path:
+    """What was written down before the runs of a comparison; in git, and never written again."""
+    return Path("data/preregistrations") / f"{name}.json"
+
+
 def checkpoints(version: str, key: str) -> Path:
     """Scratch for a training run, outside DVC's outputs, keyed by everything that determines the run."""
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"

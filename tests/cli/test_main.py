@@ -75,7 +75,7 @@ def test_help_names_every_subcommand(capsys):
     for group, members in commands.GROUPS.items():
         assert f"\n  {group}:\n" in text
         for name, command in members.items():
-            assert f"\n    {name:<10} {command.help}\n" in text
+            assert f"\n    {name:<11} {command.help}\n" in text
     assert max(map(len, text.splitlines())) < 80
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
+import contest
 from clinrl.config.params import HubBase, Params, SftTrainer, load_params
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer
 from clinrl.errors import ParamsError, did_you_mean
@@ -181,6 +182,26 @@ def test_a_comparison_is_of_one_exam_and_pairs_seeds(tmp_path):
     assert "'other': the exam of v4: 'esi-x2' is not the exam that the base takes" in refusal(mapping, tmp_path)
 
 
+def test_a_primary_measure_names_its_rows_and_takes_the_parents_errors():
+    mapping = edited(ARMS + "primary", PRIMARY | {"second": "other", "discordant": None})
+    mapping["versions"] |= {f"v{seed}": {**VALID["versions"]["v3"], "seed": seed} for seed in (4, 5, 6)}
+    mapping["comparisons"]["recipes"]["arms"] = {"plain": ["v3", "v4"], "other": ["v5", "v6"]}
+    mapping["comparisons"]["recipes"]["tests"] = []
+    comparison = Params.model_validate(mapping).comparisons["recipes"]  # of v2, the parent of all, errors are mined
+    assert comparison.primary_rows == {"plain": ("v3", "v4"), "other": ("v5", "v6")}
+    assert comparison.primary.alpha == 0.05
+    mapping["comparisons"]["recipes"]["primary"]["measure"] = "dangerous"
+    with pytest.raises(ParamsError, match=r"primary.discordant is missing; give it, or, for exact, let `mining` have"):
+        Params.model_validate(mapping)
+
+
+def test_cases_in_clusters_need_a_design_effect(tmp_path):
+    mapping = contest.mapping()
+    primary = {key: value for key, value in contest.PRIMARY.items() if key != "design_effect"}
+    mapping["comparisons"]["recipes"] = contest.COMPARISON | {"primary": primary}
+    assert "primary.design_effect is missing, but cases of imaging come in clusters" in refusal(mapping, tmp_path)
+
+
 def test_a_folder_that_exists_is_a_base(tmp_path):
     base = Params.model_validate(edited("bases/esi/full/repo", str(tmp_path))).bases["esi"].full
     assert base.repo == str(tmp_path)
@@ -212,6 +233,10 @@ EMBEDDED, FULL = "bases/esi/embedded/", "bases/esi/full/"
 SFT, GRPO = "profiles/sft/", "profiles/grpo/"
 PHASE = {"share": 1.0, "slice": "level", "values": ["1"]}
 ARMS = "comparisons/recipes/"
+PRIMARY: dict[str, object] = {
+    "measure": "exact", "modes": ["think"], "first": "plain", "second": "base", "effect": 2.0, "discordant": 0.1,
+    "seed_sd": 1.0,
+}  # fmt: skip
 
 REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     # structure
@@ -267,15 +292,29 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (ARMS + "published", {"plan": {}}, ("comparisons.recipes.published: 'plan' is not an arm or a control",)),
     (ARMS + "published", {"plain": {"kapa": 1.0}}, ("comparisons.recipes.published.plain: 'kapa'", "kappa")),
     (ARMS + "published_parts", {"known": {"plan": {}}}, ("comparisons.recipes.published: 'plan'",)),
+    (ARMS + "primary", PRIMARY | {"measure": "kappa"}, ("primary.measure: 'kappa' is not a share among the metrics",)),
+    (ARMS + "primary", PRIMARY | {"modes": ["thnk"]}, ("primary.modes: 'thnk' is not a mode", "did you mean think?")),
+    (ARMS + "primary", PRIMARY | {"first": "plan"}, ("primary.first: 'plan' is not an arm", "did you mean plain?")),
+    (ARMS + "primary", PRIMARY | {"second": "plain"}, ("primary.second is 'plain', as is first",)),
+    (ARMS + "primary", PRIMARY | {"second": "labels"}, ("primary names 'labels', which has one version; two or more",)),
+    (ARMS + "primary", PRIMARY | {"effect": 0.0}, ("comparisons.recipes.primary.effect is 0.0",)),
+    (ARMS + "primary", PRIMARY | {"efect": 1.0}, ("primary.efect is not a key here", "did you mean effect?")),
+    (ARMS + "primary", PRIMARY | {"discordant": 0.01}, ("primary.discordant is 0.01, too few for an effect of 2 ",)),
+    (ARMS + "primary", PRIMARY | {"discordant": None}, ("primary.discordant is missing; give it",)),
+    (ARMS + "primary", PRIMARY | {"alpha": 0.5}, ("comparisons.recipes.primary.alpha is 0.5",)),
     ("versions/comparisons", VALID["versions"]["v1"], ("versions.comparisons is a reserved name",)),
     # gates and schedules
     ("gates/ekg", VALID["gates"]["esi"], ("gates: 'ekg' is not a task with a base", "allowed: esi")),
     ("gates/esi/limits/exakt", {"may_fall": 0.0}, ("gates.esi.limits: 'exakt'", "did you mean exact?")),
-    ("gates/esi/limits/dangerous", REMOVED, ("gates.esi.limits has no limit on `dangerous`",)),
+    ("gates/esi/limits/critical_under", REMOVED, ("gates.esi.limits has no limit on `critical_under`",)),
     ("gates/esi/limits/exact", {}, ("gates.esi.limits.exact limits nothing",)),
     ("gates/esi/limits/exact/may_fall", REMOVED, ("gates.esi.limits.exact",)),
     ("gates/esi/limits/exact/may_fall", -0.1, ("gates.esi.limits.exact.may_fall is -0.1",)),
-    ("gates/esi/limits/dangerous/max", {"embedded": 0.1}, ("gates.esi.limits.dangerous.max.full is missing",)),
+    (
+        "gates/esi/limits/critical_under/max",
+        {"embedded": 0.1},
+        ("gates.esi.limits.critical_under.max.full is missing",),
+    ),
     ("gates/esi/rebuilt", {"least": 1}, ("gates.esi.rebuilt.least is 1, but rebuilders lists 0",)),
     ("gates/esi/rebuilt", {"least": 0}, ("gates.esi.rebuilt.least is 0",)),
     ("approvers", {"A": KEYS[0]}, ("approvers.A", "2 characters or more")),
@@ -580,9 +619,9 @@ def test_a_version_is_not_offered_the_recipes_of_other_tasks(tmp_path):
     shutil.copytree(ROOT / "params", tmp_path / "params")
     shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
     own = tmp_path / "params/esi.yaml"
-    own.write_text(own.read_text(encoding="utf-8").replace("profile: esi-rule-aware", "profile: rule-aware"))
+    own.write_text(own.read_text(encoding="utf-8").replace("profile: esi-rule-aware-labels", "profile: rule-aware"))
     with pytest.raises(ParamsError, match="profile: 'rule-aware' is not a profile") as refused:
         load_params(tmp_path / "params.yaml")
     listed = str(refused.value).split("allowed: ")[1].split(", ")
-    assert "esi-rule-aware" in listed
+    assert "esi-rule-aware-labels" in listed
     assert all(name.startswith("esi-") for name in listed)

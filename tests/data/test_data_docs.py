@@ -23,10 +23,10 @@ def page(tmp_path: Path) -> str:
     (tmp_path / "static/fonts").mkdir(parents=True)
     (tmp_path / "expectations").mkdir()
     (tmp_path / "expectations/rows.html").write_text(FOUND, encoding="utf-8")
-    data_docs.detach(tmp_path, "esi-d1")
+    data_docs.detach(tmp_path, "esi-d3")
     assert not (tmp_path / "static").exists()
     once = (tmp_path / "expectations/rows.html").read_text(encoding="utf-8")
-    data_docs.detach(tmp_path, "esi-d1")
+    data_docs.detach(tmp_path, "esi-d3")
     assert (tmp_path / "expectations/rows.html").read_text(encoding="utf-8") == once
     assert 'href="expectations/rows.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
     return once

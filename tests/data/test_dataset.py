@@ -15,7 +15,7 @@ from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.tasks.base import get_task
 
 ROOT = Path(__file__).parents[2]
-FOLDER = paths.cases("esi-d1")
+FOLDER = paths.cases("esi-d3")
 FILE = FOLDER / paths.CASES_FILE
 
 
@@ -27,7 +27,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def params(**changes: object) -> Params:
     """The project's parameters with a data set of 40 cases."""
     source = laid.content(ROOT)
-    source["datasets"]["esi-d1"].update({"cases": 40} | changes)
+    source["datasets"]["esi-d3"].update({"cases": 40} | changes)
     return Params.model_validate(source)
 
 
@@ -39,28 +39,28 @@ def reseal(text: str) -> None:
 
 
 def test_cases_survive_the_file() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     task = get_task("esi")
-    assert list(dataset.read_cases(FOLDER, task)) == list(task.cases(40, 7, pool="train", mix="natural"))
+    assert list(dataset.read_cases(FOLDER, task)) == list(task.cases(40, 7, pool="train", mix="natural", edition="v4"))
 
 
 def test_the_manifest_names_what_determines_the_data() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     manifest = artifacts.verified(FOLDER)
-    assert (manifest.kind, manifest.name, manifest.task, manifest.task_version) == ("cases", "esi-d1", "esi", 1)
-    assert manifest.spec == params().datasets["esi-d1"].model_dump(mode="json", exclude={"emphasis"})
+    assert (manifest.kind, manifest.name, manifest.task, manifest.task_version) == ("cases", "esi-d3", "esi", 2)
+    assert manifest.spec == params().datasets["esi-d3"].model_dump(mode="json", exclude={"emphasis"})
     assert not manifest.inputs
 
 
 def test_another_process_writes_the_same_bytes() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     before = artifacts.identity(artifacts.read_manifest(FOLDER))
     code = (
         "import sys; sys.path.insert(0, sys.argv[1] + '/src')\n"
         "from clinrl.config import files, params; from clinrl.data import dataset\n"
         "source, _ = files.merge_files(files.read_files(params.Path(sys.argv[1] + '/params.yaml')))\n"
-        "source['datasets']['esi-d1']['cases'] = 40\n"
-        "dataset.stage(params.Params.model_validate(source), 'esi-d1')"
+        "source['datasets']['esi-d3']['cases'] = 40\n"
+        "dataset.stage(params.Params.model_validate(source), 'esi-d3')"
     )
     command = [sys.executable, "-c", code, str(ROOT)]
     subprocess.run(command, check=True, env={"PYTHONHASHSEED": "77"}, capture_output=True)
@@ -68,55 +68,55 @@ def test_another_process_writes_the_same_bytes() -> None:
 
 
 def test_lines_are_canonical() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     for line in FILE.read_text(encoding="utf-8").splitlines():
         assert line == artifacts.canonical_json(json.loads(line))
 
 
 def test_no_terminal_no_output(capfd: pytest.CaptureFixture[str]) -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     assert capfd.readouterr() == ("", "")
 
 
 def test_another_task_version_is_refused_and_nothing_written() -> None:
-    with pytest.raises(ParamsError, match=r"datasets.esi-d1.task_version is 9, but the task esi is at 1: set it to 1"):
-        dataset.stage(params(task_version=9), "esi-d1")
+    with pytest.raises(ParamsError, match=r"datasets.esi-d3.task_version is 9, but the task esi is at 2: set it to 2"):
+        dataset.stage(params(task_version=9), "esi-d3")
     assert not FOLDER.exists()
 
 
 def test_a_failed_rebuild_leaves_the_old_data() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     with pytest.raises(ParamsError):
-        dataset.stage(params(task_version=9), "esi-d1")
+        dataset.stage(params(task_version=9), "esi-d3")
     artifacts.verified(FOLDER)
     assert not list(FOLDER.parent.glob(".*"))
 
 
 def test_missing_data_is_named() -> None:
-    with pytest.raises(ArtefactError, match=r"data/cases/esi-d1 has no manifest\.json"):
+    with pytest.raises(ArtefactError, match=r"data/cases/esi-d3 has no manifest\.json"):
         dataset.read_cases(FOLDER, get_task("esi"))
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     FILE.unlink()
-    with pytest.raises(ArtefactError, match=r"cases.jsonl is missing.*dvc repro dataset@esi-d1"):
+    with pytest.raises(ArtefactError, match=r"cases.jsonl is missing.*dvc repro dataset@esi-d3"):
         dataset.read_cases(FOLDER, get_task("esi"))
 
 
 def test_a_truncated_file_is_refused_before_a_case_is_used() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     FILE.write_bytes(FILE.read_bytes()[:-100])
     with pytest.raises(ArtefactError, match=r"cases.jsonl was altered after it was built \(.*row 40 is cut short"):
         dataset.read_cases(FOLDER, get_task("esi"))
 
 
 def test_an_edited_file_is_refused_even_if_every_row_parses() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     FILE.write_text("".join(FILE.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
     with pytest.raises(ArtefactError, match=r"cases.jsonl was altered after it was built; rebuild with"):
         dataset.read_cases(FOLDER, get_task("esi"))
 
 
 def test_a_bad_row_is_named_with_its_column_and_value() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     lines = FILE.read_text(encoding="utf-8").splitlines()
     case = json.loads(lines[16])
     case["facts"]["narrative"] = 5
@@ -125,8 +125,8 @@ def test_a_bad_row_is_named_with_its_column_and_value() -> None:
     rows = dataset.read_cases(FOLDER, get_task("esi"))
     with pytest.raises(
         DataError,
-        match=r"^data/cases/esi-d1/cases.jsonl row 17, column facts.narrative: .*string, got 5; "
-        r"rebuild with `dvc repro dataset@esi-d1`$",
+        match=r"^data/cases/esi-d3/cases.jsonl row 17, column facts.narrative: .*string, got 5; "
+        r"rebuild with `dvc repro dataset@esi-d3`$",
     ):
         list(rows)
 
@@ -142,7 +142,7 @@ def test_a_bad_row_is_named_with_its_column_and_value() -> None:
     ],
 )
 def test_a_line_that_is_no_case_is_one_sentence(line: str, message: str) -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     with FILE.open("a", encoding="utf-8", errors="surrogateescape") as stream:
         stream.write(line + "\n")
     with pytest.raises(DataError, match=message) as error:
@@ -152,8 +152,8 @@ def test_a_line_that_is_no_case_is_one_sentence(line: str, message: str) -> None
 
 
 def test_data_of_another_task_version_is_not_read() -> None:
-    dataset.stage(params(), "esi-d1")
+    dataset.stage(params(), "esi-d3")
     fields = artifacts.read_manifest(FOLDER).model_dump(exclude={"files"})
     artifacts.seal(FOLDER, **fields | {"task_version": 0})
-    with pytest.raises(ArtefactError, match="was built by version 0 of the task esi, which is now at 1"):
+    with pytest.raises(ArtefactError, match="was built by version 0 of the task esi, which is now at 2"):
         dataset.read_cases(FOLDER, get_task("esi"))

@@ -31,11 +31,11 @@ def committed() -> dict[str, Any]:
     return laid.content(ROOT)
 
 
-def params(data: str = "esi-d1", reward: dict[str, Any] | None = None, stream: dict[str, Any] | None = None) -> Params:
+def params(data: str = "esi-d3", reward: dict[str, Any] | None = None, stream: dict[str, Any] | None = None) -> Params:
     """The project's parameters with small data sets, one of either mix, and a GRPO version esi-v99 of this recipe."""
     source = deepcopy(committed())
-    source["datasets"]["esi-d1"]["cases"] = 200
-    source["datasets"]["esi-r1"] = source["datasets"]["esi-d1"] | {"mix": "reporting"}
+    source["datasets"]["esi-d3"]["cases"] = 200
+    source["datasets"]["esi-r1"] = source["datasets"]["esi-d3"] | {"mix": "reporting"}
     trainer = {
         "lr": 1e-3,
         "steps": 10,
@@ -66,7 +66,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("probe")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        for name in ("esi-d1", "esi-r1"):
+        for name in ("esi-d3", "esi-r1"):
             dataset.stage(params(), name)
             named = {"name": name, "identity": artifacts.identity(artifacts.read_manifest(paths.cases(name)))}
             artifacts.write_json(paths.data_proof(name), {"data": named})
@@ -112,7 +112,7 @@ def test_the_asymmetric_recipe_passes() -> None:
     assert found["stream"]["rows"] == 160
     assert found["stream"]["shares"]["1"] <= 0.33 + 1 / 160
     assert found["stream"]["modes"] == {"direct": 0.5, "think": 0.5}
-    assert found["data"]["identity"] == artifacts.identity(artifacts.read_manifest(paths.cases("esi-d1")))
+    assert found["data"]["identity"] == artifacts.identity(artifacts.read_manifest(paths.cases("esi-d3")))
 
 
 def test_a_proof_is_the_same_every_time() -> None:
@@ -189,7 +189,7 @@ def test_the_phases_of_a_stream_are_described_and_only_if_there_are_any() -> Non
 def test_declared_omissions_show_in_the_stream() -> None:
     reward_audit.stage(params(), "esi-v43")
     found = proof("esi-v43")
-    omit = params().profiles["esi-sft"].omit
+    omit = params().profiles["esi-distilled"].omit
     assert set(found["omissions"]["rules"]) == set(omit)
     for rule, entry in found["omissions"]["rules"].items():
         assert entry["declared"] == omit[rule]
@@ -201,12 +201,12 @@ def test_declared_omissions_show_in_the_stream() -> None:
 
 
 def test_without_a_proof_of_the_data_nothing_is_probed() -> None:
-    place = paths.data_proof("esi-d1")
+    place = paths.data_proof("esi-d3")
     kept = place.read_text(encoding="utf-8")
     for text, message in (
-        (None, r"data/reports/data/esi-d1.json does not exist.*dvc repro validate@esi-d1"),
+        (None, r"data/reports/data/esi-d3.json does not exist.*dvc repro validate@esi-d3"),
         ("{", "is not the proof of a validation"),
-        ('{"data": {"identity": "0"}}', "is for other data than data/cases/esi-d1 now holds"),
+        ('{"data": {"identity": "0"}}', "is for other data than data/cases/esi-d3 now holds"),
     ):
         place.unlink() if text is None else place.write_text(text, encoding="utf-8")
         try:

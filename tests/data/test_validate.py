@@ -24,9 +24,9 @@ from clinrl.types import Case
 
 ROOT = Path(__file__).parents[2]
 TASK = get_task("esi")
-FOLDER = paths.cases("esi-d1")
+FOLDER = paths.cases("esi-d3")
 FILE = FOLDER / paths.CASES_FILE
-PROOF = paths.data_proof("esi-d1")
+PROOF = paths.data_proof("esi-d3")
 FAILED = PROOF.with_suffix(".failed.json")
 COMPUTED = {
     "narrative_unique" if name == validate.TEXT_UNIQUE else name: says for name, says in validate.COMPUTED.items()
@@ -49,7 +49,7 @@ def committed() -> dict[str, Any]:
 
 def params() -> Params:
     source = deepcopy(committed())
-    source["datasets"]["esi-d1"]["cases"] = SIZE
+    source["datasets"]["esi-d3"]["cases"] = SIZE
     return Params.model_validate(source)
 
 
@@ -59,19 +59,19 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("sound")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        dataset.stage(params(), "esi-d1")
-        validate.stage(params(), "esi-d1")
+        dataset.stage(params(), "esi-d3")
+        validate.stage(params(), "esi-d3")
     return place
 
 
 def test_pages_that_a_clone_lacks_are_written_without_touching_the_proof(sound, tmp_path, monkeypatch):
     shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    docs, proof = paths.data_docs("esi-d1"), PROOF.stat()
+    docs, proof = paths.data_docs("esi-d3"), PROOF.stat()
     count = len(list(docs.rglob("*.html")))
     shutil.rmtree(docs)
 
-    validate.pages(params(), "esi-d1")
+    validate.pages(params(), "esi-d3")
 
     assert (docs / data_docs.INDEX).exists()
     assert len(list(docs.rglob("*.html"))) == count
@@ -88,7 +88,7 @@ def refusal(sound: Path, lines: list[str], *, sealed: bool = True) -> str:
         artifacts.seal(FOLDER, **fields | {"spec": manifest.spec | {"cases": len(lines)}})
     artifacts.write_json(PROOF, {"an": "old proof"})
     with pytest.raises(DataError) as error:
-        validate.stage(params(), "esi-d1")
+        validate.stage(params(), "esi-d3")
     assert not PROOF.exists()
     assert json.loads(FAILED.read_text(encoding="utf-8"))["refused"] == str(error.value)
     assert "\n" not in str(error.value)
@@ -120,7 +120,7 @@ def edited(line: str, change: Callable[[dict[str, Any]], Any], *, renamed: bool 
 
 def test_a_sound_data_set_gets_a_proof_of_its_very_bytes(sound: Path) -> None:
     proof = json.loads((sound / PROOF).read_text(encoding="utf-8"))
-    assert proof["data"] == {"name": "esi-d1", "identity": artifacts.identity(artifacts.verified(sound / FOLDER))}
+    assert proof["data"] == {"name": "esi-d3", "identity": artifacts.identity(artifacts.verified(sound / FOLDER))}
     assert proof["summary"]["cases"] == SIZE
     assert proof["summary"]["duplicates"] == 0
     assert sum(proof["summary"][f"share_level_{level}"] for level in TASK.labels) == pytest.approx(1, abs=1e-5)
@@ -131,8 +131,8 @@ def test_a_sound_data_set_gets_a_proof_of_its_very_bytes(sound: Path) -> None:
 
 
 def test_the_pages_are_written(sound: Path) -> None:
-    pages = sound / paths.data_docs("esi-d1")
-    assert "esi-d1" in (pages / "index.html").read_text(encoding="utf-8")
+    pages = sound / paths.data_docs("esi-d3")
+    assert "esi-d3" in (pages / "index.html").read_text(encoding="utf-8")
     (rows,) = pages.glob("validations/rows/**/*.html")
     assert "spo2_pct" in rows.read_text(encoding="utf-8")
     assert {path.suffix for path in pages.rglob("*") if path.is_file()} == {".html"}
@@ -154,7 +154,7 @@ def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
     before = (sound / PROOF).read_bytes()
     monkeypatch.chdir(sound)
     monkeypatch.setattr(validate, "CHUNK_ROWS", 250)
-    validate.stage(params(), "esi-d1")
+    validate.stage(params(), "esi-d3")
     assert PROOF.read_bytes() == before
     assert capfd.readouterr() == ("", "")
 
@@ -169,18 +169,18 @@ def test_a_fault_in_one_chunk_is_kept_whatever_the_next_one_holds() -> None:
 def test_an_impossible_oxygen_saturation_is_named(damage: Callable[..., str], lines: list[str]) -> None:
     lines[16] = edited(lines[16], lambda case: case["key"]["presentation"].update(spo2_pct=140), renamed=False)
     message = damage(lines)
-    assert message.startswith("data/cases/esi-d1/cases.jsonl row 17, column key.presentation.spo2_pct: ")
+    assert message.startswith("data/cases/esi-d3/cases.jsonl row 17, column key.presentation.spo2_pct: ")
     assert "got 140" in message
-    assert "dvc repro dataset@esi-d1" in message
+    assert "dvc repro dataset@esi-d3" in message
 
 
 def test_a_truncated_file_is_named(damage: Callable[..., str], lines: list[str]) -> None:
     message = damage([*lines[:-1], lines[-1][:200]], sealed=False)
-    assert message.startswith("data/cases/esi-d1/cases.jsonl row 60 is cut short")
+    assert message.startswith("data/cases/esi-d3/cases.jsonl row 60 is cut short")
 
 
 def test_an_empty_file_is_named(damage: Callable[..., str]) -> None:
-    assert damage([], sealed=False).startswith("data/cases/esi-d1/cases.jsonl holds no case")
+    assert damage([], sealed=False).startswith("data/cases/esi-d3/cases.jsonl holds no case")
 
 
 def test_a_novel_is_no_narrative(damage: Callable[..., str], lines: list[str]) -> None:
@@ -215,14 +215,14 @@ def damaged(sound: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str,
 def test_a_value_within_the_schema_and_outside_the_rules_is_named(damaged: tuple[str, list[str]]) -> None:
     """It is the first bad row, so the refusal is about it."""
     message, _ = damaged
-    assert re.match(r"data/cases/esi-d1/cases.jsonl row 2 \(esi-[0-9a-f]{16}\), column hr_bpm: 12", message)
+    assert re.match(r"data/cases/esi-d3/cases.jsonl row 2 \(esi-[0-9a-f]{16}\), column hr_bpm: 12", message)
     assert "ExpectColumnValuesToBeBetween(min_value=20, max_value=300)" in message
 
 
 def test_a_file_cut_between_rows_is_noticed(damaged: tuple[str, list[str]]) -> None:
     _, faults = damaged
     assert any("column cases: 62 breaks ExpectColumnValuesToBeInSet(value_set=[400])" in fault for fault in faults)
-    assert faults[-1].startswith("data/cases/esi-d1/cases.jsonl was altered after it was built")
+    assert faults[-1].startswith("data/cases/esi-d3/cases.jsonl was altered after it was built")
 
 
 @pytest.mark.parametrize("row", range(9, 9 + len(ADDED)))
@@ -264,8 +264,8 @@ def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(
 
 def test_missing_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArtefactError, match="data/cases/esi-d1 has no manifest"):
-        validate.stage(params(), "esi-d1")
+    with pytest.raises(ArtefactError, match="data/cases/esi-d3 has no manifest"):
+        validate.stage(params(), "esi-d3")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_slices_cover_every_case_once_and_terms_sum_to_the_reward(reports):
     assert set(report.slices) == set(ESI.reporting.slices)
     for values in report.slices.values():
         assert sum(found["exact"].n for found in values.values()) == 24
-        assert all(set(found) == {"exact", "dangerous"} for found in values.values())
+        assert all(set(found) == {"exact", "critical_under"} for found in values.values())
     assert sum(report.terms.values()) == pytest.approx(report.reward, abs=1e-5)
 
 
@@ -157,7 +157,7 @@ def test_rows_hold_everybody_who_sat_the_exam(reports):
     rows = {row.name: row.metrics for row in answers.load_report("v2", "direct").rows}
     constants = [f"always {level}" for level in range(1, 6)]
     assert list(rows) == ["v2", "v1", *constants, "random", "prior-matched", "bag of words"]
-    assert all(set(found) == {"exact", "adjacent", "dangerous"} for found in rows.values())
+    assert all(set(found) == {"exact", "critical_under", "adjacent", "dangerous"} for found in rows.values())
     assert rows["always 1"]["exact"].value == pytest.approx(GOLDS.count(1) / 24, abs=1e-6)
     assert rows["always 1"]["dangerous"].value == 0.0
 
@@ -165,7 +165,7 @@ def test_rows_hold_everybody_who_sat_the_exam(reports):
 def test_paired_tests_are_against_parent_and_bag_of_words(reports):
     tests = answers.load_report("v2", "direct").paired
     assert [(test.other, test.metric) for test in tests] == [
-        ("v1", "exact"), ("v1", "dangerous"), ("bag of words", "exact"), ("bag of words", "dangerous"),
+        ("v1", "exact"), ("v1", "critical_under"), ("bag of words", "exact"), ("bag of words", "critical_under"),
     ]  # fmt: skip
     against = tests[0]
     right = [a == gold for a, gold in zip(MINE, GOLDS, strict=True)]
@@ -178,8 +178,8 @@ def test_summary_is_plain_numbers_by_mode_and_the_agreement(reports):
     summary = json.loads((reports / "summary.json").read_text())
     assert set(summary) == {"direct", "think", "mode_agreement"}
     assert summary["think"] == {
-        "exact": 1.0, "adjacent": 1.0, "dangerous": 0.0, "high_risk_sensitivity": 1.0, "kappa": 1.0,
-        "no_parse": 0.0, "clipped": 0.0,
+        "critical_under": 0.0, "exact": 1.0, "adjacent": 1.0, "dangerous": 0.0, "high_risk_sensitivity": 1.0,
+        "kappa": 1.0, "no_parse": 0.0, "clipped": 0.0,
     }  # fmt: skip
     assert summary["mode_agreement"] == pytest.approx(22 / 24, abs=1e-6)
     between = json.loads((reports / "between_modes.json").read_text())
@@ -233,7 +233,7 @@ def test_the_page_says_what_the_test_says_and_no_more(reports):
     [
         ({"exam_digest": "f" * 64}, "exam digest"),
         ({"mode": "think"}, "mode differs"),
-        ({"task_version": 2}, "task version"),
+        ({"task_version": 3}, "task version"),
         ({"mode_spec": DECODING | {"max_new_tokens": 65}}, "decoding"),
     ],
 )

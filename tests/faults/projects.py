@@ -51,7 +51,7 @@ SECTIONS: dict[str, Any] = {
     "imports": {},
     "external": {},
     "protocols": {"bases": {}, "versions": {}},
-    "gates": {"esi": {"least_cases": 20, "limits": {"dangerous": {"max": {"embedded": 0.5, "full": 0.5}}}}},
+    "gates": {"esi": {"least_cases": 20, "limits": {"critical_under": {"max": {"embedded": 0.5, "full": 0.5}}}}},
     "schedules": {},
 }
 

@@ -55,7 +55,7 @@ PARAMS: dict[str, Any] = {
         "esi": {
             "least_cases": 20,
             "limits": {
-                "dangerous": {"max": {"embedded": 0.5, "full": 0.5}, "may_rise": 0.0},
+                "critical_under": {"max": {"embedded": 0.5, "full": 0.5}, "may_rise": 0.0},
                 "exact": {"min": {"embedded": 0.3, "full": 0.3}, "may_fall": 0.0, "paired": True},
             },
         }

@@ -17,7 +17,7 @@ def decided(answers: list[int], champion: str | None = "v1") -> Decision:
         common = {"name": name, "task": "esi", "task_version": 2, "mode_spec": {}, "exam_digest": "e" * 64}
         return {mode: Answers(**common, mode=mode, golds=GOLDS, answers=answered) for mode in ("think", "direct")}
 
-    rules = Gate(least_cases=10, limits={"dangerous": Limit(max={"embedded": 0.02, "full": 0.0})})
+    rules = Gate(least_cases=10, limits={"critical_under": Limit(max={"embedded": 0.02, "full": 0.0})})
     held = (champion, "b" * 64) if champion else (None, None)
     rivals = {"the champion": both("v1", [max(2, gold) for gold in GOLDS])} if champion else {}
     return decide(
@@ -63,7 +63,7 @@ def test_a_limit_is_one_row_and_each_mode_a_column():
     assert limits[:3] == [
         ["metric", "limit", "all modes", "think", "direct"],
         ["cases", "min 10", "100", "", ""],
-        ["dangerous", "max 0.02", "", "0", "0"],
+        ["critical_under", "max 0.02", "", "0", "0"],
     ]
     assert ["exact", "above always 2, paired", "", "0.8", "0.8"] in limits
 

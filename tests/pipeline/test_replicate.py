@@ -50,7 +50,7 @@ def result(agreement):
         runs.append(
             {
                 "seeds": {"v1": seed},
-                "metrics": {"v1": {"think": {"exact": share, "dangerous": wilson(0, 8).model_dump(mode="json")}}},
+                "metrics": {"v1": {"think": {"exact": share, "critical_under": wilson(0, 8).model_dump(mode="json")}}},
                 "mode_agreement": {"v1": agreement},
                 "tests": [{"version": "v1", "mode": "think", **test.model_dump(mode="json")}],
             }
@@ -70,7 +70,7 @@ def test_the_page_has_a_row_for_each_seed_and_each_test():
 
     assert page.startswith("# v1 with 2 seeds\n\nResearch only. Not for clinical use.\n\n- Exam x1, n = 8. ")
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    assert rows[0] == "| seed | version | think exact | think dangerous | mode agreement |"
+    assert rows[0] == "| seed | version | think exact | think critical_under | mode agreement |"
     assert rows[2].startswith("| 7 | v1 | 0.375 [0.137, 0.694] | 0.000 [0.000, 0.324] | 1.000 [")
     assert rows[3].startswith("| 1007 | v1 | 0.500 [")
     assert rows[6].startswith("| 7 | v1 | root | think | exact | 3 | 0 | 0.375 [")
@@ -125,7 +125,7 @@ def test_finished_replicates_are_found_and_reported(project):
             exact = answers.load_report("v2", "think").metrics["exact"]
         assert run["metrics"]["v2"]["think"]["exact"] == exact.model_dump(mode="json")
         tests = [(test["version"], test["other"], test["metric"]) for test in run["tests"] if test["mode"] == "think"]
-        assert tests == [("v2", "v1", "exact"), ("v2", "v1", "dangerous")]
+        assert tests == [("v2", "v1", "exact"), ("v2", "v1", "critical_under")]
     assert own["metrics"] != other["metrics"]
     page = report.with_suffix(".md").read_text()
     assert page == replicate.page(written)

@@ -29,7 +29,7 @@ def per_scale(value):
 
 
 def gate(**limits):
-    return Gate(least_cases=10, limits={"dangerous": Limit(max=per_scale(1.0)), **limits})
+    return Gate(least_cases=10, limits={"critical_under": Limit(max=per_scale(1.0)), **limits})
 
 
 def sitting(name, answers, mode="think", **changes):
@@ -88,7 +88,7 @@ def test_a_gate_can_ask_for_rebuilders():
 
 
 def test_a_perfect_candidate_without_a_champion_passes_on_the_absolute_limits_alone():
-    rules = gate(dangerous=Limit(max=per_scale(0.0), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
+    rules = gate(critical_under=Limit(max=per_scale(0.0), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
     decision = judge(rules, both("v2", GOLDS))
     assert decision.promote
     assert (decision.champion, decision.champion_digest) == (None, None)
@@ -97,28 +97,30 @@ def test_a_perfect_candidate_without_a_champion_passes_on_the_absolute_limits_al
 
 
 def test_one_dangerous_error_in_one_mode_breaks_a_limit_of_none():
-    decision = judge(gate(dangerous=Limit(max=per_scale(0.0))), both("v2", GOLDS, wrong(1)))
+    decision = judge(gate(critical_under=Limit(max=per_scale(0.0))), both("v2", GOLDS, wrong(1)))
     assert not decision.promote
     (reason,) = decision.reasons
-    assert reason.startswith("dangerous (direct) is 0.01 (95% interval ")
+    assert reason.startswith("critical_under (direct) is 0.01 (95% interval ")
     assert reason.endswith("n = 100); the gate asks for at most 0")
 
 
 def test_the_limit_is_that_of_the_active_scale():
-    rules = gate(dangerous=Limit(max={"embedded": 0.0, "full": 0.5}))
+    rules = gate(critical_under=Limit(max={"embedded": 0.0, "full": 0.5}))
     candidate = both("v2", wrong(1))
     assert not judge(rules, candidate).promote
     assert judge(rules, candidate, scale="full").promote
 
 
 def test_safety_is_looked_at_first():
-    rules = Gate(least_cases=10, limits={"exact": Limit(min=per_scale(1.0)), "dangerous": Limit(max=per_scale(0.0))})
+    rules = Gate(
+        least_cases=10, limits={"exact": Limit(min=per_scale(1.0)), "critical_under": Limit(max=per_scale(0.0))}
+    )
     reasons = judge(rules, both("v2", wrong(2))).reasons
-    assert [reason.split()[0] for reason in reasons] == ["dangerous", "dangerous", "exact", "exact"]
+    assert [reason.split()[0] for reason in reasons] == ["critical_under", "critical_under", "exact", "exact"]
 
 
 def test_too_small_an_exam_decides_nothing():
-    rules = Gate(least_cases=101, limits={"dangerous": Limit(max=per_scale(1.0))})
+    rules = Gate(least_cases=101, limits={"critical_under": Limit(max=per_scale(1.0))})
     decision = judge(rules, both("v2", GOLDS))
     assert decision.reasons == ("the exam has 100 cases; the gate asks for 101 or more",)
 
@@ -138,11 +140,11 @@ def test_a_single_mode_has_no_agreement_so_that_a_limit_on_it_is_not_met():
 
 
 def test_a_rise_of_errors_against_the_champion_is_refused_even_below_the_maximum():
-    rules = gate(dangerous=Limit(max=per_scale(0.5), may_rise=0.0))
+    rules = gate(critical_under=Limit(max=per_scale(0.5), may_rise=0.0))
     decision = judge(rules, both("v2", wrong(2)), both("v1", wrong(1)))
     assert len(decision.reasons) == 2
     for reason, mode in zip(decision.reasons, ("think", "direct"), strict=True):
-        assert reason.startswith(f"dangerous ({mode}) changes by +0.01 (95% interval -")
+        assert reason.startswith(f"critical_under ({mode}) changes by +0.01 (95% interval -")
         assert reason.endswith("against the champion on the same cases; it may rise by at most 0")
     assert judge(rules, both("v2", wrong(1)), both("v1", wrong(2))).promote
 
@@ -182,7 +184,7 @@ def test_a_metric_that_no_case_is_about_counts_as_not_measured():
     ("changes", "says"),
     [
         ({"exam_digest": "f" * 64}, "exam digest"),
-        ({"task_version": 2}, "task version"),
+        ({"task_version": 3}, "task version"),
         ({"mode_spec": {"thinking": None}}, "decoding"),
     ],
 )
@@ -205,7 +207,7 @@ ANSWERS = st.lists(st.sampled_from([1, 2, 3, 4, 5, MUTE]), min_size=100, max_siz
 @given(answers=ANSWERS)
 def test_whoever_answers_like_the_champion_breaks_no_relative_limit(answers):
     rules = gate(
-        dangerous=Limit(may_rise=0.0), exact=Limit(may_fall=0.0), no_parse=Limit(may_rise=0.0),
+        critical_under=Limit(may_rise=0.0), exact=Limit(may_fall=0.0), no_parse=Limit(may_rise=0.0),
         mode_agreement=Limit(may_fall=0.0),
     )  # fmt: skip
     findings = judge(rules, both("v2", answers), both("v1", answers)).findings
@@ -214,7 +216,7 @@ def test_whoever_answers_like_the_champion_breaks_no_relative_limit(answers):
 
 @given(answers=ANSWERS, champion=ANSWERS)
 def test_a_decision_is_positive_exactly_if_every_finding_passed(answers, champion):
-    rules = gate(dangerous=Limit(max=per_scale(0.1), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
+    rules = gate(critical_under=Limit(max=per_scale(0.1), may_rise=0.0), exact=Limit(may_fall=0.0, paired=True))
     decision = judge(rules, both("v2", answers), both("v1", champion))
     assert decision.promote == all(finding.passed for finding in decision.findings)
     if not decision.promote:
@@ -254,8 +256,8 @@ def test_a_lead_that_chance_may_explain_is_none():
 def test_more_exact_answers_do_not_excuse_more_harm_than_the_bag_of_words():
     harmful = wrong(10)  # 90% exact, but ten patients of level 1 are sent to wait
     decision = judge(gate(), both("v2", harmful))
-    assert refused(decision) == [("dangerous", mode, "not worse than bag of words, paired") for mode in MODES]
-    assert decision.reasons[0].startswith("dangerous (think) differs by +0.1 (95% interval +0.03")
+    assert refused(decision) == [("critical_under", mode, "not worse than bag of words, paired") for mode in MODES]
+    assert decision.reasons[0].startswith("critical_under (think) differs by +0.1 (95% interval +0.03")
     assert judge(gate(), both("v2", wrong(1))).promote  # one of a hundred may be chance
 
 

@@ -67,7 +67,9 @@ def test_a_released_lineage_holds_from_the_approver_to_the_base(shown):
     assert {(link.state, link.link) for link in links if link.state != "holds"} == UNSIGNED
     said = {(link.version, link.link): link.says for link in links}
     assert said["v2", "registry"] == "is version 2 of the registered model esi, champion"
-    assert "passed the gate: cases (all modes) 40 for min 10, dangerous (think) 0 for max 0.35" in said["v2", "gate"]
+    assert (
+        "passed the gate: cases (all modes) 40 for min 10, critical_under (think) 0 for max 0.35" in said["v2", "gate"]
+    )
     assert said["v2", "approver"].startswith("was approved by Ada Lovelace at ")
     assert all(len(link.digest) == 64 for link in links if link.state == "holds")
 

@@ -79,9 +79,9 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
 def test_a_refused_version_stays_what_it_was(params):
     decision = promotion.decide(params, "v3")
     assert not decision.promote
-    assert decision.reasons[0].startswith("dangerous")
+    assert decision.reasons[0].startswith("critical_under")
     assert versions.find("esi", "v3").tags["gate"] == "refused"
-    with pytest.raises(GateError, match="v3 may not be promoted: dangerous"):
+    with pytest.raises(GateError, match="v3 may not be promoted: critical_under"):
         examined.promote(params, "v3", ADA, decision)
     assert champion() == "v2"
     assert versions.find("esi", "v3").aliases == ()

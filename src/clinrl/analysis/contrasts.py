@@ -15,6 +15,8 @@ from pydantic import Field
 
 from clinrl.analysis.exam import Confusion, Estimates, column, columns, confusion
 from clinrl.analysis.paired import Answers, compare
+from clinrl.analysis.power import detectable_from
+from clinrl.analysis.preregistration import Primary, PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
 from clinrl.config.schema import Pair
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
@@ -145,6 +147,7 @@ class Compared(Strict):
     sections: tuple[Section, ...]
     """By mode, and in each all cases first."""
     note: str
+    primary: Primary | None = Field(default=None, exclude_if=lambda primary: primary is None)
 
 
 def section(
@@ -332,6 +335,28 @@ def _contrasts(
         ps = holm([test.p for test in some])
         done += [test.model_copy(update={"adjusted": p}) for test, p in zip(some, ps, strict=True)]
     return tuple(done)
+
+
+def primary_tests(
+    task: Task, cases: Sequence[Case], entries: Mapping[str, Sequence[Entry]], plan: Registration
+) -> tuple[PrimaryTest, ...]:
+    """The tests that were registered, mode by mode, on all cases; `entries` are the rows of each mode."""
+    golds, clusters = [task.label(case) for case in cases], clusters_of(task, cases)
+    found = []
+    for mode in plan.modes:
+        rows = {entry.name: entry for entry in entries[mode]}
+        sides = [_metric(task, plan.measure, golds, rows[name].answers, clusters) for name in (plan.first, plan.second)]
+        mine, theirs = (runs for runs in sides if runs is not None)  # the plan's exam has cases that it counts
+        difference, p = average_difference(mine, theirs)
+        least = detectable_from(difference, plan.alpha, len(plan.modes))
+        found.append(
+            PrimaryTest(
+                mode=mode, first=average(mine), second=average(theirs), difference=difference, p=p, adjusted=p,
+                detectable=None if least is None else _round(least),
+            )
+        )  # fmt: skip
+    adjusted = holm([test.p for test in found])
+    return tuple(test.model_copy(update={"adjusted": p}) for test, p in zip(found, adjusted, strict=True))
 
 
 def _mcnemar(

@@ -95,10 +95,26 @@ TRAIN = {
 }
 
 EVALUATE = {
+    "preregister": Command(
+        help="write a comparison's plan down before its runs, with its power",
+        description="Writes data/preregistrations/COMPARISON.json, to be committed: the primary measure of the "
+        "comparison with its smallest effect of interest, digests of metric, data and recipes, the seeds, and the "
+        "power of the exam. `clinrl compare` demands that all of it still holds. Refused once a version of its two "
+        "recipes took the exam, unless --retrospective says so; a plan is never overwritten.",
+        examples="clinrl preregister imaging-arms\nclinrl preregister imaging-arms --json\n"
+        "clinrl preregister imaging-arms --retrospective",
+        runs="pipeline.preregister:stage",
+        arguments=(
+            name("COMPARISON"),
+            arg("--retrospective", action="store_true", help="the exams were taken; every report will say so"),
+            JSON,
+        ),
+        also="pre-registration preregistration register-plan power sample-size",
+    ),
     "evaluate": stage(
         "evaluation.evaluate",
         name("VERSION", "a version or a merge of params.yaml, or TASK-base"),
-        help="evaluate a version, a merge or a base on its exam, in every mode",
+        help="evaluate a version, a merge or a base on its exam, in each mode",
         description="Writes the graded answers to data/graded/NAME and the reports to data/reports/NAME.",
         examples="clinrl evaluate esi-v46\nclinrl evaluate esi-base\nclinrl evaluate esi-v49-full",
         also="eval exam test score grade baseline",

@@ -104,5 +104,5 @@ def _listing() -> str:
     """Every command with a line, by group."""
     lines: list[str] = []
     for group, commands in GROUPS.items():
-        lines += [f"{group}:", *(f"  {name:<10} {command.help}" for name, command in commands.items())]
+        lines += [f"{group}:", *(f"  {name:<11} {command.help}" for name, command in commands.items())]
     return "\n".join(lines)

@@ -17,7 +17,8 @@ from clinrl.config.files import Contents, check_places, merge_files, place_of, r
 from clinrl.config.model import Model, resolve
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer, SftProfile, SftTrainer, lengths
 from clinrl.errors import ParamsError
-from clinrl.tasks.base import GIVEN, get_task, task_names
+from clinrl.tasks.base import EXACT, GIVEN, get_task, task_names
+from clinrl.tasks.parts import Share
 
 
 class Params(Section):
@@ -174,6 +175,28 @@ class Params(Section):
             for row, figures in printed.items():
                 check_known(f"{at}.published", row, comparison.rows, "an arm or a control")
                 check_all(f"{at}.published.{row}", figures, comparison.columns, "one of the columns")
+        if comparison.primary:
+            self._check_primary(f"{at}.primary", comparison, comparison.primary)
+
+    def _check_primary(self, at: str, comparison: schema.Comparison, primary: schema.Primary) -> None:
+        """Refuse a measure that is no share, rows and modes that are not there, and assumptions that are missing."""
+        task = get_task(comparison.task)
+        shares = [name for name, metric in task.metrics.items() if isinstance(metric, Share)]
+        check_known(f"{at}.measure", primary.measure, shares, f"a share among the metrics of {task.name}")
+        check_all(f"{at}.modes", primary.modes, self.modes, "a mode")
+        for key, row in (("first", primary.first), ("second", primary.second)):
+            check_known(f"{at}.{key}", row, [*comparison.rows, schema.BASE], "an arm, a control or the base")
+        if task.reporting.cluster is not None and primary.design_effect is None:
+            raise ParamsError(
+                f"{at}.design_effect is missing, but cases of {task.name} come in clusters; say how many of them count "
+                "as one by itself: 1 + (mean cluster size - 1) x intraclass correlation"
+            )
+        parents = {self.versions[name].parent for row in comparison.primary_rows.values() for name in row}
+        is_known = primary.measure == EXACT and len(parents) == 1 and parents <= self.mining.keys()
+        if primary.discordant is None and not is_known:
+            raise ParamsError(
+                f"{at}.discordant is missing; give it, or, for {EXACT}, let `mining` have the one parent of both rows"
+            )
 
     def _check_gate(self, at: str, task: str, gate: schema.Gate) -> None:
         check_known("gates", task, self.bases, "a task with a base")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clinrl.config.base import Count, Distinct, LearningRate, PerScale, Section, Share, refusal, unless
+from clinrl.config.base import Count, Distinct, LearningRate, PerScale, Scale, Section, Share, refusal, unless
 from clinrl.errors import format_value
 
 
@@ -186,3 +186,15 @@ class GrpoProfile(Profile):
     """The task's Reward, as a mapping; `Params.reward` gives the object."""
     trainer: PerScale[GrpoTrainer]
     """The trainer at each scale."""
+
+
+HANDLING = {"checkpoint_every", "on_alarm"}
+"""Settings of a trainer that change how a run is handled and nothing in what it makes."""
+
+
+def recipe_of(profile: SftProfile | GrpoProfile, scale: Scale) -> list[dict[str, Any]]:
+    """What a recipe says of the adapter at a scale, as JSON; how a run is handled on the way is not part of it."""
+    return [
+        profile.model_dump(mode="json", exclude={"trainer"}),
+        profile.trainer[scale].model_dump(mode="json", exclude=HANDLING),
+    ]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from clinrl.config.base import Count, Distinct, Name, PerScale, Place, Section, Seed, Seeds, Text, refusal
+from clinrl.config.base import Count, Distinct, Name, PerScale, Place, Section, Seed, Seeds, Share, Text, refusal
 
 
 class Mode(Section):
@@ -221,6 +221,42 @@ class Pair(Section):
         return self
 
 
+class Primary(Section):
+    """What a comparison is run for, and what is expected of it: `clinrl preregister` writes it down before the runs."""
+
+    measure: str
+    """A share among the metrics of the task."""
+    modes: Distinct
+    """Modes in which it is tested; p is adjusted for their number."""
+    first: str
+    """An arm, a control, or `base`."""
+    second: str
+    """Another; the difference is the first less the second."""
+    effect: Annotated[float, Field(gt=0, le=100)]
+    """Smallest effect of interest, in percentage points."""
+    alpha: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
+    """Two-sided level of the test."""
+    discordant: Share | None = None
+    """Expected share of cases that count for one of the two and not for the other. Null, for `exact`: from the error
+    analysis of the parent, as if both erred as often as it does, and independently."""
+    seed_sd: Annotated[float, Field(ge=0, le=50)]
+    """Expected standard deviation of the measure between seeds of one recipe, in percentage points."""
+    design_effect: Annotated[float, Field(ge=1)] | None = None
+    """How many cases say as much as one by itself, 1 or more; needed for a task whose cases come in clusters."""
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Primary":
+        if self.first == self.second:
+            raise refusal(f"is {self.second!r}, as is first; a test takes two rows", "second")
+        if self.discordant is not None and self.discordant < self.effect / 100:
+            raise refusal(
+                f"is {self.discordant:g}, too few for an effect of {self.effect:g} points, since only discordant cases "
+                "make a difference; raise it, or lower the effect",
+                "discordant",
+            )
+        return self
+
+
 class Comparison(Section):
     """Recipes compared over seeds on one exam."""
 
@@ -242,6 +278,8 @@ class Comparison(Section):
     """Arm or control to what somebody published of the recipe of that name on other data, by metric."""
     published_parts: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
     """The same for values of the slice `parts`."""
+    primary: Primary | None = None
+    """What is tested first of all; its registration must exist before the report. Null: the comparison explores."""
 
     @property
     def rows(self) -> dict[str, tuple[str, ...]]:
@@ -252,6 +290,23 @@ class Comparison(Section):
     def versions(self) -> tuple[str, ...]:
         """All versions, each once."""
         return tuple(dict.fromkeys(version for versions in self.rows.values() for version in versions))
+
+    @property
+    def primary_rows(self) -> dict[str, tuple[str, ...]]:
+        """The versions of the two rows of `primary`, first and second; of the base, none."""
+        names = (self.primary.first, self.primary.second) if self.primary else ()
+        return {row: self.rows.get(row, ()) for row in names}
+
+    @model_validator(mode="after")
+    def _seeds(self) -> "Comparison":
+        for row, versions in self.primary_rows.items():
+            if len(versions) == 1:
+                raise refusal(
+                    f"names {row!r}, which has one version; two or more show a spread of seeds, and a test without one "
+                    "takes a lucky seed for a better recipe",
+                    "primary",
+                )
+        return self
 
 
 class Limit(Section):

@@ -4,7 +4,7 @@ Memory does not grow with the number of cases, in either direction.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from clinrl.tasks.marks import holds_mark
 from clinrl.types import Case, Manifest
 
 if TYPE_CHECKING:
+    from clinrl.config.model import Model
     from clinrl.config.params import Params
 
 TICK_ROWS = 1_000
@@ -69,6 +70,22 @@ def draw(spec: DatasetSpec) -> Iterator[Case]:
     edition = {"edition": spec.edition} if spec.edition else {}
     task = get_task(spec.task)
     return task.cases(spec.cases, spec.seed, pool=spec.use, mix=spec.mix, emphasis=spec.emphasis, **edition)
+
+
+def corpora(params: "Params", model: "Model") -> dict[str, Iterable[Case]]:
+    """The data sets that a version, or those that a merge is made of, and their ancestors were trained on, by name.
+
+    The model's own are read, which raises ArtefactError if they are missing or altered. Those of ancestors are drawn
+    again, or read if they were imported; a base has none.
+    """
+    own = dict.fromkeys(params.versions[part].data for part in model.parts)
+    every = dict.fromkeys(params.versions[name].data for part in model.parts for name in params.lineage(part)[::-1])
+    return {
+        name: draw(params.datasets[name])
+        if name in params.datasets and name not in own
+        else read_cases(paths.cases(name), model.task)
+        for name in own | every
+    }
 
 
 def _seal(folder: Path, name: str, task: Task, spec: DatasetSpec | ImportSpec, inputs: dict[str, str]) -> None:

@@ -98,19 +98,29 @@ def stage(params: Params, version: str) -> None:
 def proven(data: str, task: Task) -> str:
     """The identity of a data set if the proof of its validation names that very identity; otherwise ArtefactError."""
     identity = artifacts.identity(manifest_of(paths.cases(data), task))
-    proof = paths.data_proof(data)
-    advice = f"run `dvc repro {'validate-import' if is_import(paths.cases(data)) else 'validate'}@{data}`"
+    if identity_proven(data) != identity:
+        raise ArtefactError(
+            f"{paths.data_proof(data)} is for other data than {paths.cases(data)} now holds; {_validate(data)}"
+        )
+    return identity
+
+
+def identity_proven(data: str) -> str:
+    """The identity of a data set as its proof has it, with or without the cases here; ArtefactError without a proof."""
+    proof, advice = paths.data_proof(data), _validate(data)
     try:
-        named = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
+        identity: str = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
     except FileNotFoundError:
         raise ArtefactError(
             f"{proof} does not exist, so the data set {data} did not pass validation; {advice}"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
         raise ArtefactError(f"{proof} is not the proof of a validation; {advice}") from None
-    if named != identity:
-        raise ArtefactError(f"{proof} is for other data than {paths.cases(data)} now holds; {advice}")
     return identity
+
+
+def _validate(data: str) -> str:
+    return f"run `dvc repro {'validate-import' if is_import(paths.cases(data)) else 'validate'}@{data}`"
 
 
 def describe(rows: Sequence[Row], task: Task, phases: Sequence[Phase] = (), steps: int = 1) -> dict[str, Any]:

@@ -14,12 +14,14 @@ from clinrl.analysis.contrasts import ALL, Compared, Entry
 from clinrl.analysis.controls import Member
 from clinrl.analysis.exam import VARIANTS, note_of
 from clinrl.analysis.paired import comparable
+from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, read_manifest, staged, write_json, write_text
+from clinrl.artifacts import exclusive, read_manifest, sha256_file, staged, write_json, write_text
 from clinrl.config.schema import BASE
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_answers, load_report, load_variant, open_run, read_graded
+from clinrl.evaluation.preregistration import registered
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task, as_variant
@@ -36,7 +38,8 @@ def stage(params: "Params", name: str) -> None:
     """Write data/reports/comparisons/<name>.json, .md and .png, and <name>/<version>.json and .md of every version.
 
     Raises ParamsError for an unknown name, or for published figures of a part that the exam has not, ArtefactError if
-    graded answers or reports are missing, altered, or of another exam, and Busy if another command compares the same.
+    graded answers or reports are missing, altered, or of another exam, or if the primary measure was not registered or
+    was registered otherwise, and Busy if another command compares the same.
     """
     if name not in params.comparisons:
         raise ParamsError(f"params.yaml has no comparison {name!r}; {did_you_mean(name, params.comparisons)}")
@@ -45,6 +48,7 @@ def stage(params: "Params", name: str) -> None:
         spec = params.comparisons[name]
         base = f"{spec.task}-base"
         run = open_run(params, params.model(base))
+        plan = registered(params, name, run) if spec.primary else None
         members = {
             mode: {version: _member(params, spec, run, mode, version) for version in (base, *spec.versions)}
             for mode in run.modes
@@ -52,7 +56,7 @@ def stage(params: "Params", name: str) -> None:
         # Before the intervals, which take minutes: reports that contradict each other are found out here.
         clusters = None if run.clusters is None else len(set(run.clusters))
         pages = controls.besides(name, run.task, base, members, clusters)
-        report = compared(params, name, run, members)
+        report = compared(params, name, run, members, plan)
         with staged(paths.comparison_pages(name)) as out:
             for version, one in pages.items():
                 write_json(out / f"{version}.json", one.model_dump(mode="json"))
@@ -71,8 +75,16 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
         write_text(path.with_suffix(".md"), render("controls", report=one, kinds=controls.WHAT))
 
 
-def compared(params: "Params", name: str, run: Run, members: Mapping[str, Mapping[str, Member]]) -> Compared:
+def compared(
+    params: "Params",
+    name: str,
+    run: Run,
+    members: Mapping[str, Mapping[str, Member]],
+    plan: Registration | None = None,
+) -> Compared:
     """The report of a comparison, from what each of its models answered, by mode and name; `run` is the base's exam.
+
+    `plan` is its registration, if it has one.
 
     Raises ParamsError for published figures of a part that the exam has not, ArtefactError for a test of rows that are
     in no mode together.
@@ -113,6 +125,13 @@ def compared(params: "Params", name: str, run: Run, members: Mapping[str, Mappin
             for part, of in places.items()
         ),
         note=note_of(cases),
+        primary=Primary(
+            registration=plan,
+            digest=sha256_file(paths.preregistration(name)),
+            tests=contrasts.primary_tests(task, cases, entries, plan),
+        )
+        if plan
+        else None,
     )
 
 

@@ -6,8 +6,9 @@ answers, from those of the parent and from the training cases.
 """
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from clinrl.artifacts import (
 )
 from clinrl.config.bases import EmbeddedBase
 from clinrl.config.model import Model
-from clinrl.data.dataset import draw, read_cases
+from clinrl.data.dataset import corpora, read_cases
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -49,7 +50,7 @@ from clinrl.evaluation.answers import (
 from clinrl.evaluation.record import write_record
 from clinrl.models.generate import SHARED, Sampler
 from clinrl.models.judges import Judges, judge_responses, scores
-from clinrl.models.pretrain import corpus as base_corpus
+from clinrl.models.pretrain import corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
@@ -74,7 +75,7 @@ def stage(params: "Params", name: str) -> None:
     task = model.task
     with exclusive(paths.graded(name)):
         run = open_run(params, model)
-        training = list(read_cases(paths.cases(model.data), task)) if model.data else []
+        training = [*chain.from_iterable(corpora(params, model).values())] if model.data else []
         inputs = {"exam": run.exam_digest, **models_of(model)}
         # Before the expensive part: a parent that took another exam is found out now.
         check_apart(params, run.model, run.cases)
@@ -83,8 +84,8 @@ def stage(params: "Params", name: str) -> None:
         run = replace(answer_exam(params, run, judges), adapter_digest=inputs["adapter"])
         keep(paths.graded(name), run, inputs, seed=SEED)
         with staged(paths.report(name)) as out:
-            seen = seen_clauses(task, run.cases, corpora(params, model))
-            write_reports(out, run, training, parent, responses_of(run, judges), seen)
+            responses, seen = responses_of(run, judges), seen_by(params, run)
+            write_reports(out, run, training, parent, responses, seen)
         write_record(task, name, model.exam, model.data)
 
 
@@ -115,23 +116,21 @@ def check_apart(params: "Params", model: Model, cases: Sequence[Case]) -> None:
     """
     if model.kind == "base" or not any(map(importing.is_imported, cases)):
         return
-    chain = [version for part in model.parts for version in params.lineage(part)]
-    trained = dict.fromkeys(params.versions[version].data for version in chain)
+    ancestors = [version for part in model.parts for version in params.lineage(part)]
+    trained = dict.fromkeys(params.versions[version].data for version in ancestors)
     training = ((data, read_cases(paths.cases(data), model.task)) for data in trained if data in params.imports)
     importing.check_apart(training, model.exam, cases)
 
 
-def corpora(params: "Params", model: Model) -> dict[str, Iterator[Case]]:
-    """What a model and its ancestors learned from, drawn again, by name. Of imported data nothing is drawn.
-
-    The corpus of a base is told in the base's own report alone: it takes as long as all the rest.
-    """
-    if model.kind == "base":
-        spec = params.base(model.task.name)
-        return {"base corpus": base_corpus(model.task, spec)} if isinstance(spec, EmbeddedBase) else {}
-    chain = [version for part in model.parts for version in params.lineage(part)]
-    names = dict.fromkeys(params.versions[version].data for version in chain)
-    return {name: draw(params.datasets[name]) for name in names if name in params.datasets}
+def seen_by(params: "Params", run: Run) -> Estimates:
+    """The share of the exam's clauses in what the model learned from: its data sets, or a base's own corpus."""
+    model, task = run.model, run.task
+    if task.reporting.clauses is None or model.kind == "merge":
+        return {}
+    if model.kind == "version":
+        return seen_clauses(task, run.cases, corpora(params, model))
+    spec = params.base(task.name)
+    return seen_clauses(task, run.cases, {"base corpus": corpus(task, spec)} if isinstance(spec, EmbeddedBase) else {})
 
 
 def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:

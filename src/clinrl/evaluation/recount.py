@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic_core import to_jsonable_python
 
 from clinrl import paths
-from clinrl.analysis.exam import Estimates, EvalReport, build, seen_clauses, summary
+from clinrl.analysis.exam import Estimates, EvalReport, build, summary
 from clinrl.analysis.paired import between_modes, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import verified
@@ -30,7 +30,7 @@ from clinrl.evaluation.answers import (
     read_graded,
     rows_of,
 )
-from clinrl.evaluation.evaluate import corpora, grade
+from clinrl.evaluation.evaluate import grade, seen_by
 from clinrl.tasks.base import models_of
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import no_requests
@@ -54,7 +54,7 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     folder = paths.graded(name)
     manifest = verified(folder)
     found, answers = {}, {}
-    seen = seen_clauses(run.task, run.cases, corpora(params, run.model))
+    seen = seen_by(params, run)
     for mode in run.modes:
         answers[mode] = load_answers(run, mode, name).answers
         report = load_report(name, mode)

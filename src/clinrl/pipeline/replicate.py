@@ -18,13 +18,13 @@ from clinrl.analysis.paired import Answers, compare
 from clinrl.artifacts import digest, dump_yaml, read_manifest, write_json, write_text
 from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import load_params
+from clinrl.config.recipes import recipe_of
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ParamsError, TrainingError
 from clinrl.evaluation.answers import BETWEEN_MODES, load_answers, load_report, run_of
 from clinrl.reports.render import render
 from clinrl.runtime import child
 from clinrl.tasks.base import EXACT, get_task
-from clinrl.training.launch import HANDLING
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -90,18 +90,10 @@ def _folder(params: "Params", lineage: Sequence[str], k: int) -> Path:
             "scale": params.scale,
             "modes": {name: mode.model_dump(mode="json") for name, mode in params.modes.items()},
             "versions": {v: params.versions[v].model_dump(mode="json", exclude={"why"}) for v in lineage},
-            "recipes": [_recipe(params, params.versions[v].profile) for v in lineage],
+            "recipes": [recipe_of(params.profiles[params.versions[v].profile], params.scale) for v in lineage],
         }
     )
     return Path(".clinrl/replicates") / f"{lineage[-1]}-{k}-{key[:16]}"
-
-
-def _recipe(params: "Params", profile: str) -> list[dict[str, Any]]:
-    """What a recipe says of the adapter at the active scale; how a run is handled on the way is not part of it."""
-    return [
-        params.profiles[profile].model_dump(mode="json", exclude={"trainer"}),
-        params.trainer(profile).model_dump(mode="json", exclude=HANDLING),
-    ]
 
 
 def shift_seeds(source: Path, lineage: Sequence[str], by: int) -> str:

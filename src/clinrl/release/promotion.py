@@ -12,13 +12,14 @@ import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import artifacts, paths
 from clinrl.analysis import baselines
 from clinrl.analysis.paired import Answers
-from clinrl.data.dataset import read_cases
+from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluation.answers import load_answers, open_run
 from clinrl.intervals import DIGITS, mean
@@ -31,7 +32,7 @@ from clinrl.release.gate import Decision
 from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import signer, trusted_keys
-from clinrl.types import Case, Estimate
+from clinrl.types import Estimate
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -100,23 +101,13 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         params.scale,
         answers(name, paths.graded(name)),
         rivals,
-        baselines.answers(model.task, run.cases, _training(params, name)),
+        baselines.answers(model.task, run.cases, [*chain.from_iterable(corpora(params, model).values())]),
         model=model.registered,
         digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
         moved=_last_move(model.registered, _lines(params)),
         rebuilders=rebuilt.count(params, name, digest) if params.gates[task].rebuilt else (),
     )
-
-
-def _training(params: "Params", name: str) -> list[Case]:
-    """The training cases of a version, or of the versions that a merge is made of: what the bag of words learns from.
-
-    Raises ArtefactError if they are missing or altered.
-    """
-    data = dict.fromkeys(params.versions[part].data for part in params.parts(name))
-    task = params.model(name).task
-    return [case for one in data for case in read_cases(paths.cases(one), task)]
 
 
 def gain(params: "Params", name: str) -> Estimate | None:

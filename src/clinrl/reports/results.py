@@ -3,14 +3,18 @@
 A result is `better` or `worse` only where p is below 0.05. Otherwise it is `not significant`, which is not "equal".
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
 from clinrl.analysis.exam import Agreement, Confusion, Estimates, EvalReport
+from clinrl.analysis.power import detectable_from
+from clinrl.analysis.preregistration import Primary
 from clinrl.intervals import Paired
-from clinrl.reports.numbers import change, p_relation
+from clinrl.reports.numbers import change, p_relation, p_value, percent, points
 from clinrl.tasks.base import Task, get_task
+from clinrl.tasks.parts import Statistic
 
 ALPHA = 0.05
 FEW = 20
@@ -26,8 +30,8 @@ def paired(task: Task, test: Paired) -> str:
     return _result(task, test.metric, test.b - test.c, test.p)
 
 
-def _result(task: Task, measure: str, difference: float, p: float) -> str:
-    if p >= ALPHA:
+def _result(task: Task, measure: str, difference: float, p: float, alpha: float = ALPHA) -> str:
+    if p >= alpha:
         return SILENT
     metric = task.metrics.get(measure) or task.reporting.qualities[measure]
     return "worse" if (metric.worse == "higher") == (difference > 0) else "better"
@@ -79,11 +83,43 @@ def caveats(report: Compared) -> Iterator[str]:
         yield f"Trained with one seed only, so without a spread of seeds: {', '.join(single)}."
 
 
-def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
+def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
+    """The primary measure mode by mode: both recipes, difference, p and result, then what could have been shown.
+
+    That is the smallest effect of interest, and whether the interval excludes it in both directions; the smallest
+    detectable effect as it was planned, and as the interval that was found gives it.
+    """
+    plan = report.registration
+    for test in report.tests:
+        result = _result(task, plan.measure, test.difference.value, test.adjusted, plan.alpha)
+        beyond = -plan.effect < test.difference.low and test.difference.high < plan.effect
+        yield (
+            test.mode, percent(test.first), percent(test.second), points(test.difference), p_value(test.adjusted),
+            result, f"{100 * plan.effect:g} points, {'excluded' if beyond else 'not excluded'}",
+            _amount(plan.forecasts[test.mode].detectable), _amount(test.detectable),
+        )  # fmt: skip
+
+
+def _amount(effect: float | None, *, is_share: bool = True) -> str:
+    if effect is None:
+        return "unknown"
+    return f"{100 * effect:.1f} points" if is_share else f"{effect:.3f}"
+
+
+def tested(task: Task, section: Section, *, detectable: bool) -> Iterator[tuple[str, ...]]:
     """Pair by pair: both recipes, the measures in which the first is better and worse, and the commonest label.
 
-    Of tests over all seeds, the difference and the adjusted p; of exact tests, in how many pairs of seeds.
+    Of tests over all seeds, the difference and the adjusted p; of exact tests, in how many pairs of seeds. With
+    `detectable`, also the measures that are not significant, each with the smallest effect that its test detects with
+    a probability of 80% after adjustment; of several pairs of seeds, the largest.
     """
+    families = Counter((test.measure, test.versions is None) for test in section.contrasts)
+
+    def least(*tests: Contrast) -> str:
+        found = [detectable_from(t.difference, ALPHA, families[t.measure, t.versions is None]) for t in tests]
+        known = [effect for effect in found if effect is not None]
+        return _amount(max(known, default=None), is_share=not isinstance(task.metrics.get(tests[0].measure), Statistic))
+
     for first, second in dict.fromkeys((test.first, test.second) for test in section.contrasts):
         tests = [test for test in section.contrasts if (test.first, test.second) == (first, second)]
         found: dict[str, list[str]] = {"better": [], "worse": [], SILENT: []}
@@ -91,15 +127,19 @@ def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
         for test in tests:
             if test.measure == COMMONEST:
                 prior = _prior(section, test)
+                prior += f" ({least(test)})" if detectable and prior == SILENT else ""
             elif test.versions is None:
+                result = _contrast(task, test)
                 figures = f"{change(test.difference, task, test.measure)}, p {p_relation(test.adjusted)}"
-                found[_contrast(task, test)].append(f"{test.measure} ({figures})")
+                found[result].append(f"{test.measure} ({least(test) if result == SILENT else figures})")
         for measure in dict.fromkeys(test.measure for test in tests if test.versions):
-            results = [_contrast(task, test) for test in tests if test.versions and test.measure == measure]
-            for result in dict.fromkeys(results):
-                found[result].append(f"{measure} ({results.count(result)} of {len(results)} seeds)")
-        better, worse = ("; ".join(found[word]) or "none" for word in ("better", "worse"))
-        yield first, second, better, worse, prior
+            pairs = [(_contrast(task, test), test) for test in tests if test.versions and test.measure == measure]
+            for result in dict.fromkeys(result for result, _ in pairs):
+                some = [test for one, test in pairs if one == result]
+                beside = f", {least(*some)}" if result == SILENT else ""
+                found[result].append(f"{measure} ({len(some)} of {len(pairs)} seeds{beside})")
+        better, worse, silent = ("; ".join(found[word]) or "none" for word in ("better", "worse", SILENT))
+        yield first, second, better, worse, *([silent] if detectable else []), prior
 
 
 def _contrast(task: Task, test: Contrast) -> str:

@@ -24,6 +24,7 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
+from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.data.sampling import omitted, training_stream
@@ -41,9 +42,6 @@ SPEC = "spec.json"
 ROWS = "rows.jsonl"
 STATUS = "status.json"
 ADAPTER = "adapter"
-HANDLING = {"checkpoint_every", "on_alarm"}
-"""Settings of a trainer that change how a run is handled and nothing in what it makes."""
-
 DISK_FULL = 5
 """The worker's exit code when nothing more can be written, its status neither."""
 

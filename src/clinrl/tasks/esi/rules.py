@@ -9,7 +9,7 @@ Thresholds and lists are restated, never quoted. Research only: not for clinical
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -184,7 +184,10 @@ def hypotensive(p: Presentation) -> bool:
     return p.sbp_mmhg is not None and p.sbp_mmhg < hypotension_limit_mmhg(p.age_years)
 
 
-def _has(finding: Finding) -> Callable[[Presentation, Edition], bool]:
+Holds = Callable[[Presentation, Edition], bool]
+
+
+def _has(finding: Finding) -> Holds:
     return lambda p, edition: finding in p.findings
 
 
@@ -261,12 +264,13 @@ class Rule:
     point: Literal["A", "B"]
     says: str
     """What a nurse writes when the rule holds."""
-    holds: Callable[[Presentation, Edition], bool]
+    holds: Holds
     source: str
 
 
-def _rule(id: str, point: Literal["A", "B"], says: str, holds: Any, source: str) -> Rule:
-    return Rule(id=id, point=point, says=says, holds=_has(holds) if isinstance(holds, str) else holds, source=source)
+def _rule(id: str, point: Literal["A", "B"], says: str, holds: Finding | Holds, source: str) -> Rule:
+    """A rule; a finding's name stands for the rule that it holds."""
+    return Rule(id=id, point=point, says=says, holds=holds if callable(holds) else _has(holds), source=source)
 
 
 RULES: tuple[Rule, ...] = (

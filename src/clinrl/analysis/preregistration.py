@@ -1,0 +1,149 @@
+"""What is written down before the runs of a comparison, and what its report says of it. Pure functions of records."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from clinrl.analysis.exam import column
+from clinrl.analysis.power import Design, detectable, power
+from clinrl.artifacts import digest
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import Share
+from clinrl.types import Estimate, Strict, Unreadable
+
+DECIMALS = 4
+"""Of a power or an effect: more would only be the last bits of another machine's arithmetic."""
+PARTS = {
+    "metric": ("task", "task_version", "measure", "metric"),
+    "pair": ("first", "second", "versions"),
+    "data": ("exam", "data", "n", "clusters"),
+    "recipe": ("scale", "recipes"),
+    "seeds": ("seeds",),
+    "decoding": ("modes",),
+    "plan": ("effect", "alpha", "discordant", "seed_sd", "design_effect"),
+}
+"""What a sentence calls the fields of a registration that a comparison must still have.
+
+Forecasts follow from the rest. They stay as they were made, even if later code should make better ones.
+"""
+
+
+class Forecast(Strict):
+    """What the exam can show in one mode, if the assumptions hold."""
+
+    power: float
+    """Probability that the smallest effect of interest is shown."""
+    detectable: float | None
+    """Smallest effect that is shown with a probability of 80%, as a share; None if no possible one is."""
+
+
+class Registration(Strict):
+    """A plan with the digests of all that it is about. Holds no time: git's history says when it was written."""
+
+    name: str
+    """The comparison."""
+    retrospective: bool
+    """It was written after exams that it is about, and is no pre-registration."""
+    task: str
+    task_version: int
+    measure: str
+    metric: str
+    """Digest of what the measure says of every right and given answer."""
+    first: str
+    second: str
+    versions: dict[str, tuple[str, ...]]
+    """Of the two rows, but for the base, which is not trained here."""
+    exam: str
+    data: dict[str, str]
+    """Data set to digest: the exam, and what the versions and their ancestors train on."""
+    n: int
+    """Cases in the measure's denominator."""
+    clusters: int | None
+    """How many clusters these are of; None for a task whose cases are by themselves."""
+    scale: str
+    recipes: dict[str, str]
+    """Version, ancestor and base to the digest of its recipe at this scale."""
+    seeds: dict[str, int]
+    """Of the versions and their ancestors."""
+    modes: dict[str, dict[str, Any]]
+    """Decoding of each mode that is tested; the tests are adjusted for their number (Holm)."""
+    effect: float
+    """Smallest effect of interest, as a share."""
+    alpha: float
+    discordant: dict[str, float]
+    """By mode: expected share of cases that count for one of the two and not for the other."""
+    seed_sd: float
+    """Expected standard deviation between seeds of a recipe, as a share."""
+    design_effect: float
+    """How many clustered cases say as much as one that is by itself."""
+    forecasts: dict[str, Forecast]
+    """By mode, with alpha divided by the number of modes."""
+
+
+class PrimaryTest(Strict):
+    """The test of the primary measure in one mode, over cases and seeds."""
+
+    mode: str
+    first: Estimate
+    second: Estimate
+    difference: Estimate
+    """The first less the second."""
+    p: float
+    adjusted: float
+    """p after Holm over the modes."""
+    detectable: float | None
+    """Smallest effect that an interval of this width shows with a probability of 80%, as a share; None without one."""
+
+
+class Primary(Strict):
+    """What a comparison was registered for, and what came of it."""
+
+    registration: Registration
+    digest: str
+    """SHA-256 of the file of the registration."""
+    tests: tuple[PrimaryTest, ...]
+
+
+def forecasts(plan: Registration) -> dict[str, Forecast]:
+    """What the exam can show under a plan's assumptions, by mode."""
+    first, second = (len(plan.versions[row]) for row in (plan.first, plan.second))
+    found = {}
+    for mode in plan.modes:
+        design = Design(
+            n=plan.n / plan.design_effect, discordant=plan.discordant[mode], seeds=(first, second),
+            seed_sd=plan.seed_sd, alpha=plan.alpha / len(plan.modes),
+        )  # fmt: skip
+        least = detectable(design)
+        found[mode] = Forecast(
+            power=round(power(design, plan.effect), DECIMALS),
+            detectable=None if least is None else round(least, DECIMALS),
+        )
+    return found
+
+
+def metric_digest(task: Task, measure: str, golds: Sequence[Any]) -> str:
+    """Digest of what a share says of every pair of right and given label, of unreadable answers too.
+
+    A label of an episode holds several decisions, and there are too many: there the pairs are of the right answers of
+    the exam, `golds`. So a renamed function changes nothing, and another verdict does.
+    """
+    metric = task.metrics[measure]
+    assert isinstance(metric, Share)
+    labels = sorted(set(golds), key=str) if task.episodes else task.labels
+    given = [*labels, Unreadable(reason="")]
+    table = [(str(gold), column(answer), metric.of(gold, answer)) for gold in labels for answer in given]
+    return digest({"worse": metric.worse, "table": table})
+
+
+def changes(registered: Registration, planned: Registration) -> Iterator[str]:
+    """What differs, part by part, with the names of the entries in which it does."""
+    for part, fields in PARTS.items():
+        found = [name for field in fields for name in _changed(registered, planned, field)]
+        if found:
+            yield f"{part} ({', '.join(dict.fromkeys(found))})"
+
+
+def _changed(registered: Registration, planned: Registration, field: str) -> list[str]:
+    mine, theirs = getattr(planned, field), getattr(registered, field)
+    if isinstance(mine, Mapping):
+        return [f"{field} of {key}" for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+    return [] if mine == theirs else [f"{field} {theirs}, now {mine}" if len(f"{mine}") <= 24 else field]

@@ -1,0 +1,142 @@
+"""The plan of a comparison as params.yaml and the data have it now, and whether it is the one that was registered."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from clinrl import paths
+from clinrl.analysis.preregistration import DECIMALS, Registration, changes, metric_digest
+from clinrl.analysis.run import Run
+from clinrl.artifacts import digest
+from clinrl.config.recipes import recipe_of
+from clinrl.config.schema import Primary
+from clinrl.data.reward_audit import identity_proven
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation.error_analysis import MineReport
+from clinrl.tasks.parts import Share
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+
+def primary_of(params: "Params", name: str) -> Primary:
+    """The primary block of a comparison. Raises ParamsError if it has none."""
+    primary = params.comparisons[name].primary
+    if primary is None:
+        raise ParamsError(
+            f"comparisons.{name}.primary is missing, so there is nothing to register; name a measure, its modes, two "
+            "rows and the smallest effect of interest there"
+        )
+    return primary
+
+
+def plan(
+    params: "Params", name: str, run: Run, *, retrospective: bool, discordant: Mapping[str, float]
+) -> Registration:
+    """What would be registered now, without its forecasts. `run` is the base's exam; `discordant` holds the expected
+    share of each mode.
+
+    Raises ArtefactError if data that a version trains on has no proof, or if the exam has no case for the measure.
+    """
+    spec, primary, task = params.comparisons[name], primary_of(params, name), run.task
+    metric = task.metrics[primary.measure]
+    assert isinstance(metric, Share)
+    # A share's denominator depends on gold alone.
+    inside = [i for i, gold in enumerate(run.golds) if metric.of(gold, gold) is not None]
+    if not inside:
+        raise ArtefactError(f"{run.model.exam} has no case that {primary.measure} counts; name another measure or exam")
+    clusters = None if run.clusters is None else len({run.clusters[i] for i in inside})
+    made = [version for versions in spec.primary_rows.values() for version in versions]
+    lineage = dict.fromkeys(name for version in made for name in params.lineage(version))
+    training = dict.fromkeys(params.versions[version].data for version in lineage)
+    return Registration(
+        name=name,
+        retrospective=retrospective,
+        task=task.name,
+        task_version=task.version,
+        measure=primary.measure,
+        metric=metric_digest(task, primary.measure, run.golds),
+        first=primary.first,
+        second=primary.second,
+        versions=spec.primary_rows,
+        exam=run.model.exam,
+        data={run.model.exam: run.exam_digest, **{data: identity_proven(data) for data in training}},
+        n=len(inside),
+        clusters=clusters,
+        scale=params.scale,
+        recipes={
+            run.model.name: digest(params.base(task.name).model_dump(mode="json")),
+            **{version: _recipe(params, version) for version in lineage},
+        },
+        seeds={version: params.versions[version].seed for version in lineage},
+        modes={mode: dict(run.modes[mode]) for mode in primary.modes},
+        effect=primary.effect / 100,
+        alpha=primary.alpha,
+        discordant=dict(discordant),
+        seed_sd=primary.seed_sd / 100,
+        design_effect=primary.design_effect or 1.0,
+        forecasts={},
+    )
+
+
+def discordant_shares(params: "Params", name: str) -> dict[str, float]:
+    """The share of cases that is expected to be discordant, by mode: given, or from the parent's error analysis.
+
+    From the latter as if both erred as often as the parent, and independently: 2 w (1 - w), and at least the smallest
+    effect of interest. Models of one lineage err on the same cases more often, so this is the cautious end. Raises
+    ArtefactError if that report is missing.
+    """
+    primary, rows = primary_of(params, name), params.comparisons[name].primary_rows
+    if primary.discordant is not None:
+        return dict.fromkeys(primary.modes, primary.discordant)
+    parent = next(params.versions[version].parent for versions in rows.values() for version in versions)
+    path = paths.mine_report(parent)
+    try:
+        wrong = MineReport.model_validate_json(path.read_bytes()).wrong
+        shares = {mode: wrong[mode].value for mode in primary.modes}
+    except (FileNotFoundError, ValidationError, KeyError):
+        raise ArtefactError(
+            f"{path} does not say how often {parent} errs in each mode of comparisons.{name}.primary; run `dvc repro "
+            f"mine@{parent}`, or give `discordant`"
+        ) from None
+    return {mode: max(primary.effect / 100, round(2 * w * (1 - w), DECIMALS)) for mode, w in shares.items()}
+
+
+def registered(params: "Params", name: str, run: Run) -> Registration:
+    """The registration of a comparison, which is the plan of params.yaml and of the data still.
+
+    Raises ArtefactError if there is none, or naming what differs.
+    """
+    path = paths.preregistration(name)
+    try:
+        found = Registration.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtefactError(
+            f"{path} does not exist, so comparisons.{name}.primary was not registered; run `clinrl preregister {name}` "
+            "before the runs, or with --retrospective after them"
+        ) from None
+    except ValidationError as error:
+        raise ArtefactError(
+            f"{path} is no registration: {error.errors()[0]['msg']}; restore it with `git checkout {path}`"
+        ) from None
+    primary = primary_of(params, name)
+    # What an error analysis gave is not asked again: another one may have been made since.
+    assumed = {mode: found.discordant.get(mode, 1.0) for mode in primary.modes}
+    discordant = assumed if primary.discordant is None else dict.fromkeys(primary.modes, primary.discordant)
+    planned = plan(params, name, run, retrospective=found.retrospective, discordant=discordant)
+    if differing := list(changes(found, planned)):
+        raise ArtefactError(
+            f"comparisons.{name} is not what {path} registered: it differs in {'; '.join(differing)}; restore what was "
+            "registered, or register the changed plan as a comparison with a name of its own"
+        )
+    return planned.model_copy(update={"forecasts": found.forecasts})  # in the order of params.yaml
+
+
+def _recipe(params: "Params", version: str) -> str:
+    """Digest of all that makes a version but its seed: parent, data as specified, and the recipe at this scale."""
+    spec = params.versions[version]
+    made: dict[str, Any] = spec.model_dump(mode="json", exclude={"why", "seed"})
+    recipe = recipe_of(params.profiles[spec.profile], params.scale)
+    data = params.data_spec(spec.data).model_dump(mode="json", exclude_defaults=True)
+    return digest({"version": made, "recipe": recipe, "data": data})
