@@ -279,7 +279,7 @@ def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path:
         **{section: [] for section in ("comparisons", "mining")},
     }.items():
         content[section] = {name: content[section][name] for name in names}
-    for section in ("merges", "protocols", "gates", "schedules"):
+    for section in ("merges", "protocols", "gates", "plans", "schedules"):
         del content[section]
     laid.lay(project, content)
     load_params(project / "params.yaml")  # nothing is wrong with them, but

@@ -63,7 +63,7 @@ PARAMS: dict[str, Any] = {
     "schedules": {"esi": {"cron": "0 3 * * 1", "answer_within_s": 60}},
 }  # fmt: skip
 MISSED = "severe_pain"
-"""The rule that every version misses when its errors are mined."""
+"""The rule that every version misses when its errors are mined, but for those that make no mistakes."""
 
 
 def write_project(folder: Path, sections: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ def mined(params: Params, name: str) -> None:
 
 
 def _mined(who: Any, case: Any) -> Message:
-    if case.key.rule == MISSED:
+    if case.key.rule == MISSED and (who.name in MISTAKES or NO_BETTER.exists()):
         return Message(role="assistant", content="ANSWER: ESI 4")
     return who.task.gold(case, thinking=False).messages[-1]
 

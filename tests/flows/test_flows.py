@@ -153,6 +153,27 @@ def with_drafts(content: Any) -> None:
     content["datasets"]["m1"] = {**content["datasets"]["x1"], "use": "mine", "mix": "reporting", "cases": 80}
     content["mining"] = {"v2": {"task": "esi", "data": "m1"}}
     content["schedules"]["esi"]["draft"] = True
+    content["plans"] = {
+        "esi": {
+            "changes": {
+                "ancestors": ["v1"],
+                "exam": "x1",
+                "most_cases": 100,
+                "recipes": ["imitate", "reward"],
+                "fields": {
+                    "reward.modifiers": {"min": -1.0, "max": 1.0},
+                    **{
+                        f"trainer.{scale}.{field}": {"max": 100.0}
+                        for scale in ("embedded", "full")
+                        for field in ("lr", "steps")
+                    },
+                },
+            },
+            "protocol": {"screen": 0.05},
+            "budget": {"alpha": 0.2, "spend": 0.6, "looks": 1},
+            "impact": "A worse model under-triages more patients.",
+        }
+    }
 
 
 @pytest.mark.slow
@@ -172,6 +193,9 @@ def test_a_retraining_with_nothing_to_do_drafts_builds_and_releases_the_next_ver
     assert champion() == "esi-v3"
     record = json.loads(paths.draft("esi-v3").read_text())
     assert (record["outcome"], record["lever"], record["drafts_on_exam"]) == ("promoted", "modifiers", 1)
+    assert "look 1 of at most 1 at this exam" in artifacts()["decision-esi-v3"].data
+    state = ended(retrain, "esi", approver="Ada Lovelace")
+    assert (state.name, "no draft, since the error budget of x1 is used up" in state.message) == ("Nothing to do", True)
     assert (Path("params.yaml").read_bytes(), Path("params/esi.yaml").read_bytes()) == before
     assert {"draft-esi-v3", "comparison-esi-v3", "decision-esi-v3"} <= artifacts().keys()
 
@@ -188,7 +212,10 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
     for number in (3, 4, 5, 6):
         state = ended(retrain, "esi", approver="Ada Lovelace")
         assert (state.name, champion()) == ("Dropped", "v2")
-        assert f"esi-v{number} is dropped: no sure gain over v2" in state.message
+        assert (
+            f"esi-v{number} is dropped: its gain in exact (think) over v2 on m1 has a one-sided p of 1; "
+            in state.message
+        )
         assert load_params() == before
         record = json.loads(paths.draft(f"esi-v{number}").read_text())
         assert record["outcome"] == "dropped"
@@ -197,6 +224,7 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
         assert versions.holder("esi", "candidate") is None
         levers.append(record["lever"])
     assert levers == ["modifiers", "data", "lower-rate", "higher-rate"]
+    assert not any("budget" in line.body for line in audit_log.read(paths.audit_log())), "no exam was looked at"
     state = ended(retrain, "esi", approver="Ada Lovelace")
     assert (state.name, "every lever was pulled from v2" in state.message) == ("Nothing to do", True)
 

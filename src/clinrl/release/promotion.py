@@ -24,7 +24,7 @@ from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
 from clinrl.registry.log_run import waiver
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
-from clinrl.release import audit_log, budget, gate
+from clinrl.release import audit_log, budget, gate, superiority
 from clinrl.release.change_control import outside_plan
 from clinrl.release.gate import Decision
 from clinrl.runtime.dvc_digest import md5
@@ -83,8 +83,8 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
         raise GateError(f"params.yaml has no gate for {task}, and without one nothing is released; add one")
     if reason := waiver(params, name):
         raise GateError(f"{name} was trained on a waiver ({reason}) and is never released")
-    if reason := outside_plan(params, name):
-        raise GateError(reason)
+    if outside := outside_plan(params, name):
+        raise GateError(outside)
     lock.demand(params, name)
     run = open_run(params, model)
 
@@ -95,7 +95,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     rivals, look = {}, None
     if champion is not None:
         folder = _champions_answers(params, champion)
-        rivals[gate.CHAMPION] = answers(champion.name, folder)
+        rivals[superiority.CHAMPION] = answers(champion.name, folder)
         if plan and digest != champion.digest and not _is_made_of_champion(params, name):
             both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
             key = (digest, champion.digest, artifacts.digest(both))
