@@ -12,6 +12,7 @@ from clinrl.config.change_plan import ChangePlan
 from clinrl.config.params import load_params
 from clinrl.intervals import no_better, paired
 from clinrl.release import budget
+from clinrl.reports.numbers import percent
 
 ROOT = Path(__file__).parents[2]
 PLAN = load_params(ROOT / "params.yaml").plans["esi"]
@@ -21,6 +22,9 @@ USELESS, ONCE, UNTIL = (
     "every draft is useless", "one in the year is two points better, the others useless",
     "every draft is two points better, until one passes",
 )  # fmt: skip
+
+SHOWN = dict(zip([*list(SCENARIOS)[:3], ONCE, UNTIL], ["useless", "worse", "worse", "better", "better"], strict=True))
+"""Scenarios of the documentation to what it shows of them."""
 
 
 def lives(scenario: str, world: World, plan: ChangePlan = PLAN) -> Row:
@@ -45,6 +49,16 @@ def test_the_committed_report_is_about_the_plan_and_keeps_its_promise():
         assert rows[UNTIL].better.value >= 0.70
     assert committed()[ONCE].better.value >= 0.70
     assert committed(rule="without a budget")[USELESS].useless.value > 0.3
+
+
+def test_the_documentation_has_the_numbers_of_the_report():
+    page = (ROOT / "docs/release.md").read_text(encoding="utf-8")
+    rules = ("without a budget", "an even share each week", "the plan")
+    for scenario, kind in SHOWN.items():
+        shares = [getattr(committed(rule=rule)[scenario], kind) for rule in rules]
+        assert f"| {' | '.join(map(percent, shares))} |\n" in page, scenario
+    for study, scenario in ((0, list(SCENARIOS)[3]), (1, ONCE), (2, ONCE)):
+        assert percent(committed(study)[scenario].better) in " ".join(page.split())
 
 
 @pytest.mark.parametrize("scenario", [USELESS, ONCE])
@@ -87,6 +101,12 @@ def test_drafts_differ_from_the_champion_as_the_world_says():
     for mode in (1, 2):
         for counts in (drafts.repaired, drafts.broken):
             assert (counts[0] + counts[mode]).mean() == pytest.approx(12.5, rel=0.02)
+
+
+def test_models_that_hardly_differ_may_still_differ_by_more_than_that():
+    """A draft that is half a point worse breaks half a point, although 0.2% of all cases are discordant by chance."""
+    row = lives("every draft is half a point worse", GIVEN.model_copy(update={"discordance": 0.002, "lives": 50}))
+    assert row.worse.value == 0
 
 
 def test_equal_worlds_give_equal_rows_and_another_seed_others():

@@ -68,7 +68,7 @@ def test_an_approval_that_was_made_elsewhere_is_given_as_a_token(run, capsys):
     _, _, said = run("decide", "v1")
     digest = said.split("clinrl: decision ")[1].split(";")[0]
     token = approval.token(digest, "Ada Lovelace", keys.signer("embedded"))
-    code, _, said = run("promote", "v1", "--approver", "Ada Lovelace", "--token", token[::-1])
+    code, _, said = run("promote", "v1", "--approver", "Ada Lovelace", f"--token={token[::-1]}")
     assert (code, "no approval of this decision" in said) == (1, True)
     code, (row,), _ = run("promote", "v1", "--approver", "Ada Lovelace", "--token", token)
     assert (code, row["aliases"]) == (0, "champion")

@@ -32,7 +32,7 @@ DATASETS = {
         "mix": "reporting",
         "cases": 60,
         "seed": 6,
-        "emphasis": {"severe_pain": 8.0},
+        "emphasis": {"severe_pain": 8.0, "done_intervention": 3.0},
     },
 }
 

@@ -63,7 +63,7 @@ def test_the_same_question_is_no_further_look():
 def test_another_exam_and_older_decisions_spend_nothing():
     lines: list[Entry] = [Entry.model_construct(kind="rollback", body={})]
     look = ask(lines, "1", promote=False)
-    lines += [line("1", look, promote=False, exam="f" * 64), line("2", None, promote=False)]
+    lines += [line("2", look, promote=False, exam="f" * 64), line("3", None, promote=False)]
     assert left(lines) == pytest.approx(0.02)
     assert left(lines[:1]) == PLAN.alpha
 

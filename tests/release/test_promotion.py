@@ -10,7 +10,7 @@ import dolls
 import examined
 import locks
 from clinrl import paths
-from clinrl.artifacts import exclusive, write_json
+from clinrl.artifacts import exclusive, identity, read_manifest, write_json
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, promotion
@@ -467,9 +467,17 @@ def test_a_full_model_of_the_champion_claims_nothing_new_and_that_of_another_ver
     for name in ("v2", "v2-full"):
         decision = promotion.decide(planned(), name)
         assert (decision.promote, decision.budget) == (True, None)
-    assert promotion._is_made_of_champion(planned(), "v2-full")
-    promoted(planned(), "v1")
-    assert not promotion._is_made_of_champion(planned(), "v2-full")
+    promoted(planned(), "v2-full")
+    examined.train("v2", seed=1)
+    examined.merge(params, "v2-full")
+    for name in ("v2", "v2-full"):
+        dolls.examine(params, name, examined.RIGHT)
+    locks.record(params)
+    for name in ("v2", "v2-full"):
+        versions.register(params, name)
+    assert promotion.decide(planned(), "v2-full").budget.number == 1
+    versions.point("esi", "champion", versions.find("esi", "v2", digest=identity(read_manifest(paths.adapter("v2")))))
+    assert promotion.judge(planned(), "v2-full", versions.holder("esi-merged", "champion")).budget is None
 
 
 @after("v2")

@@ -68,7 +68,7 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
         model_card.with_results(card, reports, agreement, training=TRAINING, missing=["other seeds: not done"])
     )
     (index,) = matter["model-index"]
-    assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x1, mode think", "esi-x1, mode direct"]
+    assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x2, mode think", "esi-x2, mode direct"]
     for report, result in zip(reports, index["results"], strict=True):
         told = {metric["type"]: metric["value"] for metric in result["metrics"]}
         assert told == pytest.approx({name: estimate.value for name, estimate in report.metrics.items()}, abs=1e-5)
@@ -79,7 +79,7 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
     assert card.split("---\n", 2)[2].strip() in body
     sensitivity = reports[0].metrics["high_risk_sensitivity"]
     assert f"[{sensitivity.low:.3f}, {sensitivity.high:.3f}], n {sensitivity.n} |" in body, "an n of its own"
-    acs = [report.slices["rule"]["acs"][name] for name in ("exact", "dangerous") for report in reports]
+    acs = [report.slices["rule"]["acs"][name] for name in ("exact", "critical_under") for report in reports]
     cells = [f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}], n {one.n}" for one in acs]
     assert f"| rule | acs | {' | '.join(cells)} |" in body
     assert "- other seeds: not done" in body

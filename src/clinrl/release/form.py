@@ -11,6 +11,19 @@ from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict, Unreadable
 
 
+class Finding(Strict):
+    """One limit, held against one mode."""
+
+    metric: str
+    mode: str
+    limit: str
+    """The limit in words, as "max 0.02"."""
+    observed: float | None
+    """The metric, or its change against the champion; None if it could not be measured."""
+    passed: bool
+    sentence: str
+
+
 class FormRow(Strict):
     """One who answered the exam in one mode, as the person who is asked to approve sees it."""
 

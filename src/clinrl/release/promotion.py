@@ -25,7 +25,7 @@ from clinrl.provenance import lock, rebuilt
 from clinrl.registry import versions
 from clinrl.registry.log_run import stated
 from clinrl.registry.versions import CANDIDATE, CHAMPION, Entry
-from clinrl.release import audit_log, budget, gate
+from clinrl.release import audit_log, budget, gate, superiority
 from clinrl.release.change_control import outside_plan
 from clinrl.release.gate import Decision
 from clinrl.runtime.dvc_digest import md5
@@ -95,7 +95,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     rivals, look = {}, None
     if champion is not None:
         folder = _champions_answers(params, champion)
-        rivals[gate.CHAMPION] = answers(champion.name, folder)
+        rivals[superiority.CHAMPION] = answers(champion.name, folder)
         if plan and digest != champion.digest and not _is_made_of_champion(params, name):
             both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
             key = (digest, champion.digest, artifacts.digest(both))

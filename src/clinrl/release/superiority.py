@@ -1,0 +1,55 @@
+"""The test that a change plan asks for: whether a candidate is better than the champion, at the level of a look."""
+
+from collections.abc import Iterator, Mapping
+
+from clinrl.analysis.paired import Answers
+from clinrl.config.change_plan import Protocol
+from clinrl.release.budget import Look
+from clinrl.release.form import Finding, no_better_p, paired_change
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import Share
+
+CHAMPION = "the champion"
+"""What sentences call the rival whose place a candidate would take."""
+
+
+def compare(
+    task: Task, protocol: Protocol, look: Look, candidate: Mapping[str, Answers], champion: Mapping[str, Answers]
+) -> Iterator[Finding]:
+    """Whether a candidate is better than the champion, and nowhere worse by a margin: a finding a measure and mode."""
+    level, metric = look.level, protocol.superior
+    spends = f"look {look.number} of {look.most} at this exam may spend {level:.4g}"
+    for mode, mine in candidate.items():
+        share = task.metrics[metric]
+        change = paired_change(share, metric, mine, champion[mode])
+        p = no_better_p(share, mine, champion[mode]) if isinstance(share, Share) else None
+        if change is None or p is None:
+            sentence = f"{metric} ({mode}) could not be measured against {CHAMPION}; it must be better"
+        else:
+            sentence = (
+                f"{metric} ({mode}) changes by {change.value:+.4g} against {CHAMPION} on the same cases, one-sided "
+                f"p = {p:.4g}; {spends}, so p must be at most that"
+            )
+        yield Finding(
+            metric=metric,
+            mode=mode,
+            limit=f"better than {CHAMPION}, p at most {level:.4g}",
+            observed=None if change is None else change.value,
+            passed=p is not None and p <= level,
+            sentence=sentence,
+        )
+    for metric, margin in protocol.not_worse.items():
+        for mode, mine in candidate.items():
+            sign = -1 if task.metrics[metric].worse == "higher" else 1
+            change = paired_change(task.metrics[metric], metric, mine, champion[mode], 1 - 2 * level)
+            worst = None if change is None else sign * (change.low if sign > 0 else change.high)
+            yield Finding(
+                metric=metric,
+                mode=mode,
+                limit=f"worse than {CHAMPION} by less than {margin:g}, at {level:.4g}",
+                observed=None if change is None else change.value,
+                passed=worst is not None and worst > -margin,
+                sentence=f"{metric} ({mode}) may be worse than {CHAMPION} by "
+                f"{'an unknown amount' if worst is None else format(max(0.0, -worst), '.4g')} on the same cases, with "
+                f"an error of {level:.4g}; the plan asks for less than {margin:g}",
+            )
