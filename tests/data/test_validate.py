@@ -123,14 +123,15 @@ def test_gold_is_the_best_answer_under_the_reward_of_every_method_that_has_one(
 ) -> None:
     monkeypatch.chdir(sound)
     source = deepcopy(committed())
-    before = validate._subject(params(), "esi-d4")[3]
+    source["versions"]["esi-v46"]["data"] = "esi-d3"
+    before = validate._subject(Params.model_validate(source), "esi-d3")[3]
     recipe = source["profiles"]["esi-asymmetric-labels"]
     recipe |= {"method": "rejection", "reward": {**recipe["reward"], "unreadable": -1.75}}
     for trainer in recipe["trainer"].values():
         trainer |= {"batch": 8}
         for key in ("beta", "held_out"):
             trainer.pop(key, None)
-    found = validate._subject(Params.model_validate(source), "esi-d4")[3]
+    found = validate._subject(Params.model_validate(source), "esi-d3")[3]
     assert TASK.Reward(unreadable=-1.75) in found
     assert len(found) == len(before)
 
