@@ -124,6 +124,7 @@ def test_gold_is_the_best_answer_under_the_reward_of_every_method_that_has_one(
     monkeypatch.chdir(sound)
     source = deepcopy(committed())
     source["versions"]["esi-v46"]["data"] = "esi-d3"
+    source["comparisons"] = {}
     before = validate._subject(Params.model_validate(source), "esi-d3")[3]
     recipe = source["profiles"]["esi-asymmetric-labels"]
     recipe |= {"method": "rejection", "reward": {**recipe["reward"], "unreadable": -1.75}}
