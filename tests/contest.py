@@ -31,8 +31,8 @@ COMPARISON: dict[str, Any] = {
     "columns": ["macro_f1", "exact", "kappa", "over_use", "recall_mba"],
     "quality": "statement_recall",
     "parts": "conditions",
-    "arms": {recipe: [f"{recipe}-{seed}" for seed in SEEDS] for recipe in RECIPES},
-    "controls": {"blind": ["blind-1"], "terse": ["terse-1"]},
+    "arms": {recipe: [f"{recipe}-{seed}" for seed in SEEDS] for recipe in RECIPES}
+    | {"blind": ["blind-1"], "terse": ["terse-1"]},
     "tests": [
         {"first": "better", "second": "plain", "says": "reading with care"},
         {"first": "same", "second": "plain", "says": "another name"},

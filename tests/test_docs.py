@@ -14,9 +14,13 @@ import pytest
 import yaml
 from flows.__main__ import parser as flows_parser
 
+from clinrl.analysis.contrasts import Compared
 from clinrl.cli.parser import parser
 from clinrl.config.params import load_params
-from clinrl.tasks.base import Task
+from clinrl.intervals import RESAMPLES
+from clinrl.reports import numbers, results
+from clinrl.reports.render import load
+from clinrl.tasks.base import Task, get_task
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -131,6 +135,15 @@ def test_every_path_that_is_quoted_exists(page: Path) -> None:
         assert path.startswith(away) or (ROOT / path).exists(), path
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=named)
+def test_every_report_that_is_named_exists(page: Path) -> None:
+    """Wherever it is named, in a command too; but for placeholders, and for what only some machine has."""
+    away = ("external/", "decisions.jsonl", "seeds/", "probe/esi-v51")
+    for path in re.findall(r"data/reports/([\w./@<-]*[\w/])", page.read_text(encoding="utf-8")):
+        if not path.startswith(away) and not re.search(r"<|[A-Z]{4}", path):
+            assert (ROOT / "data/reports" / path).exists(), path
+
+
 Template = tuple[str | None, ...]
 """The fixed parts of a text of the code, in order; None: what is put in."""
 
@@ -226,17 +239,34 @@ def test_no_command_uses_a_retired_word() -> None:
 
 
 def test_the_results_of_imaging_are_those_of_the_committed_comparison() -> None:
-    report = json.loads((ROOT / "data/reports/comparisons/imaging-arms.json").read_text(encoding="utf-8"))
-    (section,) = (one for one in report["sections"] if (one["mode"], one["part"]) == ("think", "all"))
-    found = {(one["first"], one["second"]): one for one in section["contrasts"] if one["measure"] == "macro_f1"}
+    """Every row of its tables, and which declared tests are still to be made."""
+    file = ROOT / "data/reports/comparisons/imaging-arms.json"
+    report = Compared.model_validate(load(file, get_task("imaging"), ("think", "direct")))
+    task, section = get_task(report.task), report.sections[0]
+    assert (section.mode, section.part) == ("think", "all")
+    tests = {(test.first, test.second): test for test in section.contrasts if test.measure == "macro_f1"}
     page = (ROOT / "docs/tasks/imaging.md").read_text(encoding="utf-8")
-    rows = re.findall(r"\(([\w ]+) against ([\w ,]+)\) \| (.+) \| (yes|no) \|", page)
-    assert len(rows) == 5
-    for first, second, figures, shown in rows:
-        contrast = found[first, second]
-        value, low, high = (contrast["difference"][key] for key in ("value", "low", "high"))
-        assert figures == f"{value:+.3f} [{low:+.3f}, {high:+.3f}], p = {contrast['adjusted']:.1g}"
-        assert shown == ("yes" if contrast["adjusted"] < 0.05 else "no")
+    found = re.findall(r"\(([\w ]+) against ([^|]+?)(?:, one seed)?\) \| (.+) \| (yes|no; .+) \|", page)
+    assert len(found) == 6
+    for first, second, figures, shown in found:
+        test = tests[first, second]
+        value, low, high = test.difference.value, test.difference.low, test.difference.high
+        p = "< 0.009" if test.p <= 1 / RESAMPLES else f"= {test.adjusted:.1g}"
+        assert figures == f"{value:+.3f} [{low:+.3f}, {high:+.3f}], p {p}"
+        effects = results.least(task, section, test).replace("adjusted ", "")
+        assert shown == ("yes" if test.adjusted < results.ALPHA else f"no; {effects}")
+    rows = {row.name: row for row in section.rows}
+    found = re.findall(r"^\| ([\w ,()]+) \| (\d) \| (0\..+) \| (.+) \|$", page, re.MULTILINE)
+    assert len(found) == 8
+    for name, seeds, *cells in found:
+        row = rows[name]
+        assert int(seeds) == (len(row.versions) if row.kind == "arm" else 0)
+        assert cells == numbers.figures(task, ["macro_f1", "contradiction"], {**row.metrics, **row.qualities})
+    declared = {(pair.first, pair.second) for pair in load_params(ROOT / "params.yaml").comparisons[report.name].tests}
+    awaited = page.split("| first | against |")[1].split("\n\n")[0].splitlines()[2:]
+    lines = [line.strip("| ").split(" | ") for line in awaited]
+    said = {(first, second) for firsts, second in lines for first in firsts.split(", ")}
+    assert said == declared - {(pair.first, pair.second) for pair in report.tests}
 
 
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:

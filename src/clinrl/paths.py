@@ -105,7 +105,7 @@ def comparison_report(name: str) -> Path:
 
 
 def comparison_pages(name: str) -> Path:
-    """Each version of a comparison beside its controls: `<version>.json` and `<version>.md`."""
+    """The full tables of a comparison, `tables.md`, to which its page leads."""
     return Path("data/reports/comparisons") / name
 
 

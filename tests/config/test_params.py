@@ -199,9 +199,8 @@ def test_approvers_and_rebuilders_are_listed_with_their_keys():
     assert params.gates["esi"].rebuilt.least == 2
 
 
-def test_a_comparison_knows_its_rows_and_each_version_once():
+def test_a_comparison_knows_each_version_once():
     comparison = Params.model_validate(VALID).comparisons["recipes"]
-    assert comparison.rows == {"plain": ("v2", "v3"), "labels": ("v1",)}
     assert comparison.versions == ("v2", "v3", "v1")
 
 
@@ -328,12 +327,12 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (ARMS + "arms/plain", ["v1", "v2"], ("'plain': v1 and v2 differ in profile or data",)),
     (ARMS + "arms/a | b", ["v2"], ("comparisons.recipes.arms.a | b is 'a | b'", "printable")),
     (ARMS + "arms/base", ["v2"], ("'base' is the name of another row",)),
-    (ARMS + "controls/plain", ["v2"], ("'plain' is the name of another row",)),
+    (ARMS + "controls", {"labels": ["v1"]}, ("comparisons.recipes.controls is not a key here",)),
     (ARMS + "tests/0/first", "plan", ("comparisons.recipes.tests.0.first: 'plan' is not a row", "did you mean plain?")),
     (ARMS + "tests/0/second", "plain", ("comparisons.recipes.tests.0.second is 'plain', as is first",)),
     (ARMS + "tests/0/says", "", ("comparisons.recipes.tests.0.says is ''",)),
     (ARMS + "tests/0/third", "x", ("comparisons.recipes.tests.0.third is not a key here",)),
-    (ARMS + "published", {"plan": {}}, ("comparisons.recipes.published: 'plan' is not an arm or a control",)),
+    (ARMS + "published", {"plan": {}}, ("comparisons.recipes.published: 'plan' is not an arm",)),
     (ARMS + "published", {"plain": {"kapa": 1.0}}, ("comparisons.recipes.published.plain: 'kapa'", "kappa")),
     (ARMS + "published_parts", {"known": {"plan": {}}}, ("comparisons.recipes.published: 'plan'",)),
     (ARMS + "primary", PRIMARY | {"measure": "kappa"}, ("primary.measure: 'kappa' is not a share among the metrics",)),
@@ -656,7 +655,7 @@ def sections(mapping: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...
     names = {("bases",), ("modes",), ("datasets",), ("profiles",), ("versions",), ("mining",)}
     names |= {("comparisons",), ("gates",), ("plans",), ("schedules",)}
     free = path in names or path[-1:] in {
-        ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",), ("arms",), ("controls",),
+        ("omit",), ("repeat",), ("cap",), ("folds",), ("blends",), ("limits",), ("arms",),
         ("fields",), ("not_worse",),
     } or "published" in path  # fmt: skip
     found = [] if free else [path]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import contest
-from clinrl import paths
+from clinrl import intervals, paths
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, Section
 from clinrl.artifacts import read_manifest, sha256_file, write_json
 from clinrl.cli import main as cli
@@ -18,6 +18,7 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.answers import load_report
 from clinrl.reports import results
+from clinrl.reports.render import render
 from clinrl.reports.results import ALPHA
 
 PLAIN = ("plain-1", "plain-2", "plain-3")
@@ -42,6 +43,10 @@ def report(folder: Path = Path()) -> Compared:
 
 def page(folder: Path = Path()) -> str:
     return (folder / paths.comparison_report("recipes").with_suffix(".md")).read_text(encoding="utf-8")
+
+
+def tables(folder: Path = Path()) -> str:
+    return (folder / paths.comparison_pages("recipes") / "tables.md").read_text(encoding="utf-8")
 
 
 def section(found: Compared, mode: str = "think", part: str = ALL) -> Section:
@@ -75,17 +80,22 @@ def test_a_difference_that_is_there_is_found_and_none_between_equal_recipes(buil
 
 def test_the_table_says_what_the_tests_show_and_no_more(built):
     text = page(built)
-    whole = text.split("## Mode think, all cases")[1].split("## Mode")[0]
+    whole = tables(built).split("## Mode think, all cases")[1].split("## Mode")[0]
     shown = next(line for line in whole.splitlines() if line.startswith("| better | plain |"))
-    _, _, _, better, worse, _, _ = shown.split("|")
+    _, _, _, better, worse, _, _, _ = shown.split("|")
     assert "macro_f1 (+0." in better
     assert "exact (3 of 3 seeds)" in better
     assert worse == " none "
     equal = next(line for line in whole.splitlines() if line.startswith("| same | plain |"))
     assert equal.startswith("| same | plain | none | none |")
-    assert "| better | plain | reading with care |" in text
+    assert "| reading with care | better | plain | +0." in text
+    assert "| evidence | better | blind (one seed) | +0." in text
+    other = next(line for line in text.splitlines() if line.startswith("| another name | same | plain |"))
+    assert other.count(": not significant, detectable 0.") == other.count(", adjusted 0.") == 2
+    assert len(text.splitlines()) <= 90
+    assert "comes from the same generator as the statements that it checks" in text
     assert "Part held_out of conditions has 5 clusters: its intervals are too narrow" in text
-    assert "without a spread of seeds: blind, terse." in text
+    assert "without a spread of seeds: blind, terse. A test that uses such a row takes its seed" in text
     assert "so they are not comparable" in text
     assert "imaging" not in Path(results.__file__).read_text(encoding="utf-8")
 
@@ -144,9 +154,44 @@ def test_parts_hold_their_cases_and_published_figures(built):
     found = report(built)
     held, known, whole = (section(found, part=part) for part in ("held_out", "known", ALL))
     assert (held.n + known.n, held.clusters) == (whole.n, 5)
-    text = page(built)
+    text = tables(built)
     assert "macro_f1 0.335" in text
     assert "macro_f1 0.310" in text
+
+
+def test_a_p_at_the_floor_of_the_draws_is_said_to_be_below_it(built):
+    whole = section(report(built))
+    floor = pooled(whole, "better", "macro_f1").model_copy(update={"p": 1 / intervals.RESAMPLES, "adjusted": 0.0085})
+    assert results.difference(contest.TASK, floor).endswith(", p < 0.009")
+    assert results.difference(contest.TASK, floor.model_copy(update={"p": 0.002})).endswith(", p = 0.009")
+    assert results.difference(contest.TASK, floor.model_copy(update={"adjusted": 0.007})).endswith(", p < 0.007")
+    exact = next(t for t in whole.contrasts if t.versions).model_copy(update={"p": 1e-9, "adjusted": 1e-8})
+    assert results.difference(contest.TASK, exact).endswith(", p < 0.001")
+
+
+def test_what_is_shown_to_be_worse_leads_the_page(built):
+    found = report(built)
+    assert not [t for s in found.sections for t in s.contrasts if t.versions is None and t.measure == "contradiction"
+                and t.difference.value > 0 and t.adjusted < ALPHA]  # fmt: skip
+    assert results.harm(contest.TASK, found) is None
+    assert "**Worse" not in page(built)
+    whole = section(found)
+    bad = pooled(whole, "better", "contradiction").model_copy(update={"adjusted": 0.001, "p": 0.0005})
+    bad = bad.model_copy(
+        update={"difference": bad.difference.model_copy(update={"value": 0.3, "low": 0.2, "high": 0.4})}
+    )
+    spoilt = whole.model_copy(update={"contrasts": (*whole.contrasts, bad)})
+    text = render("comparison", report=found.model_copy(update={"sections": (spoilt, *found.sections[1:])}))
+    lead = text.splitlines()[2]
+    assert lead.startswith("**Worse (reading with care; better against plain, mode think): contradiction, the share of")
+    assert "rises from " in lead
+
+
+def test_the_folder_holds_the_tables_alone(project):
+    stray = paths.comparison_pages("recipes") / "better-1.md"
+    stray.write_text("of an earlier report", encoding="utf-8")
+    compare.write_pages(paths.comparison_report("recipes"), contest.TASK, project.modes)
+    assert [path.name for path in paths.comparison_pages("recipes").iterdir()] == ["tables.md"]
 
 
 @pytest.mark.slow

@@ -154,9 +154,9 @@ class Params(Section):
         check_known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
         bases = [schema.BASE, *(f"{schema.BASE}, {variant}" for variant in task.reporting.variants)]
         family = self.versions_of(task.name)
-        for row, versions in comparison.rows.items():
-            if row in bases or (row in comparison.arms and row in comparison.controls):
-                raise ParamsError(f"{at}: {row!r} is the name of another row; each arm and control needs its own")
+        for row, versions in comparison.arms.items():
+            if row in bases:
+                raise ParamsError(f"{at}: {row!r} is the name of another row; each arm needs its own")
             for version in versions:
                 check_known(f"{at}, {row!r}", version, family, f"a version of {task.name}")
                 spec, first = self.versions[version], self.versions[versions[0]]
@@ -167,9 +167,9 @@ class Params(Section):
                         "are one recipe with other seeds"
                     )
         for place, pair in enumerate(comparison.tests):
-            sides = [comparison.rows.get(row, ()) for row in (pair.first, pair.second)]
+            sides = [comparison.arms.get(row, ()) for row in (pair.first, pair.second)]
             for key, row in (("first", pair.first), ("second", pair.second)):
-                check_known(f"{at}.tests.{place}.{key}", row, [*comparison.rows, *bases], "a row of the comparison")
+                check_known(f"{at}.tests.{place}.{key}", row, [*comparison.arms, *bases], "a row of the comparison")
             if min(map(len, sides)) > 1 and len(sides[0]) != len(sides[1]):
                 raise ParamsError(
                     f"{at}.tests.{place} pairs {len(sides[0])} versions with {len(sides[1])}; seed by seed, both have "
@@ -177,7 +177,7 @@ class Params(Section):
                 )
         for printed in (comparison.published, *comparison.published_parts.values()):
             for row, figures in printed.items():
-                check_known(f"{at}.published", row, comparison.rows, "an arm or a control")
+                check_known(f"{at}.published", row, comparison.arms, "an arm")
                 check_all(f"{at}.published.{row}", figures, comparison.columns, "one of the columns")
         if comparison.primary:
             self._check_primary(f"{at}.primary", comparison, comparison.primary)
@@ -189,7 +189,7 @@ class Params(Section):
         check_known(f"{at}.measure", primary.measure, shares, f"a share among the metrics of {task.name}")
         check_all(f"{at}.modes", primary.modes, self.modes, "a mode")
         for key, row in (("first", primary.first), ("second", primary.second)):
-            check_known(f"{at}.{key}", row, [*comparison.rows, schema.BASE], "an arm, a control or the base")
+            check_known(f"{at}.{key}", row, [*comparison.arms, schema.BASE], "an arm or the base")
         if task.reporting.cluster is not None and primary.design_effect is None:
             raise ParamsError(
                 f"{at}.design_effect is missing, but cases of {task.name} come in clusters; say how many of them count "

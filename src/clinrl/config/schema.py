@@ -208,7 +208,7 @@ class Pair(Section):
     """Two rows of a comparison that are tested against each other."""
 
     first: str
-    """An arm, a control, `base`, or `base, <variant>`."""
+    """An arm, `base`, or `base, <variant>`."""
     second: str
     """Another; differences are the first less the second."""
     says: Text
@@ -229,7 +229,7 @@ class Primary(Section):
     modes: Distinct
     """Modes in which it is tested; p is adjusted for their number."""
     first: str
-    """An arm, a control, or `base`."""
+    """An arm or `base`."""
     second: str
     """Another; the difference is the first less the second."""
     effect: Annotated[float, Field(gt=0, le=100)]
@@ -269,33 +269,26 @@ class Comparison(Section):
     parts: str = ""
     """A slice of the task whose values are reported one by one too; empty: all cases together only."""
     arms: Annotated[dict[Text, Distinct], Field(min_length=1)]
-    """Name of a recipe to its versions, one a seed."""
-    controls: dict[Text, Distinct] = Field(default_factory=dict)
-    """Name of a recipe that shows what an arm must beat to its versions, one a seed."""
+    """Name of a recipe to its versions, one a seed; a control is an arm too."""
     tests: Annotated[tuple[Pair, ...], Field(strict=False)] = ()
     """Which rows are tested against each other, in the order of the text."""
     published: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Arm or control to what somebody published of the recipe of that name on other data, by metric."""
+    """Arm to what somebody published of the recipe of that name on other data, by metric."""
     published_parts: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
     """The same for values of the slice `parts`."""
     primary: Primary | None = None
     """What is tested first of all; its registration must exist before the report. Null: the comparison explores."""
 
     @property
-    def rows(self) -> dict[str, tuple[str, ...]]:
-        """The versions of every arm and control."""
-        return {**self.arms, **self.controls}
-
-    @property
     def versions(self) -> tuple[str, ...]:
         """All versions, each once."""
-        return tuple(dict.fromkeys(version for versions in self.rows.values() for version in versions))
+        return tuple(dict.fromkeys(version for versions in self.arms.values() for version in versions))
 
     @property
     def primary_rows(self) -> dict[str, tuple[str, ...]]:
         """The versions of the two rows of `primary`, first and second; of the base, none."""
         names = (self.primary.first, self.primary.second) if self.primary else ()
-        return {row: self.rows.get(row, ()) for row in names}
+        return {row: self.arms.get(row, ()) for row in names}
 
     @model_validator(mode="after")
     def _seeds(self) -> "Comparison":

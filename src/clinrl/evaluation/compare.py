@@ -5,15 +5,15 @@ another exam, at another task version or with other decoding, are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clinrl import paths
-from clinrl.analysis import baselines, contrasts, controls
+from clinrl.analysis import baselines, contrasts
 from clinrl.analysis.contrasts import ALL, Compared, Entry
-from clinrl.analysis.controls import Member
-from clinrl.analysis.exam import VARIANTS, note_of
-from clinrl.analysis.paired import comparable
+from clinrl.analysis.exam import VARIANTS, EvalReport, note_of
+from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, read_manifest, sha256_file, staged, write_json, write_text
@@ -34,8 +34,18 @@ if TYPE_CHECKING:
     from clinrl.config.schema import Comparison
 
 
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A version of the comparison or the base, in one mode."""
+
+    answers: Answers
+    report: EvalReport
+    qualities: Mapping[str, Sequence[float | None]]
+    """Of the qualities that ask no judge: a number for every case."""
+
+
 def stage(params: "Params", name: str) -> None:
-    """Write data/reports/comparisons/<name>.json, .md and .png, and <name>/<version>.json and .md of every version.
+    """Write data/reports/comparisons/<name>.json, .md and .png, and the full tables, <name>/tables.md.
 
     Raises ParamsError for an unknown name, or for published figures of a part that the exam has not, ArtefactError if
     graded answers or reports are missing, altered, or of another exam, or if the primary measure was not registered or
@@ -50,29 +60,21 @@ def stage(params: "Params", name: str) -> None:
         run = open_run(params, params.model(base))
         plan = registered(params, name, run) if spec.primary else None
         members = {
-            mode: {version: _member(params, spec, run, mode, version) for version in (base, *spec.versions)}
+            mode: {version: _member(params, run, mode, version) for version in (base, *spec.versions)}
             for mode in run.modes
         }
-        # Before the intervals, which take minutes: reports that contradict each other are found out here.
-        clusters = None if run.clusters is None else len(set(run.clusters))
-        pages = controls.besides(name, run.task, base, members, clusters)
-        report = compared(params, name, run, members, plan)
-        with staged(paths.comparison_pages(name)) as out:
-            for version, one in pages.items():
-                write_json(out / f"{version}.json", one.model_dump(mode="json"))
-        write_json(target, report.model_dump(mode="json"))
+        write_json(target, compared(params, name, run, members, plan).model_dump(mode="json"))
         write_pages(target, run.task, params.modes)
 
 
 def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
-    """Write the page and the figure of a comparison beside its report, and the page of each version in its folder."""
+    """Write the page and the figure of a comparison beside its report, and the full tables in its folder."""
     report = Compared.model_validate(load(target, task, modes))
     title = f"{report.name} on {report.exam}"
     figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"))
     write_text(target.with_suffix(".md"), render("comparison", report=report))
-    for path in sorted(target.with_suffix("").glob("*.json")):
-        one = controls.Beside.model_validate(load(path, task, modes))
-        write_text(path.with_suffix(".md"), render("controls", report=one, kinds=controls.WHAT))
+    with staged(target.with_suffix("")) as out:  # whatever else is there is of an earlier report
+        write_text(out / "tables.md", render("comparison_tables", report=report))
 
 
 def compared(
@@ -148,11 +150,10 @@ def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> 
 
 
 def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Member]) -> list[Entry]:
-    """The rows that a model answered, in one mode: arms, controls, the base, and the base under input variants."""
+    """The rows that a model answered, in one mode: arms, the base, and the base under input variants."""
     base = run.model.name
     found = [
-        _entry(run.task, row, "arm" if row in spec.arms else "control", {name: members[name] for name in versions})
-        for row, versions in spec.rows.items()
+        _entry(run.task, row, "arm", {name: members[name] for name in versions}) for row, versions in spec.arms.items()
     ]
     found.append(_entry(run.task, BASE, "base", {base: members[base]}))
     given = read_graded(paths.graded(base) / f"{mode}.jsonl")
@@ -168,7 +169,7 @@ def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Memb
     return found
 
 
-def _member(params: "Params", spec: "Comparison", run: Run, mode: str, name: str) -> Member:
+def _member(params: "Params", run: Run, mode: str, name: str) -> Member:
     """A version or the base as its graded answers and its report have it."""
     answers = load_answers(run, mode, name)  # refuses what is missing, altered, or no answer to this very exam
     report, model = load_report(name, mode), params.model(name)
@@ -178,16 +179,8 @@ def _member(params: "Params", spec: "Comparison", run: Run, mode: str, name: str
             f"{paths.report(name)} is not about the adapter whose answers are in {paths.graded(name)}; restore both "
             "with `dvc checkout` or run the stage of dvc.yaml that examines it"
         )
-    recipe = next((row for row, versions in spec.rows.items() if name in versions), "")
-    return Member(
-        recipe=recipe,
-        control=recipe in spec.controls,
-        parent=model.parent,
-        data=model.data,
-        answers=answers,
-        report=report,
-        qualities=_qualities(run, read_graded(paths.graded(name) / f"{mode}.jsonl"), model.variant),
-    )
+    qualities = _qualities(run, read_graded(paths.graded(name) / f"{mode}.jsonl"), model.variant)
+    return Member(answers=answers, report=report, qualities=qualities)
 
 
 def _qualities(run: Run, lines: Sequence[Graded], variant: str) -> dict[str, list[float | None]]:

@@ -61,10 +61,6 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
 History = list[dict[str, float]]
 
 
-KINDS = {"arm": "tab:blue", "control": "tab:orange"}
-"""Colours of the rows of a comparison by kind; any other is grey."""
-
-
 class Spread(Protocol):
     """A number of several seeds; without an interval where only reports are known."""
 
@@ -177,7 +173,7 @@ def arms(
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
         for axes, (what, rows) in zip(grid, panels, strict=True):
             for name, kind, spread in rows:
-                place, color = names.index(name), KINDS.get(kind, "0.35")
+                place, color = names.index(name), "tab:blue" if kind == "arm" else "0.35"
                 if spread.low is not None:
                     axes.plot([spread.low, spread.high], [place, place], color=color, linewidth=1.6)
                 axes.plot(spread.value, place, "o", color=color, markersize=6)

@@ -134,7 +134,7 @@ def _environment() -> "Environment":
     environment.globals |= {
         "get_task": get_task, "results": results, "zip": zip,
         "product": product, "percent": numbers.percent, "decimal": numbers.decimal, "plain": numbers.plain,
-        "metrics": numbers.metrics, "figures": numbers.figures, "spans": numbers.spans, "with_n": numbers.with_n,
-        "present": numbers.present,
+        "metrics": numbers.metrics, "figure": numbers.figure, "figures": numbers.figures, "spans": numbers.spans,
+        "with_n": numbers.with_n, "present": numbers.present,
     }  # fmt: skip
     return environment

@@ -3,16 +3,16 @@
 A result is `better` or `worse` only where p is below 0.05. Otherwise it is `not significant`, which is not "equal".
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from clinrl import intervals
 from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
 from clinrl.analysis.exam import Agreement, Confusion, Estimates, EvalReport
 from clinrl.analysis.power import detectable_from
 from clinrl.analysis.preregistration import Primary
 from clinrl.intervals import Paired
-from clinrl.reports.numbers import change, p_relation, p_value, percent, points
+from clinrl.reports.numbers import change, figure, p_value, percent, points
 from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.parts import Statistic
 
@@ -66,6 +66,8 @@ def test_groups(reports: Sequence[EvalReport], agreement: Agreement) -> list[tup
 def caveats(report: Compared) -> Iterator[str]:
     """What the numbers of a comparison do not cover."""
     whole = report.sections[0]
+    if report.primary is None:
+        yield "No primary measure was registered before the runs: all tests explore."
     if any(report.published.values()):
         yield "Published figures are as printed. They are about other data and models, so they are not comparable."
     if whole.clusters is not None:
@@ -78,9 +80,17 @@ def caveats(report: Compared) -> Iterator[str]:
         yield f"{where[0].upper()}{where[1:]} has {clusters} clusters: its intervals are too narrow, its p too small."
     if (most := max(len(row.versions) for row in whole.rows)) > 1:
         yield f"With {most} seeds at most, the spread between seeds is itself uncertain."
-    single = [row.name for row in whole.rows if row.kind in ("arm", "control") and len(row.versions) == 1]
+    single = [row.name for row in whole.rows if row.kind == "arm" and len(row.versions) == 1]
     if single:
-        yield f"Trained with one seed only, so without a spread of seeds: {', '.join(single)}."
+        yield (
+            f"Trained with one seed only, so without a spread of seeds: {', '.join(single)}. A test that uses such a "
+            "row takes its seed for the recipe."
+        )
+    if any(row.qualities for row in whole.rows):
+        yield (
+            "What checks a reasoning, rules and judges alike, comes from the same generator as the statements that it "
+            "checks."
+        )
 
 
 def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
@@ -94,7 +104,8 @@ def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
         result = _result(task, plan.measure, test.difference.value, test.adjusted, plan.alpha)
         beyond = -plan.effect < test.difference.low and test.difference.high < plan.effect
         yield (
-            test.mode, percent(test.first), percent(test.second), points(test.difference), p_value(test.adjusted),
+            test.mode, percent(test.first), percent(test.second), points(test.difference),
+            p_value(test.adjusted, is_floor=test.p <= 1 / intervals.RESAMPLES),
             result, f"{100 * plan.effect:g} points, {'excluded' if beyond else 'not excluded'}",
             _amount(plan.forecasts[test.mode].detectable), _amount(test.detectable),
         )  # fmt: skip
@@ -106,40 +117,111 @@ def _amount(effect: float | None, *, is_share: bool = True) -> str:
     return f"{100 * effect:.1f} points" if is_share else f"{effect:.3f}"
 
 
-def tested(task: Task, section: Section, *, detectable: bool) -> Iterator[tuple[str, ...]]:
-    """Pair by pair: both recipes, the measures in which the first is better and worse, and the commonest label.
+def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
+    """Pair by pair: both recipes, the measures in which the first is better, worse or neither, the commonest label.
 
-    Of tests over all seeds, the difference and the adjusted p; of exact tests, in how many pairs of seeds. With
-    `detectable`, also the measures that are not significant, each with the smallest effect that its test detects with
-    a probability of 80% after adjustment; of several pairs of seeds, the largest.
+    Of tests over all seeds, the difference and the adjusted p; of exact tests, in how many pairs of seeds. What is not
+    significant stands beside the smallest effect that its test detects; of several pairs of seeds, the largest.
     """
-    families = Counter((test.measure, test.versions is None) for test in section.contrasts)
-
-    def least(*tests: Contrast) -> str:
-        found = [detectable_from(t.difference, ALPHA, families[t.measure, t.versions is None]) for t in tests]
-        known = [effect for effect in found if effect is not None]
-        return _amount(max(known, default=None), is_share=not isinstance(task.metrics.get(tests[0].measure), Statistic))
-
-    for first, second in dict.fromkeys((test.first, test.second) for test in section.contrasts):
+    for first, second in _pairs(section):
         tests = [test for test in section.contrasts if (test.first, test.second) == (first, second)]
         found: dict[str, list[str]] = {"better": [], "worse": [], SILENT: []}
         prior = ""
         for test in tests:
             if test.measure == COMMONEST:
-                prior = _prior(section, test)
-                prior += f" ({least(test)})" if detectable and prior == SILENT else ""
+                prior = _prior(section, test) + (f" ({least(task, section, test)})" if test.adjusted >= ALPHA else "")
             elif test.versions is None:
                 result = _contrast(task, test)
-                figures = f"{change(test.difference, task, test.measure)}, p {p_relation(test.adjusted)}"
-                found[result].append(f"{test.measure} ({least(test) if result == SILENT else figures})")
+                beside = least(task, section, test) if result == SILENT else difference(task, test)
+                found[result].append(f"{test.measure} ({beside})")
         for measure in dict.fromkeys(test.measure for test in tests if test.versions):
             pairs = [(_contrast(task, test), test) for test in tests if test.versions and test.measure == measure]
             for result in dict.fromkeys(result for result, _ in pairs):
                 some = [test for one, test in pairs if one == result]
-                beside = f", {least(*some)}" if result == SILENT else ""
+                beside = f", {least(task, section, *some)}" if result == SILENT else ""
                 found[result].append(f"{measure} ({len(some)} of {len(pairs)} seeds{beside})")
         better, worse, silent = ("; ".join(found[word]) or "none" for word in ("better", "worse", SILENT))
-        yield first, second, better, worse, *([silent] if detectable else []), prior
+        yield _row(section, first), _row(section, second), better, worse, silent, prior
+
+
+def answered(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
+    """Test by test: what differs, both recipes, then on all cases of each mode the difference in the first column.
+
+    Behind it what it shows, or the smallest effect that the test detects. Last, what else is shown of the first recipe.
+    """
+    whole = [section for section in report.sections if section.part == ALL]
+    for pair in report.tests:
+        cells, others = [], []
+        for section in whole:
+            tests = {t.measure: t for t in _pooled(section) if (t.first, t.second) == (pair.first, pair.second)}
+            for measure, test in tests.items():
+                result, change = _contrast(task, test), difference(task, test)
+                if measure == report.columns[0]:
+                    cells.append(f"{change}: {result}")
+                    cells[-1] += f", detectable {least(task, section, test)}" if result == SILENT else ""
+                elif result != SILENT:
+                    others.append(f"{measure} {result} in mode {section.mode}, {change}")
+            cells += [] if tests else [""]
+        rows = (_row(whole[0], name) for name in (pair.first, pair.second))
+        yield pair.says, *rows, *cells, "; ".join(others) or "none"
+
+
+def harm(task: Task, report: Compared) -> tuple[str, str, Contrast, Figure, Figure] | None:
+    """What is shown to be worse over all seeds, on all cases: the mode, what differs, the test and both numbers.
+
+    Of several, the one whose difference is the largest in standard errors. None if nothing is shown to be worse.
+    """
+    found = [(section, test) for section in report.sections if section.part == ALL for test in _pooled(section)
+             if _contrast(task, test) == "worse"]  # fmt: skip
+    if not found:
+        return None
+    section, test = max(found, key=lambda one: abs(one[1].difference.value) / _width(one[1]))
+    rows = {row.name: {**row.qualities, **row.metrics} for row in section.rows}
+    says = next(pair.says for pair in report.tests if (pair.first, pair.second) == (test.first, test.second))
+    return section.mode, says, test, rows[test.first][test.measure], rows[test.second][test.measure]
+
+
+def least(task: Task, section: Section, *tests: Contrast) -> str:
+    """The smallest effect that a test detects with a probability of 80%, before and after adjustment; the largest of
+    several tests of one measure."""
+    count = sum((t.measure, t.versions is None) == (tests[0].measure, tests[0].versions is None)
+                for t in section.contrasts)  # fmt: skip
+    is_share = not isinstance(task.metrics.get(tests[0].measure), Statistic)
+    effects = [[detectable_from(test.difference, ALPHA, n) for test in tests] for n in (1, count)]
+    known = [max((effect for effect in some if effect is not None), default=None) for some in effects]
+    return f"{_amount(known[0], is_share=is_share)}, adjusted {_amount(known[1], is_share=is_share)}"
+
+
+def _pairs(section: Section) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((test.first, test.second) for test in section.contrasts))
+
+
+def _pooled(section: Section) -> list[Contrast]:
+    """The tests over all seeds of what can be better or worse."""
+    return [test for test in section.contrasts if test.versions is None and test.measure != COMMONEST]
+
+
+def _row(section: Section, name: str) -> str:
+    """The name of a row, with a word where a test cannot know how far another seed would be off."""
+    single = any(row.name == name and row.kind == "arm" and len(row.versions) == 1 for row in section.rows)
+    return f"{name} (one seed)" if single else name
+
+
+def across(task: Task, report: Compared, name: str) -> list[str]:
+    """The first column of a row, mode by mode on all cases, and its reasoning in the first mode that has it."""
+    rows = [{row.name: row for row in section.rows}.get(name) for section in report.sections if section.part == ALL]
+    quality = next((row.qualities.get(report.quality) for row in rows if row), None)
+    main = [figure(row.metrics.get(report.columns[0]) if row else None, task, report.columns[0]) for row in rows]
+    return [*main, *([figure(quality, task, report.quality)] if report.quality else [])]
+
+
+def _width(test: Contrast) -> float:
+    return max(test.difference.high - test.difference.low, 1e-6)
+
+
+def difference(task: Task, test: Contrast) -> str:
+    p = p_value(test.adjusted, is_floor=test.versions is None and test.p <= 1 / intervals.RESAMPLES)
+    return f"{change(test.difference, task, test.measure)}, p {p if p.startswith('<') else f'= {p}'}"
 
 
 def _contrast(task: Task, test: Contrast) -> str:

@@ -72,6 +72,8 @@ class Quality:
     """What `of` needs the responses to."""
     counts: bool = False
     """It is a number of things, not a share of them."""
+    says: str = ""
+    """What it is, in a few words, for a headline."""
 
 
 @dataclass(frozen=True, kw_only=True)

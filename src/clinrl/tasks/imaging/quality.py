@@ -94,7 +94,7 @@ QUALITIES: Final[Mapping[str, Quality]] = MappingProxyType(
     {
         "statement_recall": Quality(of=statement_recall, worse="lower"),
         "statement_precision": Quality(of=statement_precision, worse="lower"),
-        "contradiction": Quality(of=contradiction, worse="higher"),
+        "contradiction": Quality(of=contradiction, worse="higher", says="share of texts with a false statement"),
         "citation_validity": Quality(of=citation_validity, worse="lower"),
         "citation_truth": Quality(of=citation_truth, worse="lower"),
         "second_opinion": Quality(of=second_opinion, worse="lower", requests=second_requests),
