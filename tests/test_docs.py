@@ -15,9 +15,10 @@ import yaml
 from flows.__main__ import parser as flows_parser
 
 from clinrl.analysis.contrasts import Compared
+from clinrl.analysis.power import detectable_from
 from clinrl.cli.parser import parser
 from clinrl.config.params import load_params
-from clinrl.intervals import RESAMPLES
+from clinrl.intervals import RESAMPLES, Runs, average_difference, holm, runs_of_means
 from clinrl.reports import numbers, results
 from clinrl.reports.render import load
 from clinrl.tasks.base import Task, get_task
@@ -262,11 +263,41 @@ def test_the_results_of_imaging_are_those_of_the_committed_comparison() -> None:
         row = rows[name]
         assert int(seeds) == (len(row.versions) if row.kind == "arm" else 0)
         assert cells == numbers.figures(task, ["macro_f1", "contradiction"], {**row.metrics, **row.qualities})
-    declared = {(pair.first, pair.second) for pair in load_params(ROOT / "params.yaml").comparisons[report.name].tests}
-    awaited = page.split("| first | against |")[1].split("\n\n")[0].splitlines()[2:]
-    lines = [line.strip("| ").split(" | ") for line in awaited]
-    said = {(first, second) for firsts, second in lines for first in firsts.split(", ")}
-    assert said == declared - {(pair.first, pair.second) for pair in report.tests}
+
+
+def exact_of(versions: Collection[str]) -> Runs:
+    """Exact answers of some versions in mode think, a run each, from the counts of each condition in their reports."""
+    verdicts, clusters = [], []
+    for version in versions:
+        report = json.loads((ROOT / f"data/reports/{version}/think.json").read_text(encoding="utf-8"))
+        shares = {name: found["exact"] for name, found in sorted(report["slices"]["condition"].items())}
+        hits = {name: round(share["value"] * share["n"]) for name, share in shares.items()}
+        verdicts.append([float(i < hits[name]) for name, share in shares.items() for i in range(share["n"])])
+        clusters = [name for name, share in shares.items() for _ in range(share["n"])]
+    found = runs_of_means(verdicts, clusters)
+    assert found is not None
+    return found
+
+
+def test_what_imaging_declared_after_its_trainings_is_told_by_exact_answers() -> None:
+    """The draws are those of the comparison, which are of conditions: the order of cases within one does not matter."""
+    comparison = load_params(ROOT / "params.yaml").comparisons["imaging-arms"]
+    made = json.loads((ROOT / "data/reports/comparisons/imaging-arms.json").read_text(encoding="utf-8"))["tests"]
+    page = (ROOT / "docs/tasks/imaging.md").read_text(encoding="utf-8")
+    lines = page.split("| first | against | exact answers | shown |")[1].split("\n\n")[0].splitlines()[2:]
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    said = {(one, second) for first, second, *_ in rows for one in first.split(", ")}
+    assert said == {(pair.first, pair.second) for pair in comparison.tests} - {(m["first"], m["second"]) for m in made}
+    told = rows[:-1]
+    arms = {**comparison.arms, "base": ("imaging-base",)}
+    found = [average_difference(exact_of(arms[first]), exact_of(arms[second])) for first, second, *_ in told]
+    adjusted = holm([p for _, p in found])
+    for (_, _, figures, shown), (difference, p), least in zip(told, found, adjusted, strict=True):
+        floor = p <= 1 / RESAMPLES
+        relation = numbers.p_value(least, is_floor=True) if floor else f"= {least:.1g}"
+        assert figures == f"{numbers.points(difference)}, p {relation}"
+        effects = [detectable_from(difference, 0.05, n) or 0.0 for n in (1, len(told))]
+        assert shown == ("yes" if least < 0.05 else "no; {:.1f}, {:.1f}".format(*(100 * one for one in effects)))
 
 
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
