@@ -16,13 +16,14 @@ from clinrl.intervals import Paired
 from clinrl.tasks.base import Task
 from clinrl.types import Strict
 
-Kind = Literal["version", "seed", "control", "parent", "base", "trivial"]
+Kind = Literal["version", "seed", "control", "parent", "base", "rival", "trivial"]
 WHAT: dict[Kind, str] = {
     "version": "this version",
     "seed": "same recipe, other seed",
     "control": "trained control",
     "parent": "parent",
     "base": "untrained",
+    "rival": "classifier",
     "trivial": "trivial",
 }
 """The name of each kind on pages."""
@@ -90,9 +91,15 @@ class Beside(Strict):
 
 
 def besides(
-    comparison: str, task: Task, base: str, modes: Mapping[str, Mapping[str, Member]], clusters: int | None
+    comparison: str,
+    task: Task,
+    base: str,
+    modes: Mapping[str, Mapping[str, Member]],
+    clusters: int | None,
+    rivals: Sequence[Row] = (),
 ) -> dict[str, Beside]:
-    """Each version of a comparison beside its controls, by name. `modes` hold all members by name, the base too.
+    """Each version of a comparison beside its controls, by name. `modes` hold all members by name, the base too;
+    `rivals` are the same in every mode.
 
     Raises ArtefactError if two reports differ in a row that is the same for both.
     """
@@ -113,7 +120,7 @@ def besides(
             exam_digest=report.exam_digest,
             n=report.n,
             clusters=clusters,
-            modes=tuple(_mode(task, mode, base, members, name) for mode, members in modes.items()),
+            modes=tuple(_mode(task, mode, base, members, name, rivals) for mode, members in modes.items()),
             note=report.note,
         )
     return found
@@ -141,7 +148,7 @@ def _same(mode: str, a: str, b: str, mine: Mapping[str, Row], theirs: Mapping[st
             )
 
 
-def _mode(task: Task, mode: str, base: str, members: Mapping[str, Member], name: str) -> Mode:
+def _mode(task: Task, mode: str, base: str, members: Mapping[str, Member], name: str, rivals: Sequence[Row]) -> Mode:
     me = members[name]
     seeds = [other for other, member in members.items() if member.recipe == me.recipe and other != name]
     controls = [other for other, member in members.items() if member.control and member.recipe != me.recipe]
@@ -149,6 +156,7 @@ def _mode(task: Task, mode: str, base: str, members: Mapping[str, Member], name:
     trained += [(other, "seed") for other in seeds]
     trained += [(other, "control") for other in controls]
     found = {other: (kind, members[other].report.rows[0]) for other, kind in trained}
+    found |= {row.name: ("rival", row) for row in rivals}
     # The report of a version with a trained parent has that parent's row, and not the base's.
     untrained = {base: members[base].report.rows[0]}
     untrained |= {row: it for member in members.values() for row, it in _rest(member).items() if _of(base, row)}

@@ -12,7 +12,7 @@ from clinrl import paths
 from clinrl.analysis import baselines, contrasts, controls
 from clinrl.analysis.contrasts import ALL, Compared, Entry
 from clinrl.analysis.controls import Member
-from clinrl.analysis.exam import VARIANTS, note_of
+from clinrl.analysis.exam import VARIANTS, Row, note_of, row_metrics
 from clinrl.analysis.paired import comparable
 from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
@@ -22,6 +22,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_answers, load_report, load_variant, open_run, read_graded
 from clinrl.evaluation.preregistration import registered
+from clinrl.evaluation.rival import load_rivals
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task, as_variant
@@ -55,7 +56,8 @@ def stage(params: "Params", name: str) -> None:
         }
         # Before the intervals, which take minutes: reports that contradict each other are found out here.
         clusters = None if run.clusters is None else len(set(run.clusters))
-        pages = controls.besides(name, run.task, base, members, clusters)
+        rivals = [Row(name=row, metrics=row_metrics(run, found)) for row, found in load_rivals(run, spec.rivals).items()]
+        pages = controls.besides(name, run.task, base, members, clusters, rivals)
         report = compared(params, name, run, members, plan)
         with staged(paths.comparison_pages(name)) as out:
             for version, one in pages.items():
@@ -100,6 +102,10 @@ def compared(
     lazy = [
         Entry(name=row, kind="baseline", versions=(), answers=[answers])
         for row, answers in baselines.answers(task, cases, training).items()
+    ]
+    lazy[:0] = [
+        Entry(name=row, kind="rival", versions=(), answers=[answers])
+        for row, answers in load_rivals(run, spec.rivals).items()
     ]
     entries = {mode: [*_entries(spec, run, mode, some), *lazy] for mode, some in members.items()}
     _check_pairs(spec, entries)
