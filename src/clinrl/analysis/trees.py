@@ -26,8 +26,8 @@ def numbers(text: str) -> dict[str, float]:
     for i, token in enumerate(tokens):
         if masked[i + 2] == "#":
             first, before, _, after, last = masked[i : i + 5]
-            for name in (f"{before} #", f"{first} {before} #", f"# {after}", f"# {after} {last}", f"{before} # {after}"):
-                found.setdefault(name, float(token))
+            for at in (f"{before} #", f"{first} {before} #", f"# {after}", f"# {after} {last}", f"{before} # {after}"):
+                found.setdefault(at, float(token))
     return found
 
 
@@ -55,7 +55,8 @@ def boosted_trees(texts: Sequence[str], labels: Sequence[Any], asked: Sequence[s
 
     def table(counts: Any, read: Sequence[dict[str, float]]) -> Any:
         values = [[found.get(name, -1.0) + 1 for name in columns] for found in read]  # 0: no such number
-        return hstack([csr_matrix(np.array(values, np.float32).reshape(len(read), -1)), chosen.transform(counts)], "csr")
+        dense = np.array(values, np.float32).reshape(len(read), -1)
+        return hstack([csr_matrix(dense), chosen.transform(counts)], "csr")
 
     settings = {
         "objective": "multiclass", "num_class": len(names), "learning_rate": RATE, "num_leaves": LEAVES,

@@ -9,7 +9,8 @@ from clinrl.errors import ParamsError, did_you_mean, format_value
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-BESIDES = {"evaluate": ("MERGE", "BASE", "RIVAL"), **dict.fromkeys(("show", "protocol", "compare", "params"), ("BASE",))}
+BASED = dict.fromkeys(("show", "protocol", "compare", "params"), ("BASE",))
+BESIDES = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
 """Kinds that a command takes besides the one that its usage shows."""
 
 

@@ -56,7 +56,7 @@ def stage(params: "Params", name: str) -> None:
         }
         # Before the intervals, which take minutes: reports that contradict each other are found out here.
         clusters = None if run.clusters is None else len(set(run.clusters))
-        rivals = [Row(name=row, metrics=row_metrics(run, found)) for row, found in load_rivals(run, spec.rivals).items()]
+        rivals = [Row(name=row, metrics=row_metrics(run, it)) for row, it in load_rivals(run, spec.rivals).items()]
         pages = controls.besides(name, run.task, base, members, clusters, rivals)
         report = compared(params, name, run, members, plan)
         with staged(paths.comparison_pages(name)) as out:
@@ -99,13 +99,10 @@ def compared(
             exam = run.model.exam
             raise ParamsError(f"comparisons.{name}.published_parts: {part!r} is no part of {exam}, only {values}")
     training = list(read_cases(paths.cases(params.versions[spec.versions[0]].data), task))
+    besides = {**load_rivals(run, spec.rivals), **baselines.answers(task, cases, training)}
     lazy = [
-        Entry(name=row, kind="baseline", versions=(), answers=[answers])
-        for row, answers in baselines.answers(task, cases, training).items()
-    ]
-    lazy[:0] = [
-        Entry(name=row, kind="rival", versions=(), answers=[answers])
-        for row, answers in load_rivals(run, spec.rivals).items()
+        Entry(name=row, kind="rival" if row in spec.rivals else "baseline", versions=(), answers=[answers])
+        for row, answers in besides.items()
     ]
     entries = {mode: [*_entries(spec, run, mode, some), *lazy] for mode, some in members.items()}
     _check_pairs(spec, entries)

@@ -73,7 +73,8 @@ def stage(params: "Params", name: str) -> None:
     evaluates the same name.
     """
     if name in params.rivals:
-        return rival.stage(params, name)
+        rival.stage(params, name)
+        return
     model = params.model(name)
     task = model.task
     with exclusive(paths.graded(name)):
