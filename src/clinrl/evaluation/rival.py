@@ -1,6 +1,7 @@
 """A classifier that learned from all that a lineage has seen, base included, and took its exam: a row to beat."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ FILE = "answers.json"
 
 
 class Taken(Strict):
-    """The exam of a rival, whose answers are the same in every mode. Holds no times: equal inputs give equal bytes."""
+    """The exam of a rival. Holds no times: equal inputs give equal bytes."""
 
     exam_digest: str
     learned: dict[str, int]
@@ -50,14 +51,12 @@ def stage(params: "Params", name: str) -> None:
     run, path = open_run(params, params.model(f"{params.rivals[name].task}-base")), paths.report(name) / FILE
     with exclusive(path):
         by_source, task = learned(params, name), run.task
-        cases = [case for some in by_source.values() for case in some]
+        cases = list(chain.from_iterable(by_source.values()))
         texts, asked = ([text(task, case) for case in some] for some in (cases, run.cases))
-        answers = boosted_trees(texts, [task.label(case) for case in cases], asked)
-        taken = Taken(
-            exam_digest=run.exam_digest,
-            learned={source: len(some) for source, some in by_source.items()},
-            answers=dict(zip((case.id for case in run.cases), answers, strict=True)),
-        )
+        labels = boosted_trees(texts, [task.label(case) for case in cases], asked)
+        counts = {source: len(some) for source, some in by_source.items()}
+        answers = {case.id: label for case, label in zip(run.cases, labels, strict=True)}
+        taken = Taken(exam_digest=run.exam_digest, learned=counts, answers=answers)
         write_json(path, taken.model_dump(mode="json"))
         write_record(task, name, run.model.exam, None)
 
@@ -66,12 +65,12 @@ def load_rivals(run: Run, rows: Mapping[str, str]) -> dict[str, list[Any]]:
     """Answers in exam order, by row; `rows` has the rival of each. Raises ArtefactError for those to another exam."""
     found = {}
     for row, name in rows.items():
-        path = paths.report(name) / FILE
+        path, advice = paths.report(name) / FILE, f"run `dvc repro rival@{name}`"
         try:
             taken = Taken.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValidationError):
-            raise ArtefactError(f"{path} is missing or is no exam of a rival; run `dvc repro rival@{name}`") from None
+            raise ArtefactError(f"{path} is missing or is no exam of a rival; {advice}") from None
         if taken.exam_digest != run.exam_digest or set(taken.answers) != {case.id for case in run.cases}:
-            raise ArtefactError(f"{path} answers another exam than {run.model.exam}; run `dvc repro rival@{name}`")
+            raise ArtefactError(f"{path} answers another exam than {run.model.exam}; {advice}")
         found[row] = [taken.answers[case.id] for case in run.cases]
     return found
