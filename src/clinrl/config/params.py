@@ -46,6 +46,8 @@ class Params(Section):
     """Version to the data of its external exam."""
     protocols: schema.Protocols = schema.Protocols()
     """Bases and versions whose evaluation goes beyond the exam, by name."""
+    rivals: dict[Name, schema.Rival] = Field(default_factory=dict)
+    """Name to classifier that recipes are compared with."""
     comparisons: dict[Name, schema.Comparison] = Field(default_factory=dict)
     """Name to recipes that are compared over seeds."""
     gates: dict[str, schema.Gate] = Field(default_factory=dict)
@@ -91,6 +93,8 @@ class Params(Section):
                 self._check_use(f"{section}.{name}.data", block.data, use, block.task)
         for name in self.protocols.all:
             self._check_protocol(name)
+        for name, rival in self.rivals.items():
+            self._check_rival(f"rivals.{name}", name, rival)
         for name, comparison in self.comparisons.items():
             self._check_comparison(f"comparisons.{name}", comparison)
         for task, gate in self.gates.items():
@@ -132,6 +136,16 @@ class Params(Section):
                         f"{at}.{key} is not that of {against}, with which it is compared; both need the same"
                     )
 
+    def _check_rival(self, at: str, name: str, rival: schema.Rival) -> None:
+        """Refuse a name in use, a task of several turns, another exam, and data that is not drawn for training."""
+        if name in (*self.versions, *self.merges.all, *self.roots, *RESERVED):
+            raise ParamsError(f"{at} is a name in use; a rival needs one of its own")
+        single = [task for task in self.bases if get_task(task).episodes is None]
+        check_known(f"{at}.task", rival.task, single, "a task of one turn with a base")
+        check_known(f"{at}.exam", rival.exam, [self.bases[rival.task].exam], "the exam that the base takes")
+        drawn = [data for data, spec in self.datasets.items() if (spec.use, spec.task) == ("train", rival.task)]
+        check_all(f"{at}.data", rival.data, drawn, f"drawn train data of {rival.task}")
+
     def _check_merge(self, name: str, merge: schema.Fold | schema.Blend) -> None:
         """Refuse a merge that is called like a version, or whose versions are not of its task and exam."""
         at = f"merges.{'folds' if name in self.merges.folds else 'blends'}.{name}"
@@ -166,10 +180,15 @@ class Params(Section):
                         f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
                         "are one recipe with other seeds"
                     )
+        fitting = [name for name, rival in self.rivals.items() if rival.task == task.name]
+        check_all(f"{at}.rivals", comparison.rivals.values(), fitting, f"a rival of {task.name}")
+        if taken := comparison.rivals.keys() & {*bases, *comparison.arms}:
+            raise ParamsError(f"{at}.rivals: {min(taken)!r} is the name of another row; each rival needs its own")
+        known = [*comparison.arms, *comparison.rivals, *bases]
         for place, pair in enumerate(comparison.tests):
             sides = [comparison.arms.get(row, ()) for row in (pair.first, pair.second)]
             for key, row in (("first", pair.first), ("second", pair.second)):
-                check_known(f"{at}.tests.{place}.{key}", row, [*comparison.arms, *bases], "a row of the comparison")
+                check_known(f"{at}.tests.{place}.{key}", row, known, "a row of the comparison")
             if min(map(len, sides)) > 1 and len(sides[0]) != len(sides[1]):
                 raise ParamsError(
                     f"{at}.tests.{place} pairs {len(sides[0])} versions with {len(sides[1])}; seed by seed, both have "

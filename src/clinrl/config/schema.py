@@ -200,6 +200,17 @@ class Protocols(Section):
         return {**self.bases, **self.versions}
 
 
+class Rival(Section):
+    """A classifier on all that a lineage has seen: LightGBM on words, pairs of words and the numbers of a case."""
+
+    task: str
+    """The task, one of a single turn."""
+    data: Distinct
+    """Data sets that it learns from, drawn and for training: those of the versions that it is compared with."""
+    exam: str
+    """The exam of these versions, whose edition labels the cases of the embedded base, from which it learns too."""
+
+
 BASE = "base"
 """The row of the untrained base in a comparison; as another input variant it is `base, <variant>`."""
 
@@ -208,7 +219,7 @@ class Pair(Section):
     """Two rows of a comparison that are tested against each other."""
 
     first: str
-    """An arm, `base`, or `base, <variant>`."""
+    """An arm, a rival, `base`, or `base, <variant>`."""
     second: str
     """Another; differences are the first less the second."""
     says: Text
@@ -270,6 +281,8 @@ class Comparison(Section):
     """A slice of the task whose values are reported one by one too; empty: all cases together only."""
     arms: Annotated[dict[Text, Distinct], Field(min_length=1)]
     """Name of a recipe to its versions, one a seed; a control is an arm too."""
+    rivals: dict[Text, str] = Field(default_factory=dict)
+    """Name of a row to the rival whose answers it shows; a test may name it."""
     tests: Annotated[tuple[Pair, ...], Field(strict=False)] = ()
     """Which rows are tested against each other, in the order of the text."""
     published: dict[str, dict[str, float]] = Field(default_factory=dict)

@@ -22,6 +22,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_answers, load_report, load_variant, open_run, read_graded
 from clinrl.evaluation.preregistration import registered
+from clinrl.evaluation.rival import load_rivals
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task, as_variant
@@ -99,9 +100,10 @@ def compared(
             exam = run.model.exam
             raise ParamsError(f"comparisons.{name}.published_parts: {part!r} is no part of {exam}, only {values}")
     training = list(read_cases(paths.cases(params.versions[spec.versions[0]].data), task))
+    besides = {**load_rivals(run, spec.rivals), **baselines.answers(task, cases, training)}
     lazy = [
-        Entry(name=row, kind="baseline", versions=(), answers=[answers])
-        for row, answers in baselines.answers(task, cases, training).items()
+        Entry(name=row, kind="rival" if row in spec.rivals else "baseline", versions=(), answers=[answers])
+        for row, answers in besides.items()
     ]
     entries = {mode: [*_entries(spec, run, mode, some), *lazy] for mode, some in members.items()}
     _check_pairs(spec, entries)

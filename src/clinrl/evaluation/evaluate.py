@@ -35,6 +35,7 @@ from clinrl.config.bases import EmbeddedBase
 from clinrl.config.model import Model
 from clinrl.data.dataset import corpora, read_cases
 from clinrl.errors import ArtefactError
+from clinrl.evaluation import rival
 from clinrl.evaluation.answers import (
     ALARMS,
     BETWEEN_MODES,
@@ -65,12 +66,15 @@ if TYPE_CHECKING:
 
 
 def stage(params: "Params", name: str) -> None:
-    """Evaluate a version, a merge, or `<task>-base`: write its graded answers and its reports.
+    """Evaluate a version, a merge, or `<task>-base`: write its graded answers and its reports; or a rival.
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
     for another task version or without the exam's proof, or if the parent took another exam, Busy if another command
     evaluates the same name.
     """
+    if name in params.rivals:
+        rival.stage(params, name)
+        return
     model = params.model(name)
     task = model.task
     with exclusive(paths.graded(name)):

@@ -16,5 +16,6 @@ def write_record(task: Task, name: str, exam: str, data: str | None) -> None:
     Digests are DVC's, as dvc.lock has them. Raises OSError if one of these cannot be read.
     """
     reports = sorted(paths.report(name).glob("*.json"))
-    used = [paths.graded(name), *reports, *(paths.cases(cases) for cases in (exam, data) if cases)]
+    kept = [paths.graded(name)] if paths.graded(name).exists() else []  # a rival, which says nothing, keeps none
+    used = [*kept, *reports, *(paths.cases(cases) for cases in (exam, data) if cases)]
     write_json(paths.exam_record(task.name, name), {"name": name, "md5": {path.as_posix(): md5(path) for path in used}})

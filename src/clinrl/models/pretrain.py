@@ -98,9 +98,9 @@ def teach(
     tokenizer.save_pretrained(out)
 
 
-def corpus(task: Task, spec: "EmbeddedBase") -> Iterator[Case]:
-    """The cases that a base learns from."""
-    return task.cases(spec.cases, spec.seed, pool="base", mix="reporting")
+def corpus(task: Task, spec: "EmbeddedBase", **edition: str) -> Iterator[Case]:
+    """The cases that a base learns from; with `edition`, the same patients labelled by that one alone."""
+    return task.cases(spec.cases, spec.seed, pool="base", mix="reporting", **edition)
 
 
 def _texts(task: Task, spec: "EmbeddedBase", marks: Marks, template: str) -> list[Text]:

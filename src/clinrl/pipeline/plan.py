@@ -73,6 +73,8 @@ def addresses_of(params: "Params", name: str) -> dict[str, str]:
     if name in params.merges.all:
         kind = "fold" if name in params.merges.folds else "blend"
         return {"merge": f"{kind}@{name}", "evaluate": f"examine-{kind}@{name}"}
+    if name in params.rivals:
+        return {"evaluate": f"rival@{name}"}
     task = name.removesuffix("-base")
     return {"base": f"base@{task}", "evaluate": f"baseline@{task}"}
 
@@ -98,7 +100,7 @@ def draw(params: "Params", task: str = "", *, gates: Mapping[str, str]) -> None:
 
 def _members(params: "Params", task: str) -> Iterator[str]:
     yield f"{task}-base"
-    for some in (params.versions, params.merges.folds, params.merges.blends):
+    for some in (params.versions, params.merges.folds, params.merges.blends, params.rivals):
         yield from (name for name, spec in some.items() if spec.task == task)
 
 
@@ -107,6 +109,8 @@ def _tree(params: "Params", name: str, last: Sequence[bool]) -> Iterator[tuple[s
     branches = "".join("   " if ends else "│  " for ends in last[:-1]) + ("└─ " if last[-1] else "├─ ") if last else ""
     blends, folds = params.merges.blends, params.merges.folds
     kind = "base" if name.endswith("-base") else "fold" if name in folds else "blend"
+    if name in params.rivals:
+        kind = "rival"
     if name in params.versions:
         kind = params.profiles[params.versions[name].profile].method
     yield name, branches + name + (f" (with {blends[name].second})" if name in blends else ""), kind
@@ -114,6 +118,7 @@ def _tree(params: "Params", name: str, last: Sequence[bool]) -> Iterator[tuple[s
         *(fold for fold, spec in folds.items() if spec.version == name),
         *(blend for blend, spec in blends.items() if spec.first == name),
         *(version for version, spec in params.versions.items() if spec.parent == name),
+        *(rival for rival, spec in params.rivals.items() if f"{spec.task}-base" == name),
     ]
     for child in children:
         yield from _tree(params, child, [*last, child == children[-1]])

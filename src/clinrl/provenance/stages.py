@@ -35,6 +35,7 @@ COMMANDS = {
     "blend": ("merge", "{}"),
     "examine-fold": ("evaluate", "{}"),
     "examine-blend": ("evaluate", "{}"),
+    "rival": ("evaluate", "{}"),
     "compare": ("compare", "{}"),
 }
 """Group of dvc.yaml to the subcommand of `clinrl`, and to what that calls the group's name."""

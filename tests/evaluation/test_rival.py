@@ -1,0 +1,118 @@
+"""A rival learns from the base's corpus and the data sets, answers its exam, and is a row of the comparison."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import contest
+import dolls
+from clinrl import paths
+from clinrl.analysis.contrasts import ALL, Compared
+from clinrl.analysis.controls import Beside
+from clinrl.config.params import Params
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.evaluation import compare, evaluate
+from clinrl.evaluation.rival import learned
+from clinrl.models.pretrain import corpus
+from clinrl.runtime.dvc_digest import md5
+from clinrl.tasks.base import get_task
+
+ANSWERS = Path("data/reports/trees/answers.json")
+RECORD = Path("data/reports/exams/imaging/trees.json")
+
+
+@pytest.fixture(scope="module")
+def built() -> Path:
+    return contest.compared()
+
+
+@pytest.fixture
+def project(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Params]:
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    with contest.drawn():
+        yield Params.model_validate(contest.mapping())
+
+
+def test_it_learned_from_the_base_and_the_data_and_left_a_record(project: Params) -> None:
+    taken = json.loads(ANSWERS.read_text())
+    assert taken["learned"] == {"base corpus": 300, "d1": 60}
+    assert len(taken["answers"]) == contest.CASES
+    assert set(taken["answers"].values()) <= set(contest.TASK.labels)
+    record = json.loads(RECORD.read_text())
+    assert record == {"name": "trees", "md5": {str(path): md5(path) for path in (ANSWERS, paths.cases("x1"))}}
+    before = ANSWERS.read_bytes(), RECORD.read_bytes()
+    evaluate.stage(project, "trees")
+    assert (ANSWERS.read_bytes(), RECORD.read_bytes()) == before
+
+
+def test_it_is_a_row_a_test_may_name_and_a_line_beside_every_version(built: Path) -> None:
+    report = Compared.model_validate_json((built / paths.comparison_report("recipes")).read_bytes())
+    for section in report.sections:
+        (row,) = (row for row in section.rows if row.name == "boosted trees")
+        assert row.kind == "rival"
+        assert row.metrics["exact"].n == section.n
+        tests = [t for t in section.contrasts if (t.first, t.second) == ("better", "boosted trees")]
+        assert {t.measure for t in tests} >= {"exact", "macro_f1"}
+    whole = [section for section in report.sections if section.part == ALL]
+    assert len({str(row.metrics) for section in whole for row in section.rows if row.kind == "rival"}) == 1
+    beside = Beside.model_validate_json((built / paths.comparison_pages("recipes") / "plain-1.json").read_bytes())
+    assert [line.name for mode in beside.modes for line in mode.lines if line.kind == "rival"] == ["boosted trees"] * 2
+
+
+def test_answers_to_other_cases_are_refused(project: Params) -> None:
+    taken = json.loads(ANSWERS.read_text())
+    for change in ({"exam_digest": "c" * 64}, {"answers": dict(list(taken["answers"].items())[1:])}):
+        ANSWERS.write_text(json.dumps(taken | change))
+        with pytest.raises(ArtefactError, match=r"trees/answers.json answers another exam than x1; run `dvc repro riv"):
+            compare.stage(project, "recipes")
+    ANSWERS.unlink()
+    with pytest.raises(ArtefactError, match="is missing or is no exam of a rival; run `dvc repro rival@trees`"):
+        compare.stage(project, "recipes")
+
+
+def test_the_corpus_of_a_base_that_read_two_editions_is_labelled_by_that_of_the_exam() -> None:
+    rival = {"trees": {"task": "esi", "data": ["d1"], "exam": "x1"}}
+    found = learned(dolls.params(rivals=rival), "trees")
+    assert {source: len(cases) for source, cases in found.items()} == {"base corpus v5": 300, "d1": 30}
+    assert {case.key.edition for case in found["base corpus v5"]} == {"v5"}
+    read = list(corpus(get_task("esi"), dolls.params().bases["esi"].embedded))
+    assert [case.facts for case in read] == [case.facts for case in found["base corpus v5"]]
+    assert {case.key.edition for case in read} == {"v4", "v5"}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"task": "audit"}, "is not a task of one turn with a base"),
+        ({"exam": "x2"}, "is not the exam that the base takes"),
+        ({"data": ["x1"]}, "is not drawn train data of imaging"),
+    ],
+)
+def test_a_rival_that_cannot_be_is_refused(change: dict[str, object], sentence: str) -> None:
+    content = contest.mapping()
+    content["rivals"] = {"trees": content["rivals"]["trees"] | change}
+    with pytest.raises(ParamsError, match=sentence):
+        Params.model_validate(content)
+
+
+@pytest.mark.parametrize("name", ["plain-1", "imaging-base", "exams"])
+def test_a_name_in_use_is_refused(name: str) -> None:
+    content = contest.mapping()
+    content["rivals"][name] = content["rivals"]["trees"]
+    with pytest.raises(ParamsError, match=f"rivals.{name} is a name in use"):
+        Params.model_validate(content)
+
+
+@pytest.mark.parametrize(
+    ("rivals", "sentence"),
+    [({"plain": "trees"}, "'plain' is the name of another row"), ({"t": "tree"}, "'tree' is not a rival of imaging")],
+)
+def test_a_row_that_is_taken_or_unknown_is_refused(rivals: dict[str, str], sentence: str) -> None:
+    content = contest.mapping()
+    content["comparisons"] = {"recipes": contest.COMPARISON | {"rivals": rivals}}
+    with pytest.raises(ParamsError, match=sentence):
+        Params.model_validate(content)
