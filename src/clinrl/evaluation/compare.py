@@ -1,7 +1,7 @@
-"""The comparison of recipes over seeds: their graded answers beside those of the base and of simple policies.
+"""The comparison of recipes over seeds: their answers beside those of the base and of simple policies.
 
-Everything follows from answers that are already graded and from the reports on them; no model is asked. Answers to
-another exam, at another task version or with other decoding, are refused.
+Everything follows from committed answers and the reports on them; no model is asked, and no transcript is needed.
+Answers to another exam, at another task version or with other decoding, are refused.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,22 +13,20 @@ from clinrl import paths
 from clinrl.analysis import baselines, contrasts
 from clinrl.analysis.contrasts import ALL, Compared, Entry
 from clinrl.analysis.exam import VARIANTS, EvalReport, note_of
-from clinrl.analysis.paired import Answers, comparable
+from clinrl.analysis.paired import Answers
 from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
-from clinrl.artifacts import exclusive, read_manifest, sha256_file, staged, write_json, write_text
+from clinrl.artifacts import exclusive, sha256_file, staged, write_json, write_text
 from clinrl.config.schema import BASE
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
-from clinrl.evaluation.answers import load_answers, load_report, load_variant, open_run, read_graded
+from clinrl.evaluation.answers import load_report, open_run
 from clinrl.evaluation.preregistration import registered
+from clinrl.evaluation.record import Taken, answers_of, load_taken
 from clinrl.evaluation.rival import load_rivals
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
-from clinrl.tasks.base import Task, as_variant
-from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import NO_RESPONSES
-from clinrl.types import Graded
+from clinrl.tasks.base import Task
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -41,8 +39,13 @@ class Member:
 
     answers: Answers
     report: EvalReport
-    qualities: Mapping[str, Sequence[float | None]]
-    """Of the qualities that ask no judge: a number for every case."""
+    taken: Taken
+    """In all modes."""
+
+    @property
+    def qualities(self) -> Mapping[str, Sequence[float | None]]:
+        """Of the qualities that ask no judge: a number for every case."""
+        return self.taken.given[self.answers.mode].qualities
 
 
 def stage(params: "Params", name: str) -> None:
@@ -61,8 +64,7 @@ def stage(params: "Params", name: str) -> None:
         run = open_run(params, params.model(base))
         plan = registered(params, name, run) if spec.primary else None
         members = {
-            mode: {version: _member(params, run, mode, version) for version in (base, *spec.versions)}
-            for mode in run.modes
+            mode: {version: _member(run, mode, version) for version in (base, *spec.versions)} for mode in run.modes
         }
         write_json(target, compared(params, name, run, members, plan).model_dump(mode="json"))
         write_pages(target, run.task, params.modes)
@@ -114,10 +116,7 @@ def compared(
         exam=run.model.exam,
         exam_digest=run.exam_digest,
         modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
-        adapters={
-            version: read_manifest(paths.graded(version)).inputs["adapter"]
-            for version in (run.model.name, *spec.versions)
-        },
+        adapters={version: member.taken.adapter_digest for version, member in next(iter(members.values())).items()},
         columns=spec.columns,
         quality=spec.quality,
         parts=spec.parts,
@@ -144,7 +143,7 @@ def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> 
     present = [{entry.name for entry in some} for some in entries.values()]
     for pair in spec.tests:
         if not any({pair.first, pair.second} <= names for names in present):
-            base = paths.graded(f"{spec.task}-base")
+            base = paths.report(f"{spec.task}-base")
             raise ArtefactError(
                 f"{pair.first!r} cannot be tested against {pair.second!r}: {base} holds no answers under that variant "
                 f"in any mode; run `dvc repro baseline@{spec.task}`"
@@ -158,42 +157,18 @@ def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Memb
         _entry(run.task, row, "arm", {name: members[name] for name in versions}) for row, versions in spec.arms.items()
     ]
     found.append(_entry(run.task, BASE, "base", {base: members[base]}))
-    given = read_graded(paths.graded(base) / f"{mode}.jsonl")
     for variant in run.task.reporting.variants:
-        path = paths.graded(base) / f"{mode}.{variant}.jsonl"
-        if path.exists():
-            lines = load_variant(run, given, variant, path)
-            qualities = {name: [values] for name, values in _qualities(run, lines, variant).items()}
-            answers = [[line.answer for line in lines]]
-            found.append(
-                Entry(name=f"{BASE}, {variant}", kind="base", versions=(base,), answers=answers, qualities=qualities)
-            )
+        if under := members[base].taken.given.get(f"{mode}.{variant}"):
+            qualities = {name: [values] for name, values in under.qualities.items()}
+            row, answers = f"{BASE}, {variant}", [under.answers]
+            found.append(Entry(name=row, kind="base", versions=(base,), answers=answers, qualities=qualities))
     return found
 
 
-def _member(params: "Params", run: Run, mode: str, name: str) -> Member:
-    """A version or the base as its graded answers and its report have it."""
-    answers = load_answers(run, mode, name)  # refuses what is missing, altered, or no answer to this very exam
-    report, model = load_report(name, mode), params.model(name)
-    comparable(answers, report)
-    if report.adapter_digest != read_manifest(paths.graded(name)).inputs["adapter"]:
-        raise ArtefactError(
-            f"{paths.report(name)} is not about the adapter whose answers are in {paths.graded(name)}; restore both "
-            "with `dvc checkout` or run the stage of dvc.yaml that examines it"
-        )
-    qualities = _qualities(run, read_graded(paths.graded(name) / f"{mode}.jsonl"), model.variant)
-    return Member(answers=answers, report=report, qualities=qualities)
-
-
-def _qualities(run: Run, lines: Sequence[Graded], variant: str) -> dict[str, list[float | None]]:
-    """Of each quality that asks no judge, its number for every case. Imported cases have none: no text is kept."""
-    if any(map(is_imported, run.cases)):
-        return {}
-    pairs = [(as_variant(run.task, case, variant), line) for case, line in zip(run.cases, lines, strict=True)]
-    return {
-        name: [run.task.reporting.qualities[name].of(case, line.transcript, NO_RESPONSES) for case, line in pairs]
-        for name in contrasts.without_models(run.task)
-    }
+def _member(run: Run, mode: str, name: str) -> Member:
+    """A version or the base as its kept answers and its report have it."""
+    report, taken = load_report(name, mode), load_taken(run, name)
+    return Member(answers=answers_of(run, mode, name, taken, report), report=report, taken=taken)
 
 
 def _entry(task: Task, row: str, kind: contrasts.Kind, members: Mapping[str, Member]) -> Entry:

@@ -48,7 +48,7 @@ from clinrl.evaluation.answers import (
     open_run,
     rows_of,
 )
-from clinrl.evaluation.record import write_record
+from clinrl.evaluation.record import ANSWERS, taken, write_record
 from clinrl.models.generate import SHARED, Sampler
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.pretrain import corpus
@@ -219,6 +219,7 @@ def write_reports(
     """
     task, model = run.task, run.model
     reports = reports_of(run, training, parent, responses, seen)
+    write_text(out / ANSWERS, taken(run))
     answers = {mode: run.answers(mode).answers for mode in run.modes}
     for mode, report in reports.items():
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))

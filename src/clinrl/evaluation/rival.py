@@ -14,7 +14,7 @@ from clinrl.artifacts import exclusive, write_json
 from clinrl.data.dataset import draw
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import open_run
-from clinrl.evaluation.record import write_record
+from clinrl.evaluation.record import ANSWERS, write_record
 from clinrl.models.pretrain import corpus
 from clinrl.tasks.base import get_task
 from clinrl.types import Case, Strict
@@ -22,10 +22,8 @@ from clinrl.types import Case, Strict
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-FILE = "answers.json"
 
-
-class Taken(Strict):
+class Sat(Strict):
     """The exam of a rival. Holds no times: equal inputs give equal bytes."""
 
     exam_digest: str
@@ -48,7 +46,7 @@ def learned(params: "Params", name: str) -> dict[str, list[Case]]:
 def stage(params: "Params", name: str) -> None:
     """Write data/reports/<name>/answers.json and the record of the exam. Raises ArtefactError as `open_run`, and Busy
     if another command writes the same."""
-    run, path = open_run(params, params.model(f"{params.rivals[name].task}-base")), paths.report(name) / FILE
+    run, path = open_run(params, params.model(f"{params.rivals[name].task}-base")), paths.report(name) / ANSWERS
     with exclusive(path):
         by_source, task = learned(params, name), run.task
         cases = list(chain.from_iterable(by_source.values()))
@@ -56,7 +54,7 @@ def stage(params: "Params", name: str) -> None:
         labels = boosted_trees(texts, [task.label(case) for case in cases], asked)
         counts = {source: len(some) for source, some in by_source.items()}
         answers = {case.id: label for case, label in zip(run.cases, labels, strict=True)}
-        taken = Taken(exam_digest=run.exam_digest, learned=counts, answers=answers)
+        taken = Sat(exam_digest=run.exam_digest, learned=counts, answers=answers)
         write_json(path, taken.model_dump(mode="json"))
         write_record(task, name, run.model.exam, None)
 
@@ -65,9 +63,9 @@ def load_rivals(run: Run, rows: Mapping[str, str]) -> dict[str, list[Any]]:
     """Answers in exam order, by row; `rows` has the rival of each. Raises ArtefactError for those to another exam."""
     found = {}
     for row, name in rows.items():
-        path, advice = paths.report(name) / FILE, f"run `dvc repro rival@{name}`"
+        path, advice = paths.report(name) / ANSWERS, f"run `dvc repro rival@{name}`"
         try:
-            taken = Taken.model_validate_json(path.read_bytes())
+            taken = Sat.model_validate_json(path.read_bytes())
         except (FileNotFoundError, ValidationError):
             raise ArtefactError(f"{path} is missing or is no exam of a rival; {advice}") from None
         if taken.exam_digest != run.exam_digest or set(taken.answers) != {case.id for case in run.cases}:
