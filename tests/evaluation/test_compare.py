@@ -4,19 +4,19 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import contest
 from clinrl import intervals, paths
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, Section
-from clinrl.artifacts import read_manifest, sha256_file, write_json
 from clinrl.cli import main as cli
 from clinrl.config.params import Params
-from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.answers import load_report
+from clinrl.evaluation.record import ANSWERS
 from clinrl.reports import results
 from clinrl.reports.render import render
 from clinrl.reports.results import ALPHA
@@ -210,62 +210,60 @@ def test_equal_answers_give_equal_bytes(project):
     assert written() == before
 
 
+def altered(path: Path, **changes: Any) -> None:
+    """Write kept answers with other fields."""
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
 def test_missing_altered_and_foreign_answers_are_refused(project):
-    graded = paths.graded("plain-2")
-    lines = (graded / "think.jsonl").read_text(encoding="utf-8")
-    (graded / "think.jsonl").write_text(lines.replace("Usually Appropriate", "May Be Appropriate"), encoding="utf-8")
-    with pytest.raises(ArtefactError, match=r"plain-2/think.jsonl was altered"):
+    path = paths.report("plain-2") / ANSWERS
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    other = "Usually Appropriate"
+    given = kept["given"] | {"think": kept["given"]["think"] | {"answers": [other] * contest.CASES}}
+    altered(path, given=given)
+    with pytest.raises(ArtefactError, match=r"answers in .*plain-2/answers.json give another exact than .*think.json"):
         compare.stage(project, "recipes")
-    shutil.rmtree(graded)
-    with pytest.raises(ArtefactError, match=r"plain-2 has no manifest.json: build it first"):
+    altered(path, **kept | {"adapter_digest": "b" * 64})
+    with pytest.raises(ArtefactError, match=r"plain-2/answers.json are of another adapter than"):
         compare.stage(project, "recipes")
-    shutil.copytree(paths.graded("plain-1"), graded)
-    content = json.loads((graded / "manifest.json").read_text(encoding="utf-8"))
-    content["inputs"]["adapter"] = "b" * 64
-    write_json(graded / "manifest.json", content)
-    with pytest.raises(ArtefactError, match=r"reports/plain-2 is not about the adapter whose answers are in"):
+    altered(path, **kept | {"given": {"think": {"answers": [other], "qualities": {}}}})
+    with pytest.raises(ArtefactError, match=r"plain-2/answers.json does not answer the 80 cases of x1"):
+        compare.stage(project, "recipes")
+    path.write_text("[]", encoding="utf-8")
+    with pytest.raises(ArtefactError, match=r"plain-2/answers.json holds no answers to an exam; restore it from git"):
+        compare.stage(project, "recipes")
+    path.unlink()
+    with pytest.raises(ArtefactError, match=r"answers.json does not exist: run `dvc repro evaluate@plain-2`"):
         compare.stage(project, "recipes")
     shutil.rmtree(paths.report("plain-2"))
     with pytest.raises(ArtefactError, match="dvc repro evaluate@plain-2"):
         compare.stage(project, "recipes")
 
 
+def test_no_transcript_is_needed(project):
+    before = paths.comparison_report("recipes").read_bytes()
+    shutil.rmtree(paths.graded("plain-2").parent)
+    compare.stage(project, "recipes")
+    assert paths.comparison_report("recipes").read_bytes() == before
+
+
 def test_seeds_that_sat_another_exam_or_decoded_otherwise_are_refused(project):
-    manifest = paths.graded("better-3") / "manifest.json"
-    kept = json.loads(manifest.read_text(encoding="utf-8"))
-    write_json(manifest, kept | {"inputs": kept["inputs"] | {"exam": "c" * 64}})
+    path = paths.report("better-3") / ANSWERS
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    altered(path, exam_digest="c" * 64)
     with pytest.raises(ArtefactError, match="better-3 cannot be compared: their exam digest differs"):
         compare.stage(project, "recipes")
-    modes = {mode: spec | {"temperature": 0.7} for mode, spec in kept["spec"]["modes"].items()}
-    write_json(manifest, kept | {"spec": kept["spec"] | {"modes": modes}})
+    altered(path, **kept | {"modes": {mode: spec | {"temperature": 0.7} for mode, spec in kept["modes"].items()}})
     with pytest.raises(ArtefactError, match="decoding of the mode differs"):
         compare.stage(project, "recipes")
 
 
 def test_a_base_without_the_view_that_a_test_names_is_refused(project):
-    base = paths.graded("imaging-base")
-    (base / "think.without_evidence.jsonl").unlink()
-    content = json.loads((base / "manifest.json").read_text(encoding="utf-8"))
-    del content["files"]["think.without_evidence.jsonl"]
-    write_json(base / "manifest.json", content)
+    path = paths.report("imaging-base") / ANSWERS
+    given = json.loads(path.read_text(encoding="utf-8"))["given"]
+    assert len(given.pop("think.without_evidence")["answers"]) == contest.CASES
+    altered(path, given=given)
     with pytest.raises(ArtefactError, match=r"'plain' cannot be tested against 'base, without_evidence'.*baseline@"):
-        compare.stage(project, "recipes")
-
-
-def test_a_base_that_answered_other_cases_under_a_view_is_refused(project):
-    base = paths.graded("imaging-base")
-    lines = (base / "think.without_evidence.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    cases = list(read_cases(paths.cases("x1"), contest.TASK))
-    assert (
-        len(lines)
-        == sum(contest.TASK.reporting.variants["without_evidence"](case) is not None for case in cases)
-        < len(cases)
-    )
-    manifest = read_manifest(base)
-    (base / "think.without_evidence.jsonl").write_text("".join(lines[1:]), encoding="utf-8")
-    changed = {"think.without_evidence.jsonl": sha256_file(base / "think.without_evidence.jsonl")}
-    write_json(base / "manifest.json", manifest.model_copy(update={"files": manifest.files | changed}).model_dump())
-    with pytest.raises(ArtefactError, match="does not answer the cases of this exam that have the variant"):
         compare.stage(project, "recipes")
 
 

@@ -11,7 +11,6 @@ import contest
 import dolls
 from clinrl import paths
 from clinrl.analysis.contrasts import ALL, Compared
-from clinrl.analysis.controls import Beside
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare, evaluate
@@ -49,7 +48,7 @@ def test_it_learned_from_the_base_and_the_data_and_left_a_record(project: Params
     assert (ANSWERS.read_bytes(), RECORD.read_bytes()) == before
 
 
-def test_it_is_a_row_a_test_may_name_and_a_line_beside_every_version(built: Path) -> None:
+def test_it_is_a_row_that_a_test_may_name(built: Path) -> None:
     report = Compared.model_validate_json((built / paths.comparison_report("recipes")).read_bytes())
     for section in report.sections:
         (row,) = (row for row in section.rows if row.name == "boosted trees")
@@ -59,8 +58,6 @@ def test_it_is_a_row_a_test_may_name_and_a_line_beside_every_version(built: Path
         assert {t.measure for t in tests} >= {"exact", "macro_f1"}
     whole = [section for section in report.sections if section.part == ALL]
     assert len({str(row.metrics) for section in whole for row in section.rows if row.kind == "rival"}) == 1
-    beside = Beside.model_validate_json((built / paths.comparison_pages("recipes") / "plain-1.json").read_bytes())
-    assert [line.name for mode in beside.modes for line in mode.lines if line.kind == "rival"] == ["boosted trees"] * 2
 
 
 def test_answers_to_other_cases_are_refused(project: Params) -> None:
