@@ -35,11 +35,11 @@ COMPARISON: dict[str, Any] = {
     | {"blind": ["blind-1"], "terse": ["terse-1"]},
     "rivals": {"boosted trees": "trees"},
     "tests": [
-        {"first": "better", "second": "boosted trees", "says": "a language model"},
         {"first": "better", "second": "plain", "says": "reading with care"},
         {"first": "same", "second": "plain", "says": "another name"},
         {"first": "plain", "second": "base, without_evidence", "says": "training"},
         {"first": "better", "second": "blind", "says": "evidence"},
+        {"first": "better", "second": "boosted trees", "says": "a language model"},
     ],
     "published": {"plain": {"macro_f1": 0.335}},
     "published_parts": {"held_out": {"plain": {"macro_f1": 0.31}}},

@@ -127,7 +127,7 @@ def test_a_record_of_an_exam_says_what_the_lock_says(params: Params) -> None:
         entry = recorded[lock.exam_stage(params, record["name"])]
         known = {each["path"]: each["md5"] for kind in ("deps", "outs") for each in entry[kind]}
         assert record["md5"] == {used: known[used] for used in record["md5"]}
-        assert str(paths.graded(record["name"])) in record["md5"]
+        assert str(paths.graded(record["name"])) in record["md5"] or record["name"] in params.rivals
 
 
 def test_a_warm_start_is_an_edge(params: Params, stages: dict[str, Any]) -> None:

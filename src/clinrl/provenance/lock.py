@@ -73,11 +73,13 @@ def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
 
 
 def exam_stage(params: "Params", name: str) -> str:
-    """Address of the stage in which a version, a merge, or `<task>-base` takes its exam. Raises KeyError for others."""
+    """Address of the stage in which a model of params.yaml, or a rival, takes its exam. Raises KeyError for others."""
     roots = {root: f"baseline@{task}" for root, task in params.roots.items()}
     folds = {fold: f"examine-fold@{fold}" for fold in params.merges.folds}
     blends = {blend: f"examine-blend@{blend}" for blend in params.merges.blends}
-    return {**roots, **folds, **blends, **{version: f"evaluate@{version}" for version in params.versions}}[name]
+    rivals = {rival: f"rival@{rival}" for rival in params.rivals}
+    versions = {version: f"evaluate@{version}" for version in params.versions}
+    return {**roots, **folds, **blends, **rivals, **versions}[name]
 
 
 def ancestors(lock: Lock, target: str) -> list[str]:
