@@ -12,6 +12,7 @@ from clinrl import paths
 from clinrl.analysis import baselines, contrasts, controls
 from clinrl.analysis.contrasts import ALL, Compared, Entry
 from clinrl.analysis.controls import Member
+from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import VARIANTS, note_of
 from clinrl.analysis.paired import comparable
 from clinrl.analysis.preregistration import Primary, Registration
@@ -68,7 +69,8 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page and the figure of a comparison beside its report, and the page of each version in its folder."""
     report = Compared.model_validate(load(target, task, modes))
     title = f"{report.name} on {report.exam}"
-    figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"))
+    curves = results.curves(task, report)
+    figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"), curves)
     write_text(target.with_suffix(".md"), render("comparison", report=report))
     for path in sorted(target.with_suffix("").glob("*.json")):
         one = controls.Beside.model_validate(load(path, task, modes))
@@ -125,6 +127,7 @@ def compared(
             for part, of in places.items()
         ),
         note=note_of(cases),
+        costs={mode: found for mode, some in members.items() if (found := _costs(spec, some))},
         primary=Primary(
             registration=plan,
             digest=sha256_file(paths.preregistration(name)),
@@ -133,6 +136,13 @@ def compared(
         if plan
         else None,
     )
+
+
+def _costs(spec: "Comparison", members: Mapping[str, Member]) -> dict[str, tuple[Costs, ...]]:
+    """What thresholds reach in one mode, of the rows all of whose versions' reports say it."""
+    found = {row: [members[name].report.costs for name in versions] for row, versions in spec.rows.items()}
+    known = {row: tuple(cost for cost in costs if cost) for row, costs in found.items()}
+    return {row: costs for row, costs in known.items() if len(costs) == len(found[row])}
 
 
 def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> None:
