@@ -21,7 +21,6 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.answers import load_report
 from clinrl.reports import figures, results
-from clinrl.reports.render import render
 from clinrl.reports.results import ALPHA
 from clinrl.tasks.base import get_task
 
@@ -255,7 +254,7 @@ def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built
         levels([(80, 8, 12, 5), (82, 10, 8, 7), (72, 6, 22, 3)]),
         levels([(80, 8, 12, 5), (84, 8, 8, 5), (70, 6, 24, 1)]),
     )
-    costs = dict.fromkeys(("think", "direct"), {"better": better, "plain": others})
+    costs = {mode: {"better": better, "plain": others} for mode in ("think", "direct")}
     registration = SimpleNamespace(first="better")
     found = plain.model_copy(update={"costs": costs, "primary": SimpleNamespace(registration=registration)})
     rows = list(results.thresholds(esi, found))

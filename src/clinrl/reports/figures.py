@@ -183,6 +183,7 @@ def arms(
             grid = lower.subplots(1, len(curves), sharey=True, squeeze=False)[0]
             for axes, (name, labels, series) in zip(grid, curves, strict=True):
                 _curves(axes, name, labels, series)
+            grid[0].set_ylim(bottom=0)  # now that all that share it are drawn
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
         for axes, (what, rows) in zip(grid, panels, strict=True):
             for name, kind, spread in rows:
@@ -223,7 +224,6 @@ def _curves(
     axes.set_xlabel(f"{labels[0]}, % of cases, by threshold")
     axes.set_ylabel(f"{labels[1]}, % of cases")
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
 
 
 def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ()) -> None:
