@@ -244,7 +244,7 @@ def levels(counts: list[tuple[int, ...]]) -> Costs:
     return Costs(n=100, scored=99, measures=measures, own=counts[0], weights=(0.5, 2.0), chosen=tuple(counts[1:]))
 
 
-def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built, tmp_path):
+def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built, tmp_path, real):
     esi, plain = get_task("esi"), report(built)
     assert plain.costs == {}
     assert "Thresholds" not in page(built)
