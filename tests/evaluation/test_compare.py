@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +13,17 @@ import pytest
 import contest
 from clinrl import intervals, paths
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, Section
+from clinrl.analysis.costs import Costs
 from clinrl.cli import main as cli
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.answers import load_report
 from clinrl.evaluation.record import ANSWERS
-from clinrl.reports import results
+from clinrl.reports import figures, results
 from clinrl.reports.render import render
 from clinrl.reports.results import ALPHA
+from clinrl.tasks.base import get_task
 
 PLAIN = ("plain-1", "plain-2", "plain-3")
 
@@ -275,3 +279,35 @@ def test_an_unknown_comparison_and_an_unknown_part_are_refused(project, capsys):
     spec = project.comparisons["recipes"].model_copy(update={"published_parts": {"heldout": {}}})
     with pytest.raises(ParamsError, match="'heldout' is no part of x1, only all, held_out, known"):
         compare.stage(project.model_copy(update={"comparisons": {"recipes": spec}}), "recipes")
+
+
+def levels(counts: list[tuple[int, ...]]) -> Costs:
+    """Counts of a version on 100 cases: its own first, then at two weights."""
+    measures = ("exact", "under_triage", "over_triage", "critical_under")
+    return Costs(n=100, scored=99, measures=measures, own=counts[0], weights=(0.5, 2.0), chosen=tuple(counts[1:]))
+
+
+def test_curves_are_drawn_and_tabulated_where_all_seeds_of_a_row_have_them(built, tmp_path, real):
+    esi, plain = get_task("esi"), report(built)
+    assert plain.costs == {}
+    assert "Thresholds" not in page(built)
+    assert results.curves(esi, plain) == []
+    better = (levels([(80, 10, 10, 6), (85, 12, 3, 8), (70, 4, 26, 2)]),)
+    others = (
+        levels([(80, 8, 12, 5), (82, 10, 8, 7), (72, 6, 22, 3)]),
+        levels([(80, 8, 12, 5), (84, 8, 8, 5), (70, 6, 24, 1)]),
+    )
+    costs = {mode: {"better": better, "plain": others} for mode in ("think", "direct")}
+    registration = SimpleNamespace(first="better")
+    found = plain.model_copy(update={"costs": costs, "primary": SimpleNamespace(registration=registration)})
+    rows = list(results.thresholds(esi, found))
+    assert [row[:4] for row in rows[:2]] == [("think", "plain", "2", "100 (99)"), ("think", "better", "1", "100 (99)")]
+    assert rows[0][4:] == ("12.0%, 12.0 to 12.0", "5.0%, 5.0 to 5.0", "6.0%, 5.0 to 7.0", "8.0%", "0.5")
+    assert rows[1][6:] == ("8.0%, 8.0 to 8.0", "3.0%", "0.5")
+    panels = results.curves(esi, found)
+    assert [name for name, _, _ in panels] == ["mode think", "mode direct"]
+    assert panels[0][2][0] == ("plain", "arm", [[0.12, 0.08, pytest.approx(0.23)], [0.08, 0.09, 0.06]])
+    for name, curves in (("without", []), ("with", panels)):
+        figures.arms(results.dots(plain), results.lines(plain), "title", tmp_path / f"{name}.png", curves)
+    sizes = {path.stem: struct.unpack(">II", path.read_bytes()[16:24]) for path in tmp_path.glob("*.png")}
+    assert sizes["with"][1] > sizes["without"][1]

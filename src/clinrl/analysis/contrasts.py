@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import Confusion, Estimates, column, columns, confusion
 from clinrl.analysis.paired import Answers, compare
 from clinrl.analysis.power import detectable_from
@@ -147,6 +148,8 @@ class Compared(Strict):
     sections: tuple[Section, ...]
     """By mode, and in each all cases first."""
     note: str
+    costs: dict[str, dict[str, tuple[Costs, ...]]] = Field(default_factory=dict, exclude_if=lambda costs: not costs)
+    """Mode to row to what thresholds on probabilities reach, a version each; rows without are left out."""
     primary: Primary | None = Field(default=None, exclude_if=lambda primary: primary is None)
 
 

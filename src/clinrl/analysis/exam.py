@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from clinrl.analysis.costs import Costs
 from clinrl.analysis.run import Run, clusters_of
 from clinrl.intervals import DIGITS, Paired, bootstrap, mean, rate
 from clinrl.tasks.base import GIVEN, Task, as_variant, get_task, parts_of
@@ -92,6 +93,8 @@ class EvalReport(Strict):
     paired: tuple[Paired, ...]
     seen_clauses: Estimates = Field(default_factory=dict, exclude_if=lambda seen: not seen)
     """Corpus that the model learned from to the share of the exam's clauses that stand in it, word for word."""
+    costs: Costs | None = Field(default=None, exclude_if=lambda costs: costs is None)
+    """What answers chosen by thresholds on the model's probabilities would be; None where these were not read."""
     note: str = NOTE
 
     @property
@@ -160,6 +163,7 @@ def build(
         rows=tuple(Row(name=row, metrics=found) for row, found in rows.items()),
         paired=tuple(tests),
         seen_clauses=seen or {},
+        costs=run.costs(mode),
         note=note_of(cases),
     )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from clinrl.analysis.costs import Costs, Probabilities, count
 from clinrl.analysis.paired import Answers
 from clinrl.config.model import Model
 from clinrl.tasks.base import Task
@@ -24,6 +25,8 @@ class Run:
     """Identity of the adapter, or of the full model, that answered."""
     graded: Mapping[str, Sequence[Graded]] = field(default_factory=dict)
     """By mode, in the order of the cases. Under `<mode>.<variant>`: the cases that have this input variant."""
+    probabilities: Mapping[str, Sequence[Probabilities | None]] = field(default_factory=dict)
+    """Of the ordered answers, by mode, in the order of the cases; without those modes whose were not read."""
 
     @property
     def task(self) -> Task:
@@ -49,6 +52,12 @@ class Run:
         """The graded answers of a mode under each input variant that it was asked under."""
         names = {variant: f"{mode}.{variant}" for variant in self.model.variants}
         return {variant: self.graded[name] for variant, name in names.items() if name in self.graded}
+
+    def costs(self, mode: str) -> Costs | None:
+        """What thresholds on the probabilities of a mode reach; None where these were not read."""
+        if mode not in self.probabilities:
+            return None
+        return count(self.task, self.golds, [line.answer for line in self.graded[mode]], self.probabilities[mode])
 
     def answers(self, mode: str) -> Answers:
         """What was answered in a mode, for comparisons; without answers where none were given."""

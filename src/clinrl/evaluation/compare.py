@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from clinrl import paths
 from clinrl.analysis import baselines, contrasts
 from clinrl.analysis.contrasts import ALL, Compared, Entry
+from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import VARIANTS, EvalReport, note_of
 from clinrl.analysis.paired import Answers
 from clinrl.analysis.preregistration import Primary, Registration
@@ -74,7 +75,8 @@ def write_pages(target: Path, task: Task, modes: Iterable[str]) -> None:
     """Write the page and the figure of a comparison beside its report, and the full tables in its folder."""
     report = Compared.model_validate(load(target, task, modes))
     title = f"{report.name} on {report.exam}"
-    figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"))
+    curves = results.curves(task, report)
+    figures.arms(results.dots(report), results.lines(report), title, target.with_suffix(".png"), curves)
     write_text(target.with_suffix(".md"), render("comparison", report=report))
     with staged(target.with_suffix("")) as out:  # whatever else is there is of an earlier report
         write_text(out / "tables.md", render("comparison_tables", report=report))
@@ -128,6 +130,7 @@ def compared(
             for part, of in places.items()
         ),
         note=note_of(cases),
+        costs={mode: found for mode, some in members.items() if (found := _costs(spec, some))},
         primary=Primary(
             registration=plan,
             digest=sha256_file(paths.preregistration(name)),
@@ -136,6 +139,13 @@ def compared(
         if plan
         else None,
     )
+
+
+def _costs(spec: "Comparison", members: Mapping[str, Member]) -> dict[str, tuple[Costs, ...]]:
+    """What thresholds reach in one mode, of the rows all of whose versions' reports say it."""
+    found = {row: [members[name].report.costs for name in versions] for row, versions in spec.arms.items()}
+    known = {row: tuple(cost for cost in costs if cost) for row, costs in found.items()}
+    return {row: costs for row, costs in known.items() if len(costs) == len(found[row])}
 
 
 def _check_pairs(spec: "Comparison", entries: Mapping[str, Sequence[Entry]]) -> None:

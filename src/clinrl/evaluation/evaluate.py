@@ -140,7 +140,8 @@ def seen_by(params: "Params", run: Run) -> Estimates:
 def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
     """The run with its cases answered and graded in every mode, the model loaded once.
 
-    The first mode with thinking is asked under each input variant too, about the cases that have it.
+    The first mode with thinking is asked under each input variant too, about the cases that have it. Where answers are
+    ordered, their probabilities are kept, input variants left out.
     """
     model, task = run.model, run.task
     sampler = open_sampler(params, model)
@@ -149,13 +150,22 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
     for variant in model.variants if thoughtful else ():
         cases = [other for case in run.cases if (other := task.reporting.variants[variant](case)) is not None]
         asked |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
-    graded = {}
+    graded, chances = {}, {}
     for name, (mode, shown) in asked.items():
+        watch = None
+        if task.ordered is not None and name == mode:
+            from clinrl.models.probabilities import Watch
+
+            watch = Watch(sampler.tokenizer, task.ordered)
+            sampler.watch = [watch]
         with progress(f"{model.name} {name}", len(shown)) as advance:
             budget = params.budget(mode, task.name)
             transcripts = rollout(sampler, task, shown, params.modes[mode], budget, SEED, progress=advance)
         graded[name] = grade(task, mode, shown, transcripts, model.reward, judges)
-    return replace(run, graded=graded)
+        if watch is not None:
+            chances[mode] = watch.read(task, shown, graded[mode], thinking=params.modes[mode].thinking)
+            sampler.watch = ()
+    return replace(run, graded=graded, probabilities=chances)
 
 
 def grade(

@@ -46,9 +46,9 @@ TOLERANCE = 1e-6
 def reports(params: "Params", name: str) -> dict[str, EvalReport]:
     """The reports of a version, a merge or a base, by mode, each of whose numbers follows from its answers.
 
-    Not counted anew: what other models say of the answers, and the rows of simple policies, which the gate computes for
-    itself. Raises ArtefactError naming the report and the number that does not follow, or the answer that is not what
-    its transcript says.
+    Not counted anew: what other models say of the answers, what thresholds on a model's probabilities reach, and the
+    rows of simple policies, which the gate computes for itself. Raises ArtefactError naming the report and the number
+    that does not follow, or the answer that is not what its transcript says.
     """
     run = open_run(params, params.model(name))
     folder = paths.graded(name)
@@ -62,7 +62,8 @@ def reports(params: "Params", name: str) -> dict[str, EvalReport]:
         _check_scores(read, mode, folder / f"{mode}.jsonl")
         if report.adapter_digest != manifest.inputs["adapter"]:
             raise ArtefactError(f"{_page(name, mode)} is about another model than {folder}; {_again(name)}")
-        _check_same(_page(name, mode), _count(read, mode, seen), report.model_dump(mode="json"), name)
+        written = report.model_copy(update={"costs": None}).model_dump(mode="json")
+        _check_same(_page(name, mode), _count(read, mode, seen), written, name)
         found[mode] = report
     written = {file: _json(name, file) for file in (SUMMARY, BETWEEN_MODES)}
     ordered = {mode: answers[mode] for mode in _order(answers, written[BETWEEN_MODES])}

@@ -40,13 +40,16 @@ class Rows:
         return Rows(self.ids[places], self.mask[places], self.cache)
 
 
-def complete(model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig) -> list[list[int]]:
+def complete(
+    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, watch: Sequence[LogitsProcessor] = ()
+) -> list[list[int]]:
     """The completion of each prompt, with its end token and perhaps padding after it.
 
     Greedy, or drawn at the config's temperature with one number a token from torch's generator; the config says nothing
     else of how tokens are drawn. A row's tokens do not depend on when others end, and are those of `generate` but for
     rounding; drawn ones have the same distribution and other values, since `generate` draws a number for each word of
-    the vocabulary. A model whose layers keep something else than keys and values reads and writes all rows whole.
+    the vocabulary. `watch` sees the scores of each token and changes none. A model whose layers keep something else
+    than keys and values reads and writes all rows whole.
     """
     rows = begun(model, prompts, config.pad_token_id)
     numbers = drawn_numbers(model, len(prompts), config)
@@ -54,7 +57,8 @@ def complete(model: Any, prompts: Sequence[Sequence[int]], config: GenerationCon
     going, written = torch.arange(len(prompts), device=model.device), [list[int]() for _ in prompts]
     for start in range(0, config.max_new_tokens, stretch):
         left = min(stretch, config.max_new_tokens - start)
-        rows, new, is_over = write(model, rows, config, left, None if numbers is None else numbers[going, start:])
+        drawn = None if numbers is None else numbers[going, start:]
+        rows, new, is_over = write(model, rows, config, left, drawn, watch)
         for row, tokens in zip(going.tolist(), new.tolist(), strict=True):
             written[row] += tokens
         rest = (~is_over).nonzero()[:, 0]
@@ -130,8 +134,9 @@ def read(model: Any, cache: DynamicCache, ids: Tensor, mask: Tensor) -> None:
 
 
 def write(
-    model: Any, rows: Rows, config: GenerationConfig, tokens: int, numbers: Tensor | None
-) -> tuple[Rows, Tensor, Tensor]:
+    model: Any, rows: Rows, config: GenerationConfig, tokens: int, numbers: Tensor | None,
+    watch: Sequence[LogitsProcessor] = (),
+) -> tuple[Rows, Tensor, Tensor]:  # fmt: skip
     """Rows with so many tokens more, fewer if all end before, these tokens (B, T), and which rows have ended (B,)."""
     first = rows.ids.size(1)
     drawing = [] if numbers is None else [TemperatureLogitsWarper(config.temperature), Drawn(numbers, first)]
@@ -147,7 +152,7 @@ def write(
             eos_token_id=config.eos_token_id,
             disable_compile=True,
         ),
-        logits_processor=LogitsProcessorList(drawing),
+        logits_processor=LogitsProcessorList([*watch, *drawing]),
     )
     new = ids[:, first:]
     ends = torch.isin(new, torch.tensor(config.eos_token_id, device=ids.device)).long()

@@ -10,7 +10,7 @@ from clinrl.models.chat import Completion, decode, encode, end_tokens, render, r
 from clinrl.types import Message
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 SHARED = "shared"
 """The generation path of a recipe whose completions are written as `decoding.complete` does."""
@@ -94,6 +94,8 @@ class Sampler:
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.rows = max_tokens, rows
         self._is_shared = shared and rows is None
+        self.watch: Sequence[LogitsProcessor] = ()
+        """They see the scores of each token, and change none."""
 
     def sample(
         self,
@@ -147,15 +149,18 @@ class Sampler:
         return [completion for completion in completions if completion is not None]
 
     def _write(self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig") -> list[list[int]]:
+        from transformers import LogitsProcessorList
+
         from clinrl.models.cache import room
         from clinrl.models.decoding import complete, padded
 
         if self._is_shared:
-            return complete(self.model, rows, config)
+            return complete(self.model, rows, config, self.watch)
         ids, mask = padded(rows, width, config.pad_token_id, self.model.device)
         output = self.model.generate(
-            input_ids=ids, attention_mask=mask, past_key_values=room(self.model), generation_config=config
-        )
+            input_ids=ids, attention_mask=mask, past_key_values=room(self.model), generation_config=config,
+            logits_processor=LogitsProcessorList(self.watch),
+        )  # fmt: skip
         return output[:, width:].tolist()  # type: ignore[no-any-return]
 
     def _batches(self, lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:

@@ -98,7 +98,7 @@ def teach(
     tokenizer.save_pretrained(out)
 
 
-def corpus(task: Task, spec: "EmbeddedBase", **edition: str) -> Iterator[Case]:
+def corpus(task: Task, spec: "EmbeddedBase", **edition: Any) -> Iterator[Case]:
     """The cases that a base learns from; with `edition`, the same patients labelled by that one alone."""
     return task.cases(spec.cases, spec.seed, pool="base", mix="reporting", **edition)
 

@@ -160,16 +160,26 @@ def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: P
 
 
 def arms(
-    panels: Sequence[tuple[str, Sequence[tuple[str, str, Spread]]]], lines: Mapping[str, float], title: str, path: Path
-) -> None:
+    panels: Sequence[tuple[str, Sequence[tuple[str, str, Spread]]]], lines: Mapping[str, float], title: str, path: Path,
+    curves: Sequence[tuple[str, tuple[str, str], Sequence[tuple[str, str, Sequence[Sequence[float]]]]]] = (),
+) -> None:  # fmt: skip
     """Write rows of a comparison as a PNG: a panel for each measure, a dot with its 95% interval for each row.
 
     A row is a name, a kind that gives its colour, and its number; the first row is on top. Small dots are single seeds.
-    `lines` are drawn in the first panel: what is reached without reading.
+    `lines` are drawn in the first panel: what is reached without reading. `curves` are panels below: a name, the
+    labels of both axes, and name, kind and two series of shares of each line, its first point a marker apart.
     """
     names = list(dict.fromkeys(name for _, rows in panels for name, _, _ in rows))
     with _styled():
-        figure = _figure(5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names))
+        width, height = 5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names)
+        whole: Any = _figure(max(width, 9.0 if curves else 0.0), height + (4.4 if curves else 0.0))
+        figure = whole
+        if curves:
+            figure, lower = whole.subfigures(2, 1, height_ratios=(height, 4.4))
+            grid = lower.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+            for axes, (name, labels, series) in zip(grid, curves, strict=True):
+                _curves(axes, name, labels, series)
+            grid[0].set_ylim(bottom=0)  # now that all that share it are drawn
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
         for axes, (what, rows) in zip(grid, panels, strict=True):
             for name, kind, spread in rows:
@@ -190,7 +200,26 @@ def arms(
         if lines:
             figure.legend(loc="outside lower center", ncols=len(lines))
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        _save(figure, path)
+        _save(whole, path)
+
+
+def _curves(
+    axes: "Axes", name: str, labels: Sequence[str], series: Sequence[tuple[str, str, Sequence[Sequence[float]]]]
+) -> None:
+    """One panel of curves, each with its name beside a thin line to its own answers, drawn as a marker."""
+    for place, (row, _, points) in enumerate(series):
+        (own, *xs), (height, *ys) = ([100 * share for share in shares] for shares in points)
+        color = f"C{place % 10}"
+        axes.plot(xs, ys, color=color, marker=".", markersize=4)
+        axes.plot(own, height, "D", color=color, markersize=7, markeredgecolor="white", zorder=3)
+        axes.annotate(
+            row, (own, height), (0.5, 0.95 - 0.09 * place), textcoords="axes fraction", color=color, fontsize=10,
+            va="center", arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkB": 5},
+        )  # fmt: skip
+    axes.set_title(f"{name}; diamonds: the exam's own answers")
+    axes.set_xlabel(f"{labels[0]}, % of cases, by threshold")
+    axes.set_ylabel(f"{labels[1]}, % of cases")
+    axes.set_xlim(left=0)
 
 
 def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ()) -> None:

@@ -4,10 +4,12 @@ A result is `better` or `worse` only where p is below 0.05. Otherwise it is `not
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from clinrl import intervals
 from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
+from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import Agreement, Confusion, Estimates, EvalReport
 from clinrl.analysis.power import detectable_from
 from clinrl.analysis.preregistration import Primary
@@ -23,6 +25,10 @@ SILENT = "not significant"
 
 Dots = list[tuple[str, list[tuple[str, str, Figure]]]]
 """Panels of the figure: a measure, and name, kind and number of the rows that have it."""
+
+
+Curves = list[tuple[str, tuple[str, str], Sequence[tuple[str, str, list[list[float]]]]]]
+"""Panels: a mode, the measures of both axes, and name, kind and the two series of each row, its own answers first."""
 
 
 def paired(task: Task, test: Paired) -> str:
@@ -262,6 +268,51 @@ def lines(report: Compared) -> dict[str, float]:
     named = {name: reached.pop(name) for name in (RANDOM, PRIOR, BAG_OF_WORDS) if name in reached}
     best = max if task.metrics[main].worse == "lower" else min
     return {name: reached[name] for name in (best(reached, key=lambda row: reached[row]),)} | named
+
+
+def curves(task: Task, report: Compared) -> Curves:
+    """Errors of one direction over the other by mode and row, the row's own answers first: means over seeds."""
+    found: Curves = []
+    for mode, rows in report.costs.items():
+        kinds = {row.name: row.kind for row in report.sections[0].rows}
+        assert task.ordered is not None
+        axes = (task.ordered.over, task.ordered.under)
+        lines = [
+            (name, kind, [_means(rows[name], measure) for measure in axes])
+            for name, kind in kinds.items()
+            if name in rows
+        ]
+        found.append((f"mode {mode}", axes, lines))
+    return found
+
+
+def thresholds(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
+    """Row by row the least of the safety measure that a threshold reaches with no more errors of caution than the own
+    answers of the recipe named first in the primary test: means over seeds, then the range of these."""
+    first = report.primary.registration.first if report.primary else ""
+    for mode, rows in report.costs.items():
+        assert task.ordered is not None
+        over, safety = task.ordered.over, task.safety.metric
+        limit = _means(rows[first], over)[0] if first in rows else -1.0
+        for name in (row.name for row in report.sections[0].rows if first in rows and row.name in rows):
+            costs = rows[name]
+            overs, errors = _means(costs, over), _means(costs, safety)
+            within = [place for place in range(1, len(overs)) if overs[place] <= limit + 1e-9]
+            best = min(within, key=lambda place: (errors[place], overs[place]), default=None)
+            least = ["none"] * 3
+            if best is not None:
+                least = [_range(costs, safety, best), f"{100 * overs[best]:.1f}%", f"{costs[0].weights[best - 1]:g}"]
+            own = [_range(costs, measure, 0) for measure in (over, safety)]
+            yield mode, name, f"{len(costs)}", f"{costs[0].n} ({min(seed.scored for seed in costs)})", *own, *least
+
+
+def _means(costs: Sequence[Costs], measure: str) -> list[float]:
+    return [fmean(values) for values in zip(*(seed.shares(measure) for seed in costs), strict=True)]
+
+
+def _range(costs: Sequence[Costs], measure: str, place: int) -> str:
+    values = [seed.shares(measure)[place] for seed in costs]
+    return f"{100 * fmean(values):.1f}%, {100 * min(values):.1f} to {100 * max(values):.1f}"
 
 
 def place(report: Compared, section: Section) -> str:

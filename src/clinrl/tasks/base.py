@@ -26,6 +26,7 @@ from clinrl.tasks.parts import (
     Episodes,
     Improvement,
     Judged,
+    Ordered,
     Published,
     Reporting,
     Request,
@@ -68,6 +69,8 @@ class Task(ABC):
     reporting: ClassVar[Reporting] = Reporting()
     safety: ClassVar[Safety] = Safety()
     improvement: ClassVar[Improvement] = Improvement()
+    ordered: ClassVar[Ordered | None] = None
+    """None: the answers have no order, or are given in several turns."""
     episodes: ClassVar[Episodes | None] = None
     """None: a task of one turn."""
     judged: ClassVar[Judged | None] = None

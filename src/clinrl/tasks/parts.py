@@ -208,6 +208,20 @@ class Safety:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ordered:
+    """Answers that are ordered levels, for thresholds on the probabilities that a model gives them."""
+
+    answers: tuple[Any, ...]
+    """The labels, the most cautious first; written as text, none begins with another."""
+    prefix: str
+    """What stands before the answer on the last line of a turn of the form that is asked for."""
+    under: str
+    """The share among the metrics of answers that are less cautious than gold."""
+    over: str
+    """The share of those that are more cautious."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublishedRow:
     """What somebody published about a system on an exam of their own."""
 
