@@ -70,6 +70,7 @@ DOORS = {
 CHILD = {
     "models.cache",
     "models.decoding",
+    "models.probabilities",
     *(f"training.{name}" for name in ("callback", "loss", "monitor", "scores", "trl", "worker")),
 }
 """Modules of the training process: they may import heavy libraries when they are loaded."""
