@@ -17,6 +17,7 @@ from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.evaluation import answers, compare, evaluate
+from clinrl.evaluation.record import record_of, write_record
 from clinrl.tasks.base import get_task
 from clinrl.tasks.imaging import judging
 from clinrl.types import Case, Message, Transcript
@@ -144,6 +145,7 @@ def examine(params: Params, name: str, reader: Reader, seed: str | None = None) 
     parent = {mode: found for mode in run.modes if (found := answers.load_parent(run, mode)) is not None}
     with staged(paths.report(name)) as out:
         evaluate.write_reports(out, run, training, parent, Agreeable(), evaluate.seen_by(params, run))
+    write_record(TASK, record_of(run), model.exam, model.data)
 
 
 class Agreeable(dict[Any, Any]):

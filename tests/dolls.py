@@ -22,7 +22,7 @@ from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.evaluation import answers, evaluate
-from clinrl.evaluation.record import write_record
+from clinrl.evaluation.record import record_of, write_record
 from clinrl.models.chat import encode, render, write_turn
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
@@ -241,4 +241,4 @@ def examine(doll: Params, name: str, pattern: Sequence[int]) -> None:
     parent = {mode: answers.load_answers(run, mode, model.parent) for mode in run.modes if model.parent}
     with staged(paths.report(name)) as out:
         evaluate.write_reports(out, run, [], parent, seen=evaluate.seen_by(doll, run))
-    write_record(model.task, name, model.exam, model.data)
+    write_record(model.task, record_of(run), model.exam, model.data)

@@ -284,10 +284,10 @@ def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path:
     content = laid.content(ROOT)
     for section, names in {
         "bases": ["esi"],
-        "datasets": ["esi-d3", "esi-x2"],
+        "datasets": ["esi-d3", "esi-x3"],
         "versions": ["esi-v43"],
         "profiles": ["esi-distilled"],
-        **{section: [] for section in ("comparisons", "mining")},
+        **{section: [] for section in ("comparisons", "mining", "rivals")},
     }.items():
         content[section] = {name: content[section][name] for name in names}
     for section in ("merges", "protocols", "gates", "schedules", "plans"):

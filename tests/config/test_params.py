@@ -701,9 +701,9 @@ def test_a_version_is_not_offered_the_recipes_of_other_tasks(tmp_path):
     shutil.copytree(ROOT / "params", tmp_path / "params")
     shutil.copyfile(ROOT / "params.yaml", tmp_path / "params.yaml")
     own = tmp_path / "params/esi.yaml"
-    own.write_text(own.read_text(encoding="utf-8").replace("profile: esi-rule-aware-labels", "profile: rule-aware"))
+    own.write_text(own.read_text(encoding="utf-8").replace("profile: esi-fifth-rule-aware", "profile: rule-aware"))
     with pytest.raises(ParamsError, match="profile: 'rule-aware' is not a profile") as refused:
         load_params(tmp_path / "params.yaml")
     listed = str(refused.value).split("allowed: ")[1].split(", ")
-    assert "esi-rule-aware-labels" in listed
+    assert "esi-fifth-rule-aware" in listed
     assert all(name.startswith("esi-") for name in listed)

@@ -126,11 +126,13 @@ def test_gold_is_the_best_answer_under_the_reward_of_every_method_that_has_one(
     source["versions"]["esi-v46"]["data"] = "esi-d3"
     source["comparisons"] = {}
     before = validate._subject(Params.model_validate(source), "esi-d3")[3]
-    recipe = source["profiles"]["esi-asymmetric-labels"]
+    recipe = source["profiles"]["esi-fifth-asymmetric"] = json.loads(
+        json.dumps(source["profiles"]["esi-fifth-asymmetric"])
+    )
     recipe |= {"method": "rejection", "reward": {**recipe["reward"], "unreadable": -1.75}}
     for trainer in recipe["trainer"].values():
         trainer |= {"batch": 8}
-        for key in ("beta", "held_out"):
+        for key in ("beta", "held_out", "scale_rewards"):
             trainer.pop(key, None)
     found = validate._subject(Params.model_validate(source), "esi-d3")[3]
     assert TASK.Reward(unreadable=-1.75) in found

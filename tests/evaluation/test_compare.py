@@ -19,7 +19,6 @@ from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare
 from clinrl.evaluation.answers import load_report
-from clinrl.evaluation.record import ANSWERS
 from clinrl.reports import figures, results
 from clinrl.reports.render import render
 from clinrl.reports.results import ALPHA
@@ -220,24 +219,24 @@ def altered(path: Path, **changes: Any) -> None:
 
 
 def test_missing_altered_and_foreign_answers_are_refused(project):
-    path = paths.report("plain-2") / ANSWERS
+    path = paths.exam_record("imaging", "plain-2")
     kept = json.loads(path.read_text(encoding="utf-8"))
     other = "Usually Appropriate"
     given = kept["given"] | {"think": kept["given"]["think"] | {"answers": [other] * contest.CASES}}
     altered(path, given=given)
-    with pytest.raises(ArtefactError, match=r"answers in .*plain-2/answers.json give another exact than .*think.json"):
+    with pytest.raises(ArtefactError, match=r"answers in .*imaging/plain-2.json give another exact than .*think.json"):
         compare.stage(project, "recipes")
     altered(path, **kept | {"adapter_digest": "b" * 64})
-    with pytest.raises(ArtefactError, match=r"plain-2/answers.json are of another adapter than"):
+    with pytest.raises(ArtefactError, match=r"imaging/plain-2.json are of another adapter than"):
         compare.stage(project, "recipes")
     altered(path, **kept | {"given": {"think": {"answers": [other], "qualities": {}}}})
-    with pytest.raises(ArtefactError, match=r"plain-2/answers.json does not answer the 80 cases of x1"):
+    with pytest.raises(ArtefactError, match=r"imaging/plain-2.json does not answer the 80 cases of x1"):
         compare.stage(project, "recipes")
     path.write_text("[]", encoding="utf-8")
-    with pytest.raises(ArtefactError, match=r"plain-2/answers.json holds no answers to an exam; restore it from git"):
+    with pytest.raises(ArtefactError, match=r"imaging/plain-2.json holds no answers to an exam; restore it from git"):
         compare.stage(project, "recipes")
     path.unlink()
-    with pytest.raises(ArtefactError, match=r"answers.json does not exist: run `dvc repro evaluate@plain-2`"):
+    with pytest.raises(ArtefactError, match=r"plain-2.json does not exist: run `dvc repro evaluate@plain-2`"):
         compare.stage(project, "recipes")
     shutil.rmtree(paths.report("plain-2"))
     with pytest.raises(ArtefactError, match="dvc repro evaluate@plain-2"):
@@ -252,7 +251,7 @@ def test_no_transcript_is_needed(project):
 
 
 def test_seeds_that_sat_another_exam_or_decoded_otherwise_are_refused(project):
-    path = paths.report("better-3") / ANSWERS
+    path = paths.exam_record("imaging", "better-3")
     kept = json.loads(path.read_text(encoding="utf-8"))
     altered(path, exam_digest="c" * 64)
     with pytest.raises(ArtefactError, match="better-3 cannot be compared: their exam digest differs"):
@@ -263,7 +262,7 @@ def test_seeds_that_sat_another_exam_or_decoded_otherwise_are_refused(project):
 
 
 def test_a_base_without_the_view_that_a_test_names_is_refused(project):
-    path = paths.report("imaging-base") / ANSWERS
+    path = paths.exam_record("imaging", "imaging-base")
     given = json.loads(path.read_text(encoding="utf-8"))["given"]
     assert len(given.pop("think.without_evidence")["answers"]) == contest.CASES
     altered(path, given=given)

@@ -14,12 +14,12 @@ from clinrl.analysis.contrasts import ALL, Compared
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare, evaluate
+from clinrl.evaluation.record import Record
 from clinrl.evaluation.rival import learned
 from clinrl.models.pretrain import corpus
 from clinrl.runtime.dvc_digest import md5
 from clinrl.tasks.base import get_task
 
-ANSWERS = Path("data/reports/trees/answers.json")
 RECORD = Path("data/reports/exams/imaging/trees.json")
 
 
@@ -37,15 +37,16 @@ def project(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_it_learned_from_the_base_and_the_data_and_left_a_record(project: Params) -> None:
-    taken = json.loads(ANSWERS.read_text())
-    assert taken["learned"] == {"base corpus": 300, "d1": 60}
-    assert len(taken["answers"]) == contest.CASES
-    assert set(taken["answers"].values()) <= set(contest.TASK.labels)
-    record = json.loads(RECORD.read_text())
-    assert record == {"name": "trees", "md5": {str(path): md5(path) for path in (ANSWERS, paths.cases("x1"))}}
-    before = ANSWERS.read_bytes(), RECORD.read_bytes()
+    record = Record.model_validate_json(RECORD.read_bytes())
+    assert record.learned == {"base corpus": 300, "d1": 60}
+    assert record.given["think"] == record.given["direct"]
+    answers = record.given["think"].answers
+    assert len(answers) == contest.CASES
+    assert set(answers) <= set(contest.TASK.labels)
+    assert (record.name, record.md5) == ("trees", {str(paths.cases("x1")): md5(paths.cases("x1"))})
+    before = RECORD.read_bytes()
     evaluate.stage(project, "trees")
-    assert (ANSWERS.read_bytes(), RECORD.read_bytes()) == before
+    assert RECORD.read_bytes() == before
 
 
 def test_it_is_a_row_that_a_test_may_name(built: Path) -> None:
@@ -61,13 +62,15 @@ def test_it_is_a_row_that_a_test_may_name(built: Path) -> None:
 
 
 def test_answers_to_other_cases_are_refused(project: Params) -> None:
-    taken = json.loads(ANSWERS.read_text())
-    for change in ({"exam_digest": "c" * 64}, {"answers": dict(list(taken["answers"].items())[1:])}):
-        ANSWERS.write_text(json.dumps(taken | change))
-        with pytest.raises(ArtefactError, match=r"trees/answers.json answers another exam than x1; run `dvc repro riv"):
-            compare.stage(project, "recipes")
-    ANSWERS.unlink()
-    with pytest.raises(ArtefactError, match="is missing or is no exam of a rival; run `dvc repro rival@trees`"):
+    record = json.loads(RECORD.read_text())
+    RECORD.write_text(json.dumps(record | {"exam_digest": "c" * 64}))
+    with pytest.raises(ArtefactError, match="imaging-base and trees cannot be compared: their exam digest differs"):
+        compare.stage(project, "recipes")
+    RECORD.write_text(json.dumps(record | {"given": {"think": {"answers": [], "qualities": {}}}}))
+    with pytest.raises(ArtefactError, match=r"trees.json does not answer the 80 cases of x1"):
+        compare.stage(project, "recipes")
+    RECORD.unlink()
+    with pytest.raises(ArtefactError, match=r"trees.json does not exist: run `dvc repro rival@trees`"):
         compare.stage(project, "recipes")
 
 

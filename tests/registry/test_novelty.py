@@ -13,7 +13,7 @@ from clinrl.registry.novelty import FAMILIAR, NOVEL, UNKNOWN, judge, learn, pair
 from clinrl.tasks.base import get_task
 
 EXAMS = {"esi": (800, "reporting"), "imaging": (780, "reporting")}
-"""Cases and mix of the exams `esi-x2` and `imaging-x1`; their seed is 1001."""
+"""Cases and mix of exams like `esi-x3` and `imaging-x1`; the seed is 1001."""
 MINES = {"esi": (800, "reporting"), "imaging": (600, "natural")}
 """Those of `esi-m2` and `imaging-m1`, whose seed is 501: no template is in both."""
 STRANGERS = (Path(__file__).parents[1] / "strangers.txt").read_text(encoding="utf-8").splitlines()

@@ -68,7 +68,7 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
         model_card.with_results(card, reports, agreement, training=TRAINING, missing=["other seeds: not done"])
     )
     (index,) = matter["model-index"]
-    assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x2, mode think", "esi-x2, mode direct"]
+    assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x3, mode think", "esi-x3, mode direct"]
     for report, result in zip(reports, index["results"], strict=True):
         told = {metric["type"]: metric["value"] for metric in result["metrics"]}
         assert told == pytest.approx({name: estimate.value for name, estimate in report.metrics.items()}, abs=1e-5)

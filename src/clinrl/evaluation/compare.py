@@ -23,7 +23,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_report, open_run
 from clinrl.evaluation.preregistration import registered
-from clinrl.evaluation.record import Taken, answers_of, load_taken
+from clinrl.evaluation.record import Record, answers_of, load_record
 from clinrl.evaluation.rival import load_rivals
 from clinrl.reports import figures, results
 from clinrl.reports.render import load, render
@@ -40,13 +40,13 @@ class Member:
 
     answers: Answers
     report: EvalReport
-    taken: Taken
+    record: Record
     """In all modes."""
 
     @property
     def qualities(self) -> Mapping[str, Sequence[float | None]]:
         """Of the qualities that ask no judge: a number for every case."""
-        return self.taken.given[self.answers.mode].qualities
+        return self.record.given[self.answers.mode].qualities
 
 
 def stage(params: "Params", name: str) -> None:
@@ -118,7 +118,7 @@ def compared(
         exam=run.model.exam,
         exam_digest=run.exam_digest,
         modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
-        adapters={version: member.taken.adapter_digest for version, member in next(iter(members.values())).items()},
+        adapters={version: member.record.adapter_digest for version, member in next(iter(members.values())).items()},
         columns=spec.columns,
         quality=spec.quality,
         parts=spec.parts,
@@ -168,7 +168,7 @@ def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Memb
     ]
     found.append(_entry(run.task, BASE, "base", {base: members[base]}))
     for variant in run.task.reporting.variants:
-        if under := members[base].taken.given.get(f"{mode}.{variant}"):
+        if under := members[base].record.given.get(f"{mode}.{variant}"):
             qualities = {name: [values] for name, values in under.qualities.items()}
             row, answers = f"{BASE}, {variant}", [under.answers]
             found.append(Entry(name=row, kind="base", versions=(base,), answers=answers, qualities=qualities))
@@ -177,8 +177,8 @@ def _entries(spec: "Comparison", run: Run, mode: str, members: Mapping[str, Memb
 
 def _member(run: Run, mode: str, name: str) -> Member:
     """A version or the base as its kept answers and its report have it."""
-    report, taken = load_report(name, mode), load_taken(run, name)
-    return Member(answers=answers_of(run, mode, name, taken, report), report=report, taken=taken)
+    report, record = load_report(name, mode), load_record(run, name)
+    return Member(answers=answers_of(run, mode, record, report), report=report, record=record)
 
 
 def _entry(task: Task, row: str, kind: contrasts.Kind, members: Mapping[str, Member]) -> Entry:

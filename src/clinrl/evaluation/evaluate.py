@@ -48,7 +48,7 @@ from clinrl.evaluation.answers import (
     open_run,
     rows_of,
 )
-from clinrl.evaluation.record import ANSWERS, taken, write_record
+from clinrl.evaluation.record import record_of, write_record
 from clinrl.models.generate import SHARED, Sampler
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.pretrain import corpus
@@ -90,7 +90,7 @@ def stage(params: "Params", name: str) -> None:
         with staged(paths.report(name)) as out:
             responses, seen = responses_of(run, judges), seen_by(params, run)
             write_reports(out, run, training, parent, responses, seen)
-        write_record(task, name, model.exam, model.data)
+        write_record(task, record_of(run), model.exam, model.data)
 
 
 def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
@@ -229,7 +229,6 @@ def write_reports(
     """
     task, model = run.task, run.model
     reports = reports_of(run, training, parent, responses, seen)
-    write_text(out / ANSWERS, taken(run))
     answers = {mode: run.answers(mode).answers for mode in run.modes}
     for mode, report in reports.items():
         write_json(out / f"{mode}.json", report.model_dump(mode="json"))

@@ -10,22 +10,20 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from clinrl import paths
 from clinrl.analysis.contrasts import without_models
 from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
-from clinrl.artifacts import canonical_json, write_json
+from clinrl.artifacts import canonical_json, write_text
 from clinrl.errors import ArtefactError
 from clinrl.runtime.dvc_digest import md5
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.tasks.importing import is_imported
 from clinrl.tasks.parts import NO_RESPONSES, Share
 from clinrl.types import Case, Graded, Strict, Unreadable
-
-ANSWERS = "answers.json"
 
 
 class Given(Strict):
@@ -36,20 +34,27 @@ class Given(Strict):
     """Of each quality that asks no judge, its number for every case. Imported cases have none: no text is kept."""
 
 
-class Taken(Strict):
-    """The exam of a model. Holds no times: equal answers give equal bytes."""
+class Record(Strict):
+    """The exam of a model, or of a classifier. Holds no times: equal answers give equal bytes."""
 
+    name: str
     task_version: int
     exam_digest: str
-    adapter_digest: str
+    adapter_digest: str = ""
+    """Empty for a classifier, which has none."""
     modes: dict[str, dict[str, Any]]
     """How each mode decoded."""
     given: dict[str, Given]
     """By mode; by `<mode>.<variant>` too, where it was asked under variants: as given, for a case that has it not."""
+    learned: dict[str, int] = Field(default_factory=dict, exclude_if=lambda learned: not learned)
+    """Number of cases by their source, of a classifier."""
+    md5: dict[str, str] = Field(default_factory=dict)
+    """DVC's digests, as dvc.lock has them: of the answers with their text, the reports, and the cases that they are
+    about and were learned from."""
 
 
-def taken(run: Run) -> str:
-    """The text of ANSWERS for a run that was graded."""
+def record_of(run: Run) -> Record:
+    """What is recorded of a run that was graded."""
     given = {}
     for mode in run.modes:
         lines = run.graded[mode]
@@ -59,14 +64,14 @@ def taken(run: Run) -> str:
             all_of = [under.get(case.id, line) for case, line in zip(run.cases, lines, strict=True)]
             given[f"{mode}.{variant}"] = _given(run.task, run.cases, all_of, variant)
     modes = {mode: dict(spec) for mode, spec in run.modes.items()}
-    found = Taken(
+    return Record(
+        name=run.model.name,
         task_version=run.task.version,
         exam_digest=run.exam_digest,
         adapter_digest=run.adapter_digest,
         modes=modes,
         given=given,
     )
-    return canonical_json(found.model_dump(mode="json")) + "\n"
 
 
 def _given(task: Task, cases: Sequence[Case], lines: Sequence[Graded], variant: str = GIVEN) -> Given:
@@ -79,11 +84,14 @@ def _given(task: Task, cases: Sequence[Case], lines: Sequence[Graded], variant: 
     return Given(answers=tuple(line.answer for line in lines), qualities=qualities)
 
 
-def load_taken(run: Run, name: str) -> Taken:
-    """What `name` answered to the exam of a run. Raises ArtefactError if it is missing or is about another exam."""
-    path, advice = paths.report(name) / ANSWERS, f"run `dvc repro evaluate@{name}`"
+def load_record(run: Run, name: str, stage: str = "evaluate") -> Record:
+    """What `name` answered to the exam of a run, in a stage of dvc.yaml.
+
+    Raises ArtefactError if it is missing or does not answer each case.
+    """
+    path, advice = paths.exam_record(run.task.name, name), f"run `dvc repro {stage}@{name}`"
     try:
-        found = Taken.model_validate_json(path.read_bytes())
+        found = Record.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise ArtefactError(f"{path} does not exist: {advice}") from None
     except ValidationError:
@@ -93,16 +101,16 @@ def load_taken(run: Run, name: str) -> Taken:
     return found
 
 
-def answers_of(run: Run, mode: str, name: str, found: Taken, report: EvalReport) -> Answers:
-    """The answers of a model in a mode of a run's exam.
+def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = None) -> Answers:
+    """The answers of a record in a mode of a run's exam.
 
     Raises ArtefactError if they answer another exam, were decoded otherwise, or are not those that the report is about.
     """
-    path, advice = paths.report(name) / ANSWERS, f"run `dvc repro evaluate@{name}`"
+    path, advice = paths.exam_record(run.task.name, found.name), f"run `dvc repro evaluate@{found.name}`"
     if mode not in found.given:
         raise ArtefactError(f"{path} has no answers in mode {mode}, only in {', '.join(found.modes)}; {advice}")
     answers = Answers(
-        name=name,
+        name=found.name,
         task=run.task.name,
         task_version=found.task_version,
         mode=mode,
@@ -113,6 +121,8 @@ def answers_of(run: Run, mode: str, name: str, found: Taken, report: EvalReport)
         clusters=run.clusters,
     )
     comparable(run.answers(mode), answers)
+    if report is None:
+        return answers
     comparable(answers, report)
     differing = [
         name
@@ -122,7 +132,8 @@ def answers_of(run: Run, mode: str, name: str, found: Taken, report: EvalReport)
     ]
     if differing or report.adapter_digest != found.adapter_digest:
         what = f"give another {differing[0]} than" if differing else "are of another adapter than"
-        raise ArtefactError(f"the answers in {path} {what} {path.with_name(f'{mode}.json')}; {advice}")
+        written = paths.report(found.name) / f"{mode}.json"
+        raise ArtefactError(f"the answers in {path} {what} {written}; {advice}")
     return answers
 
 
@@ -131,12 +142,9 @@ def _share(metric: Share, answers: Answers) -> float:
     return fmean(counted) if (counted := [verdict for verdict in verdicts if verdict is not None]) else 0.0
 
 
-def write_record(task: Task, name: str, exam: str, data: str | None) -> None:
-    """Record the answers and reports of an exam, and the cases that they are about and were learned from.
-
-    Digests are DVC's, as dvc.lock has them. Raises OSError if one of these cannot be read.
-    """
-    reports = sorted(paths.report(name).glob("*.json"))
-    kept = [paths.graded(name)] if paths.graded(name).exists() else []  # a rival, which says nothing, keeps none
-    used = [*kept, *reports, *(paths.cases(cases) for cases in (exam, data) if cases)]
-    write_json(paths.exam_record(task.name, name), {"name": name, "md5": {path.as_posix(): md5(path) for path in used}})
+def write_record(task: Task, record: Record, exam: str, data: str | None) -> None:
+    """Write the record of an exam, with the digests of what it came from. Raises OSError if one cannot be read."""
+    kept = [paths.graded(record.name), *sorted(paths.report(record.name).glob("*.json"))]
+    used = [*(path for path in kept if path.exists()), *(paths.cases(cases) for cases in (exam, data) if cases)]
+    whole = record.model_copy(update={"md5": {path.as_posix(): md5(path) for path in used}})
+    write_text(paths.exam_record(task.name, record.name), canonical_json(whole.model_dump(mode="json")) + "\n")

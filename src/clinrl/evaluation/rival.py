@@ -1,36 +1,23 @@
 """A classifier that learned from all that a lineage has seen, base included, and took its exam: a row to beat."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
 
 from clinrl import paths
 from clinrl.analysis.baselines import text
 from clinrl.analysis.run import Run
 from clinrl.analysis.trees import boosted_trees
-from clinrl.artifacts import exclusive, write_json
+from clinrl.artifacts import exclusive
 from clinrl.data.dataset import draw
-from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import open_run
-from clinrl.evaluation.record import ANSWERS, write_record
+from clinrl.evaluation.record import Given, Record, answers_of, load_record, write_record
 from clinrl.models.pretrain import corpus
 from clinrl.tasks.base import get_task
-from clinrl.types import Case, Strict
+from clinrl.types import Case
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
-
-
-class Sat(Strict):
-    """The exam of a rival. Holds no times: equal inputs give equal bytes."""
-
-    exam_digest: str
-    learned: dict[str, int]
-    """Number of cases by their source."""
-    answers: dict[str, int | str]
-    """By case id, in exam order."""
 
 
 def learned(params: "Params", name: str) -> dict[str, list[Case]]:
@@ -44,31 +31,26 @@ def learned(params: "Params", name: str) -> dict[str, list[Case]]:
 
 
 def stage(params: "Params", name: str) -> None:
-    """Write data/reports/<name>/answers.json and the record of the exam. Raises ArtefactError as `open_run`, and Busy
-    if another command writes the same."""
-    run, path = open_run(params, params.model(f"{params.rivals[name].task}-base")), paths.report(name) / ANSWERS
-    with exclusive(path):
+    """Write the record of a rival's exam. Raises ArtefactError as `open_run`, and Busy if another command writes it."""
+    spec = params.rivals[name]
+    run = open_run(params, params.model(f"{spec.task}-base"))
+    with exclusive(paths.exam_record(spec.task, name)):
         by_source, task = learned(params, name), run.task
         cases = list(chain.from_iterable(by_source.values()))
         texts, asked = ([text(task, case) for case in some] for some in (cases, run.cases))
-        labels = boosted_trees(texts, [task.label(case) for case in cases], asked)
-        counts = {source: len(some) for source, some in by_source.items()}
-        answers = {case.id: label for case, label in zip(run.cases, labels, strict=True)}
-        taken = Sat(exam_digest=run.exam_digest, learned=counts, answers=answers)
-        write_json(path, taken.model_dump(mode="json"))
-        write_record(task, name, run.model.exam, None)
+        given = Given(answers=tuple(boosted_trees(texts, [task.label(case) for case in cases], asked)), qualities={})
+        record = Record(
+            name=name,
+            task_version=task.version,
+            exam_digest=run.exam_digest,
+            modes={mode: dict(decoding) for mode, decoding in run.modes.items()},
+            given=dict.fromkeys(run.modes, given),  # it has no modes, so its answers are the same in all
+            learned={source: len(some) for source, some in by_source.items()},
+        )
+        write_record(task, record, run.model.exam, None)
 
 
-def load_rivals(run: Run, rows: Mapping[str, str]) -> dict[str, list[Any]]:
+def load_rivals(run: Run, rows: Mapping[str, str]) -> dict[str, Sequence[Any]]:
     """Answers in exam order, by row; `rows` has the rival of each. Raises ArtefactError for those to another exam."""
-    found = {}
-    for row, name in rows.items():
-        path, advice = paths.report(name) / ANSWERS, f"run `dvc repro rival@{name}`"
-        try:
-            taken = Sat.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            raise ArtefactError(f"{path} is missing or is no exam of a rival; {advice}") from None
-        if taken.exam_digest != run.exam_digest or set(taken.answers) != {case.id for case in run.cases}:
-            raise ArtefactError(f"{path} answers another exam than {run.model.exam}; {advice}")
-        found[row] = [taken.answers[case.id] for case in run.cases]
-    return found
+    first = next(iter(run.modes))
+    return {row: answers_of(run, first, load_record(run, name, "rival")).answers for row, name in rows.items()}
