@@ -35,7 +35,6 @@ SCRIPTS = (
     "grpo_loss.py",
     "grpo_step.py",
     "threads.py",
-    "same_policy.py",
     "rewards.py",
     "audit_env.py",
     "flows.py",
