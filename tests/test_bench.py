@@ -58,7 +58,7 @@ def project(tmp_path, monkeypatch) -> Path:
 
 
 def by_name(rows):
-    return {row["what"]: row["value"] for row in rows}
+    return {what: value for what, value, _unit, _note in rows}
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_demo_is_timed_by_stage(tmp_path, monkeypatch):
     found = demo.by_stage((float(place), line) for place, line in enumerate([*lines, ""]))
     assert found == {"set-up": 1, "train@a": 4, "evaluate@a": 1, demo.END: 3}
     whole, *parts = demo.rows(found, "toy paths")
-    assert whole["value"] == sum(part["value"] for part in parts) == 9
+    assert whole[1] == sum(part[1] for part in parts) == 9
     monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     with pytest.raises(SystemExit, match="ended with 3"):
         list(demo.said(tmp_path))

@@ -23,6 +23,7 @@ from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import Params, load_params
 from clinrl.evaluation.answers import HISTORY
 from clinrl.intervals import wilson
+from clinrl.reports.render import table
 from clinrl.runtime import determinism
 
 REPORT = Path("data/reports/alarms.json")
@@ -37,12 +38,8 @@ def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
     if k == 0:
         return alerts.read(paths.adapter(version) / HISTORY)
     block = params.versions[version]
-    shared = [
-        paths.base(block.task),
-        paths.adapter(block.parent),
-        paths.cases(block.data),
-        paths.data_proof(block.data),
-    ]
+    shared = [paths.base(block.task), paths.adapter(block.parent)]
+    shared += [paths.cases(block.data), paths.data_proof(block.data)]
     inputs = [read_manifest(folder).files for folder in shared if folder.is_dir()]
     tree = moved(params, version, k)
     key = digest([inputs, version, tree["profiles"][block.profile]])
@@ -108,12 +105,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
                 hits, what = sum(row["first"] is not None for row in runs), "raised a false alarm"
             share = wilson(hits, len(runs))
             parts.append(f"**{version}**: {hits} of {len(runs)} runs {what} [{share.low:.2f}, {share.high:.2f}].")
-            table = ["| seed | steps | first alarm | alarms |", "| --- | --- | --- | --- |"]
-            table += [
-                f"| {row['seed']} | {row['steps']} | {row['first'] or 'none'} | {'; '.join(row['alarms']) or 'none'} |"
-                for row in runs
-            ]
-            parts.append("\n".join(table))
+            cells = [[r["seed"], r["steps"], r["first"] or "none", "; ".join(r["alarms"]) or "none"] for r in runs]
+            parts.append(table(["seed", "steps", "first alarm", "alarms"], cells))
     return "\n\n".join(parts) + "\n"
 
 
