@@ -49,13 +49,6 @@ def plain(value: float) -> str:
     return f"{value:.3f}"
 
 
-def ranged(estimate: Mapping[str, float] | None) -> str:
-    """Value and interval; a dash where there is none, as for the agreement of a single mode with itself."""
-    if estimate is None:
-        return "-"
-    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
-
-
 def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = None) -> str:
     """A metric of the task: a statistic or a count as a number, anything else in per cent; empty where undefined.
 
