@@ -30,6 +30,7 @@ from clinrl.evaluation import recount
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
+from clinrl.provenance.stages import addresses_of
 from clinrl.registry.model_folder import check_signature, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
@@ -139,7 +140,7 @@ def collect(params: "Params", model: Model) -> Recorded:
                 f"`dvc repro evaluate@{model.name}`"
             )
     agreement = json.loads((paths.report(model.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
-    group = "train" if model.name in params.versions else "fold" if model.name in params.merges.folds else "blend"
+    stages = addresses_of(params, model.name)
     return Recorded(
         model=model,
         manifest=manifest,
@@ -148,14 +149,14 @@ def collect(params: "Params", model: Model) -> Recorded:
         agreement=Estimate(**agreement["mode_agreement"]) if agreement else None,
         scale=manifest.spec.get("scale", params.scale),
         signer=partial(signer, params.scale),
-        dvc_stage=f"{group}@{model.name}",
+        dvc_stage=stages.get("train") or stages["merge"],
         why=params.versions[model.name].why if model.name in params.versions else "",
         waiver=stated(params, model.name, "waiver"),
         placebo=stated(params, model.name, "placebo"),
         training=tuple(_training(params, model.name)),
         missing=_missing(params, model.name),
         alarms=_alarms(model.name),
-        provenance=provenance.of_stages(lock.ancestors(lock.read(), lock.exam_stage(params, model.name))),
+        provenance=provenance.of_stages(lock.ancestors(lock.read(), stages["evaluate"])),
         bill=bom.text(bom.of_version(params, model.name)) if (pins.ROOT / pins.MAIN).exists() else None,
         keys=trusted_keys(params),
     )
