@@ -49,6 +49,11 @@ def plain(value: float) -> str:
     return f"{value:.3f}"
 
 
+def ranged(estimate: Mapping[str, float]) -> str:
+    """Value and interval."""
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+
+
 def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = None) -> str:
     """A metric of the task: a statistic or a count as a number, anything else in per cent; empty where undefined.
 

@@ -129,7 +129,7 @@ def _environment() -> "Environment":
     environment.filters |= {
         "row": row, "head": head, "each": each, "cells": cells, "quoted": quoted, "fenced": fenced,
         "percent": numbers.percent, "decimal": numbers.decimal, "counted": numbers.counted, "points": numbers.points,
-        "p_value": numbers.p_value, "metric": numbers.metric, "change": numbers.change,
+        "p_value": numbers.p_value, "ranged": numbers.ranged, "metric": numbers.metric, "change": numbers.change,
     }  # fmt: skip
     environment.globals |= {
         "get_task": get_task, "results": results, "zip": zip,
