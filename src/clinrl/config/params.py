@@ -400,7 +400,7 @@ class Params(Section):
 
     def seeds_of(self, version: str) -> tuple[str, ...]:
         """The versions that a comparison has as seeds of one recipe, this one among them; empty without a second."""
-        rows = [row for comparison in self.comparisons.values() for row in comparison.rows.values()]
+        rows = [row for comparison in self.comparisons.values() for row in comparison.arms.values()]
         return next((row for row in rows if version in row and len(row) > 1), ())
 
     def parts(self, name: str) -> tuple[str, ...]:

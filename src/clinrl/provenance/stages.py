@@ -70,7 +70,7 @@ def addresses(command: str, name: str) -> list[str]:
 
 
 def addresses_of(params: Params, name: str) -> dict[str, str]:
-    """The DVC address of each stage that a version, a merge, a rival or a base needs, in their order. Raises KeyError."""
+    """The DVC address of each stage that a version, merge, rival or base needs, in their order. Raises KeyError."""
     if name in params.versions:
         made, validated = params.data_stages(params.versions[name].data)
         return {"dataset": made, "validate": validated} | {stage: f"{stage}@{name}" for stage in STAGES[2:]}
