@@ -323,6 +323,11 @@ class Params(Section):
         reward: Any = self.reward(name)
         if isinstance(profile, RejectionProfile):
             for scale, rejection in profile.trainer.items():
+                if rejection.relabel and (task.ordered is None or rejection.threshold is not None):
+                    raise ParamsError(
+                        f"{at}.trainer.{scale}.relabel is true, which keeps every completion of a task with ordered "
+                        "answers; allowed: leave it out, or give such a task and no threshold"
+                    )
                 if rejection.threshold is not None and rejection.threshold > reward.high:
                     raise ParamsError(
                         f"{at}.trainer.{scale}.threshold is {rejection.threshold:g}, but no completion earns more than "
