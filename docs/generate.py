@@ -260,7 +260,7 @@ def results_page(task: str = "esi") -> bytes:
              and ", " not in row.name],
         ),
         "words": render.table(
-            ["words", "exact, v49, think, five seeds"], [[view, share(it)] for view, it in views.items()]
+            ["words", "exact, v49, think, five seeds"], [[WORDS.get(view, view), share(it)] for view, it in views.items()]
         ),
     }  # fmt: skip
     for name, text in tables.items():
@@ -270,6 +270,13 @@ def results_page(task: str = "esi") -> bytes:
         assert end, f"docs/tasks/{task}.md lacks the end of {name}"
         page = f"{before}{mark}{text}\n{end}{after}"
     return page.encode()
+
+
+WORDS = {
+    "given": "known to the base alone: the exam",
+    "words_of_training": "of the training data",
+    "words_never_read": "never read by any model",
+}
 
 
 def figure_of(section: Section, name: str) -> str:
