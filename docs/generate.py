@@ -19,10 +19,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from clinrl import paths
+from clinrl.analysis.contrasts import ALL, Compared, Section
 from clinrl.cli.commands import GROUPS
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
+from clinrl.reports import render, results
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -167,70 +168,127 @@ def word(action: argparse.Action) -> str:
 
 
 def lineage(task: str = "esi") -> bytes:
-    """The versions of a task as a tree, with exact answers and under-triaged critical patients by mode, as SVG.
+    """The recipes of a task's series as a tree, with exact answers and under-triaged critical patients by mode, as SVG.
 
-    Of a recipe with several seeds the first is drawn.
+    Means over seeds with intervals over seeds and cases, then the classifiers.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    params = load_params(ROOT / "params.yaml")
-    more = {seed for arm in params.comparisons[f"{task}-series"].arms.values() for seed in arm[1:]}
-    family = {name: spec for name, spec in params.versions.items() if spec.task == task and name not in more}
-    rows = list(tree(f"{task}-base", {name: spec.parent for name, spec in family.items()}))
-    rival = "bag of words"
+    params, report = load_params(ROOT / "params.yaml"), compared(f"{task}-series")
     modes = list(params.modes)
+    held = {section["mode"]: {row["name"]: row for row in section["rows"]} for section in report["sections"]
+            if section["part"] == "all"}  # fmt: skip
+    arms = {row["versions"][0]: name for name, row in held[modes[0]].items() if row["kind"] == "arm"}
+    parents = {version: params.versions[version].parent for version in arms}
+    drawn = [(arms.get(name, "base"), depth) for name, depth in tree(f"{task}-base", parents)]
+    rivals = [name for name, row in held[modes[0]].items() if row["kind"] == "rival" or name == "bag of words"]
+    rows = [*drawn, *((name, 0) for name in rivals)]
     style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 10}
     with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
-        figure = Figure(figsize=(8.4, 0.46 * (len(rows) + 1) + 1.3))
-        names, exact, missed = figure.subplots(1, 3, sharey=True, width_ratios=[1.7, 2, 1.4])
-        figure.subplots_adjust(left=0.01, right=0.985, top=0.84, bottom=0.09, wspace=0.06)
+        figure = Figure(figsize=(8.6, 0.4 * (len(rows) + 1) + 1.3))
+        names, exact, missed = figure.subplots(1, 3, sharey=True, width_ratios=[1.7, 2, 1.6])
+        figure.subplots_adjust(left=0.01, right=0.985, top=0.86, bottom=0.09, wspace=0.06)
         places = {name: place for place, (name, _) in enumerate(rows)}
         for name, depth in rows:
-            place, spec = places[name], family.get(name)
-            kept = bool(spec and params.profiles[spec.profile].waiver)
+            place, is_rival = places[name], name in rivals
             names.text(
-                0.03 + 0.11 * depth, place, name, va="center", color="black", weight="normal" if kept else "bold"
-            )
-            if kept:
-                names.text(
-                    1.0, place, "failure, kept", va="center", ha="right", size=8.5, style="italic", color=NEUTRAL
-                )
-                for axes in (names, exact, missed):
-                    axes.axhspan(place - 0.5, place + 0.5, color="0.92", lw=0)
-            if spec:
-                back, top = 0.06 + 0.11 * (depth - 1), places[spec.parent]
-                names.plot([back, back, back + 0.07], [top + 0.32, place, place], color=NEUTRAL, lw=1)
+                0.03 + 0.09 * depth, place, name, va="center", style="italic" if is_rival else "normal",
+                color=NEUTRAL if is_rival else "black", weight="bold" if re.fullmatch(r"v\d+", name) else "normal",
+            )  # fmt: skip
+            if depth:
+                parent = parents[held[modes[0]][name]["versions"][0]]
+                back, top = 0.05 + 0.09 * (depth - 1), places[arms.get(parent, "base")]
+                names.plot([back, back, back + 0.06], [top + 0.32, place, place], color=NEUTRAL, lw=1)
             for mode, shift in zip(modes, (-0.14, 0.14), strict=True):
-                report = json.loads((ROOT / paths.report(name) / f"{mode}.json").read_text(encoding="utf-8"))
-                draw(exact, report["metrics"]["exact"], place + shift, EXACT, mode == modes[0])
-                draw(missed, report["metrics"]["critical_under"], place + shift, DANGEROUS, mode == modes[0])
-        (found,) = (row for row in report_rows(task, modes[0], rows[1][0]) if row["name"] == rival)
-        names.text(0.03, len(rows), rival, va="center", style="italic", color=NEUTRAL)
-        draw(exact, found["metrics"]["exact"], len(rows), EXACT, True)
-        draw(missed, found["metrics"]["critical_under"], len(rows), DANGEROUS, True)
-        exact.axvline(100 * found["metrics"]["exact"]["value"], color=NEUTRAL, lw=0.9, ls=(0, (3, 3)), zorder=0)
-        missed.axvline(
-            100 * found["metrics"]["critical_under"]["value"], color=NEUTRAL, lw=0.9, ls=(0, (3, 3)), zorder=0
-        )
-        names.set(xlim=(0, 1.02), ylim=(len(rows) + 0.6, -0.6))
-        exact.set(xlim=(30, 101), xlabel="% of exam cases, more is better")
+                metrics = held[mode][name]["metrics"]
+                draw(exact, metrics["exact"], place + shift, EXACT, mode == modes[0])
+                draw(missed, metrics["critical_under"], place + shift, DANGEROUS, mode == modes[0])
+        names.set(xlim=(0, 1.02), ylim=(len(rows) - 0.4, -0.6))
+        exact.set(xlim=(20, 101), xlabel="% of exam cases, more is better")
         missed.set(xlim=(-1, 62), xlabel="% of exam cases, less is better")
         exact.set_title("Exact answers", color=EXACT, size=11, weight="bold", loc="left")
         missed.set_title("Critical under-triage", color=DANGEROUS, size=11, weight="bold", loc="left")
         for axes in (names, exact, missed):
+            axes.axhspan(len(drawn) - 0.5, len(rows) - 0.5, color="0.95", lw=0, zorder=-1)
             axes.tick_params(left=False, labelleft=False, bottom=axes is not names, labelbottom=axes is not names)
             axes.spines[:].set_visible(False)
             axes.set_axisbelow(True)
             if axes is not names:
                 axes.grid(axis="x", color="0.88", lw=0.7)
-        n = report["n"]
-        figure.text(0.012, 0.955, f"{task}: each version starts from its parent's weights", size=12, weight="bold")
-        legend = f"Filled: mode {modes[0]}. Hollow: mode {modes[1]}. Bars: 95% intervals, {n} synthetic exam cases."
-        figure.text(0.012, 0.905, legend, size=9.5, color=NEUTRAL)
+        seeds = max(len(row["versions"]) for row in held[modes[0]].values())
+        height = figure.get_size_inches()[1]
+        figure.text(
+            0.012, 1 - 0.27 / height, f"{task}: each row starts from its parent's weights", size=12, weight="bold"
+        )
+        legend = (
+            f"Filled: mode {modes[0]}. Hollow: mode {modes[1]}. Means of {seeds} seeds, bars: 95% intervals over seeds "
+            f"and {report['sections'][0]['n']} synthetic cases."
+        )
+        figure.text(0.012, 1 - 0.52 / height, legend, size=9, color=NEUTRAL)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
+
+
+def compared(name: str) -> dict[str, Any]:
+    """The committed JSON of a comparison."""
+    found: dict[str, Any] = json.loads((ROOT / f"data/reports/comparisons/{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def results_page(task: str = "esi") -> bytes:
+    """The page of a task with the tables that its series' comparison gives, each between its markers."""
+    page = (ROOT / f"docs/tasks/{task}.md").read_text(encoding="utf-8")
+    report = Compared.model_validate(compared(f"{task}-series"))
+    whole = [section for section in report.sections if section.part == ALL]
+    main = report.columns[0]
+    questions = [
+        [says, f"{first} - {second}", *cells]
+        for says, first, second, *cells, _ in results.answered(get_task(task), report)
+    ]
+    parts = [section for section in report.sections if section.part != ALL]
+    by_part = {name: [figure_of(section, name) for section in parts] for name in [row.name for row in whole[0].rows]}
+    views = {view.view: view.metrics["exact"] for view in whole[0].views if view.name == whole[0].rows[2].name}
+    tables = {
+        "questions": render.table(
+            ["what differs", "rows", *(f"{main}, {section.mode}" for section in whole)], questions
+        ),
+        "parts": render.table(
+            ["row", *(f"{section.part}, {section.mode}" for section in parts)],
+            [[row.name, *by_part[row.name]] for row in whole[0].rows if row.kind in ("arm", "base", "rival")
+             and ", " not in row.name],
+        ),
+        "words": render.table(
+            ["words", "exact, v49, think, five seeds"], [[WORDS.get(view, view), share(it)] for view, it in views.items()]
+        ),
+    }  # fmt: skip
+    for name, text in tables.items():
+        before, mark, rest = page.partition(f"<!-- {name}: begin -->\n")
+        _, end, after = rest.partition(f"<!-- {name}: end -->")
+        assert mark, f"docs/tasks/{task}.md lacks the marker {name}"
+        assert end, f"docs/tasks/{task}.md lacks the end of {name}"
+        page = f"{before}{mark}{text}\n{end}{after}"
+    return page.encode()
+
+
+WORDS = {
+    "given": "known to the base alone: the exam",
+    "words_of_training": "of the training data",
+    "words_never_read": "never read by any model",
+}
+
+
+def figure_of(section: Section, name: str) -> str:
+    """Exact answers of a row in a part of the exam; empty where it was not asked."""
+    row = next((row for row in section.rows if row.name == name), None)
+    return share(row.metrics["exact"]) if row else ""
+
+
+def share(figure: Any) -> str:
+    """A share in per cent with its interval, where it has one."""
+    shown = f"{100 * figure.value:.1f}%"
+    return shown if figure.low is None else f"{shown} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
 
 
 PERFORMANCE = """# Performance
@@ -331,16 +389,10 @@ def tree(root: str, parents: dict[str, str], depth: int = 0) -> Iterator[tuple[s
             yield from tree(name, parents, depth + 1)
 
 
-def report_rows(task: str, mode: str, name: str) -> list[dict[str, Any]]:
-    """The rows of a version's report, baselines included."""
-    found = json.loads((ROOT / paths.report(name) / f"{mode}.json").read_text(encoding="utf-8"))
-    rows: list[dict[str, Any]] = found["rows"]
-    return rows
-
-
-def draw(axes: Any, estimate: dict[str, float], place: float, colour: str, is_filled: bool) -> None:
+def draw(axes: Any, estimate: dict[str, Any], place: float, colour: str, is_filled: bool) -> None:
     """One estimate with its interval."""
-    axes.plot([100 * estimate["low"], 100 * estimate["high"]], [place, place], color=colour, lw=1.6, zorder=2)
+    ends = [estimate["value"] if estimate[end] is None else estimate[end] for end in ("low", "high")]
+    axes.plot([100 * end for end in ends], [place, place], color=colour, lw=1.6, zorder=2)
     face = colour if is_filled else "white"
     axes.plot(100 * estimate["value"], place, "o", ms=5, mfc=face, mec=colour, mew=1.3, zorder=3)
 
@@ -349,6 +401,7 @@ WRITTEN = {
     "configuration.md": lambda: configuration().encode(),
     "commands.md": lambda: commands().encode(),
     "images/lineage.svg": lineage,
+    "tasks/esi.md": results_page,
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
 }

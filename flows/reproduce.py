@@ -9,7 +9,7 @@ from prefect import State, flow
 from prefect.states import Completed
 
 from clinrl.config.params import Params, load_params
-from clinrl.pipeline.plan import addresses_of
+from clinrl.provenance.stages import addresses_of
 from clinrl.release.standing import is_registered
 from flows import pages, runs, steps
 

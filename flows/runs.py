@@ -86,7 +86,7 @@ def begin() -> None:
         if _without_traceback not in logger.filters:
             logger.addFilter(_without_traceback)
     with get_client(sync_client=True) as client:
-        _tag(client, _own_tag())
+        _tag(client, f"{_PROCESS}{processes.identity()}")
         sweep(client)
         try:
             client.read_global_concurrency_limit_by_name(TRAINING)
@@ -150,10 +150,6 @@ def _tag(client: Any, *tags: str) -> None:
     wanted = {*tags, *(tag for tag in run.tags if not tag.startswith(kinds))}
     if wanted != set(run.tags):
         client.update_flow_run(run.id, tags=sorted(wanted))
-
-
-def _own_tag() -> str:
-    return f"{_PROCESS}{processes.identity()}"
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:

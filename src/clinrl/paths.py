@@ -94,11 +94,6 @@ def protocol_report(name: str) -> Path:
     return Path("data/reports/protocol") / f"{name}.json"
 
 
-def seeds_report(version: str) -> Path:
-    """The replication of a version's lineage over several seeds."""
-    return Path("data/reports/seeds") / f"{version}.json"
-
-
 def comparison_report(name: str) -> Path:
     """A comparison of recipes over seeds; the page and the plot lie beside it."""
     return Path("data/reports/comparisons") / f"{name}.json"

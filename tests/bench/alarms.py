@@ -13,22 +13,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from clinrl import paths
 from clinrl.analysis import alerts
-from clinrl.artifacts import digest, read_manifest, write_json, write_text
+from clinrl.artifacts import digest, dump_yaml, read_manifest, write_json, write_text
+from clinrl.config.files import merge_files, read_files
 from clinrl.config.params import Params, load_params
 from clinrl.evaluation.answers import HISTORY
 from clinrl.intervals import wilson
-from clinrl.pipeline.replicate import STRIDE, shift_seeds
+from clinrl.reports.render import table
 from clinrl.runtime import determinism
 
 REPORT = Path("data/reports/alarms.json")
+STRIDE = 1000
+"""Run k of a version has k times this added to its seed."""
 WITHIN = 1 / 3
 """The share of its run within which a failure has to raise its alarm."""
 
@@ -38,15 +38,11 @@ def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
     if k == 0:
         return alerts.read(paths.adapter(version) / HISTORY)
     block = params.versions[version]
-    shared = [
-        paths.base(block.task),
-        paths.adapter(block.parent),
-        paths.cases(block.data),
-        paths.data_proof(block.data),
-    ]
+    shared = [paths.base(block.task), paths.adapter(block.parent)]
+    shared += [paths.cases(block.data), paths.data_proof(block.data)]
     inputs = [read_manifest(folder).files for folder in shared if folder.is_dir()]
-    text = warned(shift_seeds(Path("params.yaml"), [version], k * STRIDE), params)
-    key = digest([inputs, version, YAML(typ="safe").load(text)["profiles"][block.profile]])
+    tree = moved(params, version, k)
+    key = digest([inputs, version, tree["profiles"][block.profile]])
     folder = Path(".clinrl/alarms") / f"{version}-{k}-{key[:16]}"
     log = folder / paths.adapter(version) / HISTORY
     if not log.exists():
@@ -54,7 +50,7 @@ def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
             if not (folder / target).is_symlink():
                 (folder / target).symlink_to(target.absolute())
-        write_text(folder / "params.yaml", text)
+        write_text(folder / "params.yaml", dump_yaml(tree))
         for command in ("probe", "train"):
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             subprocess.run(
@@ -65,15 +61,13 @@ def train(params: Params, version: str, k: int) -> list[dict[str, Any]]:
     return alerts.read(log)
 
 
-def warned(text: str, params: Params) -> str:
-    """The text of params.yaml with no alarm ending a training, so that each run is seen to its end."""
-    yaml = YAML(typ="safe", pure=True)
-    tree = yaml.load(text)
+def moved(params: Params, version: str, k: int) -> dict[str, Any]:
+    """All parameters with the version's seed moved by k strides, and each run seen to its end whatever its alarms."""
+    tree, _ = merge_files(read_files(Path("params.yaml")))
+    tree["versions"][version]["seed"] += k * STRIDE
     for profile in tree["profiles"].values():
         profile["trainer"][params.scale]["on_alarm"] = "warn"
-    stream = StringIO()
-    yaml.dump(tree, stream)
-    return stream.getvalue()
+    return tree
 
 
 def row(params: Params, version: str, k: int, history: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -111,12 +105,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
                 hits, what = sum(row["first"] is not None for row in runs), "raised a false alarm"
             share = wilson(hits, len(runs))
             parts.append(f"**{version}**: {hits} of {len(runs)} runs {what} [{share.low:.2f}, {share.high:.2f}].")
-            table = ["| seed | steps | first alarm | alarms |", "| --- | --- | --- | --- |"]
-            table += [
-                f"| {row['seed']} | {row['steps']} | {row['first'] or 'none'} | {'; '.join(row['alarms']) or 'none'} |"
-                for row in runs
-            ]
-            parts.append("\n".join(table))
+            cells = [[r["seed"], r["steps"], r["first"] or "none", "; ".join(r["alarms"]) or "none"] for r in runs]
+            parts.append(table(["seed", "steps", "first alarm", "alarms"], cells))
     return "\n\n".join(parts) + "\n"
 
 

@@ -57,13 +57,11 @@ def main() -> None:
         assert score(case, log, submitted=was_submitted(log), malformed=0, reward=CORRECTED).total == 1.0
     scoring = time.perf_counter() - start
     rows = [
-        {"what": "audit cases drawn", "value": round(EPISODES / drawing), "unit": "1/s", "note": "hard"},
-        {"what": "audit environments reset", "value": round(EPISODES / resetting), "unit": "1/s", "note": "from JSON"},
-        {"what": "audit tool calls", "value": round(sorted(speeds)[REPEATS // 2]), "unit": "1/s",
-         "note": f"perfect play, median of {REPEATS}"},
-        {"what": "audits scored", "value": round(EPISODES / scoring), "unit": "1/s", "note": "corrected"},
-        {"what": f"{EPISODES} audit environments, played", "value": round(grown, 1), "unit": "MB",
-         "note": "growth of peak memory"},
+        ("audit cases drawn", round(EPISODES / drawing), "1/s", "hard"),
+        ("audit environments reset", round(EPISODES / resetting), "1/s", "from JSON"),
+        ("audit tool calls", round(sorted(speeds)[REPEATS // 2]), "1/s", f"perfect play, median of {REPEATS}"),
+        ("audits scored", round(EPISODES / scoring), "1/s", "corrected"),
+        (f"{EPISODES} audit environments, played", round(grown, 1), "MB", "growth of peak memory"),
     ]  # fmt: skip
     print(json.dumps(rows))
 

@@ -47,8 +47,8 @@ def main() -> None:
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
                 taken, peak = json.loads(done.stdout.splitlines()[-1])
                 what = f"{stage}, {cases:,} cases"
-                rows.append({"what": what, "value": taken, "unit": "s", "note": f"{cases / taken:,.0f} cases/s"})
-                rows.append({"what": f"{what}, peak memory", "value": peak, "unit": "MiB", "note": "with libraries"})
+                rows.append((what, taken, "s", f"{cases / taken:,.0f} cases/s"))
+                rows.append((f"{what}, peak memory", peak, "MiB", "with libraries"))
     print(json.dumps(rows))
 
 

@@ -21,11 +21,11 @@ def seconds(*command: str) -> float:
 
 def main() -> None:
     """Print the rows."""
-    rows = [("clinrl --help", seconds("clinrl", "--help"), ""), ("clinrl plan", seconds("clinrl", "plan"), "")]
+    rows = [(f"clinrl {word}", seconds("clinrl", word), "s", "") for word in ("--help", "plan")]
     dry = subprocess.run([sys.executable, "-m", "dvc", "repro", "--dry"], check=True, capture_output=True, text=True)
     if "Running stage" not in dry.stdout:  # otherwise it would train
-        rows.append(("dvc repro, nothing to do", seconds("dvc", "repro"), ""))
-    print(json.dumps([{"what": what, "value": value, "unit": "s", "note": note} for what, value, note in rows]))
+        rows.append(("dvc repro, nothing to do", seconds("dvc", "repro"), "s", ""))
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

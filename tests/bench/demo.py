@@ -76,14 +76,11 @@ def by_stage(lines: Iterable[tuple[float, str]]) -> dict[str, float]:
     return {**found, END: rest}
 
 
-def rows(seconds: dict[str, float], way: str) -> list[dict[str, Any]]:
+def rows(seconds: dict[str, float], way: str) -> list[tuple[Any, ...]]:
     """A row for the whole and one for each part."""
-    whole = {"what": f"make demo, fresh clone, {way}", "value": round(sum(seconds.values()), 1), "unit": "s"}
-    parts = [
-        {"what": f"make demo, {way}, {name}", "value": round(value, 1), "unit": "s", "note": ""}
-        for name, value in seconds.items()
-    ]
-    return [{**whole, "note": "with its set-up"}, *parts]
+    whole = (f"make demo, fresh clone, {way}", round(sum(seconds.values()), 1), "s", "with its set-up")
+    parts = [(f"make demo, {way}, {name}", round(value, 1), "s", "") for name, value in seconds.items()]
+    return [whole, *parts]
 
 
 def main() -> None:

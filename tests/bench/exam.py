@@ -71,14 +71,12 @@ def main() -> None:
         )
         rate, plain = CASES / (middle - started), LOOPED / (ended - later)
         note = f"{rate / plain:.1f} times a loop over single cases; {same} of {LOOPED} answers are the same"
-        rows.append({"what": f"exam, mode {name}", "value": round(rate, 2), "unit": "cases/s", "note": note})
+        rows.append((f"exam, mode {name}", round(rate, 2), "cases/s", note))
         alike = sum(a == b for a, b in zip(batched, shared, strict=True))
         rate = CASES / (later - middle)
         note = f"{rate / plain:.1f} times a loop over single cases; {alike} of {CASES} answers are the same"
-        rows.append(
-            {"what": f"exam, mode {name}, shared path", "value": round(rate, 2), "unit": "cases/s", "note": note}
-        )
-        rows.append({"what": f"loop, mode {name}", "value": round(plain, 2), "unit": "cases/s", "note": ""})
+        rows.append((f"exam, mode {name}, shared path", round(rate, 2), "cases/s", note))
+        rows.append((f"loop, mode {name}", round(plain, 2), "cases/s", ""))
     print(json.dumps(rows))
 
 

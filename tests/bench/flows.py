@@ -33,14 +33,8 @@ def project(folder: Path, lineage: tuple[str, ...]) -> Path:
         shutil.copyfile(ROOT / name, folder / name)
     tree, _ = merge_files(read_files(ROOT / "params.yaml"))
     tree["versions"] = {name: tree["versions"][name] for name in lineage}
-    tree |= {
-        "protocols": {"bases": {}, "versions": {}},
-        "merges": {"folds": {}, "blends": {}},
-        "mining": {},
-        "external": {},
-        "comparisons": {},
-        "schedules": {},
-    }
+    tree |= {"protocols": {"bases": {}, "versions": {}}, "merges": {"folds": {}, "blends": {}}}
+    tree |= {section: {} for section in ("mining", "external", "comparisons", "schedules")}
     task = tree["versions"][lineage[0]]["task"]
     tree["bases"] = {task: tree["bases"][task]}
     tree["gates"] = {task: tree["gates"][task]}
@@ -76,17 +70,12 @@ def main() -> None:
         by_flow = run(flow, "-m", "flows", "reproduce", last)
         run(flow, "-m", "flows", "release", last, "--approver", "Bench")
         nothing = statistics.median(run(flow, "-m", "flows", "retrain", task) for _ in range(TIMES))
-    note = f"{len(lineage)} versions"
+    note, more = f"{len(lineage)} versions", f"{by_flow - by_dvc:.1f} s, with a server and a new database"
     rows = [
-        {"what": "demo series, dvc repro and clinrl register", "value": round(by_dvc, 1), "unit": "s", "note": note},
-        {"what": "demo series, flows.reproduce", "value": round(by_flow, 1), "unit": "s", "note": note},
-        {
-            "what": "flow overhead",
-            "value": round(100 * (by_flow / by_dvc - 1), 1),
-            "unit": "%",
-            "note": f"{by_flow - by_dvc:.1f} s, with a server and a new database",
-        },
-        {"what": "retrain, nothing to do", "value": round(nothing, 1), "unit": "s", "note": "with a server of its own"},
+        ("demo series, dvc repro and clinrl register", round(by_dvc, 1), "s", note),
+        ("demo series, flows.reproduce", round(by_flow, 1), "s", note),
+        ("flow overhead", round(100 * (by_flow / by_dvc - 1), 1), "%", more),
+        ("retrain, nothing to do", round(nothing, 1), "s", "with a server of its own"),
     ]
     print(json.dumps(rows))
 

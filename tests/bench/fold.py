@@ -195,13 +195,13 @@ def main() -> None:
             taken, peak = results[way]
             what = f"{what}, {layers} layers of 3B"
             note = f"{size / 1e9:.1f} GB in bf16" + (f"; {ratio:.1f} times as fast as PEFT" if way == "ours" else "")
-            rows.append({"what": what, "value": round(taken, 1), "unit": "s", "note": note})
-            rows.append({"what": f"{what}, peak memory", "value": round(peak), "unit": "MiB", "note": "with libraries"})
+            rows.append((what, round(taken, 1), "s", note))
+            rows.append((f"{what}, peak memory", round(peak), "MiB", "with libraries"))
         errors = {way: float((folded[way] - exact).abs().mean()) for way in WAYS}
         note = f"of {len(exact):,}; mean distance from float64 {errors['ours']:.3g}, PEFT's {errors['peft']:.3g}"
         different = int((folded["ours"] != folded["peft"]).sum())
         what = f"fold, {layers} layers of 3B, weights unlike PEFT's"
-        rows.append({"what": what, "value": different, "unit": "weights", "note": note})
+        rows.append((what, different, "weights", note))
     print(json.dumps(rows))
 
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from typing import Any
 from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.config.files import merge_files, read_files
-from clinrl.config.params import Params, load_params
+from clinrl.config.params import load_params
 from clinrl.evaluation.answers import HISTORY
 from clinrl.runtime import determinism
 from clinrl.training.worker import LOSS_PATH
@@ -55,7 +54,7 @@ def project(folder: Path, steps: int = STEPS) -> str:
     block = params.versions[MEASURED]
     task = block.task
     tree, _ = merge_files(read_files(Path("params.yaml")))
-    line = list(ancestors(params, MEASURED))
+    line = [*reversed(params.lineage(MEASURED)), f"{task}-base"]
     blocks = {name: tree["versions"][name] for name in line if name in tree["versions"]}
     recipe = tree["profiles"][block.profile]
     recipes = {}
@@ -80,14 +79,6 @@ def project(folder: Path, steps: int = STEPS) -> str:
         subprocess.run([*CLINRL, *command], cwd=folder, check=True, stderr=subprocess.DEVNULL)
     trainer = params.trainer(block.profile)
     return f"{trainer.prompts} prompts x {trainer.group} completions, {MEASURED} from {block.parent}"
-
-
-def ancestors(params: Params, name: str) -> Iterator[str]:
-    """A version and what it starts from, up to the base."""
-    while name in params.versions:
-        yield name
-        name = str(params.versions[name].parent)
-    yield name
 
 
 def without_file(block: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +208,7 @@ def limit(history: list[dict[str, Any]]) -> tuple[float, float]:
     return operations * min(taken) / (2 * a.numel() * b.size(1)), dead
 
 
-def measured(folder: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
+def measured(folder: Path, steps: int, rounds: int) -> list[tuple[Any, ...]]:
     """The rows of the report."""
     size = project(folder, steps)
     commands = {version: [*CLINRL, "train", version] for version in (STOCK, SHARED)}
@@ -246,18 +237,17 @@ def measured(folder: Path, steps: int, rounds: int) -> list[dict[str, Any]]:
         f"{tokens[SHARED] / tokens[STOCK]:.3f} of the tokens"
     )
     return [
-        {"what": "GRPO step against stock TRL", "value": round(shared / bare_trl, 3), "unit": "ratio", "note": used},
-        {"what": "GRPO step, shared paths against TRL's, both in clinrl train", "value": round(shared / stock, 3),
-         "unit": "ratio", "note": "the same process settings"},
-        {"what": "GRPO step, clinrl train, shared paths", "value": round(shared, 3), "unit": "s", "note": note},
-        {"what": "GRPO step, clinrl train", "value": round(stock, 3), "unit": "s",
-         "note": f"{stock / bare_trl:.3f} of bare TRL, checkpoints and all"},
-        {"what": "GRPO step, bare TRL", "value": round(bare_trl, 3), "unit": "s", "note": note},
-        {"what": "GRPO step, arithmetic limit", "value": round(least, 3), "unit": "s",
-         "note": "matrix products alone, at this machine's rate; live groups, each prompt once"},
-        {"what": "groups without a signal", "value": round(100 * dead, 1), "unit": "%", "note": f"{steps} steps"},
-        {"what": "alarms, share of a GRPO step", "value": round(100 * watched(history[STOCK]) / stock, 3), "unit": "%",
-         "note": f"every rule on each of {steps} lines; held-out looks are part of the step above"},
+        ("GRPO step against stock TRL", round(shared / bare_trl, 3), "ratio", used),
+        ("GRPO step, shared paths against TRL's, both in clinrl train", round(shared / stock, 3), "ratio",
+         "the same process settings"),
+        ("GRPO step, clinrl train, shared paths", round(shared, 3), "s", note),
+        ("GRPO step, clinrl train", round(stock, 3), "s", f"{stock / bare_trl:.3f} of bare TRL, checkpoints and all"),
+        ("GRPO step, bare TRL", round(bare_trl, 3), "s", note),
+        ("GRPO step, arithmetic limit", round(least, 3), "s",
+         "matrix products alone, at this machine's rate; live groups, each prompt once"),
+        ("groups without a signal", round(100 * dead, 1), "%", f"{steps} steps"),
+        ("alarms, share of a GRPO step", round(100 * watched(history[STOCK]) / stock, 3), "%",
+         f"every rule on each of {steps} lines; held-out looks are part of the step above"),
     ]  # fmt: skip
 
 

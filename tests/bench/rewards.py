@@ -32,7 +32,7 @@ def main() -> None:
         said = " ".join(quality.reword(sentence, rng) for sentence in rng.choice([case, drawn[0]]).key.reasoning)
         turn = Message(role="assistant", content=f"<answer>{case.key.label}</answer>", thinking=said)
         pairs.append((case, Transcript(messages=(turn,), stop="answered")))
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[Any, ...]] = []
     for arm, model in (("custom-embedding", "encoder"), ("llm-eval", "judge")):
         reward = CORRECTED[arm]
         asked = judges.Judges(paths.base("imaging"))
@@ -46,13 +46,12 @@ def main() -> None:
             start = time.perf_counter()
             judges.scores(task, pairs, reward, asked)
             cached.append(time.perf_counter() - start)
+        middle = round(sorted(cached)[REPEATS // 2], 4)
         distinct = len({ask for pair in pairs for ask in requests_of(task, *pair, reward)})
         rows += [
-            {"what": f"reward of {N} completions, {model} asked anew", "value": round(cold, 3), "unit": "s",
-             "note": f"{distinct} distinct asks"},
-            {"what": f"reward of {N} completions, {model} cached", "value": round(sorted(cached)[REPEATS // 2], 4),
-             "unit": "s", "note": f"median of {REPEATS}"},
-        ]  # fmt: skip
+            (f"reward of {N} completions, {model} asked anew", round(cold, 3), "s", f"{distinct} distinct asks"),
+            (f"reward of {N} completions, {model} cached", middle, "s", f"median of {REPEATS}"),
+        ]
     print(json.dumps(rows))
 
 

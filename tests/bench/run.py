@@ -25,6 +25,8 @@ ROOT = HERE.parents[1]
 REPORT = ROOT / "data/reports/bench.json"
 HISTORY = ROOT / "data/reports/bench_history.jsonl"
 """Every record that was ever measured, oldest first, with the commit that was measured."""
+ROW = ("what", "value", "unit", "note")
+"""What a script prints a row of."""
 SCRIPTS = (
     "commands.py",
     "cases.py",
@@ -35,7 +37,6 @@ SCRIPTS = (
     "grpo_loss.py",
     "grpo_step.py",
     "threads.py",
-    "same_policy.py",
     "rewards.py",
     "audit_env.py",
     "flows.py",
@@ -55,7 +56,8 @@ def main(names: list[str]) -> int:
         found = machine()
         done = subprocess.run([sys.executable, str(HERE / script)], cwd=ROOT, stdout=subprocess.PIPE, check=True)
         before = {row["what"]: row["value"] for row in kept.get(script, {}).get("rows", ())}
-        kept[script] = {"machine": found, "rows": json.loads(done.stdout.splitlines()[-1])}
+        printed = json.loads(done.stdout.splitlines()[-1])
+        kept[script] = {"machine": found, "rows": [dict(zip(ROW, row, strict=True)) for row in printed]}
         write_json(REPORT, {name: kept[name] for name in SCRIPTS if name in kept})
         with HISTORY.open("a", encoding="utf-8") as stream:
             stream.write(canonical_json({"script": script, "revision": revision(), **kept[script]}) + "\n")

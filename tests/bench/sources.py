@@ -39,14 +39,8 @@ def main() -> None:
         done = subprocess.run([sys.executable, __file__, folder], check=True, stdout=subprocess.PIPE)
     taken, busy, memory = json.loads(done.stdout.splitlines()[-1])
     what = f"import, {ROWS:,} triage rows with stays and patients"
-    print(
-        json.dumps(
-            [
-                {"what": what, "value": taken, "unit": "s", "note": f"one processor, {busy:g} s of its time"},
-                {"what": f"{what}, peak memory", "value": memory, "unit": "MiB", "note": "with libraries"},
-            ]
-        )
-    )
+    rows = [(what, taken, "s", f"one processor, {busy:g} s of its time")]
+    print(json.dumps([*rows, (f"{what}, peak memory", memory, "MiB", "with libraries")]))
 
 
 if __name__ == "__main__":

@@ -61,33 +61,20 @@ def beside(processes: int, way: str, count: int) -> float:
             other.communicate()
 
 
-def rows(alone: dict[str, float], busy: dict[str, float]) -> list[dict[str, Any]]:
+def rows(alone: dict[str, float], busy: dict[str, float]) -> list[tuple[Any, ...]]:
     """The rows of the report."""
     per_core = "step beside one busy process per processor against alone"
+    slower = {way: round(busy[way] / alone[way], 2) for way in (OURS, OPENMP)}
+    note = f"means of {ROUNDS} x {STEPS} steps, by turns"
     return [
-        {
-            "what": "step alone",
-            "value": round(alone[OURS], 3),
-            "unit": "s",
-            "note": "GRPO loss and gradient of 32 rows",
-        },
-        {
-            "what": "step alone against OpenMP's default waiting",
-            "value": round(alone[OURS] / alone[OPENMP], 3),
-            "unit": "ratio",
-            "note": f"means of {ROUNDS} x {STEPS} steps, by turns",
-        },
-        {"what": per_core, "value": round(busy[OURS] / alone[OURS], 2), "unit": "ratio", "note": "bounded spinning"},
-        {
-            "what": f"{per_core}, OpenMP's default waiting",
-            "value": round(busy[OPENMP] / alone[OPENMP], 2),
-            "unit": "ratio",
-            "note": "what the bound is for",
-        },
+        ("step alone", round(alone[OURS], 3), "s", "GRPO loss and gradient of 32 rows"),
+        ("step alone against OpenMP's default waiting", round(alone[OURS] / alone[OPENMP], 3), "ratio", note),
+        (per_core, slower[OURS], "ratio", "bounded spinning"),
+        (f"{per_core}, OpenMP's default waiting", slower[OPENMP], "ratio", "what the bound is for"),
     ]
 
 
-def measured(rounds: int, count: int) -> list[dict[str, Any]]:
+def measured(rounds: int, count: int) -> list[tuple[Any, ...]]:
     """The rows of so many rounds of so many steps."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found: list[dict[str, float]] = [dict.fromkeys((OURS, OPENMP), 0.0) for _ in range(2)]

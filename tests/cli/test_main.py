@@ -97,8 +97,6 @@ def test_help_of_a_subcommand_has_examples(name, capsys):
         ["train"],
         ["train", "a", "b"],
         ["train", "a", "--par", "x"],
-        ["replicate"],
-        ["replicate", "esi-v46", "--seeds", "1"],
         ["show", "esi-v46"],
         ["show", "esi-v46", "3", "--random", "1"],
         ["show", "esi-v46", "--wrong", "0"],
@@ -125,7 +123,6 @@ def test_a_usage_error_exits_with_2(arguments, capsys):
         ("evaluate", "esi-bsae", ("no version", "did you mean esi-base?")),
         ("protocol", "esi-bsae", ("no version", "did you mean esi-base?")),
         ("plan", "v99", ("is not a version", "allowed: ")),
-        ("replicate", "v99", ("is not a version", "allowed: ")),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_allowed_ones(command, name, fragments, project, capsys):

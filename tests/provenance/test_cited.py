@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -38,6 +38,7 @@ def test_every_leaf_is_found_at_its_pointer(value):
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=30))
+@example("__0__")
 def test_text_from_elsewhere_is_text_in_a_cell(text):
     reader = MarkdownIt("commonmark", {"html": True}).enable("table")
     rows = f"{table(['a', 'b'], [['x', plain(text)]])}\n| x | {plain(text)} |\n\n[S1]: #s1\n"

@@ -119,11 +119,13 @@ def test_a_missing_artefact_is_said_to_be_not_done(committed):
     shutil.rmtree(paths.report("esi-v49-5"))
     Path("dvc.lock").unlink()
     dossier.stage(committed, PARAMS, "esi-v49")
-    assert "| training repeated with other seeds | not done |" in pages("esi-v49")["README.md"]
+    assert "| training repeated with other seeds | in 5 versions |" in pages("esi-v49")["README.md"]
     assert "| exam on cases from elsewhere | not done |" in pages("esi-v49")["README.md"]
     dossier.stage(committed, PARAMS, "esi-v49-5")
     written = pages("esi-v49-5")
     assert "| all | not done | not done |" in written["README.md"]
+    dossier.stage(committed, PARAMS, "esi-v48")
+    assert "| training repeated with other seeds | not done |" in pages("esi-v48")["README.md"]
     assert "Mean cost of an answer: not done." in written["change-control.md"]
     assert "The gate's decision on this version: not done." in written["change-control.md"]
 

@@ -16,7 +16,7 @@ from clinrl.config.params import Params
 from clinrl.data import dataset, validate
 from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.evaluation import answers, error_analysis, evaluate
-from clinrl.pipeline import plan
+from clinrl.provenance import stages
 from clinrl.reports.render import render
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
@@ -292,7 +292,7 @@ def test_an_import_is_training_data_and_an_exam_like_any(project):
     params = dolls.params(
         imports=sown.imports(SHIPPED), versions={"v1": shared | {"data": "mimic-train", "exam": "mietic-36"}}
     )
-    assert plan.addresses_of(params, "v1") | {"probe": ""} == {
+    assert stages.addresses_of(params, "v1") | {"probe": ""} == {
         "dataset": "import@mimic-train", "validate": "validate-import@mimic-train", "probe": "", "train": "train@v1",
         "evaluate": "evaluate@v1",
     }  # fmt: skip

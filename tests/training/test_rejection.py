@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import dolls
 from clinrl import paths
 from clinrl.artifacts import verified
-from clinrl.errors import TrainingError
+from clinrl.errors import ParamsError, TrainingError
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.tasks.policies import write_answer
@@ -80,6 +80,25 @@ def test_what_is_kept_is_distinct_ended_and_paid_best_first(written, threshold, 
     kept = rejection.keep(TASK, case, completions, threshold, most)
     assert len(set(kept)) == len(kept) == min(most, len(fits))
     assert [fits[transcript] for transcript in kept] == sorted(fits.values(), reverse=True)[:most]
+
+
+def test_with_relabel_every_answer_that_stands_where_it_should_becomes_the_gold_label():
+    case, gold = CASES[0], TASK.label(CASES[0])
+    wrong = write_answer(f"- Step C: ESI 3\nANSWER: ESI {gold % 5 + 1}", "my own reasons")
+    silent, cut = write_answer("no answer"), write_answer(f"ANSWER: ESI {gold}", "y", "max_tokens")
+    (kept,) = rejection.keep(TASK, case, [(wrong, -1.0), (silent, 1.0), (cut, 1.0)], None, 4, relabel=True)
+    assert TASK.parse(kept) == gold
+    assert kept.messages[-1].content == f"- Step C: ESI 3\nANSWER: ESI {gold}"
+    assert kept.messages[-1].thinking == "my own reasons"
+    taught, logged = rejection.taught(TASK, spec(relabel=True), rows(1), [[(wrong, -1.0)] * 2])
+    assert {TASK.parse(row.transcript) for row in taught} == {gold}
+    assert (logged["sampled/kept"], logged["sampled/reward"]) == (1, -1.0)
+
+
+def test_relabel_needs_ordered_answers_and_no_threshold():
+    with pytest.raises(ParamsError, match=r"relabel is true, which keeps every completion of a task with ordered"):
+        params(relabel=True)
+    assert params(relabel=True, threshold=None).profiles["own"].trainer["embedded"].relabel
 
 
 def test_each_row_gets_its_own_completions_and_no_gold_reason_is_read(tmp_path, monkeypatch):

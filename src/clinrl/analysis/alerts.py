@@ -98,118 +98,81 @@ def _still(lines: Sequence[Line]) -> dict[str, float]:
     return {} if alike is None or alike == 1 else {"": float(all(line.get("grad_norm") == 0 for line in lines))}
 
 
+def _first(lines: Sequence[Line]) -> dict[str, float]:
+    """The distance at the first step, where the policy still is its parent; TRL measures 0 there."""
+    kl = lines[-1].get("kl")
+    return {} if lines[-1]["step"] != 1 or kl is None else {"": kl}
+
+
 HIDES = "make that answer cost where it is wrong, or lower trainer.lr: it is where this policy hides"
 
 RULES = (
     Rule(
-        name="clipped",
-        window=3,
-        warn=0.2,
-        stop=0.5,
-        observe=_means("clipped"),
+        name="clipped", window=3, warn=0.2, stop=0.5, observe=_means("clipped"),
         says="{observed:.0%} of the completions in mode {about} ran out of tokens over {window} steps",
         helps="raise trainer.max_completion, or train this mode with a shorter form of answer",
     ),
     Rule(
-        name="no_parse",
-        window=3,
-        warn=0.1,
-        stop=0.3,
-        observe=_means("parse_fail"),
+        name="no_parse", window=3, warn=0.1, stop=0.3, observe=_means("parse_fail"),
         says="{observed:.0%} of the answers in mode {about} could not be read over {window} steps",
         helps="make an unreadable answer the worst outcome of the reward, and look whether answers are cut short",
     ),
     Rule(
-        name="not_submitted",
-        window=3,
-        warn=0.25,
-        stop=0.6,
-        observe=_means("not_submitted"),
+        name="not_submitted", window=3, warn=0.25, stop=0.6, observe=_means("not_submitted"),
         says="{observed:.0%} of the episodes in mode {about} were not submitted over {window} steps",
         helps="raise trainer.max_completion if they run out of tokens, or make an episode cost that is never handed in",
     ),
     Rule(
-        name="malformed_calls",
-        window=3,
-        warn=0.1,
-        stop=0.3,
-        observe=_means("malformed"),
+        name="malformed_calls", window=3, warn=0.1, stop=0.3, observe=_means("malformed"),
         says="{observed:.0%} of the turns in mode {about} wrote a call that could not be read over {window} steps",
         helps="imitate more episodes before this, lower trainer.temperature, or make a malformed call cost",
     ),
     Rule(
-        name="tool_failures",
-        window=3,
-        warn=0.1,
-        stop=0.3,
-        observe=_one("tools/failure_frequency"),
+        name="tool_failures", window=3, warn=0.1, stop=0.3, observe=_one("tools/failure_frequency"),
         says="{observed:.0%} of the calls named no tool or not its arguments over {window} steps",
         helps="look whether the prompt shows the tools that there are, and make such a call cost",
     ),
     Rule(
-        name="level_share",
-        window=5,
-        warn=0.7,
-        stop=0.9,
-        observe=_means("answer"),
+        name="level_share", window=5, warn=0.7, stop=0.9, observe=_means("answer"),
         says="{observed:.0%} of all answers are {about} over {window} steps",
         helps="lower the repeat or the cap of that label in the stream, or make a false one cost",
     ),
     Rule(
-        name="over_called",
-        window=6,
-        warn=0.1,
-        stop=0.2,
-        observe=_excess,
+        name="over_called", window=6, warn=0.1, stop=0.2, observe=_excess,
         says="{about} is answered {observed:.0%} of the time more often than it is right, over {window} steps",
         helps=HIDES,
     ),
     Rule(
-        name="no_signal",
-        window=5,
-        warn=0.4,
-        stop=0.7,
-        observe=_one("groups/all_wrong"),
+        name="no_signal", window=5, warn=0.4, stop=0.7, observe=_one("groups/all_wrong"),
         says="in {observed:.0%} of the groups no completion was right over {window} steps",
         helps="start from a parent that is sometimes right, or give easier cases: such groups teach nothing",
     ),
     Rule(
-        name="converged",
-        window=10,
-        warn=0.97,
-        stop=2.0,
-        observe=_one("groups/all_right"),
+        name="converged", window=10, warn=0.97, stop=2.0, observe=_one("groups/all_right"),
         says="in {observed:.0%} of the groups every completion was right over {window} steps",
         helps="stop here, or give harder cases: such groups teach nothing",
     ),
     Rule(
-        name="unmoved",
-        window=10,
-        warn=2.0,
-        stop=1.0,
-        observe=_still,
+        name="unmoved", window=10, warn=2.0, stop=1.0, observe=_still,
         says="no step had a gradient over {window} steps although rewards differed",
         helps="look at what is trainable: the adapter is not what the optimiser sees",
     ),
     Rule(
-        name="kl",
-        window=1,
-        warn=0.1,
-        stop=0.5,
-        observe=_one("kl"),
+        name="kl", window=1, warn=0.1, stop=0.5, observe=_one("kl"),
         says="the policy is {observed:.2g} nats a token from its parent",
         helps="lower trainer.lr, or raise trainer.beta",
     ),
     Rule(
-        name="held_out_kl",
-        window=1,
-        warn=0.2,
-        stop=1.0,
-        observe=_one("held_out/kl"),
+        name="held_out_kl", window=1, warn=0.2, stop=1.0, observe=_one("held_out/kl"),
         says="on held-out cases the policy is {observed:.2g} nats a token from its parent",
         helps="lower trainer.lr, or raise trainer.beta",
     ),
-)
+    Rule(
+        name="first_kl", window=1, warn=1.0e-4, stop=1.0e-2, observe=_first,
+        says="before anything was learned the policy is {observed:.2g} nats a token from its reference",
+        helps="the reference is not the parent: look at how both adapters were loaded",
+    ),
+)  # fmt: skip
 """Limits after the thresholds that users of such trainers report as telling, adjusted on runs of the series: a run that
 ends well raises none of them. Windows are short because an embedded run has a few dozen steps."""
 
@@ -218,8 +181,6 @@ ENTROPY_FALLS = (0.3, 0.1)
 """Warn and stop: entropy as a share of its baseline."""
 ENTROPY_RISES = (4.0, 10.0)
 """Warn and stop: entropy as a multiple of its baseline."""
-FIRST_KL = (1.0e-4, 1.0e-2)
-"""Warn and stop: nats a token at the first step, where the policy still is its parent; TRL measures 0 there."""
 OVER_CALLED = (0.06, 0.15)
 """Warn and stop: by how much a label is answered more often than it is right on held-out cases, and than at first."""
 DIVERGES = (0.05, 0.1)
@@ -246,10 +207,10 @@ class Monitor:
             if len(self._recent) >= rule.window:
                 lines = list(self._recent)[-rule.window :]
                 for about, observed in rule.observe(lines).items():
-                    found += self._judge(rule, about, observed, line)
+                    says = rule.says.format(about=about, observed=observed, window=rule.window)
+                    found += _reached(rule.name, about, line, observed, (rule.warn, rule.stop), says, rule.helps)
         if "reward" in line:  # an imitation's entropy falls by design
             found += self._entropy(line)
-        found += _first_kl(line)
         found += self._over_called(line)
         found += self._divergence(line)
         new = []
@@ -259,13 +220,6 @@ class Monitor:
                 self._raised |= {key, (alarm.name, alarm.about, "warn")}  # a stop is not warned of afterwards
                 new.append(alarm)
         return new
-
-    def _judge(self, rule: Rule, about: str, observed: float, line: Line) -> Iterable[Alarm]:
-        for level, limit in (("stop", rule.stop), ("warn", rule.warn)):
-            if observed >= limit:
-                says = rule.says.format(about=about, observed=observed, window=rule.window)
-                yield _alarm(rule.name, about, level, line, observed, limit, says, rule.helps)
-                return
 
     def _not_finite(self, line: Line) -> Iterable[Alarm]:
         for name in NUMBERS:
@@ -295,11 +249,8 @@ class Monitor:
         self._first_excess = self._first_excess or excess
         for about, value in excess.items():
             observed = min(value, value - self._first_excess[about])
-            for level, limit in zip(("stop", "warn"), reversed(OVER_CALLED), strict=True):
-                if observed >= limit:
-                    says = f"{about} is answered {value:.0%} of the time more often than it is right, on held-out cases"
-                    yield _alarm("over_called", about, level, line, observed, limit, says, HIDES)
-                    break
+            says = f"{about} is answered {value:.0%} of the time more often than it is right, on held-out cases"
+            yield from _reached("over_called", about, line, observed, OVER_CALLED, says, HIDES)
 
     def _divergence(self, line: Line) -> Iterable[Alarm]:
         exact, reward = line.get("held_out/exact"), line.get("reward")
@@ -311,23 +262,18 @@ class Monitor:
         fallen = [best - now for now, _ in self._held_out[-2:]]
         if len(self._held_out) < 3 or self._held_out[-1][1] <= first_reward:
             return
-        for level, limit in zip(("stop", "warn"), reversed(DIVERGES), strict=True):
-            if min(fallen) >= limit:
-                says = f"exact answers on held-out cases fell by {min(fallen):.0%} while the reward rose"
-                helps = "the reward pays for something else than right answers; compare its terms"
-                yield _alarm("diverged", "", level, line, min(fallen), limit, says, helps)
-                return
+        says = f"exact answers on held-out cases fell by {min(fallen):.0%} while the reward rose"
+        helps = "the reward pays for something else than right answers; compare its terms"
+        yield from _reached("diverged", "", line, min(fallen), DIVERGES, says, helps)
 
 
-def _first_kl(line: Line) -> Iterable[Alarm]:
-    kl = line.get("kl")
-    if line["step"] != 1 or kl is None:
-        return
-    for level, limit in zip(("stop", "warn"), reversed(FIRST_KL), strict=True):
-        if kl >= limit:
-            says = f"before anything was learned the policy is {kl:.2g} nats a token from its reference"
-            helps = "the reference is not the parent: look at how both adapters were loaded"
-            yield _alarm("first_kl", "", level, line, kl, limit, says, helps)
+def _reached(
+    name: str, about: str, line: Line, observed: float, limits: tuple[float, float], says: str, helps: str
+) -> Iterable[Alarm]:
+    """The alarm of a value at the worse of its limits, warn and stop, that it reaches; none below both."""
+    for level, limit in zip(("stop", "warn"), reversed(limits), strict=True):
+        if observed >= limit:
+            yield _alarm(name, about, level, line, observed, limit, says, helps)
             return
 
 

@@ -60,20 +60,6 @@ TRAIN = {
         examples="clinrl merge esi-v49-full\nclinrl merge esi-v46-v49",
         also="fold blend ties dare export",
     ),
-    "replicate": Command(
-        help="train and evaluate a version's lineage again with other seeds",
-        description="Trains VERSION and its ancestors again on the same base and data, each time with other seeds, "
-        "and evaluates them on the same exam. Writes data/reports/seeds/VERSION.json and .md. params.yaml's own seed "
-        "counts as the first and must have been evaluated. The same command continues where it was stopped.",
-        examples="clinrl replicate esi-v46\nclinrl replicate esi-v49 --seeds 5",
-        runs="pipeline.replicate:stage",
-        arguments=(
-            arg("version", metavar="VERSION", help="a version of params.yaml"),
-            arg("--seeds", type=natural(2), metavar="N", default=3, help="params.yaml's own seed included; default: 3"),
-        ),
-        takes=("params", "source"),
-        also="seeds repeat",
-    ),
     "draft": Command(
         help="draft the next version from the champion's errors",
         description="Reads the error analysis of the champion of TASK and adds a data set, a recipe and a version "

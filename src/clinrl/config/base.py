@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
 """Names become folders and DVC addresses, hence so strict."""
 RESERVED = (
     "candidate", "champion", "comparisons", "data", "drafts", "exams", "external", "mine", "previous", "probe",
-    "protocol", "seeds",
+    "protocol",
 )  # fmt: skip
 """Folders of data/reports that are not about one version."""
 

@@ -323,6 +323,11 @@ class Params(Section):
         reward: Any = self.reward(name)
         if isinstance(profile, RejectionProfile):
             for scale, rejection in profile.trainer.items():
+                if rejection.relabel and (task.ordered is None or rejection.threshold is not None):
+                    raise ParamsError(
+                        f"{at}.trainer.{scale}.relabel is true, which keeps every completion of a task with ordered "
+                        "answers; allowed: leave it out, or give such a task and no threshold"
+                    )
                 if rejection.threshold is not None and rejection.threshold > reward.high:
                     raise ParamsError(
                         f"{at}.trainer.{scale}.threshold is {rejection.threshold:g}, but no completion earns more than "
@@ -397,6 +402,11 @@ class Params(Section):
                 raise ParamsError(f"versions.{version}.parent closes a circle ({circle}); a lineage must end at a base")
             chain[version] = None
         return tuple(reversed(chain))
+
+    def seeds_of(self, version: str) -> tuple[str, ...]:
+        """The versions that a comparison has as seeds of one recipe, this one among them; empty without a second."""
+        rows = [row for comparison in self.comparisons.values() for row in comparison.arms.values()]
+        return next((row for row in rows if version in row and len(row) > 1), ())
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The versions that a merge is made of; of a version, itself. Raises ParamsError for an unknown name."""

@@ -134,6 +134,9 @@ class RejectionTrainer(SftTrainer):
     """Most completions of a prompt that are imitated: of those that differ, the best paid."""
     threshold: float | None = None
     """Least reward of a completion that is kept. Null: its answer is the gold label, whatever else it earns."""
+    relabel: bool = Field(default=False, exclude_if=unless(False))
+    """Whether every completion is kept, with the gold label in place of its own: labels are imitated after the parent's
+    own reasons. For tasks with ordered answers."""
 
 
 class GrpoTrainer(Trainer):

@@ -219,7 +219,7 @@ def _threshold(change: Delta, density: float) -> float:
     if density == 1:
         return 0.0
     keep = max(1, round(density * len(change.left) * change.right.shape[1]))
-    return threshold(lambda: blocks_of(change, BLOCK_BYTES), keep)
+    return threshold(blocks_of(change, BLOCK_BYTES), keep)
 
 
 def dare(
@@ -256,29 +256,12 @@ def generator(seed: int, *names: object) -> "Generator":
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little", signed=True))
 
 
-def threshold(blocks: Callable[[], Iterable["Tensor"]], keep: int) -> float:
-    """The `keep`-th largest magnitude among the entries of float32 blocks, which are asked for twice. Exact.
-
-    Magnitudes are ordered as their bits are, so counting the upper and then the lower half of the bits finds it with
-    two small tables in place of a sorted copy of everything.
-    """
+def threshold(blocks: Iterable["Tensor"], keep: int) -> float:
+    """The `keep`-th largest magnitude among the entries of blocks. Exact."""
     import torch
 
-    def count(pick: Callable[["Tensor"], "Tensor"]) -> "Tensor":
-        table = torch.zeros(1 << 16, dtype=torch.int64)
-        for block in blocks():
-            table += torch.bincount(pick(block.abs().view(torch.int32).flatten()), minlength=1 << 16)
-        return table
-
-    def place(table: "Tensor", rank: int) -> tuple[int, int]:
-        """The bucket with the rank-th largest entry, and that entry's rank inside it."""
-        above = table.flip(0).cumsum(0)
-        position = int(torch.searchsorted(above, rank))
-        return len(table) - 1 - position, rank - int(above[position] - table.flip(0)[position])
-
-    upper, rank = place(count(lambda bits: bits >> 16), keep)
-    lower, _ = place(count(lambda bits: bits[bits >> 16 == upper] & 0xFFFF), rank)
-    return float(torch.tensor([upper << 16 | lower], dtype=torch.int32).view(torch.float32))
+    entries = torch.cat([block.abs().flatten() for block in blocks])
+    return float(entries.kthvalue(len(entries) - keep + 1).values)
 
 
 def blocks_of(delta: Delta, size: int) -> Iterator["Tensor"]:

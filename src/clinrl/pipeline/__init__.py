@@ -1,1 +1,1 @@
-"""What asks DVC: the plan, rebuilds, replication with other seeds and proposals of the next version."""
+"""What asks DVC: the plan, rebuilds and proposals of the next version."""

@@ -9,13 +9,13 @@ from clinrl.config.base import check_known
 from clinrl.errors import ArtefactError
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import State
+from clinrl.provenance.stages import STAGES, addresses_of
 from clinrl.reports.tables import show
 from clinrl.runtime import dvc_state
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-STAGES = ("dataset", "validate", "probe", "train", "evaluate")
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")
 
 
@@ -63,20 +63,6 @@ def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, 
         **states,
         "why": version.why,
     }
-
-
-def addresses_of(params: "Params", name: str) -> dict[str, str]:
-    """The DVC address of each stage that a version, a merge or a base needs, in their order."""
-    if name in params.versions:
-        made, validated = params.data_stages(params.versions[name].data)
-        return {"dataset": made, "validate": validated} | {stage: f"{stage}@{name}" for stage in STAGES[2:]}
-    if name in params.merges.all:
-        kind = "fold" if name in params.merges.folds else "blend"
-        return {"merge": f"{kind}@{name}", "evaluate": f"examine-{kind}@{name}"}
-    if name in params.rivals:
-        return {"evaluate": f"rival@{name}"}
-    task = name.removesuffix("-base")
-    return {"base": f"base@{task}", "evaluate": f"baseline@{task}"}
 
 
 def draw(params: "Params", task: str = "", *, gates: Mapping[str, str]) -> None:

@@ -10,7 +10,6 @@ from clinrl import paths
 from clinrl.benchmarks import external, protocol
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.evaluation import compare, error_analysis, evaluate
-from clinrl.pipeline import replicate
 from clinrl.tasks.base import get_task
 
 if TYPE_CHECKING:
@@ -68,8 +67,6 @@ def reports(params: "Params") -> Iterator[Report]:
         ):
             if path.exists():
                 yield Report(name, task.name, path, partial(module.write_pages, path, task, modes))
-        if (path := paths.seeds_report(name)).exists():
-            yield Report(name, task.name, path, partial(replicate.write_pages, path))
     for name, spec in params.comparisons.items():
         if (path := paths.comparison_report(name)).exists():
             yield Report(name, spec.task, path, partial(compare.write_pages, path, get_task(spec.task), modes))

@@ -23,12 +23,13 @@ from typing import Any, Literal
 
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, sha256_file
+from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, Refused
 from clinrl.provenance import dvc_yaml, lock, rebuilt
 from clinrl.provenance.stages import FIRST
 from clinrl.reports.tables import show
 from clinrl.runtime import child, dvc_state
-from clinrl.signing.keys import Signer, signer
+from clinrl.signing.keys import signer
 
 Verdict = Literal["equal", "differs", "missing", "extra"]
 """`missing`: committed but not rebuilt. `extra`: rebuilt but not committed."""
@@ -75,8 +76,9 @@ def stage(
         print(f"clinrl: {len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}", file=sys.stderr)
     dvc_state.fence(root)
     with _worktree(root, commit, keep) as tree:
-        target = _target(address, tree)
-        witness = _signer(tree) if attest else None  # now: a rebuild may take hours
+        params = load_params(tree / "params.yaml")
+        target = _target(address, params)
+        witness = signer(params.scale) if attest else None  # now: a rebuild may take hours
         before = lock.read(tree / lock.LOCK)
         if target not in before:
             raise ArtefactError(
@@ -163,7 +165,10 @@ def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]
     """
     path, md5 = out["path"], out["md5"]
     if listed := _git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
-        return {file: "sha256:" + hashlib.sha256(_git_bytes(root, commit, file)).hexdigest() for file in listed}
+        return {
+            file: "sha256:" + hashlib.sha256(_run(["git", "cat-file", "blob", f"{commit}:{file}"], root)).hexdigest()
+            for file in listed
+        }
     parts = {path: md5}
     if md5.endswith(".dir"):
         listing = _object(cache, md5)
@@ -197,24 +202,13 @@ def _files(path: Path, name: str) -> dict[str, str]:
     return {str(Path(name) / file.relative_to(path)): f"sha256:{sha256_file(file)}" for file in files}
 
 
-def _target(address: str, tree: Path) -> str:
-    from clinrl.config.params import load_params
-
-    params = load_params(tree / "params.yaml")
-    targets = {version: f"evaluate@{version}" for version in params.versions}
-    targets |= {name: f"examine-fold@{name}" for name in params.merges.folds}
-    targets |= {name: f"examine-blend@{name}" for name in params.merges.blends}
+def _target(address: str, params: Params) -> str:
+    targets = {name: lock.exam_stage(params, name) for name in (*params.versions, *params.merges.all)}
     for task in params.bases:
         targets |= {f"{task}-base": f"baseline@{task}", f"base@{task}": f"base@{task}"}
     if address not in targets:
         raise Refused(f"{address!r} cannot be verified; HEAD has {', '.join(targets)}")
     return targets[address]
-
-
-def _signer(tree: Path) -> Signer:
-    from clinrl.config.params import load_params
-
-    return signer(load_params(tree / "params.yaml").scale)
 
 
 def _identity(address: str, tree: Path) -> str:
@@ -301,10 +295,6 @@ def _only_on(processors: list[int]) -> Iterator[None]:
 
 def _git(root: Path, *arguments: str) -> str:
     return _run(["git", *arguments], root).decode()
-
-
-def _git_bytes(root: Path, commit: str, file: str) -> bytes:
-    return _run(["git", "cat-file", "blob", f"{commit}:{file}"], root)
 
 
 def _run(command: Sequence[str], where: Path) -> bytes:

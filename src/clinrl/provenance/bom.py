@@ -85,7 +85,7 @@ def of_version(params: "Params", name: str) -> dict[str, Any]:
     libraries = _with_dependencies(pins.load(), {*pins.LIBRARIES, pins.QUANTISED})
     sets = dict.fromkeys(data for version in family for data in _data_and_exam(params, version))
     ancestors = [_version(params, version, witness) for version in family if version != name]
-    mine = _version(params, name, witness) | {"components": _files(_folder(params, name))}
+    mine = _version(params, name, witness) | {"components": _files(params.model(name).folder)}
     components = [*bases, *ancestors, *(_data(params, data, witness) for data in sets)]
     graph = _graph(libraries)
     graph.pop(PROJECT, None)
@@ -285,7 +285,7 @@ def _data(params: "Params", name: str, witness: lock.Lock) -> Component:
 
 def _version(params: "Params", name: str, witness: lock.Lock) -> Component:
     """An adapter or a merged model, and how it came to be."""
-    folder = _folder(params, name)
+    folder = params.model(name).folder
     if name in params.versions:
         spec = params.versions[name]
         how = "reinforcement-learning" if params.profiles[spec.profile].method == "grpo" else "supervised"
@@ -320,10 +320,6 @@ def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
 def _data_and_exam(params: "Params", version: str) -> tuple[str, str]:
     """What a version was trained on, and its exam."""
     return params.versions[version].data, params.versions[version].exam
-
-
-def _folder(params: "Params", name: str) -> Path:
-    return paths.adapter(name) if name in params.versions else paths.merged(name)
 
 
 def _ref(name: str) -> str:

@@ -180,7 +180,7 @@ def _inner(value: Any) -> str:
 
 def plain(text: str) -> str:
     """Text from elsewhere as one line of Markdown that is no markup."""
-    escaped = re.sub(r"([\\`*\[\]<>&]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
+    escaped = re.sub(r"([\\`*\[\]<>&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
     return escaped.replace("|", "&#124;") or "none"
 
 

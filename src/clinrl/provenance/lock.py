@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl import paths
 from clinrl.errors import ArtefactError
+from clinrl.provenance.stages import addresses_of
 from clinrl.runtime.dvc_digest import md5
 from clinrl.types import Strict
 
@@ -74,12 +75,7 @@ def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
 
 def exam_stage(params: "Params", name: str) -> str:
     """Address of the stage in which a model of params.yaml, or a rival, takes its exam. Raises KeyError for others."""
-    roots = {root: f"baseline@{task}" for root, task in params.roots.items()}
-    folds = {fold: f"examine-fold@{fold}" for fold in params.merges.folds}
-    blends = {blend: f"examine-blend@{blend}" for blend in params.merges.blends}
-    rivals = {rival: f"rival@{rival}" for rival in params.rivals}
-    versions = {version: f"evaluate@{version}" for version in params.versions}
-    return {**roots, **folds, **blends, **rivals, **versions}[name]
+    return addresses_of(params, name)["evaluate"]
 
 
 def ancestors(lock: Lock, target: str) -> list[str]:

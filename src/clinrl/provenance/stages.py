@@ -10,10 +10,12 @@ from clinrl import paths
 from clinrl.artifacts import write_json
 from clinrl.config.base import is_name
 from clinrl.config.files import FOLDER
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError, did_you_mean, format_value
 
+STAGES = ("dataset", "validate", "probe", "train", "evaluate")
+"""Of a version, in their order."""
 FIRST = "params"
 """The stage that all others follow: it proves params.yaml."""
 
@@ -65,6 +67,20 @@ def addresses(command: str, name: str) -> list[str]:
     """The addresses of dvc.yaml that may stand for a subcommand and a name."""
     groups = [(group, called) for group, (known, called) in COMMANDS.items() if known == command]
     return [f"{group}@{name.removesuffix(called[2:])}" for group, called in groups if name.endswith(called[2:])]
+
+
+def addresses_of(params: Params, name: str) -> dict[str, str]:
+    """The DVC address of each stage that a version, merge, rival or base needs, in their order. Raises KeyError."""
+    if name in params.versions:
+        made, validated = params.data_stages(params.versions[name].data)
+        return {"dataset": made, "validate": validated} | {stage: f"{stage}@{name}" for stage in STAGES[2:]}
+    if name in params.merges.all:
+        kind = "fold" if name in params.merges.folds else "blend"
+        return {"merge": f"{kind}@{name}", "evaluate": f"examine-{kind}@{name}"}
+    if name in params.rivals:
+        return {"evaluate": f"rival@{name}"}
+    task = params.roots[name]
+    return {"base": f"base@{task}", "evaluate": f"baseline@{task}"}
 
 
 def check(source: Path) -> None:

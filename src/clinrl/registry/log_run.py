@@ -30,6 +30,7 @@ from clinrl.evaluation import recount
 from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
+from clinrl.provenance.stages import addresses_of
 from clinrl.registry.model_folder import check_signature, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
@@ -81,6 +82,8 @@ class Recorded:
     """What its training was paid in place of the task's score; empty: that score."""
     training: tuple[model_card.Trained, ...]
     """What each version of its lineage was trained on."""
+    missing: list[str]
+    """What was not measured, in sentences for the card."""
     alarms: str
     """The alarms of its training, as "stop clipped think at 12"; "none" without any, empty if it was not trained."""
     provenance: list[tuple[str, dict[str, Any]]]
@@ -111,10 +114,7 @@ class Recorded:
             list(self.reports.values()),
             {"mode_agreement": self.agreement} if self.agreement else {},
             training=self.training,
-            missing=[
-                *(f"{what}: not done" for what, report in _further(self.model.name).items() if not report.exists()),
-                "Language of real patients, and judgement of clinicians: not done",
-            ],
+            missing=self.missing,
         )
 
     @property
@@ -140,7 +140,7 @@ def collect(params: "Params", model: Model) -> Recorded:
                 f"`dvc repro evaluate@{model.name}`"
             )
     agreement = json.loads((paths.report(model.name) / BETWEEN_MODES).read_text(encoding="utf-8"))
-    group = "train" if model.name in params.versions else "fold" if model.name in params.merges.folds else "blend"
+    stages = addresses_of(params, model.name)
     return Recorded(
         model=model,
         manifest=manifest,
@@ -149,13 +149,14 @@ def collect(params: "Params", model: Model) -> Recorded:
         agreement=Estimate(**agreement["mode_agreement"]) if agreement else None,
         scale=manifest.spec.get("scale", params.scale),
         signer=partial(signer, params.scale),
-        dvc_stage=f"{group}@{model.name}",
+        dvc_stage=stages.get("train") or stages["merge"],
         why=params.versions[model.name].why if model.name in params.versions else "",
         waiver=stated(params, model.name, "waiver"),
         placebo=stated(params, model.name, "placebo"),
         training=tuple(_training(params, model.name)),
+        missing=_missing(params, model.name),
         alarms=_alarms(model.name),
-        provenance=provenance.of_stages(lock.ancestors(lock.read(), lock.exam_stage(params, model.name))),
+        provenance=provenance.of_stages(lock.ancestors(lock.read(), stages["evaluate"])),
         bill=bom.text(bom.of_version(params, model.name)) if (pins.ROOT / pins.MAIN).exists() else None,
         keys=trusted_keys(params),
     )
@@ -169,13 +170,15 @@ def _training(params: "Params", name: str) -> Iterator[model_card.Trained]:
         yield model_card.Trained(version, spec.data, spec.data in params.imports, omitted)
 
 
-def _further(name: str) -> dict[str, Path]:
-    """What may be measured beyond the exam, and where it would be."""
-    return {
-        "Training with other seeds": paths.seeds_report(name),
-        "Error analysis on other cases": paths.mine_report(name),
-        "Exam on cases from elsewhere": paths.external_report(name),
+def _missing(params: "Params", name: str) -> list[str]:
+    seeds = params.seeds_of(name)
+    done = {
+        "Training with other seeds": bool(seeds) and all(paths.report(seed).exists() for seed in seeds),
+        "Error analysis on other cases": paths.mine_report(name).exists(),
+        "Exam on cases from elsewhere": paths.external_report(name).exists(),
+        "Language of real patients, and judgement of clinicians": False,
     }
+    return [f"{what}: not done" for what, is_done in done.items() if not is_done]
 
 
 def _alarms(name: str) -> str:

@@ -124,7 +124,8 @@ def _context(params: "Params", source: Path, model: Model, cited: Cited) -> dict
         "between": str(paths.report(name) / "between_modes.json"),
         "alerts": str(paths.report(name) / "alarms.json"), "probe": str(paths.probe_proof(name)),
         "manifest": str(model.folder / MANIFEST), "base": str(paths.base(task.name) / MANIFEST),
-        "seeds": str(paths.seeds_report(name)), "mining": str(paths.mine_report(name)),
+        "seeds": {other: _reports(params, other) for other in params.seeds_of(name)},
+        "mining": str(paths.mine_report(name)),
         "external": str(paths.external_report(name)), "protocol": str(paths.protocol_report(name)),
         "comparisons": [str(paths.comparison_report(comparison)) for comparison in compared],
         "rebuilds": sorted(map(str, paths.attestations(name).glob("*.json"))), "bill": bom.FILE,
@@ -166,10 +167,6 @@ def _pairs(cited: Cited, params: "Params", source: Path, name: str) -> Iterator[
         own = [row for row in cited.names(report, "rows") if cited.look(report, "rows", row, "name") == name]
         for row in own:
             yield from _below(cited, (report, "rows", row, "metrics"), (report, "metrics"))
-        for run in cited.names(str(paths.seeds_report(name)), "runs"):
-            place = (str(paths.seeds_report(name)), "runs", run)
-            if cited.look(*place, "seeds", name) == params.versions[name].seed:
-                yield from _below(cited, (*place, "metrics", name, mode), (report, "metrics"))
     yield (first, "exam_digest"), (str(paths.data_proof(exam)), "data", "identity")
     yield (first, "n"), _where(cited, source, ("datasets", exam, "cases"))
     yield (first, "adapter_digest"), (mined, "adapter_digest")

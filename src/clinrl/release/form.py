@@ -23,6 +23,14 @@ class Finding(Strict):
     passed: bool
     sentence: str
 
+    @classmethod
+    def of(
+        cls, metric: str, mode: str, limit: str, found: Estimate | None, *, passed: bool, sentence: str
+    ) -> "Finding":
+        """The finding on a metric or a change; None if it could not be measured."""
+        observed = None if found is None else found.value
+        return cls(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=sentence)
+
 
 class FormRow(Strict):
     """One who answered the exam in one mode, as the person who is asked to approve sees it."""

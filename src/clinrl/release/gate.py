@@ -23,7 +23,7 @@ from clinrl.analysis.paired import Answers, between_modes, comparable
 from clinrl.artifacts import digest as digest_of
 from clinrl.config.base import Scale, unless
 from clinrl.config.change_plan import Protocol
-from clinrl.config.schema import Gate, Limit, Rebuilt
+from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
 from clinrl.release.budget import Look, Spent
 from clinrl.release.form import Finding, FormRow, form, paired_change, value_of
@@ -109,10 +109,13 @@ def decide(
     )
     floors = chain.from_iterable(_floors(task, candidate, policy) for policy in policies.values())
     findings = [
-        _enough(gate, first),
+        _at_least("cases", gate.least_cases, len(first.golds), f"the exam has {len(first.golds)} cases"),
         *sorted([*limits, *floors], key=lambda finding: finding.metric != task.safety.metric),
     ]
-    findings += [_rebuilt(gate.rebuilt, rebuilders)] if gate.rebuilt else []
+    if gate.rebuilt:
+        names = f" ({', '.join(rebuilders)})" if rebuilders else ""
+        signed = f"{len(rebuilders)} of the listed rebuilders{names} signed that they built the same bytes"
+        findings += [_at_least("rebuilt", gate.rebuilt.least, len(rebuilders), signed)]
     findings += compare(task, protocol, look, candidate, rivals[CHAMPION]) if protocol and look else ()
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
@@ -145,29 +148,11 @@ def _check_comparable(candidate: Mapping[str, Answers], rival: Mapping[str, Answ
         comparable(mine, rival[mode])
 
 
-def _enough(gate: Gate, answers: Answers) -> Finding:
-    cases = len(answers.golds)
+def _at_least(what: str, least: int, count: int, sentence: str) -> Finding:
     return Finding(
-        metric="cases",
-        mode=BOTH_MODES,
-        limit=f"min {gate.least_cases}",
-        observed=float(cases),
-        passed=cases >= gate.least_cases,
-        sentence=f"the exam has {cases} cases; the gate asks for {gate.least_cases} or more",
-    )
-
-
-def _rebuilt(limit: Rebuilt, rebuilders: Sequence[str]) -> Finding:
-    names = f" ({', '.join(rebuilders)})" if rebuilders else ""
-    return Finding(
-        metric="rebuilt",
-        mode=BOTH_MODES,
-        limit=f"min {limit.least}",
-        observed=float(len(rebuilders)),
-        passed=len(rebuilders) >= limit.least,
-        sentence=f"{len(rebuilders)} of the listed rebuilders{names} signed that they built the same bytes; the gate "
-        f"asks for {limit.least} or more",
-    )
+        metric=what, mode=BOTH_MODES, limit=f"min {least}", observed=float(count), passed=count >= least,
+        sentence=f"{sentence}; the gate asks for {least} or more",
+    )  # fmt: skip
 
 
 def _floors(task: Task, candidate: Mapping[str, Answers], policy: Mapping[str, Answers]) -> Iterator[Finding]:
@@ -193,8 +178,7 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
             f"{metric} ({mode}) differs by {change.value:+.4g} (95% interval {change.low:+.4g} to {change.high:+.4g}, "
             f"n = {change.n}) from {other} on the same cases; it {demand} it with its whole interval"
         )
-    observed = None if change is None else change.value
-    return Finding(metric=metric, mode=mode, limit=limit, observed=observed, passed=passed, sentence=sentence)
+    return Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)
 
 
 def _findings(
@@ -254,14 +238,7 @@ def _bound(metric: str, mode: str, value: Estimate | None, side: Literal["min", 
         passed = value.value <= allowed if side == "max" else value.value >= allowed
         interval = f"{value.value:.4g} (95% interval {value.low:.4g} to {value.high:.4g}, n = {value.n})"
         sentence = f"{metric} ({mode}) is {interval}; the gate asks for {words} {allowed:g}"
-    return Finding(
-        metric=metric,
-        mode=mode,
-        limit=f"{side} {allowed:g}",
-        observed=None if value is None else value.value,
-        passed=passed,
-        sentence=sentence,
-    )
+    return Finding.of(metric, mode, f"{side} {allowed:g}", value, passed=passed, sentence=sentence)
 
 
 def _relative(
@@ -281,11 +258,4 @@ def _relative(
             f"{metric} ({mode}) changes by {change.value:+.4g}{interval if change.low < change.high else ''} against "
             f"{rival} on the same cases; it may {verb} by at most {allowed:g}{beyond}"
         )
-    return Finding(
-        metric=metric,
-        mode=mode,
-        limit=limit,
-        observed=None if change is None else change.value,
-        passed=passed,
-        sentence=sentence,
-    )
+    return Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)

@@ -30,26 +30,18 @@ def compare(
                 f"{metric} ({mode}) changes by {change.value:+.4g} against {CHAMPION} on the same cases, one-sided "
                 f"p = {p:.4g}; {spends}, so p must be at most that"
             )
-        yield Finding(
-            metric=metric,
-            mode=mode,
-            limit=f"better than {CHAMPION}, p at most {level:.4g}",
-            observed=None if change is None else change.value,
-            passed=p is not None and p <= level,
-            sentence=sentence,
-        )
+        limit = f"better than {CHAMPION}, p at most {level:.4g}"
+        yield Finding.of(metric, mode, limit, change, passed=p is not None and p <= level, sentence=sentence)
     for metric, margin in protocol.not_worse.items():
         for mode, mine in candidate.items():
             sign = -1 if task.metrics[metric].worse == "higher" else 1
             change = paired_change(task.metrics[metric], metric, mine, champion[mode], 1 - 2 * level)
             worst = None if change is None else sign * (change.low if sign > 0 else change.high)
-            yield Finding(
-                metric=metric,
-                mode=mode,
-                limit=f"worse than {CHAMPION} by less than {margin:g}, at {level:.4g}",
-                observed=None if change is None else change.value,
-                passed=worst is not None and worst > -margin,
-                sentence=f"{metric} ({mode}) may be worse than {CHAMPION} by "
+            sentence = (
+                f"{metric} ({mode}) may be worse than {CHAMPION} by "
                 f"{'an unknown amount' if worst is None else format(max(0.0, -worst), '.4g')} on the same cases, with "
-                f"an error of {level:.4g}; the plan asks for less than {margin:g}",
+                f"an error of {level:.4g}; the plan asks for less than {margin:g}"
             )
+            limit = f"worse than {CHAMPION} by less than {margin:g}, at {level:.4g}"
+            passed = worst is not None and worst > -margin
+            yield Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)

@@ -5,7 +5,6 @@ equal numbers give equal bytes.
 """
 
 import csv
-import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from clinrl.analysis import alerts
 from clinrl.analysis.exam import Confusion
 from clinrl.errors import ArtefactError
 from clinrl.types import Estimate
@@ -76,17 +76,7 @@ class Spread(Protocol):
 
 def read_history(path: Path) -> History:
     """The training log, a line a step: `step` and the numbers logged there. Raises ArtefactError naming a bad line."""
-    history: History = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            entry = json.loads(line)
-            kept = {key: value for key, value in entry.items() if isinstance(value, int | float)}
-        except (json.JSONDecodeError, AttributeError):
-            raise ArtefactError(f"{path} line {number} is not a JSON object; restore it with `dvc checkout`") from None
-        if "step" not in kept:
-            raise ArtefactError(f"{path} line {number} has no step; restore it with `dvc checkout`")
-        history.append(kept)
-    return history
+    return [{key: value for key, value in line.items() if isinstance(value, int | float)} for line in alerts.read(path)]
 
 
 def read_table(path: Path) -> History:

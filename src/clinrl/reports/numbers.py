@@ -47,10 +47,8 @@ def plain(value: float) -> str:
     return f"{value:.3f}"
 
 
-def ranged(estimate: Mapping[str, float] | None) -> str:
-    """Value and interval; a dash where there is none, as for the agreement of a single mode with itself."""
-    if estimate is None:
-        return "-"
+def ranged(estimate: Mapping[str, float]) -> str:
+    """Value and interval."""
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"
 
 

@@ -6,6 +6,7 @@ round is one version: the next is a version whose parent is the first, and which
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -22,7 +23,7 @@ from clinrl.models.rollout import run
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task
 from clinrl.training.rows import Row, Taught
-from clinrl.types import Case, Transcript
+from clinrl.types import Case, Transcript, last_turn
 
 TOGETHER = 64
 """Prompts that are sampled together: what a killed run can lose."""
@@ -64,18 +65,40 @@ def sample(
     return [found[place] for place in range(len(rows))]
 
 
-def keep(task: Task, case: Case, completions: Sequence[Paid], threshold: float | None, most: int) -> list[Transcript]:
+def keep(
+    task: Task, case: Case, completions: Sequence[Paid], threshold: float | None, most: int, *, relabel: bool = False
+) -> list[Transcript]:
     """The completions of a prompt that are imitated: distinct ones that came to their end, at most so many, best first.
 
-    Their reward is at least `threshold`; without one, their answer is the gold label.
+    Their reward is at least `threshold`; without one, their answer is the gold label. With `relabel` all are kept whose
+    answer stands where it is asked for, and it is replaced by the gold label.
     """
-    reached = [
-        transcript
-        for transcript, paid in sorted(completions, key=lambda pair: -pair[1])
-        if transcript.stop == "answered"
-        and (task.parse(transcript) == task.label(case) if threshold is None else paid >= threshold)
-    ]
+    ended = [one for one, _ in sorted(completions, key=lambda pair: -pair[1]) if one.stop == "answered"]
+    if relabel:
+        reached = [other for one in ended if (other := relabelled(task, case, one)) is not None]
+    elif threshold is None:
+        reached = [one for one in ended if task.parse(one) == task.label(case)]
+    else:
+        paid = {id(one): reward for one, reward in completions}
+        reached = [one for one in ended if paid[id(one)] >= threshold]
     return list({transcript.model_dump_json(): transcript for transcript in reached}.values())[:most]
+
+
+def relabelled(task: Task, case: Case, transcript: Transcript) -> Transcript | None:
+    """The transcript with the gold label as its last answer; None if its answer stands nowhere to the letter.
+
+    The task has ordered answers, whose prefix says where an answer stands.
+    """
+    assert task.ordered is not None
+    turn, prefix, gold = last_turn(transcript), task.ordered.prefix, task.label(case)
+    answers = "|".join(re.escape(str(answer)) for answer in task.ordered.answers)
+    places = [*re.finditer(rf"^{re.escape(prefix)}(?:{answers})$", turn.content, re.MULTILINE)]
+    if not places:
+        return None
+    start, end = places[-1].span()
+    named = turn.model_copy(update={"content": f"{turn.content[:start]}{prefix}{gold}{turn.content[end:]}"})
+    other = transcript.model_copy(update={"messages": (*transcript.messages[:-1], named)})
+    return other if task.parse(other) == gold else None
 
 
 def taught(
@@ -88,7 +111,8 @@ def taught(
     """
     trainer, random, stream = spec["trainer"], Random(spec["seed"]), list[Taught]()
     pairs = list(zip(rows, sampled, strict=True))
-    kept = [keep(task, row.case, completions, trainer["threshold"], trainer["keep"]) for row, completions in pairs]
+    chosen = {"threshold": trainer["threshold"], "most": trainer["keep"], "relabel": trainer.get("relabel", False)}
+    kept = [keep(task, row.case, completions, **chosen) for row, completions in pairs]
     examples = [Taught(**vars(row), transcript=one) for row, some in zip(rows, kept, strict=True) for one in some]
     rewards = [paid for completions in sampled for _, paid in completions]
     if not examples:
