@@ -260,7 +260,8 @@ def results_page(task: str = "esi") -> bytes:
              and ", " not in row.name],
         ),
         "words": render.table(
-            ["words", "exact, v49, think, five seeds"], [[WORDS.get(view, view), share(it)] for view, it in views.items()]
+            ["words", "exact, v49, think, five seeds"],
+            [[WORDS.get(view, view), share(it)] for view, it in views.items()],
         ),
     }  # fmt: skip
     for name, text in tables.items():
