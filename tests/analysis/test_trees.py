@@ -6,6 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clinrl.analysis import trees
 from clinrl.analysis.trees import LONGEST, boosted_trees, numbers
 
 
@@ -35,12 +36,14 @@ def test_the_first_of_two_counts_and_a_pair_is_two_numbers():
     assert numbers("x" * LONGEST + " HR 130") == {}
 
 
-def test_words_and_numbers_decide_the_same_way_each_time():
+def test_words_and_numbers_decide_the_same_way_each_time_and_on_any_threads(monkeypatch):
     rng = Random(1)
     cases = [(word, rng.randint(40, 180)) for word in rng.choices(("calm", "drowsy"), k=900)]
     texts = [f"{rng.choice(('Man', 'Woman'))} is {word}, pulse {pulse} a minute" for word, pulse in cases]
     labels = [1 if word == "drowsy" else 2 if pulse > 100 else 3 for word, pulse in cases]
     answers = boosted_trees(texts[:600], labels[:600], texts[600:])
     assert sum(map(int.__eq__, answers, labels[600:])) > 285
-    assert boosted_trees(texts[:600], labels[:600], texts[600:]) == answers
+    for threads in (trees.THREADS, 1):
+        monkeypatch.setattr(trees, "THREADS", threads)
+        assert boosted_trees(texts[:600], labels[:600], texts[600:]) == answers
     assert boosted_trees(texts[:5], ["a"] * 5, texts[:2]) == ["a", "a"]
