@@ -186,9 +186,10 @@ def lineage(task: str = "esi") -> bytes:
     rows = [*drawn, *((name, 0) for name in rivals)]
     style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 10}
     with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
-        figure = Figure(figsize=(8.6, 0.4 * (len(rows) + 1) + 1.3))
+        height = 0.4 * (len(rows) + 1) + 1.5
+        figure = Figure(figsize=(8.6, height))
         names, exact, missed = figure.subplots(1, 3, sharey=True, width_ratios=[1.7, 2, 1.6])
-        figure.subplots_adjust(left=0.01, right=0.985, top=0.86, bottom=0.09, wspace=0.06)
+        figure.subplots_adjust(left=0.01, right=0.985, top=1 - 0.95 / height, bottom=0.55 / height, wspace=0.1)
         places = {name: place for place, (name, _) in enumerate(rows)}
         for name, depth in rows:
             place, is_rival = places[name], name in rivals
@@ -217,7 +218,6 @@ def lineage(task: str = "esi") -> bytes:
             if axes is not names:
                 axes.grid(axis="x", color="0.88", lw=0.7)
         seeds = max(len(row["versions"]) for row in held[modes[0]].values())
-        height = figure.get_size_inches()[1]
         figure.text(
             0.012, 1 - 0.27 / height, f"{task}: each row starts from its parent's weights", size=12, weight="bold"
         )
@@ -249,7 +249,7 @@ def results_page(task: str = "esi") -> bytes:
     ]
     parts = [section for section in report.sections if section.part != ALL]
     by_part = {name: [figure_of(section, name) for section in parts] for name in [row.name for row in whole[0].rows]}
-    views = {view.view: view.metrics["exact"] for view in whole[0].views if view.name == whole[0].rows[2].name}
+    views = {view.view: view.metrics["exact"] for view in whole[0].views if view.name == "v49"}
     tables = {
         "questions": render.table(
             ["what differs", "rows", *(f"{main}, {section.mode}" for section in whole)], questions
@@ -261,7 +261,7 @@ def results_page(task: str = "esi") -> bytes:
         ),
         "words": render.table(
             ["words", "exact, v49, think, five seeds"],
-            [[WORDS.get(view, view), share(it)] for view, it in views.items()],
+            [[says, share(views[view])] for view, says in WORDS.items()],
         ),
     }  # fmt: skip
     for name, text in tables.items():

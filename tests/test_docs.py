@@ -301,26 +301,30 @@ def test_what_imaging_declared_after_its_trainings_is_told_by_exact_answers() ->
 
 
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
+    """What its sentences say; its tables are generated."""
     report = json.loads((ROOT / "data/reports/comparisons/esi-series.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs/tasks/esi.md").read_text(encoding="utf-8")
-    rows = re.findall(r"\((\w+) against (\w+)\) \| (think|direct) \| (.+) \|", page)
-    assert len(rows) == 8
+    page = " ".join((ROOT / "docs/tasks/esi.md").read_text(encoding="utf-8").split())
+    for test in report["primary"]["tests"]:
+        value, low, high = (100 * test["difference"][key] for key in ("value", "low", "high"))
+        assert f"{value:+.1f} points [{low:+.1f}, {high:+.1f}] ({test['mode']})" in page
+    assert "adjusted p = {:.3f} and {:.3f}".format(*(test["adjusted"] for test in report["primary"]["tests"])) in page
     held = {(section["mode"], section["part"]): section for section in report["sections"]}
-    for first, second, mode, figures in rows:
-        (one,) = (
-            one
-            for one in held[mode, "all"]["contrasts"]
-            if (one["first"], one["second"], one["measure"], one["versions"]) == (first, second, "critical_under", None)
-        )
-        value, low, high = (100 * one["difference"][key] for key in ("value", "low", "high"))
-        assert figures == f"{value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {one['adjusted']:.1g}"
-    for name, *cells in re.findall(r"^\| (base|v4\d) \| (.+) \| (.+) \| (.+) \| (.+) \|$", page, re.MULTILINE):
-        places = [
-            (mode, part) for mode in ("think", "direct") for part in ("one level in v4 and v5", "v4 and v5 differ")
-        ]
-        for place, cell in zip(places, cells, strict=True):
-            (row,) = (row for row in held[place]["rows"] if row["name"] == name)
-            assert cell.startswith(f"{100 * row['metrics']['exact']['value']:.1f}%")
+    rows = {part: {row["name"]: row for row in held["think", part]["rows"]} for _, part in held}
+    differ = [100 * rows["v4 and v5 differ"][name]["metrics"]["exact"]["value"] for name in ("v43", "v49")]
+    assert "Exact answers rise there from {:.0f}% to {:.0f}% (think)".format(*differ) in page
+    (price,) = (
+        one
+        for one in held["think", "one level in v4 and v5"]["contrasts"]
+        if (one["first"], one["second"], one["measure"], one["versions"]) == ("v49", "v43", "critical_under", None)
+    )
+    value, low, high = (100 * price["difference"][key] for key in ("value", "low", "high"))
+    assert f"rises by {value:.1f} points [{low:+.1f}, {high:+.1f}], p = {price['adjusted']:.3f} (think)" in page
+    seeds = rows["all"]["v49"]["metrics"]["critical_under"]["seeds"]
+    assert max(seeds) == seeds[4]
+    assert f"The fifth of v49 under-triages {100 * seeds[4]:.1f}% in mode think" in page
+    for mode in ("think", "direct"):
+        exam = json.loads((ROOT / f"data/reports/esi-v49/{mode}.json").read_text(encoding="utf-8"))
+        assert f"{100 * exam['metrics']['critical_under']['value']:.1f}% ({mode})" in page
 
 
 def test_the_concepts_name_the_members_of_a_task() -> None:

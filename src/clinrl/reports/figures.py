@@ -162,14 +162,15 @@ def arms(
     names = list(dict.fromkeys(name for _, rows in panels for name, _, _ in rows))
     with _styled():
         width, height = 5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names)
-        whole: Any = _figure(max(width, 9.0 if curves else 0.0), height + (4.4 if curves else 0.0))
+        whole: Any = _figure(max(width, 9.0 if curves else 0.0), height + (4.8 if curves else 0.0))
         figure = whole
         if curves:
-            figure, lower = whole.subfigures(2, 1, height_ratios=(height, 4.4))
+            figure, lower = whole.subfigures(2, 1, height_ratios=(height, 4.8))
             grid = lower.subplots(1, len(curves), sharey=True, squeeze=False)[0]
             for axes, (name, labels, series) in zip(grid, curves, strict=True):
                 _curves(axes, name, labels, series)
             grid[0].set_ylim(bottom=0)  # now that all that share it are drawn
+            lower.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True).flatten()
         for axes, (what, rows) in zip(grid, panels, strict=True):
             for name, kind, spread in rows:
@@ -196,16 +197,12 @@ def arms(
 def _curves(
     axes: "Axes", name: str, labels: Sequence[str], series: Sequence[tuple[str, str, Sequence[Sequence[float]]]]
 ) -> None:
-    """One panel of curves, each with its name beside a thin line to its own answers, drawn as a marker."""
+    """One panel of curves, each with its own answers as a diamond."""
     for place, (row, _, points) in enumerate(series):
         (own, *xs), (height, *ys) = ([100 * share for share in shares] for shares in points)
         color = f"C{place % 10}"
         axes.plot(xs, ys, color=color, marker=".", markersize=4)
-        axes.plot(own, height, "D", color=color, markersize=7, markeredgecolor="white", zorder=3)
-        axes.annotate(
-            row, (own, height), (0.5, 0.95 - 0.09 * place), textcoords="axes fraction", color=color, fontsize=10,
-            va="center", arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkB": 5},
-        )  # fmt: skip
+        axes.plot(own, height, "D", color=color, markersize=7, markeredgecolor="white", zorder=3, label=row)
     axes.set_title(f"{name}; diamonds: the exam's own answers")
     axes.set_xlabel(f"{labels[0]}, % of cases, by threshold")
     axes.set_ylabel(f"{labels[1]}, % of cases")
