@@ -50,6 +50,7 @@ SECTIONS: dict[str, Any] = {
     "mining": {},
     "imports": {},
     "external": {},
+    "rivals": {},
     "protocols": {"bases": {}, "versions": {}},
     "gates": {"esi": {"least_cases": 20, "limits": {"critical_under": {"max": {"embedded": 0.5, "full": 0.5}}}}},
     "schedules": {},

@@ -50,6 +50,7 @@ PARAMS: dict[str, Any] = {
     "mining": {},
     "imports": {},
     "external": {},
+    "rivals": {},
     "protocols": {"bases": {}, "versions": {}},
     "gates": {
         "esi": {

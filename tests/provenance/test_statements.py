@@ -40,7 +40,8 @@ def project(valid: dict[str, Any], checkout: Path) -> Path:
     """A checkout with the project's own dvc.yaml, small data sets, and a version whose stage `train` has run."""
     for spec in valid["datasets"].values():
         spec["cases"] = 5
-    valid["imports"], valid["external"], valid["protocols"] = {}, {}, {"bases": {}, "versions": {}}
+    valid["imports"], valid["external"], valid["rivals"] = {}, {}, {}
+    valid["protocols"] = {"bases": {}, "versions": {}}
     laid.lay(checkout, valid)
     shutil.copy(ROOT / "dvc.yaml", checkout)
     for file in (

@@ -34,7 +34,7 @@ def numbers(text: str) -> dict[str, float]:
 
 def boosted_trees(texts: Sequence[str], labels: Sequence[Any], asked: Sequence[str]) -> list[Any]:
     """Labels for `asked` by gradient-boosted trees that learned from `texts`: counts of words and pairs of words, and
-    `numbers`. Sizes were chosen on triage's error-mining data. Deterministic: one seed, columns in a fixed order; the
+    `numbers`. Sizes were chosen on error-mining data. Deterministic: one seed, columns in a fixed order; the
     number of threads changes nothing.
     """
     import lightgbm
