@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import laid
 from clinrl.config.params import Params, load_params
-from clinrl.config.recipes import GrpoTrainer, Phase, Stream, lengths
+from clinrl.config.recipes import GrpoTrainer, RejectionTrainer, Phase, Stream, lengths
 from clinrl.data import sampling
 from clinrl.errors import DataError
 from clinrl.tasks.base import get_task
@@ -209,7 +209,10 @@ def test_a_version_draws_its_steps_times_its_batch() -> None:
     for version, block in params.versions.items():
         if block.task == TASK.name:
             trainer = params.trainer(block.profile)
-            each = trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch
             drawn = sampling.training_stream(params, version, CASES)
-            assert len(drawn) == trainer.steps * each
+            if isinstance(trainer, RejectionTrainer):  # what is sampled, in all
+                assert len(drawn) == trainer.prompts
+            else:
+                each = trainer.prompts if isinstance(trainer, GrpoTrainer) else trainer.batch
+                assert len(drawn) == trainer.steps * each
             assert drawn == sampling.training_stream(params, version, CASES)
