@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import laid
 from clinrl.config.params import Params, load_params
-from clinrl.config.recipes import GrpoTrainer, RejectionTrainer, Phase, Stream, lengths
+from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, Stream, lengths
 from clinrl.data import sampling
 from clinrl.errors import DataError
 from clinrl.tasks.base import get_task
