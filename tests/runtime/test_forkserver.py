@@ -123,11 +123,17 @@ def test_a_fork_ends_with_who_asked(serving, tmp_path):
     gone({fork: "the fork"})
 
 
-def test_who_asked_learns_that_its_fork_was_killed(serving, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_who_asked_learns_which_signal_ended_its_fork(serving, tmp_path, number):
     process = asked(serving, tmp_path, "wait")
-    os.kill(number_in(tmp_path / "pid"), signal.SIGKILL)
-    assert process.wait(20) == 128 + signal.SIGKILL
+    (tmp_path / "other").mkdir()
+    other = asked(serving, tmp_path / "other", "wait")
+    number_in(tmp_path / "other/pid")  # it holds nothing that would keep the first waiting
+    os.kill(number_in(tmp_path / "pid"), number)
+    assert process.wait(20) == 128 + number
     process.communicate()
+    other.kill()
+    other.communicate()
 
 
 def test_the_server_ends_with_its_command_and_with_who_started_it(tmp_path):
@@ -194,6 +200,8 @@ def test_a_forked_child_is_waited_for_as_a_started_one():
         assert (ended.wait(), ended.poll()) == (code, code)
     waiting = forkserver.Fork(lambda: signal.pause() or 0)
     assert waiting.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(0.05)
     assert os.getsid(waiting.pid) == waiting.pid  # at once: a signal to its group must find it
     os.killpg(waiting.pid, signal.SIGKILL)
     assert waiting.wait() == -9
@@ -204,7 +212,7 @@ def test_where_there_is_a_gpu_nothing_is_served(monkeypatch, tmp_path):
 
     served = []
     monkeypatch.setattr(forkserver, "LIBRARIES", ("torch",))
-    monkeypatch.setattr(forkserver.Server, "serve_forever", lambda _: served.append(True))
+    monkeypatch.setattr(forkserver, "_serve_forever", lambda _: served.append(True))
     monkeypatch.setattr(forkserver, "_end_with_input", lambda: None)
     monkeypatch.setattr(forkserver.gc, "freeze", lambda: None)
     monkeypatch.setattr(signal, "signal", lambda *_: None)

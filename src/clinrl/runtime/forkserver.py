@@ -4,7 +4,8 @@
 itself over: a fork of the server does its work, in the stage's folder, with its environment and standard streams, and
 the stage waits for the exit code. The server imports and forks, nothing else, so a fork computes what a new process
 would. It has the code of the server's start, and functions for the end of Python (`atexit`) are not called. A stage
-whose server has gone works by itself. So do all where there is a GPU, which no fork can use.
+whose server has gone works by itself; one whose server is killed meanwhile counts as killed. Where there is a
+GPU, which no fork can use, all work by themselves.
 
 Ends follow each other: signals that a stage receives reach its fork; a fork whose stage has gone ends as one whose
 starter has gone (`clinrl.runtime.starter`); and the server ends with the command.
@@ -22,8 +23,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from socketserver import BaseRequestHandler, ForkingMixIn, UnixStreamServer
 
 from clinrl.errors import exit_code_of
 from clinrl.runtime import determinism, starter
@@ -38,110 +41,58 @@ LIBRARIES = (
 """What trainings and exams import."""
 CLI = "clinrl.cli.main"
 BEGUN = b"+"
-"""A fork's first word. Its second, where it lives to say it, is its exit code."""
+"""A fork's word that it does what was asked. The server's, when it has ended, is its exit code."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STREAMS = 3
 IS_FORK = False
-"""Whether this process is a fork of the server."""
+"""Whether this process is a fork."""
 
 
-class Server(ForkingMixIn, UnixStreamServer):
-    """Forks for each stage that asks."""
+class Fork(ForkProcess):
+    """A child process by fork, with as much of `subprocess.Popen` as a training needs.
 
+    `apart` takes it out of this process's group, before this returns: a signal to its group finds it at once.
+    """
 
-class Stage(BaseRequestHandler):
-    """Runs in a fork: becomes the stage that asked, and ends with it."""
+    pid: int
+    """Never None, since it has been started."""
 
-    request: socket.socket
-    server: Server
-
-    def handle(self) -> None:
-        """Read what is asked and do it. Does not return, so that nothing of the server goes on in the fork."""
-        head, streams, _, _ = socket.recv_fds(self.request, 1 << 16, STREAMS)
-        if not head:  # it has gone while the server imported
-            return
-        with self.request.makefile("rb") as rest:
-            asked = json.loads(head if head.endswith(b"\n") else head + rest.readline())
-        self.server.socket.close()  # else who asks after the server's end would wait for this fork
-        self.request.sendall(BEGUN)
-        os.setpgid(0, 0)  # the terminal's signals come by way of the stage alone
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            if stream >= STREAMS:
-                os.close(stream)
-        os.environ.clear()
-        os.environ.update(asked["environment"])
-        del os.environ[SERVER]
-        os.chdir(asked["folder"])
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Thread(target=self._follow, daemon=True).start()
-        end_with(
-            lambda: importlib.import_module(CLI).main(asked["words"]),
-            say=lambda code: self.request.sendall(str(code).encode()),
-        )
-
-    def _follow(self) -> None:
-        """Pass on the signals that the stage received; end once it has gone."""
-        with suppress(OSError):
-            while number := self.request.recv(1):
-                os.kill(os.getpid(), number[0])
-        starter.end()
-
-
-class Fork:
-    """A child process by fork, with as much of `subprocess.Popen` as a training needs. In a session of its own."""
-
-    def __init__(self, program: Callable[[], int]) -> None:
-        self.returncode: int | None = None
-        began, tell = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if not self.pid:
-            os.setsid()
-            os.close(began)
-            os.close(tell)
-            end_with(program)
+    def __init__(self, program: Callable[[], int], apart: Callable[[], None] = os.setsid) -> None:
+        super().__init__()
+        self._program, self._apart = program, apart
+        self._began = os.pipe()
+        self.start()
+        began, tell = self._began
         os.close(tell)
-        os.read(began, 1)  # until the child is in its session, where signals to its group find it
+        os.read(began, 1)
         os.close(began)
+
+    def run(self) -> None:
+        """In the child: what goes wrong is said, and the exit code given, as a process would."""
+        global IS_FORK
+        IS_FORK = True
+        self._apart()
+        for end in self._began:
+            os.close(end)
+        try:
+            sys.exit(self._program())
+        except Exception as error:  # noqa: BLE001  as Python prints it at the end of a process
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.exit(1)
+        finally:
+            for number in (signal.SIGINT, starter.GONE):
+                signal.signal(number, signal.SIG_IGN)
 
     def poll(self) -> int | None:
         """The exit code, minus a signal's number if that ended it; None while it runs."""
-        if self.returncode is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if found else None
-        return self.returncode
+        return self.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, when it has ended. Nobody waits for one that was not killed, so there is no time-out."""
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
-
-
-def end_with(program: Callable[[], int], say: Callable[[int], object] = lambda code: None) -> None:
-    """Run a program and end this fork with its exit code, as a process would; `say` is called with the code before."""
-    global IS_FORK
-    IS_FORK = True
-    code = 1
-    try:
-        code = program()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-    except BaseException as error:  # noqa: BLE001  as Python prints it at the end of a process
-        sys.excepthook(type(error), error, error.__traceback__)
-    finally:
-        for number in (signal.SIGINT, starter.GONE):
-            signal.signal(number, signal.SIG_IGN)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        with suppress(OSError):
-            say(code)
-        os._exit(code)
+        """The exit code, when it has ended. Raises TimeoutExpired after `timeout` seconds."""
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.name, timeout or 0)
+        return self.exitcode
 
 
 def ask(words: Sequence[str]) -> int | None:
@@ -211,7 +162,9 @@ def serve(address: str) -> None:
     Ends where there is a GPU: bitsandbytes initialises CUDA when it is imported, and no fork can use it then.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Server(address, Stage) as server:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
         threading.Thread(target=_end_with_input, daemon=True).start()
         for name in LIBRARIES:
             importlib.import_module(name)
@@ -219,7 +172,56 @@ def serve(address: str) -> None:
         if torch is not None and torch.cuda.is_available():
             return
         gc.freeze()  # a collection in a fork would copy what it shares with the server
-        server.serve_forever()
+        _serve_forever(listener)
+
+
+def _serve_forever(listener: socket.socket) -> None:
+    """Fork for each stage that asks; tell it the exit code, 128 and the number if a signal ended the fork."""
+    forks: dict[int, tuple[Fork, socket.socket]] = {}
+    while True:
+        ready = wait([listener, *forks])
+        if listener in ready:
+            stage, _ = listener.accept()
+            held = [listener, *(other for _, other in forks.values())]
+            fork = Fork(partial(_become, stage, held), apart=os.setpgrp)
+            forks[fork.sentinel] = fork, stage
+        for sentinel in forks.keys() & {*ready}:
+            fork, stage = forks.pop(sentinel)
+            code = fork.wait()
+            with stage, suppress(OSError):
+                stage.sendall(str(code if code >= 0 else 128 - code).encode())
+
+
+def _become(stage: socket.socket, held: Sequence[socket.socket]) -> int:
+    """In a fork: do what a stage asked for, in its place, and end with it. `held` are the server's other sockets."""
+    for other in held:  # else who asks after the server's end would wait for this fork
+        other.close()
+    head, streams, _, _ = socket.recv_fds(stage, 1 << 16, STREAMS)
+    if not head:  # it has gone while the server imported
+        return 0
+    with stage.makefile("rb") as rest:
+        asked = json.loads(head if head.endswith(b"\n") else head + rest.readline())
+    stage.sendall(BEGUN)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        if stream >= STREAMS:
+            os.close(stream)
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    del os.environ[SERVER]
+    os.chdir(asked["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_follow, args=(stage,), daemon=True).start()
+    code: int = importlib.import_module(CLI).main(asked["words"])
+    return code
+
+
+def _follow(stage: socket.socket) -> None:
+    """Pass on the signals that a stage received to this fork; end once it has gone."""
+    with suppress(OSError):
+        while number := stage.recv(1):
+            os.kill(os.getpid(), number[0])
+    starter.end()
 
 
 def _end_with_input() -> None:
