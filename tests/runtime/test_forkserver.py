@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,9 @@ def main(words):
         print(json.dumps([os.getcwd(), os.environ.get("COLOUR"), os.environ.get("CLINRL_FORKSERVER"), words[1:]]))
         print("oh", file=sys.stderr)
         return 3
+    if what == "quick":
+        Path("done").write_text(str(os.getpid()))
+        return 4
     if what == "raise":
         raise ValueError("what went wrong")
     Path("pid.new").write_text(str(os.getpid()))
@@ -80,6 +84,22 @@ def test_a_fork_has_the_streams_folder_and_environment_of_who_asks_and_gives_its
         out, err = process.communicate()
         assert (process.returncode, err) == (3, "oh\n")
         assert json.loads(out) == [str(tmp_path), colour[:100_000], None, ["a b"]]
+
+
+def test_a_fork_that_ends_before_its_stage_looks_gives_its_exit_code(serving, tmp_path, monkeypatch):
+    send = forkserver.socket.send_fds
+
+    def slowly(*arguments):
+        sent = send(*arguments)
+        fork = number_in(tmp_path / "done")
+        eventually(lambda: not alive(fork))
+        time.sleep(0.3)  # the server hangs up
+        return sent
+
+    monkeypatch.setattr(forkserver.socket, "send_fds", slowly)
+    monkeypatch.setenv(forkserver.SERVER, str(serving / "socket"))
+    monkeypatch.chdir(tmp_path)
+    assert forkserver.ask(["quick"]) == 4
 
 
 def test_what_goes_wrong_in_a_fork_is_said_as_a_process_says_it(serving, tmp_path):

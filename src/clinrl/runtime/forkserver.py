@@ -105,7 +105,8 @@ def ask(words: Sequence[str]) -> int | None:
         try:
             server.connect(address)
             message = json.dumps(asked).encode() + b"\n"
-            server.sendall(message[socket.send_fds(server, [message], range(STREAMS)) :])
+            if rest := message[socket.send_fds(server, [message], range(STREAMS)) :]:
+                server.sendall(rest)  # of nothing, it fails where the fork has ended already
             begun = server.recv(1)
         except OSError:
             return None
