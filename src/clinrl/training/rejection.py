@@ -73,14 +73,14 @@ def keep(
     Their reward is at least `threshold`; without one, their answer is the gold label. With `relabel` all are kept whose
     answer stands where it is asked for, and it is replaced by the gold label.
     """
-    ended = [one for one, _ in sorted(completions, key=lambda pair: -pair[1]) if one.stop == "answered"]
+    best_first = sorted(completions, key=lambda pair: -pair[1])
+    ended = [(one, paid) for one, paid in best_first if one.stop == "answered"]
     if relabel:
-        reached = [other for one in ended if (other := relabelled(task, case, one)) is not None]
+        reached = [other for one, _ in ended if (other := relabelled(task, case, one)) is not None]
     elif threshold is None:
-        reached = [one for one in ended if task.parse(one) == task.label(case)]
+        reached = [one for one, _ in ended if task.parse(one) == task.label(case)]
     else:
-        paid = {id(one): reward for one, reward in completions}
-        reached = [one for one in ended if paid[id(one)] >= threshold]
+        reached = [one for one, paid in ended if paid >= threshold]
     return list({transcript.model_dump_json(): transcript for transcript in reached}.values())[:most]
 
 
