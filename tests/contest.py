@@ -42,6 +42,7 @@ COMPARISON: dict[str, Any] = {
         {"first": "better", "second": "blind", "says": "evidence"},
         {"first": "better", "second": "boosted trees", "says": "a language model"},
     ],
+    "partition": {"parent": "base", "random": "plain", "majority": "same", "labels": "better"},
     "published": {"plain": {"macro_f1": 0.335}},
     "published_parts": {"held_out": {"plain": {"macro_f1": 0.31}}},
 }

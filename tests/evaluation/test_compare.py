@@ -103,6 +103,21 @@ def test_the_table_says_what_the_tests_show_and_no_more(built):
     assert "imaging" not in Path(results.__file__).read_text(encoding="utf-8")
 
 
+def test_a_partition_adds_up_and_shares_only_what_is_shown(built):
+    found = report(built)
+    whole = section(found)
+    null, elicitation, reward, total = (part.value for part in whole.partition)
+    assert null + elicitation + reward == pytest.approx(total, abs=1e-6)
+    means = {some.name: some.metrics["macro_f1"].value for some in whole.rows}
+    assert reward == pytest.approx(means["better"] - means["same"], abs=1e-6)
+    lines = [line for line in page(built).splitlines() if line.startswith("| think | all cases | +")]
+    assert [line.count("%") for line in lines] == [3]
+    silent = whole.partition[3].model_copy(update={"low": -0.1})
+    moved = whole.model_copy(update={"partition": (*whole.partition[:3], silent)})
+    hidden = found.model_copy(update={"sections": (moved,)})
+    assert not any("%" in cell for line in results.partition(get_task("imaging"), hidden) for cell in line)
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "words"),
     [(0.6, 0.4, "more often, nearer to its gold share"), (0.3, 0.4, "less often, farther from its gold share"),

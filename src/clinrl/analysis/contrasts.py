@@ -19,7 +19,7 @@ from clinrl.analysis.paired import Answers, compare
 from clinrl.analysis.power import detectable_from
 from clinrl.analysis.preregistration import Primary, PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
-from clinrl.config.schema import Pair
+from clinrl.config.schema import Pair, Partition
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic, no_requests
@@ -125,6 +125,8 @@ class Section(Strict):
     contrasts: tuple[Contrast, ...]
     views: tuple[ViewRow, ...] = ()
     """On all cases only."""
+    partition: tuple[Estimate, ...] = Field(default=(), exclude_if=lambda partition: not partition)
+    """Of the first column: null, elicitation and reward, each row of the partition less the one before, and their sum."""
 
 
 class Compared(Strict):
@@ -143,6 +145,7 @@ class Compared(Strict):
     quality: str
     parts: str
     tests: tuple[Pair, ...]
+    partition: Partition | None = Field(default=None, exclude_if=lambda partition: partition is None)
     published: dict[str, dict[str, dict[str, float]]]
     """Part to row to metric: what was published about other data."""
     sections: tuple[Section, ...]
@@ -163,9 +166,10 @@ def section(
     of: Sequence[int],
     chosen: Sequence[str],
     pairs: Sequence[Pair],
+    partition: Partition | None = None,
 ) -> Section:
     """Rows and tests on the cases at the places `of`; `chosen` are the metrics shown. A pair without its rows is left
-    out.
+    out, and so is a partition.
     """
     held = [cases[i] for i in of]
     golds = [task.label(case) for case in held]
@@ -199,6 +203,9 @@ def section(
         rows=tuple(rows),
         contrasts=_contrasts(task, mode, golds, {entry.name: entry for entry in here}, measured, pairs, chosen[0]),
         views=tuple(_variant_rows(here)) if part == ALL else (),
+        partition=_partition([measured[row].get(chosen[0]) for row in partition.rows if row in measured])
+        if partition
+        else (),
     )
 
 
@@ -338,6 +345,15 @@ def _contrasts(
         ps = holm([test.p for test in some])
         done += [test.model_copy(update={"adjusted": p}) for test, p in zip(some, ps, strict=True)]
     return tuple(done)
+
+
+def _partition(rows: Sequence[Runs | None]) -> tuple[Estimate, ...]:
+    """Each of the four rows less the one before, then the last less the first; nothing where a row has no number."""
+    known = [runs for runs in rows if runs is not None]
+    if len(known) < 4:
+        return ()
+    pairs = [*zip(known[1:], known, strict=False), (known[-1], known[0])]
+    return tuple(average_difference(mine, theirs)[0] for mine, theirs in pairs)
 
 
 def primary_tests(

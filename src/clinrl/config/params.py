@@ -194,6 +194,8 @@ class Params(Section):
                     f"{at}.tests.{place} pairs {len(sides[0])} versions with {len(sides[1])}; seed by seed, both have "
                     "as many, or one has a single version"
                 )
+        for key, row in comparison.partition.model_dump().items() if comparison.partition else ():
+            check_known(f"{at}.partition.{key}", row, known, "a row of the comparison")
         for printed in (comparison.published, *comparison.published_parts.values()):
             for row, figures in printed.items():
                 check_known(f"{at}.published", row, comparison.arms, "an arm")

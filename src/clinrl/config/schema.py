@@ -268,6 +268,24 @@ class Primary(Section):
         return self
 
 
+class Partition(Section):
+    """Rows of a comparison that tell apart what training by a reward does without it (Gao 2026, arXiv:2606.05932)."""
+
+    parent: str
+    """Where all three start."""
+    random: str
+    """Rewarded by a coin: less the parent, the null share, which steps have that know nothing."""
+    majority: str
+    """Rewarded for its own most frequent answer: less `random`, the share of elicitation, which the parent knew."""
+    labels: str
+    """Rewarded by labels: less `majority`, the share of the reward."""
+
+    @property
+    def rows(self) -> tuple[str, str, str, str]:
+        """All four, in this order."""
+        return self.parent, self.random, self.majority, self.labels
+
+
 class Comparison(Section):
     """Recipes compared over seeds on one exam."""
 
@@ -289,6 +307,8 @@ class Comparison(Section):
     """Arm to what somebody published of the recipe of that name on other data, by metric."""
     published_parts: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
     """The same for values of the slice `parts`."""
+    partition: Partition | None = None
+    """Which rows tell apart what a reward is worth; null: none do."""
     primary: Primary | None = None
     """What is tested first of all; its registration must exist before the report. Null: the comparison explores."""
 

@@ -123,14 +123,16 @@ def compared(
         quality=spec.quality,
         parts=spec.parts,
         tests=spec.tests,
+        partition=spec.partition,
         published={ALL: spec.published, **spec.published_parts},
         sections=tuple(
-            contrasts.section(task, cases, some, mode=mode, part=part, of=of, chosen=spec.columns, pairs=spec.tests)
+            contrasts.section(task, cases, some, mode=mode, part=part, of=of, chosen=spec.columns, pairs=spec.tests,
+                              partition=spec.partition)
             for mode, some in entries.items()
             for part, of in places.items()
         ),
         note=note_of(cases),
-        costs={mode: found for mode, some in members.items() if (found := _costs(spec, some))},
+        costs={mode: found for mode, some in members.items() if plan and (found := _costs(spec, some))},
         primary=Primary(
             registration=plan,
             digest=sha256_file(paths.preregistration(name)),

@@ -172,6 +172,20 @@ def answered(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
         yield pair.says, *rows, *cells, "; ".join(others) or "none"
 
 
+def partition(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
+    """Mode by mode, on all cases and part by part: null, elicitation and reward, then their sum.
+
+    Each as a share of the sum too, where the interval of the sum leaves zero out: otherwise there is nothing to share.
+    """
+    for section in report.sections:
+        if section.partition:
+            *parts, total = section.partition
+            is_shown = total.low > 0 or total.high < 0
+            shares = [f", {100 * part.value / total.value:.0f}%" if is_shown else "" for part in parts]
+            changes = [change(part, task, report.columns[0]) for part in (*parts, total)]
+            yield section.mode, place(report, section), *(map(str.__add__, changes, [*shares, ""]))
+
+
 def harm(task: Task, report: Compared) -> tuple[str, str, Contrast, Figure, Figure] | None:
     """What is shown to be worse over all seeds, on all cases: the mode, what differs, the test and both numbers.
 
