@@ -239,67 +239,6 @@ def test_no_command_uses_a_retired_word() -> None:
                     if RETIRED.search(one.format_help())}  # fmt: skip
 
 
-def test_the_results_of_imaging_are_those_of_the_committed_comparison() -> None:
-    """Every row of its tables, and which declared tests are still to be made."""
-    file = ROOT / "data/reports/comparisons/imaging-arms.json"
-    report = Compared.model_validate(load(file, get_task("imaging"), ("think", "direct")))
-    task, section = get_task(report.task), report.sections[0]
-    assert (section.mode, section.part) == ("think", "all")
-    tests = {(test.first, test.second): test for test in section.contrasts if test.measure == "macro_f1"}
-    page = (ROOT / "docs/tasks/imaging.md").read_text(encoding="utf-8")
-    found = re.findall(r"\(([\w ]+) against ([^|]+?)(?:, one seed)?\) \| (.+) \| (yes|no; .+) \|", page)
-    assert len(found) == 6
-    for first, second, figures, shown in found:
-        test = tests[first, second]
-        value, low, high = test.difference.value, test.difference.low, test.difference.high
-        p = "< 0.009" if test.p <= 1 / RESAMPLES else f"= {test.adjusted:.1g}"
-        assert figures == f"{value:+.3f} [{low:+.3f}, {high:+.3f}], p {p}"
-        effects = results.least(task, section, test).replace("adjusted ", "")
-        assert shown == ("yes" if test.adjusted < results.ALPHA else f"no; {effects}")
-    rows = {row.name: row for row in section.rows}
-    found = re.findall(r"^\| ([\w ,()]+) \| (\d) \| (0\..+) \| (.+) \|$", page, re.MULTILINE)
-    assert len(found) == 8
-    for name, seeds, *cells in found:
-        row = rows[name]
-        assert int(seeds) == (len(row.versions) if row.kind == "arm" else 0)
-        assert cells == numbers.figures(task, ["macro_f1", "contradiction"], {**row.metrics, **row.qualities})
-
-
-def exact_of(versions: Collection[str]) -> Runs:
-    """Exact answers of some versions in mode think, a run each, from the counts of each condition in their reports."""
-    verdicts, clusters = [], []
-    for version in versions:
-        report = json.loads((ROOT / f"data/reports/{version}/think.json").read_text(encoding="utf-8"))
-        shares = {name: found["exact"] for name, found in sorted(report["slices"]["condition"].items())}
-        hits = {name: round(share["value"] * share["n"]) for name, share in shares.items()}
-        verdicts.append([float(i < hits[name]) for name, share in shares.items() for i in range(share["n"])])
-        clusters = [name for name, share in shares.items() for _ in range(share["n"])]
-    found = runs_of_means(verdicts, clusters)
-    assert found is not None
-    return found
-
-
-def test_what_imaging_declared_after_its_trainings_is_told_by_exact_answers() -> None:
-    """The draws are those of the comparison, which are of conditions: the order of cases within one does not matter."""
-    comparison = load_params(ROOT / "params.yaml").comparisons["imaging-arms"]
-    made = json.loads((ROOT / "data/reports/comparisons/imaging-arms.json").read_text(encoding="utf-8"))["tests"]
-    page = (ROOT / "docs/tasks/imaging.md").read_text(encoding="utf-8")
-    lines = page.split("| first | against | exact answers | shown |")[1].split("\n\n")[0].splitlines()[2:]
-    rows = [line.strip("| ").split(" | ") for line in lines]
-    said = {(one, second) for first, second, *_ in rows for one in first.split(", ")}
-    assert said == {(pair.first, pair.second) for pair in comparison.tests} - {(m["first"], m["second"]) for m in made}
-    told = rows[:-1]
-    arms = {**comparison.arms, "base": ("imaging-base",)}
-    found = [average_difference(exact_of(arms[first]), exact_of(arms[second])) for first, second, *_ in told]
-    adjusted = holm([p for _, p in found])
-    for (_, _, figures, shown), (difference, p), least in zip(told, found, adjusted, strict=True):
-        floor = p <= 1 / RESAMPLES
-        relation = numbers.p_value(least, is_floor=True) if floor else f"= {least:.1g}"
-        assert figures == f"{numbers.points(difference)}, p {relation}"
-        effects = [detectable_from(difference, 0.05, n) or 0.0 for n in (1, len(told))]
-        assert shown == ("yes" if least < 0.05 else "no; {:.1f}, {:.1f}".format(*(100 * one for one in effects)))
-
-
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
     """What its sentences say; its tables are generated."""
     report = json.loads((ROOT / "data/reports/comparisons/esi-series.json").read_text(encoding="utf-8"))

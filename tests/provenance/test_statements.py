@@ -56,10 +56,6 @@ def project(valid: dict[str, Any], checkout: Path) -> Path:
 STATEMENT = Path(".clinrl/provenance/train@v2.json")
 
 
-AWAITED = {"compare@imaging-arms"}
-"""Tests of it were declared that its report does not have yet: they are made from the next answers."""
-
-
 def test_every_stage_is_what_dvc_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands, inputs, parameters and outputs of all stages in the project's own dvc.lock."""
     monkeypatch.chdir(ROOT)
@@ -71,7 +67,7 @@ def test_every_stage_is_what_dvc_recorded(monkeypatch: pytest.MonkeyPatch) -> No
         assert (stage.address, stage.command) == (address, entry["cmd"])
         assert sorted(stage.deps) == sorted(dep["path"] for dep in entry.get("deps", ()))
         assert sorted(stage.outs) == sorted(out["path"] for out in entry["outs"])
-        assert stage.params == entry.get("params", {}) or address in AWAITED
+        assert stage.params == entry.get("params", {})
 
 
 def test_outputs_have_the_digests_of_dvc_lock(monkeypatch: pytest.MonkeyPatch) -> None:

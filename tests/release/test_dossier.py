@@ -133,7 +133,7 @@ def test_a_missing_artefact_is_said_to_be_not_done(committed):
 def test_plan_and_preregistration_are_shown_as_soon_as_there_are_any(committed):
     dossier.stage(committed, PARAMS, "imaging-labels-1")
     before = pages("imaging-labels-1")
-    assert re.search(r"\| exam \| imaging-x1 \[S\d+\] \|", before["change-control.md"])
+    assert re.search(r"\| exam \| imaging-x2 \[S\d+\] \|", before["change-control.md"])
     assert "was registered: not done." in before["preregistration.md"]
     write_json(paths.preregistration("imaging-arms"), {"measure": "macro_f1", "seeds": {"imaging-labels-1": 1}})
     dossier.stage(committed, PARAMS, "imaging-labels-1")
