@@ -315,7 +315,7 @@ def estimates(node: Any) -> Iterator[tuple[float, float, float]]:
 
 
 def printed(number: float, scale: int, digits: int) -> str:
-    """A number as pages print it, but for the sign of a number above 0 and of none."""
+    """A number as pages print it, without a plus sign."""
     return f"{round(scale * number, digits) + 0.0:.{digits}f}"
 
 
