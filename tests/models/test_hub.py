@@ -31,6 +31,8 @@ class Imitation:
     """X-Error-Code, by which the hub tells apart what has one status."""
     damaged: str = ""
     """cut: the weights end early. changed: they are as long, and others."""
+    is_hub: bool = True
+    """Or else it answers with a page."""
     silent: bool = False
     """It takes a request and never answers."""
     asked: list[str] = field(default_factory=list)
@@ -58,6 +60,8 @@ def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
             if hub_.status != 200:
                 message = json.dumps({"error": "no"}).encode()
                 self.send(hub_.status, message, len(message), **({"X_Error_Code": hub_.code} if hub_.code else {}))
+            elif not hub_.is_hub:
+                self.send(200, b"<html>Welcome</html>", 20)
             elif "/tree/" in self.path:
                 held = [self.entry(name, text) for name, text in hub_.files.items()]
                 self.reply(held)
@@ -159,6 +163,17 @@ def test_an_interrupted_download_goes_on_where_it_was(imitation: Imitation) -> N
     assert not [path for path in imitation.asked if path.endswith("config.json")]
 
 
+def test_a_part_of_a_checkpoint_is_not_taken_for_the_whole(
+    imitation: Imitation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitation.damaged = "cut"
+    with pytest.raises(Refused):
+        hub.fetch(REPO, COMMIT)
+    offline(imitation, monkeypatch)
+    with pytest.raises(Refused, match=r"the cache has a part of owner/name@c{12} only, .*; unset it once"):
+        hub.fetch(REPO, COMMIT)
+
+
 def test_weights_that_are_not_those_of_the_commit_are_removed(imitation: Imitation) -> None:
     imitation.damaged = "changed"
     with pytest.raises(Refused, match=r"model.safetensors of owner/name is not what the hub announced"):
@@ -216,6 +231,11 @@ def pickled(imitation: Imitation, _: pytest.MonkeyPatch) -> None:
     imitation.files = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
 
 
+def captive(imitation: Imitation, _: pytest.MonkeyPatch) -> None:
+    """As the portal of a hotel's network answers whatever it is asked."""
+    imitation.is_hub = False
+
+
 def silent(imitation: Imitation, _: pytest.MonkeyPatch) -> None:
     imitation.silent = True
 
@@ -229,10 +249,11 @@ FAILURES: list[tuple[str, Break, str]] = [
     ("gated, no token", answering(401, "GatedRepo"), r"is gated; accept its licence on http.*/owner/name, set HF"),
     ("gated, licence", both(token, answering(403, "GatedRepo")), r"gated for the account of HF_TOKEN"),
     ("no repository", answering(404, "RepoNotFound"), r"the hub has no owner/name, or hides it from whoever has no"),
-    ("hidden", both(token, answering(404, "RepoNotFound")), r"or hides it from the account of HF_TOKEN; check its name"),
+    ("hidden", both(token, answering(404, "RepoNotFound")), r"or hides it from the account of HF_TOKEN; check"),
     ("no revision", answering(404, "RevisionNotFound"), r"owner/name has no revision main; http.*/commits/main lists"),
     ("bad token", both(token, answering(401)), r"the hub (refuses HF_TOKEN for|has no) owner/name"),
     ("forbidden", both(token, answering(403)), r"the hub refuses HF_TOKEN for owner/name \(403\); set HF_TOKEN"),
+    ("captive portal", captive, r"the hub did not deliver owner/name@main whole \(JSONDecodeError\); check"),
     ("too many", answering(429), r"the hub has had too many requests \(429\); wait some minutes"),
     ("broken", answering(500), r"the hub failed at owner/name@main \(500\); try later"),
     ("overloaded", answering(503), r"the hub failed at owner/name@main \(503\); try later"),

@@ -109,6 +109,8 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
     page = f"{constants.ENDPOINT}/{repo}"
     if isinstance(error, errors.OfflineModeIsEnabled | FileNotFoundError):
         has = ", ".join(_cached(repo)) or "none"
+        if revision in has:
+            return f"the cache has a part of {name} only, and HF_HUB_OFFLINE forbids to fetch the rest; unset it once"
         return (
             f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; set `revision` to a commit that "
             f"the cache has ({has}), or unset HF_HUB_OFFLINE"
