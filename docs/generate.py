@@ -237,42 +237,64 @@ def compared(name: str) -> dict[str, Any]:
     return found
 
 
-def results_page(task: str = "esi") -> bytes:
-    """The page of a task with the tables that its series' comparison gives, each between its markers."""
-    page = (ROOT / f"docs/tasks/{task}.md").read_text(encoding="utf-8")
-    report = Compared.model_validate(compared(f"{task}-series"))
-    whole = [section for section in report.sections if section.part == ALL]
-    main = report.columns[0]
-    questions = [
+MARKED = re.compile(r"(<!-- ([\w-]+), (\w+): begin -->\n).*?(<!-- \2, \3: end -->)", re.DOTALL)
+"""A table on a page of a task, between markers that name the comparison and the table."""
+
+
+def task_page(name: str) -> bytes:
+    """The page of a task with the tables that comparisons give, each between its markers."""
+    page = (ROOT / f"docs/tasks/{name}.md").read_text(encoding="utf-8")
+    reports = {report: Compared.model_validate(compared(report)) for report in {m[1] for m in MARKED.findall(page)}}
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[3]](reports[found[2]])}\n{found[4]}", page).encode()
+
+
+def questions(report: Compared) -> str:
+    """Test by test: what differs, the two rows, and what the main measure shows in each mode."""
+    modes = [section.mode for section in report.sections if section.part == ALL]
+    lines = [
         [says, f"{first} - {second}", *cells]
-        for says, first, second, *cells, _ in results.answered(get_task(task), report)
+        for says, first, second, *cells, _ in results.answered(get_task(report.task), report)
     ]
-    parts = [section for section in report.sections if section.part != ALL]
-    by_part = {name: [figure_of(section, name) for section in parts] for name in [row.name for row in whole[0].rows]}
-    views = {view.view: view.metrics["exact"] for view in whole[0].views if view.name == "v49"}
-    tables = {
-        "questions": render.table(
-            ["what differs", "rows", *(f"{main}, {section.mode}" for section in whole)], questions
-        ),
-        "parts": render.table(
-            ["row", *(f"{section.part}, {section.mode}" for section in parts)],
-            [[row.name, *by_part[row.name]] for row in whole[0].rows if row.kind in ("arm", "base", "rival")
-             and ", " not in row.name],
-        ),
-        "words": render.table(
-            ["words", "exact, v49, think, five seeds"],
-            [[says, share(views[view])] for view, says in WORDS.items()],
-        ),
-    }  # fmt: skip
-    for name, text in tables.items():
-        before, mark, rest = page.partition(f"<!-- {name}: begin -->\n")
-        _, end, after = rest.partition(f"<!-- {name}: end -->")
-        assert mark, f"docs/tasks/{task}.md lacks the marker {name}"
-        assert end, f"docs/tasks/{task}.md lacks the end of {name}"
-        page = f"{before}{mark}{text}\n{end}{after}"
-    return page.encode()
+    return render.table(["what differs", "rows", *(f"{report.columns[0]}, {mode}" for mode in modes)], lines)
 
 
+def parts(report: Compared) -> str:
+    """Exact answers of every row in each part of the exam."""
+    held = [section for section in report.sections if section.part != ALL]
+    rows = [row.name for row in report.sections[0].rows if row.kind != "baseline" and ", " not in row.name]
+    return render.table(
+        ["row", *(f"{section.part}, {section.mode}" for section in held)],
+        [[name, *(exact_in(section, name) for section in held)] for name in rows],
+    )
+
+
+def partition(report: Compared) -> str:
+    """What a reward is worth, mode by mode: on all cases, then part by part."""
+    head = ["mode", "cases", "null", "elicitation", "reward", "total"]
+    return render.table(head, [list(line) for line in results.partition(get_task(report.task), report)])
+
+
+def rows(report: Compared) -> str:
+    """Every row but the simple policies: seeds, the main measure mode by mode, and the reasoning."""
+    task, modes = get_task(report.task), [section.mode for section in report.sections if section.part == ALL]
+    head = ["row", "seeds", *(f"{report.columns[0]}, {mode}" for mode in modes), *filter(None, [report.quality])]
+    lines = [
+        [row.name, len(row.versions) if row.kind == "arm" else "", *results.across(task, report, row.name)]
+        for row in report.sections[0].rows
+        if row.kind != "baseline"
+    ]
+    return render.table(head, lines)
+
+
+def words(report: Compared) -> str:
+    """Exact answers of v49 in mode think under each vocabulary."""
+    views = {view.view: view.metrics["exact"] for view in report.sections[0].views if view.name == "v49"}
+    lines = [[says, share(views[view])] for view, says in WORDS.items()]
+    return render.table(["words", "exact, v49, think, five seeds"], lines)
+
+
+TABLES = {"questions": questions, "parts": parts, "partition": partition, "rows": rows, "words": words}
+"""What a marker may ask for."""
 WORDS = {
     "given": "known to the base alone: the exam",
     "words_of_training": "of the training data",
@@ -280,7 +302,7 @@ WORDS = {
 }
 
 
-def figure_of(section: Section, name: str) -> str:
+def exact_in(section: Section, name: str) -> str:
     """Exact answers of a row in a part of the exam; empty where it was not asked."""
     row = next((row for row in section.rows if row.name == name), None)
     return share(row.metrics["exact"]) if row else ""
@@ -402,7 +424,7 @@ WRITTEN = {
     "configuration.md": lambda: configuration().encode(),
     "commands.md": lambda: commands().encode(),
     "images/lineage.svg": lineage,
-    "tasks/esi.md": results_page,
+    "tasks/esi.md": lambda: task_page("esi"),
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
 }

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -298,6 +299,42 @@ def test_what_imaging_declared_after_its_trainings_is_told_by_exact_answers() ->
         assert figures == f"{numbers.points(difference)}, p {relation}"
         effects = [detectable_from(difference, 0.05, n) or 0.0 for n in (1, len(told))]
         assert shown == ("yes" if least < 0.05 else "no; {:.1f}, {:.1f}".format(*(100 * one for one in effects)))
+
+
+INTERVAL = re.compile(r"([+-]?\d+\.\d+)(?:%| points)? \[([+-]?\d+\.\d+), ([+-]?\d+\.\d+)\]")
+"""An estimate as pages print it."""
+
+
+def estimates(node: Any) -> Iterator[tuple[float, float, float]]:
+    """Every number of a report that has an interval, with it."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    if isinstance(node, dict) and isinstance(node.get("low"), float) and "value" in node:
+        yield node["value"], node["low"], node["high"]
+    for one in inner:
+        yield from estimates(one)
+
+
+def printed(number: float, scale: int, digits: int) -> str:
+    """A number as pages print it, without a plus sign."""
+    return f"{round(scale * number, digits) + 0.0:.{digits}f}"
+
+
+@pytest.fixture(scope="module")
+def reported() -> set[tuple[str, ...]]:
+    """Every estimate of the committed reports: as a share in per cent, or as a number."""
+    files = [*(ROOT / "data/reports").rglob("*.json")]
+    known = {found for file in files for found in estimates(json.loads(file.read_text(encoding="utf-8")))}
+    forms = ((100, 1), (1, 2), (1, 3), (1, 4))
+    return {tuple(printed(number, *form) for number in found) for found in known for form in forms}
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=named)
+def test_every_interval_on_a_page_is_one_of_a_committed_report(page: Path, reported: set[tuple[str, ...]]) -> None:
+    """So nobody types a number, and none outlives the report that it came from."""
+    found = {
+        tuple(one.lstrip("+") for one in numbers) for numbers in INTERVAL.findall(page.read_text(encoding="utf-8"))
+    }
+    assert not {tuple(one.replace("-0.000", "0.000") for one in numbers) for numbers in found} - reported
 
 
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:

@@ -270,6 +270,8 @@ PRIMARY: dict[str, object] = {
     "seed_sd": 1.0,
 }  # fmt: skip
 
+PARTITION = {"parent": "bas", "random": "plain", "majority": "plain", "labels": "plain"}
+
 
 def rejection(*, stream: object = None, reward: object = None, **changes: object) -> dict[str, Any]:
     """The recipe `grpo` as one of rejection sampling, with settings of its trainer changed."""
@@ -332,8 +334,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (ARMS + "tests/0/second", "plain", ("comparisons.recipes.tests.0.second is 'plain', as is first",)),
     (ARMS + "tests/0/says", "", ("comparisons.recipes.tests.0.says is ''",)),
     (ARMS + "tests/0/third", "x", ("comparisons.recipes.tests.0.third is not a key here",)),
-    (ARMS + "partition", {"parent": "bas", "random": "plain", "majority": "plain", "labels": "plain"},
-     ("comparisons.recipes.partition.parent: 'bas' is not a row", "did you mean base?")),
+    (ARMS + "partition", PARTITION, ("comparisons.recipes.partition.parent: 'bas' is not a row", "did you mean base?")),
     (ARMS + "published", {"plan": {}}, ("comparisons.recipes.published: 'plan' is not an arm",)),
     (ARMS + "published", {"plain": {"kapa": 1.0}}, ("comparisons.recipes.published.plain: 'kapa'", "kappa")),
     (ARMS + "published_parts", {"known": {"plan": {}}}, ("comparisons.recipes.published: 'plan'",)),

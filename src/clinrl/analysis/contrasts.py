@@ -19,7 +19,7 @@ from clinrl.analysis.paired import Answers, compare
 from clinrl.analysis.power import detectable_from
 from clinrl.analysis.preregistration import Primary, PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
-from clinrl.config.schema import Pair, Partition
+from clinrl.config.schema import Comparison, Pair, Partition
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic, no_requests
@@ -126,7 +126,7 @@ class Section(Strict):
     views: tuple[ViewRow, ...] = ()
     """On all cases only."""
     partition: tuple[Estimate, ...] = Field(default=(), exclude_if=lambda partition: not partition)
-    """Of the first column: null, elicitation and reward, each row of the partition less the one before, and their sum."""
+    """Of the first column: null, elicitation and reward, each row less the one before, then their sum."""
 
 
 class Compared(Strict):
@@ -160,17 +160,14 @@ def section(
     task: Task,
     cases: Sequence[Case],
     entries: Sequence[Entry],
+    spec: Comparison,
     *,
     mode: str,
     part: str,
     of: Sequence[int],
-    chosen: Sequence[str],
-    pairs: Sequence[Pair],
-    partition: Partition | None = None,
 ) -> Section:
-    """Rows and tests on the cases at the places `of`; `chosen` are the metrics shown. A pair without its rows is left
-    out, and so is a partition.
-    """
+    """Rows and tests on the cases at the places `of`. A pair without its rows is left out, and so is a partition."""
+    chosen = spec.columns
     held = [cases[i] for i in of]
     golds = [task.label(case) for case in held]
     clusters = clusters_of(task, held)
@@ -201,10 +198,10 @@ def section(
         right={str(label): _round(counts[label] / len(held)) for label in task.labels},
         commonest=str(commonest),
         rows=tuple(rows),
-        contrasts=_contrasts(task, mode, golds, {entry.name: entry for entry in here}, measured, pairs, chosen[0]),
+        contrasts=_contrasts(task, mode, golds, {entry.name: entry for entry in here}, measured, spec.tests, chosen[0]),
         views=tuple(_variant_rows(here)) if part == ALL else (),
-        partition=_partition([measured[row].get(chosen[0]) for row in partition.rows if row in measured])
-        if partition
+        partition=_partition([measured.get(row, {}).get(chosen[0]) for row in spec.partition.rows])
+        if spec.partition
         else (),
     )
 

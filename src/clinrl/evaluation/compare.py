@@ -126,8 +126,7 @@ def compared(
         partition=spec.partition,
         published={ALL: spec.published, **spec.published_parts},
         sections=tuple(
-            contrasts.section(task, cases, some, mode=mode, part=part, of=of, chosen=spec.columns, pairs=spec.tests,
-                              partition=spec.partition)
+            contrasts.section(task, cases, some, spec, mode=mode, part=part, of=of)
             for mode, some in entries.items()
             for part, of in places.items()
         ),
