@@ -10,19 +10,9 @@ from pathlib import Path
 
 from clinrl.errors import ArtefactError, Refused
 from clinrl.merging.safetensors_io import Stored, read_index
+from clinrl.models import hub
 from clinrl.models.bases import REFERENCE
 from clinrl.models.bases import locate as pinned
-
-CONFIGS = (
-    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
-    "video_preprocessor_config.json", "LICENSE", "LICENSE.txt", "NOTICE",
-)  # fmt: skip
-"""Files beside the weights that a full model takes from its base."""
-TOKENIZER = (
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "merges.txt", "special_tokens_map.json",
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
-)  # fmt: skip
-"""Files of a tokenizer, which come from the adapter if it has one."""
 
 
 def locate(base: Path) -> Path:
@@ -36,18 +26,7 @@ def locate(base: Path) -> Path:
     repo, commit = reference["repo"], reference["commit"]
     if "revision" not in pinned(reference, base):
         return Path(repo)
-    import httpx
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    wanted = ["model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER]
-    try:
-        return Path(snapshot_download(repo, revision=commit, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
-        raise Refused(
-            f"the hub did not deliver {repo}@{commit} ({type(error).__name__}); check the network and HF_TOKEN, and "
-            "start the same command again: what was fetched is kept"
-        ) from error
+    return hub.fetch(repo, commit)
 
 
 def tensors(source: Path) -> dict[str, Stored]:
@@ -68,8 +47,8 @@ def tensors(source: Path) -> dict[str, Stored]:
 
 def complete(source: Path, adapter: Path, out: Path) -> None:
     """Copy what a full model needs beside its weights: the base's configs, the adapter's tokenizer or the base's."""
-    copy(source, out, CONFIGS)
-    copy(adapter if (adapter / "tokenizer_config.json").exists() else source, out, TOKENIZER)
+    copy(source, out, hub.CONFIGS)
+    copy(adapter if (adapter / "tokenizer_config.json").exists() else source, out, hub.TOKENIZER)
 
 
 def copy(source: Path, out: Path, names: Sequence[str]) -> None:

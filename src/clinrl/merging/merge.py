@@ -18,6 +18,7 @@ from clinrl.config.schema import Fold
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
 from clinrl.merging import checkpoint, lora_delta, safetensors_io
 from clinrl.merging.check import Check, Part, check
+from clinrl.models import hub
 from clinrl.models.bases import REFERENCE
 from clinrl.models.chat import render
 from clinrl.runtime import determinism
@@ -153,7 +154,7 @@ def blend(
     modules = lora_delta.weight_names(adapters, source, stored)
     if method == "cat" or method == "svd":
         error = _blend_factors(method, adapters, weights, rank, out)
-        checkpoint.copy(parts[0][0], out, checkpoint.TOKENIZER)
+        checkpoint.copy(parts[0][0], out, hub.TOKENIZER)
         return error
     tally: dict[str, tuple[float, float]] = {}
 

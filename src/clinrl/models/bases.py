@@ -7,15 +7,14 @@ reference each. Everything that needs the model loads it here, so that all stage
 
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
-from clinrl.errors import ArtefactError, Refused
-from clinrl.models import opening
+from clinrl.errors import ArtefactError
+from clinrl.models import hub, opening
 from clinrl.models.chat import render
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 REFERENCE = "base.json"
-COMMIT = re.compile(r"[0-9a-f]{40}")
-"""A commit of the hub. A branch or a tag may be moved by whoever owns the repository."""
 RESERVED_PAD = "<|finetune_right_pad_id|>"
 """The token that Llama's vocabulary has for padding, though its tokenizer does not say so."""
 
@@ -97,21 +94,7 @@ def pin(repo: str, revision: str) -> str:
     """
     if Path(repo).is_dir():
         return _digest_of(Path(repo))
-    import httpx
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    try:
-        commit = HfApi().model_info(repo, revision=revision).sha
-    except (HfHubHTTPError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
-        raise Refused(
-            f"the hub did not name the commit of {repo}@{revision} ({type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else 'no reason given'}); check the network, the name and "
-            "HF_TOKEN, or set `revision` to a commit that is in the local cache"
-        ) from error
-    if commit is None:
-        raise Refused(f"the hub knows {repo}@{revision} but names no commit for it; set `revision` to a commit")
-    return commit
+    return hub.commit_of(repo, revision)
 
 
 def _digest_of(checkpoint: Path) -> str:
@@ -172,7 +155,7 @@ def locate(named: dict[str, Any], by: Path) -> dict[str, str]:
         if _digest_of(Path(repo)) != commit:
             raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
         return {"pretrained_model_name_or_path": repo}
-    if not COMMIT.fullmatch(commit):
+    if not hub.COMMIT.fullmatch(commit):
         raise ArtefactError(
             f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
         )
@@ -207,6 +190,8 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     weights: dict[str, Any] = {"dtype": torch.float32}
     if named:
         origin, weights = locate(named, by), hub_sized
+        if "revision" in origin:
+            hub.fetch(named["repo"], named["commit"])  # so that its failures are told by us, not by a loader
         qlora = qlora or named["quantize"] == "nf4"
         reader = AutoTokenizer
     elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":

@@ -1,0 +1,62 @@
+"""The files by which a repository is joined say what the project says elsewhere."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def read(file: str) -> Any:
+    return yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = read("CITATION.cff")
+    assert (cited["title"], cited["version"], cited["license"]) == tuple(
+        PROJECT[key] for key in ("name", "version", "license")
+    )
+    assert cited["abstract"] == PROJECT["description"]
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "authors"} <= cited.keys()
+
+
+def test_hosted_ci_runs_what_ci_runs_and_may_write_nothing() -> None:
+    workflow = read(".github/workflows/ci.yml")
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert workflow["permissions"] == {"contents": "read"}
+    (python,) = (step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    assert PROJECT["requires-python"] == f">={python}"
+
+
+def test_a_hook_before_a_commit_is_a_line_of_make_check() -> None:
+    checked = (ROOT / "Makefile").read_text(encoding="utf-8").split("\ncheck:")[1].split("\n\n")[0]
+    for repository in read(".pre-commit-config.yaml")["repos"]:
+        assert repository["repo"] == "local"  # the versions that are pinned, and no others
+        for hook in repository["hooks"]:
+            assert hook["entry"].replace(".venv/bin/", "$(BIN)/") in checked
+
+
+def test_a_container_installs_what_make_installs() -> None:
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert container["postCreateCommand"] == "make .venv/.installed"
+    assert "\nVENV := .venv\n" in makefile
+    assert "\nREADY := $(VENV)/.installed\n" in makefile
+    assert PROJECT["requires-python"].removeprefix(">=") in container["image"]
+
+
+@pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.stem)
+def test_a_form_asks_for_something(form: Path) -> None:
+    content = read(str(form.relative_to(ROOT)))
+    assert {"name", "description", "body"} <= content.keys()
+    fields = [field for field in content["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields)
+    assert all(field["attributes"]["label"] for field in fields)
+    assert any(field.get("validations", {}).get("required") for field in fields)
