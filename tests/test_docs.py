@@ -268,7 +268,6 @@ def test_every_interval_on_a_page_is_one_of_a_committed_report(page: Path, repor
     found = INTERVAL.findall(page.read_text(encoding="utf-8"))
     written = {tuple(printed(float(one), 1, len(one.partition(".")[2])) for one in numbers) for numbers in found}
     assert not written - reported
-    )
 
 
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
