@@ -18,8 +18,8 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def full(repo: str, quantize: str):
-    changed = {**dolls.PARAMS["bases"]["esi"], "full": {"repo": repo, "revision": "main", "quantize": quantize}}
+def full(repo: str, quantize: str, revision: str = "main"):
+    changed = {**dolls.PARAMS["bases"]["esi"], "full": {"repo": repo, "revision": revision, "quantize": quantize}}
     return dolls.params(scale="full", bases={"esi": changed})
 
 
@@ -67,6 +67,19 @@ def test_a_local_checkpoint_serves_as_a_hub_base(project, quantize):
     write_json(checkpoint / "config.json", {})
     with pytest.raises(ArtefactError, match="is not the checkpoint"):
         bases.load(params, "esi", for_training=False)
+
+
+def test_a_commit_in_the_cache_is_pinned_and_opened_without_a_network(project, monkeypatch):
+    commit = "c" * 40
+    shutil.copytree(paths.base("esi"), project / "hub/models--owner--name/snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(project / "hub"))
+    monkeypatch.setattr("huggingface_hub.utils._http.http_backoff", pytest.fail)
+    monkeypatch.setattr("httpx2.Client.send", pytest.fail)
+    params = full("owner/name", "none", commit)
+    bases.stage(params, "esi")
+    assert bases.reference(paths.base("esi"))["commit"] == commit
+    model, _ = bases.load(params, "esi", for_training=False)
+    assert commit in model.config.name_or_path
 
 
 def test_an_unreachable_hub_is_refused_with_advice(monkeypatch):

@@ -180,7 +180,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # of reading the weights; the stages show how far their own work is
-    origin: dict[str, str] = {"pretrained_model_name_or_path": str(folder)}
+    origin = {"pretrained_model_name_or_path": str(folder)}
     gpu = torch.cuda.is_available()
     hub_sized: dict[str, Any] = {
         "dtype": torch.bfloat16 if gpu else torch.float32,
@@ -191,7 +191,8 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     if named:
         origin, weights = locate(named, by), hub_sized
         if "revision" in origin:
-            hub.fetch(named["repo"], named["commit"])  # so that its failures are told by us, not by a loader
+            # By its name, loaders would ask the hub for further files, an adapter's among them.
+            origin = {"pretrained_model_name_or_path": str(hub.fetch(named["repo"], named["commit"]))}
         qlora = qlora or named["quantize"] == "nf4"
         reader = AutoTokenizer
     elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
