@@ -93,10 +93,11 @@ NAMED = {"repo": "owner/name", "commit": "a" * 40}
 
 def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert bases.locate(NAMED, tmp_path)["revision"] == NAMED["commit"]
-    (tmp_path / "owner/name").mkdir(parents=True)
-    with pytest.raises(ArtefactError, match=r"owner/name is a path here .* in place of commit aaaaaaaaaaaa of the hub"):
-        bases.locate(NAMED, tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for folder in (tmp_path / "owner/name", kept := tmp_path / "hub/models--owner--name/snapshots" / NAMED["commit"]):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("")
+    assert bases.locate(NAMED, tmp_path) == kept
 
 
 @pytest.mark.parametrize("commit", ["main", "a" * 39, "A" * 40, "", "a" * 40 + "\n"])
