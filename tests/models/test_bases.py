@@ -18,8 +18,8 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-def full(repo: str, quantize: str):
-    changed = {**dolls.PARAMS["bases"]["esi"], "full": {"repo": repo, "revision": "main", "quantize": quantize}}
+def full(repo: str, quantize: str, revision: str = "main"):
+    changed = {**dolls.PARAMS["bases"]["esi"], "full": {"repo": repo, "revision": revision, "quantize": quantize}}
     return dolls.params(scale="full", bases={"esi": changed})
 
 
@@ -69,6 +69,19 @@ def test_a_local_checkpoint_serves_as_a_hub_base(project, quantize):
         bases.load(params, "esi", for_training=False)
 
 
+def test_a_commit_in_the_cache_is_pinned_and_opened_without_a_network(project, monkeypatch):
+    commit = "c" * 40
+    shutil.copytree(paths.base("esi"), project / "hub/models--owner--name/snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(project / "hub"))
+    monkeypatch.setattr("huggingface_hub.utils._http.http_backoff", pytest.fail)
+    monkeypatch.setattr("httpx2.Client.send", pytest.fail)
+    params = full("owner/name", "none", commit)
+    bases.stage(params, "esi")
+    assert bases.reference(paths.base("esi"))["commit"] == commit
+    model, _ = bases.load(params, "esi", for_training=False)
+    assert commit in model.config.name_or_path
+
+
 def test_an_unreachable_hub_is_refused_with_advice(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(Refused, match=r"Qwen/Qwen3.5-9B@main is not in the cache, and HF_HUB_OFFLINE forbids"):
@@ -80,10 +93,11 @@ NAMED = {"repo": "owner/name", "commit": "a" * 40}
 
 def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert bases.locate(NAMED, tmp_path)["revision"] == NAMED["commit"]
-    (tmp_path / "owner/name").mkdir(parents=True)
-    with pytest.raises(ArtefactError, match=r"owner/name is a path here .* in place of commit aaaaaaaaaaaa of the hub"):
-        bases.locate(NAMED, tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for folder in (tmp_path / "owner/name", kept := tmp_path / "hub/models--owner--name/snapshots" / NAMED["commit"]):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text("")
+    assert bases.locate(NAMED, tmp_path) == kept
 
 
 @pytest.mark.parametrize("commit", ["main", "a" * 39, "A" * 40, "", "a" * 40 + "\n"])

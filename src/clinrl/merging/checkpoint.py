@@ -11,7 +11,7 @@ from pathlib import Path
 from clinrl.errors import ArtefactError, Refused
 from clinrl.merging.safetensors_io import Stored, read_index
 from clinrl.models import hub
-from clinrl.models.bases import REFERENCE
+from clinrl.models.bases import REFERENCE, reference
 from clinrl.models.bases import locate as pinned
 
 
@@ -22,11 +22,7 @@ def locate(base: Path) -> Path:
     """
     if not (base / REFERENCE).exists():
         return base
-    reference = json.loads((base / REFERENCE).read_text(encoding="utf-8"))
-    repo, commit = reference["repo"], reference["commit"]
-    if "revision" not in pinned(reference, base):
-        return Path(repo)
-    return hub.fetch(repo, commit)
+    return pinned(reference(base), base)
 
 
 def tensors(source: Path) -> dict[str, Stored]:

@@ -6,8 +6,8 @@ reference each. Everything that needs the model loads it here, so that all stage
 """
 
 import json
-import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,27 +144,22 @@ def reference(folder: Path) -> dict[str, Any]:
     return named
 
 
-def locate(named: dict[str, Any], by: Path) -> dict[str, str]:
-    """Where a named checkpoint is loaded from, as loaders are told.
+def locate(named: dict[str, Any], by: Path, also: Sequence[str] = ()) -> Path:
+    """The folder of a checkpoint that `by` names: a local one, or what the hub has at its commit, and `also` of it.
 
-    Raises ArtefactError if a local one is another, or if one of the hub has no whole commit or the name of a path here:
-    loaders would take what lies there, and never look at the commit.
+    Loaders get a folder, never a name: by a name they would look for a path here first, then ask the hub for more.
+    Raises ArtefactError if a local one is another or one of the hub has no whole commit, and Refused as `hub.fetch`.
     """
     repo, commit = named["repo"], named["commit"]
     if commit.startswith("local-"):
         if _digest_of(Path(repo)) != commit:
             raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
-        return {"pretrained_model_name_or_path": repo}
+        return Path(repo)
     if not hub.COMMIT.fullmatch(commit):
         raise ArtefactError(
             f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
         )
-    if os.path.lexists(repo):
-        raise ArtefactError(
-            f"{repo} is a path here and would be loaded in place of commit {commit[:12]} of the hub, which {by} names; "
-            "rename it, or rebuild the base from it"
-        )
-    return {"pretrained_model_name_or_path": repo, "revision": commit}
+    return hub.fetch(repo, commit, also)
 
 
 def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False) -> tuple[Any, Any]:
@@ -180,7 +175,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # of reading the weights; the stages show how far their own work is
-    origin: dict[str, str] = {"pretrained_model_name_or_path": str(folder)}
+    origin = str(locate(named, by) if named else folder)
     gpu = torch.cuda.is_available()
     hub_sized: dict[str, Any] = {
         "dtype": torch.bfloat16 if gpu else torch.float32,
@@ -189,9 +184,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     # A model of a few million parameters, in full precision, stays on the CPU: equal inputs give equal bytes there.
     weights: dict[str, Any] = {"dtype": torch.float32}
     if named:
-        origin, weights = locate(named, by), hub_sized
-        if "revision" in origin:
-            hub.fetch(named["repo"], named["commit"])  # so that its failures are told by us, not by a loader
+        weights = hub_sized
         qlora = qlora or named["quantize"] == "nf4"
         reader = AutoTokenizer
     elif json.loads((folder / "config.json").read_text()).get("dtype") != "float32":
@@ -207,22 +200,22 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             bnb_4bit_compute_dtype=torch.bfloat16 if weights is hub_sized else torch.float32,
         )
     try:
-        tokenizer = reader.from_pretrained(**origin, padding_side="left", trust_remote_code=False)
+        tokenizer = reader.from_pretrained(origin, padding_side="left", trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
-            **origin, **weights, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
+            origin, **weights, attn_implementation="sdpa", use_safetensors=True, trust_remote_code=False
         )
     except ValueError as error:  # the sentence is transformers' own; it has no class of its own for it
         if "custom code" not in str(error):
             raise
         raise ArtefactError(
-            f"{origin['pretrained_model_name_or_path']} needs code that it brings along, and none is ever run; name a "
+            f"{origin} needs code that it brings along, and none is ever run; name a "
             "checkpoint whose architecture transformers has"
         ) from None
     if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
         tokenizer.pad_token = RESERVED_PAD
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ArtefactError(
-            f"the tokenizer of {origin['pretrained_model_name_or_path']} has no pad token of its own, so padding would "
+            f"the tokenizer of {origin} has no pad token of its own, so padding would "
             "read as the end of a turn; choose a checkpoint that has one"
         )
     # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.

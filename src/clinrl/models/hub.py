@@ -5,7 +5,7 @@ A commit that is in the local cache needs no network. Whatever goes wrong is tol
 
 import errno
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from re import compile as pattern
@@ -25,6 +25,11 @@ TOKENIZER = (
 )  # fmt: skip
 """Files of a tokenizer, which come from the adapter if it has one."""
 WANTED = ("model*.safetensors", "model*.safetensors.index.json", *CONFIGS, *TOKENIZER)
+ENCODER = (
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json",
+    "*/model.safetensors",
+)  # fmt: skip
+"""Files of a sentence encoder beside those of its language model."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 KEPT = "start the same command again: what was fetched is kept"
 
@@ -42,8 +47,9 @@ def commit_of(repo: str, revision: str) -> str:
     return commit
 
 
-def fetch(repo: str, commit: str) -> Path:
-    """The folder with a checkpoint's files: from the cache if all are there, else from the hub.
+def fetch(repo: str, commit: str, also: Sequence[str] = ()) -> Path:
+    """The folder with a checkpoint's files, and those that `also` names: from the cache if all are there, else from the
+    hub.
 
     Raises Refused if the hub does not deliver them, if they are not what it announced, or if no safetensors are among
     them.
@@ -51,13 +57,14 @@ def fetch(repo: str, commit: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    wanted = [*WANTED, *also]
     try:
-        folder = Path(snapshot_download(repo, revision=commit, allow_patterns=[*WANTED], local_files_only=True))
+        folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted, local_files_only=True))
     except LocalEntryNotFoundError:
         folder = None
     if folder is None or not any(folder.glob("model*.safetensors")):  # a cache may hold a configuration alone
         with _told(repo, commit):
-            folder = Path(snapshot_download(repo, revision=commit, allow_patterns=[*WANTED]))
+            folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted))
         _check(repo, folder)
     return folder
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from clinrl.artifacts import canonical_json, digest
 from clinrl.errors import ArtefactError, Refused
-from clinrl.models import bases
+from clinrl.models import bases, hub
 from clinrl.models.chat import encode
 from clinrl.models.generate import Prompt, Sampler, window
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
@@ -141,18 +141,11 @@ def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
         folder = Path(get_model_path())
         if not (folder / "model.safetensors").is_file():
             raise ArtefactError(f"{folder} holds no model.safetensors; {INSTALL}")
-        model = SentenceTransformer(
-            str(folder), device=device, local_files_only=True, trust_remote_code=False, model_kwargs=safe
-        )
     else:
-        place = bases.locate(identity, base)
-        model = SentenceTransformer(
-            place["pretrained_model_name_or_path"],
-            revision=place.get("revision"),
-            device=device,
-            trust_remote_code=False,
-            model_kwargs=safe,
-        )
+        folder = bases.locate(identity, base, hub.ENCODER)
+    model = SentenceTransformer(
+        str(folder), device=device, local_files_only=True, trust_remote_code=False, model_kwargs=safe
+    )
 
     def encode(texts: Sequence[str]) -> Sequence[Any]:
         vectors: Sequence[Any] = model.encode(
