@@ -12,6 +12,7 @@ import pytest
 
 import contest
 from clinrl import intervals, paths
+from clinrl.analysis import contrasts
 from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, Section
 from clinrl.analysis.costs import Costs
 from clinrl.cli import main as cli
@@ -101,6 +102,21 @@ def test_the_table_says_what_the_tests_show_and_no_more(built):
     assert "without a spread of seeds: blind, terse. A test that uses such a row takes its seed" in text
     assert "so they are not comparable" in text
     assert "imaging" not in Path(results.__file__).read_text(encoding="utf-8")
+
+
+def test_single_seeds_are_tested_as_far_as_both_rows_have_them():
+    task = get_task("imaging")
+    golds = [*task.labels, *task.labels]
+
+    def tested(*counts: int) -> list[tuple[str, str]]:
+        rows = [
+            contrasts.Entry(name=name, kind="arm", versions=tuple(f"{name}{k}" for k in range(n)), answers=[golds] * n)
+            for name, n in zip("ab", counts, strict=True)
+        ]
+        return list(dict.fromkeys(names for names, _ in contrasts._mcnemar(task, "think", golds, *rows)))
+
+    assert tested(3, 2) == [("a0", "b0"), ("a1", "b1")]
+    assert tested(1, 3) == [("a0", "b0"), ("a0", "b1"), ("a0", "b2")]
 
 
 def test_a_partition_adds_up_and_shares_only_what_is_shown(built):

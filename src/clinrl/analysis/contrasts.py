@@ -378,8 +378,9 @@ def primary_tests(
 def _mcnemar(
     task: Task, mode: str, golds: Sequence[Any], mine: Entry, theirs: Entry
 ) -> list[tuple[tuple[str, str], Paired]]:
-    """Seed by seed; a row with a single version is tested against each of the other's."""
-    count = max(len(mine.answers), len(theirs.answers))
+    """Seed by seed, as far as both have them; a row with a single version is tested against each of the other's."""
+    fewer, more = sorted((len(mine.answers), len(theirs.answers)))
+    count = more if fewer == 1 else fewer
     found = []
     for k in range(count):
         one, other = (

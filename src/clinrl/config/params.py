@@ -186,14 +186,8 @@ class Params(Section):
             raise ParamsError(f"{at}.rivals: {min(taken)!r} is the name of another row; each rival needs its own")
         known = [*comparison.arms, *comparison.rivals, *bases]
         for place, pair in enumerate(comparison.tests):
-            sides = [comparison.arms.get(row, ()) for row in (pair.first, pair.second)]
             for key, row in (("first", pair.first), ("second", pair.second)):
                 check_known(f"{at}.tests.{place}.{key}", row, known, "a row of the comparison")
-            if min(map(len, sides)) > 1 and len(sides[0]) != len(sides[1]):
-                raise ParamsError(
-                    f"{at}.tests.{place} pairs {len(sides[0])} versions with {len(sides[1])}; seed by seed, both have "
-                    "as many, or one has a single version"
-                )
         for key, row in comparison.partition.model_dump().items() if comparison.partition else ():
             check_known(f"{at}.partition.{key}", row, known, "a row of the comparison")
         for printed in (comparison.published, *comparison.published_parts.values()):

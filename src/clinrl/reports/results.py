@@ -86,6 +86,9 @@ def caveats(report: Compared) -> Iterator[str]:
         yield f"{where[0].upper()}{where[1:]} has {clusters} clusters: its intervals are too narrow, its p too small."
     if (most := max(len(row.versions) for row in whole.rows)) > 1:
         yield f"With {most} seeds at most, the spread between seeds is itself uncertain."
+    counts = sorted({len(row.versions) for row in whole.rows if row.kind == "arm"})
+    if len(counts) > 1 and counts[0] > 1:
+        yield f"Rows have {counts[0]} to {counts[-1]} seeds. Tests of single seeds are of those that both rows have."
     single = [row.name for row in whole.rows if row.kind == "arm" and len(row.versions) == 1]
     if single:
         yield (
