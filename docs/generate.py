@@ -425,6 +425,7 @@ WRITTEN = {
     "commands.md": lambda: commands().encode(),
     "images/lineage.svg": lineage,
     "tasks/esi.md": lambda: task_page("esi"),
+    "tasks/imaging.md": lambda: task_page("imaging"),
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
 }
