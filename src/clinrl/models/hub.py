@@ -40,7 +40,7 @@ def commit_of(repo: str, revision: str) -> str:
 
     if COMMIT.fullmatch(revision) and revision in _cached(repo):
         return revision
-    with _told(repo, revision):
+    with _refused(repo, revision):
         commit = HfApi().model_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT).sha
     if commit is None:
         raise Refused(f"the hub knows {repo}@{revision} but names no commit for it; set `revision` to a commit")
@@ -63,7 +63,7 @@ def fetch(repo: str, commit: str, also: Sequence[str] = ()) -> Path:
     except LocalEntryNotFoundError:
         folder = None
     if folder is None or not any(folder.glob("model*.safetensors")):  # a cache may hold a configuration alone
-        with _told(repo, commit):
+        with _refused(repo, commit):
             folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted))
         _check(repo, folder)
     return folder
@@ -95,7 +95,7 @@ def _cached(repo: str) -> list[str]:
 
 
 @contextmanager
-def _told(repo: str, revision: str) -> Iterator[None]:
+def _refused(repo: str, revision: str) -> Iterator[None]:
     """Raise Refused, in one sentence, for whatever the hub's library raises in this block."""
     from httpx2 import HTTPError  # what huggingface_hub asks with
     from huggingface_hub.errors import OfflineModeIsEnabled
@@ -158,8 +158,8 @@ def _answered(error: BaseException, repo: str, name: str) -> str:
     assert isinstance(error, errors.HfHubHTTPError)
     status = error.response.status_code
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-        who = "the account of HF_TOKEN" if get_token() else "whoever has no HF_TOKEN"
-        return f"the hub has no {repo}, or hides it from {who}; check its name in params.yaml"
+        reader = "the account of HF_TOKEN" if get_token() else "whoever has no HF_TOKEN"
+        return f"the hub has no {repo}, or hides it from {reader}; check its name in params.yaml"
     if status in (401, 403):
         return f"the hub refuses HF_TOKEN for {repo} ({status}); set HF_TOKEN to a valid token that may read it"
     if status == 429:
