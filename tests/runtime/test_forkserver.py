@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -215,7 +216,10 @@ def test_who_asks_a_server_that_has_ended_does_not_wait_for_its_forks(tmp_path):
 
 
 def test_a_forked_child_is_waited_for_as_a_started_one():
-    for end, code in ((lambda: 4, 4), (lambda: sys.exit(6), 6), (lambda: os.kill(os.getpid(), signal.SIGTERM), -15)):
+    for end, code in (
+        (lambda: 4, 4), (lambda: sys.exit(6), 6), (lambda: sys.exit("no"), 1), (lambda: sys.exit(), 0),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), -15),
+    ):  # fmt: skip
         ended = forkserver.Fork(end)
         assert (ended.wait(), ended.poll()) == (code, code)
     waiting = forkserver.Fork(lambda: signal.pause() or 0)
@@ -225,6 +229,14 @@ def test_a_forked_child_is_waited_for_as_a_started_one():
     assert os.getsid(waiting.pid) == waiting.pid  # at once: a signal to its group must find it
     os.killpg(waiting.pid, signal.SIGKILL)
     assert waiting.wait() == -9
+
+
+def test_what_a_library_left_for_the_end_of_python_does_not_change_a_fork_s_exit_code(monkeypatch):
+    def of_threads_no_fork_has() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(threading, "_threading_atexits", [of_threads_no_fork_has])  # as Prefect's
+    assert forkserver.Fork(lambda: 4).wait() == 4
 
 
 def test_where_there_is_a_gpu_nothing_is_served(monkeypatch, tmp_path):

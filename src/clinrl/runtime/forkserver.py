@@ -68,20 +68,30 @@ class Fork(ForkProcess):
         os.close(began)
 
     def run(self) -> None:
-        """In the child: what goes wrong is said, and the exit code given, as a process would."""
+        """In the child: what goes wrong is said, and the exit code given, as a process would.
+
+        It ends here: what libraries registered for the end of Python would ask for their threads, which no fork has.
+        """
         global IS_FORK
         IS_FORK = True
         self._apart()
         for end in self._began:
             os.close(end)
+        code: int | str | None = 1
         try:
-            sys.exit(self._program())
-        except Exception as error:  # noqa: BLE001  as Python prints it at the end of a process
+            code = self._program()
+        except SystemExit as end:
+            code = end.code
+        except BaseException as error:  # noqa: BLE001  as Python prints it at the end of a process
             sys.excepthook(type(error), error, error.__traceback__)
-            sys.exit(1)
         finally:
             for number in (signal.SIGINT, starter.GONE):
                 signal.signal(number, signal.SIG_IGN)
+            if isinstance(code, str):
+                print(code, file=sys.stderr)
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(code if isinstance(code, int) else int(code is not None))
 
     def poll(self) -> int | None:
         """The exit code, minus a signal's number if that ended it; None while it runs."""
