@@ -1,5 +1,6 @@
 """An imitation of the hub on this machine, and how its library is led there."""
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -50,7 +51,8 @@ def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(length))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                with contextlib.suppress(ConnectionError):  # whoever asked has given up, as after silence
+                    self.wfile.write(body)
 
         def do_GET(self) -> None:
             hub_.asked.append(self.path)
@@ -67,8 +69,10 @@ def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
                 self.reply(held)
             elif "/api/models/" in self.path:
                 self.reply({"id": REPO, "sha": COMMIT, "siblings": []})
+            elif (name := self.path.split("/")[-1].split("?")[0]) in hub_.files:
+                self.file(name)
             else:
-                self.file(self.path.split("/")[-1].split("?")[0])
+                self.send(404, b"{}", 2, X_Error_Code="EntryNotFound")
 
         do_HEAD = do_GET
 
