@@ -41,7 +41,7 @@ def commit_of(repo: str, revision: str) -> str:
     """The commit behind a revision. One that the cache has is not asked for. Raises Refused if the hub names none."""
     from huggingface_hub import HfApi, constants
 
-    with _in_one_sentence(repo, revision):
+    with _refused(repo, revision):
         if COMMIT.fullmatch(revision) and revision in _cached(repo):
             return revision
         commit = HfApi().model_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT).sha
@@ -61,7 +61,7 @@ def fetch(repo: str, commit: str, also: Sequence[str] = ()) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     wanted = [*WANTED, *also]
-    with _in_one_sentence(repo, commit):
+    with _refused(repo, commit):
         try:
             folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted, local_files_only=True))
             if _is_whole(folder):
@@ -114,7 +114,7 @@ def _cached(repo: str) -> list[str]:
 
 
 @contextmanager
-def _in_one_sentence(repo: str, revision: str) -> Iterator[None]:
+def _refused(repo: str, revision: str) -> Iterator[None]:
     """Raise Refused, in one sentence, for whatever the hub's library raises in this block."""
     try:
         yield
@@ -180,8 +180,8 @@ def _answered(error: BaseException, repo: str, name: str) -> str:
     if isinstance(error, errors.EntryNotFoundError):
         return f"the hub lists a file of {name} that it has not ({status}); try later, or set another `revision`"
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-        account = "the account of HF_TOKEN" if token else "whoever has no HF_TOKEN"
-        return f"the hub has no {repo}, or hides it from {account}; check its name in params.yaml"
+        reader = "the account of HF_TOKEN" if token else "whoever has no HF_TOKEN"
+        return f"the hub has no {repo}, or hides it from {reader}; check its name in params.yaml"
     if status in (401, 403):
         asker = "HF_TOKEN" if token else "requests without HF_TOKEN"
         return f"the hub refuses {asker} for {repo} ({status}); set HF_TOKEN to a valid token that may read it"
