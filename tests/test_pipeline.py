@@ -265,12 +265,8 @@ def test_the_lock_holds_what_params_ask_for_and_a_new_seed_rebuilds_its_version_
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [["repro"], ["repro", "--keep-going", "dataset"]])
-def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path: Path) -> None:
-    """In `dvc repro`; of what one names by hand with --single-item, DVC removes the outputs before it runs anything."""
-    project = tmp_path / "project"
-    project.mkdir()
-    shutil.copy(ROOT / "dvc.yaml", project)
+def few() -> dict[str, Any]:
+    """The parameters of one version, as they stand in this project."""
     content = laid.content(ROOT)
     for section, names in {
         "bases": ["esi"],
@@ -282,6 +278,16 @@ def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path:
         content[section] = {name: content[section][name] for name in names}
     for section in ("merges", "protocols", "gates", "schedules", "plans"):
         del content[section]
+    return content
+
+
+@pytest.mark.parametrize("command", [["repro"], ["repro", "--keep-going", "dataset"]])
+def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path: Path) -> None:
+    """In `dvc repro`; of what one names by hand with --single-item, DVC removes the outputs before it runs anything."""
+    project = tmp_path / "project"
+    project.mkdir()
+    shutil.copy(ROOT / "dvc.yaml", project)
+    content = few()
     laid.lay(project, content)
     load_params(project / "params.yaml")  # nothing is wrong with them, but
     names = ("x; touch attacked #", "../../mlruns", "../../../outside")
@@ -297,6 +303,23 @@ def test_a_name_reaches_neither_a_shell_nor_a_path(command: list[str], tmp_path:
     assert all(path.read_text() == "kept" for path in kept)
     assert not list(project.rglob("attacked"))
     assert not (project / "data/cases").exists()
+
+
+def test_a_hub_that_is_away_leaves_the_base_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a stage that it runs DVC removes the outputs first, unless dvc.yaml says otherwise."""
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    laid.lay(tmp_path, few() | {"scale": "full"})
+    kept = [tmp_path / folder / "kept" for folder in (paths.base("esi"), paths.adapter("esi-base"))]
+    for path in kept:
+        path.parent.mkdir(parents=True)
+        path.write_text("kept")
+    (tmp_path / "site/repo").mkdir(parents=True)  # DVC would let everybody write there, and a stage refuses that
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    dvc(tmp_path, "init", "--no-scm", "--quiet")
+    dvc(tmp_path, "repro", "base@esi", code=255)
+    assert (tmp_path / paths.params_proof()).exists()  # so it was the base that failed
+    assert all(path.read_text() == "kept" for path in kept)
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])

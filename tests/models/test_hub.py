@@ -1,102 +1,24 @@
 """The hub, imitated on this machine: what is asked of it, and one sentence for each of its failures."""
 
 import errno
-import hashlib
 import json
 import shutil
-import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
+import httpx2
 import pytest
+from ruamel.yaml import YAML
 
+import dolls
+from clinrl.cli import main as cli
 from clinrl.errors import Refused
 from clinrl.models import hub
+from hubs import COMMIT, FILES, REPO, Imitation, anew, answers, ask, closed
 
-REPO, COMMIT = "owner/name", "c" * 40
-FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights" * 9}
-
-
-@dataclass
-class Imitation:
-    """What the hub has, and how it fails."""
-
-    files: dict[str, bytes] = field(default_factory=lambda: dict(FILES))
-    status: int = 200
-    code: str = ""
-    """X-Error-Code, by which the hub tells apart what has one status."""
-    damaged: str = ""
-    """cut: the weights end early. changed: they are as long, and others."""
-    is_hub: bool = True
-    """Or else it answers with a page."""
-    silent: bool = False
-    """It takes a request and never answers."""
-    asked: list[str] = field(default_factory=list)
-    open: threading.Event = field(default_factory=threading.Event)
-
-
-def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            """Nothing: the tests read `asked`."""
-
-        def send(self, status: int, body: bytes, length: int, **headers: str) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.send_header("Content-Length", str(length))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        def do_GET(self) -> None:
-            hub_.asked.append(self.path)
-            if hub_.silent:
-                hub_.open.wait(30)
-            if hub_.status != 200:
-                message = json.dumps({"error": "no"}).encode()
-                self.send(hub_.status, message, len(message), **({"X_Error_Code": hub_.code} if hub_.code else {}))
-            elif not hub_.is_hub:
-                self.send(200, b"<html>Welcome</html>", 20)
-            elif "/tree/" in self.path:
-                held = [self.entry(name, text) for name, text in hub_.files.items()]
-                self.reply(held)
-            elif "/api/models/" in self.path:
-                self.reply({"id": REPO, "sha": COMMIT, "siblings": []})
-            else:
-                self.file(self.path.split("/")[-1].split("?")[0])
-
-        do_HEAD = do_GET
-
-        def reply(self, held: Any) -> None:
-            body = json.dumps(held).encode()
-            self.send(200, body, len(body), Content_Type="application/json")
-
-        def entry(self, name: str, text: bytes) -> dict[str, Any]:
-            large = {"lfs": {"oid": digest(text), "size": len(text), "pointerSize": 1}} if is_large(name) else {}
-            return {"type": "file", "path": name, "size": len(text), "oid": digest(text)[:40], **large}
-
-        def file(self, name: str) -> None:
-            text = hub_.files[name]
-            sent = text
-            if is_large(name):
-                sent = {"cut": text[:-9], "changed": text.swapcase()}.get(hub_.damaged, text)
-            tag = digest(text) if is_large(name) else digest(text)[:40]
-            self.send(200, sent, len(text), ETag=f'"{tag}"', X_Repo_Commit=COMMIT)
-
-    return Handler
-
-
-def is_large(name: str) -> bool:
-    return name.endswith(".safetensors")
-
-
-def digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
+INDEX, PARTS = "model.safetensors.index.json", {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 
 
 @pytest.fixture
@@ -108,9 +30,11 @@ def imitation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imita
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     ask(monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
     for name, value in {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": False, "HF_HUB_ETAG_TIMEOUT": 1,
-                        "HF_HUB_DOWNLOAD_TIMEOUT": 1, "HF_HUB_DISABLE_XET": True}.items():  # fmt: skip
+                        "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+                        "HF_HUB_DISABLE_XET": True}.items():  # fmt: skip
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    for name in ("HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy", "ALL_PROXY", "all_proxy"):
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY",
+                 "NO_PROXY", "https_proxy", "http_proxy", "all_proxy", "no_proxy"):  # fmt: skip
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between its own attempts
     anew()
@@ -119,25 +43,6 @@ def imitation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imita
     server.shutdown()
     server.server_close()
     anew()
-
-
-def ask(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-                        endpoint + "/{repo_id}/resolve/{revision}/{filename}")  # fmt: skip
-
-
-def anew() -> None:
-    """Connections are kept between requests, with the settings of when they were opened."""
-    from huggingface_hub.utils import close_session
-
-    close_session()
-
-
-def closed() -> str:
-    """An address of this machine at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
 def test_a_branch_is_pinned_and_fetched_once(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,9 +90,9 @@ def test_weights_that_are_not_those_of_the_commit_are_removed(imitation: Imitati
 Break = Callable[[Imitation, pytest.MonkeyPatch], object]
 
 
-def answering(status: int, code: str = "") -> Break:
+def answering(status: int, code: str = "", says: str = "", opens: tuple[str, ...] = ()) -> Break:
     def to(imitation: Imitation, _: pytest.MonkeyPatch) -> None:
-        imitation.status, imitation.code = status, code
+        imitation.status, imitation.code, imitation.says, imitation.opens = status, code, says, opens
 
     return to
 
@@ -217,14 +122,39 @@ def by_a_dead_proxy(_: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(monkeypatch, "http://hub.invalid")
 
 
-def full(kind: int) -> Break:
+def at(endpoint: str, **environment: str) -> Break:
     def to(_: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(*_: object, **__: object) -> None:
-            raise OSError(kind, "no")
-
-        monkeypatch.setattr("huggingface_hub.file_download.http_get", fails)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        ask(monkeypatch, endpoint)
 
     return to
+
+
+def raising(error: Exception, where: str = "huggingface_hub.file_download.http_get") -> Break:
+    def to(_: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(where, fails)
+
+    return to
+
+
+def full(kind: int) -> Break:
+    return raising(OSError(kind, "no"))
+
+
+def in_chunks(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the hub has large files; the message is what that library said of a host that was away."""
+    imitation.in_chunks = True
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", False)
+    away = RuntimeError("Task error: File reconstruction error: CAS Client Error: error sending request")
+    raising(away, "huggingface_hub.file_download.xet_get")(imitation, monkeypatch)
+
+
+def no_folder(_: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(Path(__file__) / "cache"))
 
 
 def pickled(imitation: Imitation, _: pytest.MonkeyPatch) -> None:
@@ -244,14 +174,26 @@ FAILURES: list[tuple[str, Break, str]] = [
     ("offline", offline, r"owner/name@main is not in the cache, and HF_HUB_OFFLINE forbids .*\(none\), or unset"),
     ("no network", unreachable, r"the hub cannot be reached for owner/name@main \(ConnectError\); check the network"),
     ("no such host", unresolved, r"the hub cannot be reached for owner/name@main"),
-    ("dead proxy", by_a_dead_proxy, r"(the proxy did not let|the hub cannot be reached for) owner/name@main"),
+    ("dead proxy", by_a_dead_proxy, r"the hub cannot be reached for owner/name@main .* and HTTPS_PROXY"),
+    ("proxy by SOCKS", at("http://hub.invalid", ALL_PROXY="socks5://u:hf_secret@127.0.0.1:1"), r"a proxy did not let"),
+    ("no proxy", at("http://hub.invalid", HTTP_PROXY="ftp://u:hf_secret@x"), r"a proxy did not let owner/name@main"),
+    ("proxy asks", answering(407), r"the proxy asks who you are \(407\); set HTTPS_PROXY"),
+    ("certificate", raising(httpx2.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "httpx2.Client.send"),
+     r"no root certificate is known for http.*/owner/name; set SSL_CERT_FILE"),
+    ("no certificates", at("https://hub.invalid", SSL_CERT_FILE="/absent.pem"), r"no root certificate is known for"),
+    ("no address", at("u:hf_secret@hub.invalid"), r"HF_ENDPOINT is no address such as .*; correct it"),
+    ("token", both(token, at("http://hub.invalid", HF_TOKEN="hf_secret\u00e4")), r"HF_TOKEN has a character that no"),
+    ("leads nowhere", answering(302), r"the hub did not deliver owner/name@main whole \(KeyError\)"),
+    ("disabled", answering(403, says="Access to this resource is disabled."), r"the hub has disabled owner/name, so"),
+    ("forbidden, no token", answering(403), r"the hub refuses requests without HF_TOKEN for owner/name \(403\)"),
     ("silence", silent, r"the hub did not answer in time about owner/name@main"),
     ("gated, no token", answering(401, "GatedRepo"), r"is gated; accept its licence on http.*/owner/name, set HF"),
     ("gated, licence", both(token, answering(403, "GatedRepo")), r"gated for the account of HF_TOKEN"),
     ("no repository", answering(404, "RepoNotFound"), r"the hub has no owner/name, or hides it from whoever has no"),
     ("hidden", both(token, answering(404, "RepoNotFound")), r"or hides it from the account of HF_TOKEN; check"),
     ("no revision", answering(404, "RevisionNotFound"), r"owner/name has no revision main; http.*/commits/main lists"),
-    ("bad token", both(token, answering(401)), r"the hub (refuses HF_TOKEN for|has no) owner/name"),
+    ("bad token", both(token, answering(401, says="Invalid credentials in Authorization header")),
+     r"the hub refuses HF_TOKEN for owner/name \(401\)"),
     ("forbidden", both(token, answering(403)), r"the hub refuses HF_TOKEN for owner/name \(403\); set HF_TOKEN"),
     ("captive portal", captive, r"the hub did not deliver owner/name@main whole \(JSONDecodeError\); check"),
     ("too many", answering(429), r"the hub has had too many requests \(429\); wait some minutes"),
@@ -286,7 +228,13 @@ UNDELIVERED: list[tuple[str, Break, str]] = [
     ("broken", answering(503), r"the hub failed at owner/name@c{12} \(503\)"),
     ("full disk", full(errno.ENOSPC), r"no space is left for owner/name@c{12} in .*cache; free some"),
     ("quota", full(errno.EDQUOT), r"no space is left for owner/name@c{12}"),
-    ("read-only", full(errno.EACCES), r"may not be written; set HF_HUB_CACHE to a folder that may"),
+    ("gated files", answering(401, "GatedRepo", opens=("/api/",)), r"owner/name is gated; accept its licence"),
+    ("a file is gone", answering(404, "EntryNotFound", opens=("/api/",)), r"the hub lists a file of owner/name@c{12}"),
+    ("too many files", answering(429, opens=("/api/",)), r"the hub has had too many requests \(429\)"),
+    ("chunks", in_chunks, r"the hub did not deliver owner/name@c{12} whole \(RuntimeError\); check the network"),
+    ("read-only disk", full(errno.EROFS), r"may not be written; set HF_HUB_CACHE to a folder that may"),
+    ("no folder", no_folder, r"test_hub.py/cache may not be written; set HF_HUB_CACHE to a folder that may"),
+    ("access", full(errno.EACCES), r"may not be written; set HF_HUB_CACHE to a folder that may"),
     ("pickle", pickled, r"owner/name holds no model\*.safetensors, and other weights are never opened; choose one"),
 ]  # fmt: skip
 
@@ -311,6 +259,66 @@ def test_offline_names_the_commits_that_are_there(imitation: Imitation, monkeypa
         hub.fetch(REPO, COMMIT)
 
 
-def test_a_name_that_is_none_is_refused(imitation: Imitation) -> None:
+PART: list[tuple[str, Break, str]] = [
+    ("offline", offline, r"the cache has a part of owner/name@c{12} only"),
+    ("no network", unreachable, r"the hub cannot be reached for owner/name@c{12} .* HTTPS_PROXY, then start the same"),
+    ("broken", answering(500), r"the hub failed at owner/name@c{12} \(500\)"),
+    ("gated", answering(401, "GatedRepo"), r"owner/name is gated; accept its licence"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fail", "says"), [case[1:] for case in PART], ids=[case[0] for case in PART])
+@pytest.mark.parametrize("held", [["config.json"], [INDEX, "model-1.safetensors"]], ids=["no weights", "a part"])
+def test_a_cache_without_a_list_of_files_is_no_whole_checkpoint(
+    imitation: Imitation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held: list[str], fail: Break, says: str
+) -> None:
+    """As whoever opened only the configuration leaves it, or an older library that was stopped."""
+    imitation.files = FILES | {
+        "model-1.safetensors": b"1",
+        "model-2.safetensors": b"2",
+        INDEX: json.dumps(PARTS).encode(),
+    }
+    folder = tmp_path / "cache/models--owner--name/snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    for name in held:
+        (folder / name).write_bytes(imitation.files[name])
+    with monkeypatch.context() as broken:
+        fail(imitation, broken)
+        with pytest.raises(Refused, match=says) as refused:
+            hub.fetch(REPO, COMMIT)
+        is_one_sentence(str(refused.value))
+    imitation.status = 200
+    anew()
+    assert {file.name for file in hub.fetch(REPO, COMMIT).iterdir()} == imitation.files.keys()
+
+
+def test_code_and_pickles_are_not_fetched(imitation: Imitation) -> None:
+    imitation.files = FILES | {
+        "modeling_own.py": b"1 / 0",
+        "pytorch_model.bin": b"pickle",
+        "original/consolidated.pth": b"",
+    }
+    assert {file.name for file in hub.fetch(REPO, COMMIT).iterdir()} == FILES.keys()
+
+
+def test_a_command_says_one_line_and_touches_nothing(
+    imitation: Imitation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imitation.status = 503
+    monkeypatch.chdir(tmp_path)
+    full = {"repo": REPO, "revision": "main", "quantize": "none"}
+    bases = {"esi": {**dolls.PARAMS["bases"]["esi"], "full": full}}
+    YAML(typ="safe").dump({**dolls.PARAMS, "scale": "full", "bases": bases}, Path("params.yaml"))
+    assert cli.main(["base", "esi"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"clinrl: the hub failed at owner/name@main (503); try later, and {hub.KEPT}"
+    ]
+    assert not list(tmp_path.glob("data/*/*/*"))
+
+
+@pytest.mark.parametrize("revision", ["main", COMMIT])
+def test_a_name_that_is_none_is_refused(imitation: Imitation, revision: str) -> None:
     with pytest.raises(Refused, match=r"'a/b/c' is no name of a repository of the hub"):
-        hub.commit_of("a/b/c", "main")
+        hub.commit_of("a/b/c", revision)
+    with pytest.raises(Refused, match=r"'a/b/c' is no name of a repository of the hub"):
+        hub.fetch("a/b/c", COMMIT)

@@ -5,12 +5,14 @@ A commit that is in the local cache needs no network. Whatever goes wrong is tol
 
 import errno
 import hashlib
+import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from re import compile as pattern
 
-from clinrl.errors import Refused
+from clinrl.errors import Refused, mask
 
 COMMIT = pattern(r"[0-9a-f]{40}")
 """A commit of the hub. A branch or a tag may be moved by whoever owns the repository."""
@@ -31,6 +33,7 @@ ENCODER = (
 )  # fmt: skip
 """Files of a sentence encoder beside those of its language model."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 KEPT = "start the same command again: what was fetched is kept"
 
 
@@ -38,9 +41,9 @@ def commit_of(repo: str, revision: str) -> str:
     """The commit behind a revision. One that the cache has is not asked for. Raises Refused if the hub names none."""
     from huggingface_hub import HfApi, constants
 
-    if COMMIT.fullmatch(revision) and revision in _cached(repo):
-        return revision
     with _refused(repo, revision):
+        if COMMIT.fullmatch(revision) and revision in _cached(repo):
+            return revision
         commit = HfApi().model_info(repo, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT).sha
     if commit is None:
         raise Refused(f"the hub knows {repo}@{revision} but names no commit for it; set `revision` to a commit")
@@ -54,19 +57,32 @@ def fetch(repo: str, commit: str, also: Sequence[str] = ()) -> Path:
     Raises Refused if the hub does not deliver them, if they are not what it announced, or if no safetensors are among
     them.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     wanted = [*WANTED, *also]
-    try:
-        folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted, local_files_only=True))
-    except LocalEntryNotFoundError:
-        folder = None
-    if folder is None or not any(folder.glob("model*.safetensors")):  # a cache may hold a configuration alone
-        with _refused(repo, commit):
-            folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted))
-        _check(repo, folder)
+    with _refused(repo, commit):
+        try:
+            folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted, local_files_only=True))
+            if _is_whole(folder):
+                return folder
+        except LocalEntryNotFoundError:
+            pass
+        # The download keeps silent about a hub that it cannot ask, where the cache has a part of the commit.
+        next(iter(HfApi().list_repo_tree(repo, revision=commit)), None)
+        folder = Path(snapshot_download(repo, revision=commit, allow_patterns=wanted))
+    _check(repo, folder)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether weights are there, and each part that an index names: not every cache has a list of a commit's files."""
+    held = {file.name for file in folder.glob("model*.safetensors") if file.is_file()}
+    try:
+        indices = [json.loads(index.read_bytes()) for index in folder.glob("model*.safetensors.index.json")]
+        return bool(held) and all(held.issuperset(index["weight_map"].values()) for index in indices)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
 
 
 def _check(repo: str, folder: Path) -> None:
@@ -91,18 +107,18 @@ def _cached(repo: str) -> list[str]:
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "snapshots"
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:  # there is none, or it may not be read
+        return []
 
 
 @contextmanager
 def _refused(repo: str, revision: str) -> Iterator[None]:
     """Raise Refused, in one sentence, for whatever the hub's library raises in this block."""
-    from httpx2 import HTTPError  # what huggingface_hub asks with
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
     try:
         yield
-    except (HTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+    except Exception as error:  # of httpx2, of Xet, which says RuntimeError, of a cache, of a page that is no answer
         # The library says of a cache that has not all files why it could not ask the hub.
         cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
         raise Refused(_sentence(cause, repo, revision)) from error
@@ -112,15 +128,16 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
     """What happened, and what to do."""
     from huggingface_hub import constants, errors, get_token
 
+    if isinstance(error, errors.HFValidationError):
+        return f"{repo!r} is no name of a repository of the hub, such as Qwen/Qwen3.5-9B; correct it in params.yaml"
     name, token = f"{repo}@{revision[:12] if COMMIT.fullmatch(revision) else revision}", get_token()
-    page = f"{constants.ENDPOINT}/{repo}"
-    if isinstance(error, errors.OfflineModeIsEnabled | FileNotFoundError):
-        has = ", ".join(_cached(repo)) or "none"
-        if revision in has:
+    page, cached = f"{mask(constants.ENDPOINT)}/{repo}", _cached(repo)
+    instead = f"set `revision` to a commit that the cache has ({', '.join(cached) or 'none'})"
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        if revision in cached:
             return f"the cache has a part of {name} only, and HF_HUB_OFFLINE forbids to fetch the rest; unset it once"
         return (
-            f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; set `revision` to a commit that "
-            f"the cache has ({has}), or unset HF_HUB_OFFLINE"
+            f"{name} is not in the cache, and HF_HUB_OFFLINE forbids to ask the hub; {instead}, or unset HF_HUB_OFFLINE"
         )
     if isinstance(error, errors.GatedRepoError):
         if token:
@@ -134,20 +151,23 @@ def _sentence(error: BaseException, repo: str, revision: str) -> str:
         return _answered(error, repo, name)
     if isinstance(error, OSError) and error.errno in FULL:
         return f"no space is left for {name} in {constants.HF_HUB_CACHE}; free some or set HF_HUB_CACHE, then {KEPT}"
-    if isinstance(error, PermissionError):
+    certificates = Path(os.environ.get("SSL_CERT_FILE", os.devnull))
+    if "CERTIFICATE" in str(error) or (isinstance(error, FileNotFoundError) and not certificates.exists()):
+        return f"no root certificate is known for {page}; set SSL_CERT_FILE to a file with those of your network"
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
         return f"{error.filename or constants.HF_HUB_CACHE} may not be written; set HF_HUB_CACHE to a folder that may"
-    if isinstance(error, errors.HFValidationError):
-        return f"{repo!r} is no name of a repository of the hub, such as Qwen/Qwen3.5-9B; correct it in params.yaml"
     kind = type(error).__name__
-    if "Proxy" in kind:
-        return f"the proxy did not let {name} through ({kind}); check HTTPS_PROXY"
+    if kind in ("UnsupportedProtocol", "InvalidURL"):
+        return "HF_ENDPOINT is no address such as https://huggingface.co; correct it, or unset it"
+    if kind in ("UnicodeEncodeError", "LocalProtocolError"):
+        return f"HF_TOKEN has a character that no token has ({kind}); copy it again from the hub's settings"
+    if "proxy" in f"{kind} {error}".lower():
+        return f"a proxy did not let {name} through ({kind}); check HTTPS_PROXY and ALL_PROXY, such as http://host:port"
     if "Timeout" in kind:
         return f"the hub did not answer in time about {name} ({kind}); {KEPT}"
     if "Connect" in kind:
-        return (
-            f"the hub cannot be reached for {name} ({kind}); check the network, or set `revision` to a commit that the "
-            f"cache has ({', '.join(_cached(repo)) or 'none'})"
-        )
+        do = f"then {KEPT}" if revision in cached else f"or {instead}"
+        return f"the hub cannot be reached for {name} ({kind}); check the network and HTTPS_PROXY, {do}"
     return f"the hub did not deliver {name} whole ({kind}); check the network and the disk, then {KEPT}"
 
 
@@ -156,12 +176,17 @@ def _answered(error: BaseException, repo: str, name: str) -> str:
     from huggingface_hub import errors, get_token
 
     assert isinstance(error, errors.HfHubHTTPError)
-    status = error.response.status_code
+    status, token = error.response.status_code, get_token()
+    if isinstance(error, errors.EntryNotFoundError):
+        return f"the hub lists a file of {name} that it has not ({status}); try later, or set another `revision`"
     if isinstance(error, errors.RepositoryNotFoundError) or status == 404:
-        reader = "the account of HF_TOKEN" if get_token() else "whoever has no HF_TOKEN"
+        reader = "the account of HF_TOKEN" if token else "whoever has no HF_TOKEN"
         return f"the hub has no {repo}, or hides it from {reader}; check its name in params.yaml"
     if status in (401, 403):
-        return f"the hub refuses HF_TOKEN for {repo} ({status}); set HF_TOKEN to a valid token that may read it"
+        asker = "HF_TOKEN" if token else "requests without HF_TOKEN"
+        return f"the hub refuses {asker} for {repo} ({status}); set HF_TOKEN to a valid token that may read it"
+    if status == 407:
+        return f"the proxy asks who you are ({status}); set HTTPS_PROXY to http://user:password@host:port"
     if status == 429:
         return f"the hub has had too many requests ({status}); wait some minutes, set HF_TOKEN for more, then {KEPT}"
     return f"the hub failed at {name} ({status}); try later, and {KEPT}"

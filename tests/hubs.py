@@ -1,0 +1,123 @@
+"""An imitation of the hub on this machine, and how its library is led there."""
+
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+
+import pytest
+
+REPO, COMMIT = "owner/name", "c" * 40
+FILES = {"config.json": b'{"model_type": "qwen3"}', "model.safetensors": b"weights" * 9}
+
+
+@dataclass
+class Imitation:
+    """What the hub has, and how it fails."""
+
+    files: dict[str, bytes] = field(default_factory=lambda: dict(FILES))
+    status: int = 200
+    code: str = ""
+    """X-Error-Code, by which the hub tells apart what has one status."""
+    says: str = ""
+    """X-Error-Message, which tells apart the rest."""
+    opens: tuple[str, ...] = ()
+    """What of it never fails: a gated repository lets anybody see its list of files."""
+    in_chunks: bool = False
+    """It has weights in chunks, which another library fetches."""
+    damaged: str = ""
+    """cut: the weights end early. changed: they are as long, and others."""
+    is_hub: bool = True
+    """Or else it answers with a page."""
+    silent: bool = False
+    """It takes a request and never answers."""
+    asked: list[str] = field(default_factory=list)
+    open: threading.Event = field(default_factory=threading.Event)
+
+
+def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Nothing: the tests read `asked`."""
+
+        def send(self, status: int, body: bytes, length: int, **headers: str) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name.replace("_", "-"), value)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            if self.command == "GET":
+                with contextlib.suppress(ConnectionError):  # whoever asked has given up, as after silence
+                    self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            hub_.asked.append(self.path)
+            if hub_.silent:
+                hub_.open.wait(30)
+            if hub_.status != 200 and not any(part in self.path for part in hub_.opens):
+                message = json.dumps({"error": "no"}).encode()
+                said = {"X_Error_Code": hub_.code, "X_Error_Message": hub_.says}
+                self.send(hub_.status, message, len(message), **{name: text for name, text in said.items() if text})
+            elif not hub_.is_hub:
+                self.send(200, b"<html>Welcome</html>", 20)
+            elif "/tree/" in self.path:
+                held = [self.entry(name, text) for name, text in hub_.files.items()]
+                self.reply(held)
+            elif "/api/models/" in self.path:
+                self.reply({"id": REPO, "sha": COMMIT, "siblings": []})
+            elif (name := self.path.split("/")[-1].split("?")[0]) in hub_.files:
+                self.file(name)
+            else:
+                self.send(404, b"{}", 2, X_Error_Code="EntryNotFound")
+
+        do_HEAD = do_GET
+
+        def reply(self, held: Any) -> None:
+            body = json.dumps(held).encode()
+            self.send(200, body, len(body), Content_Type="application/json")
+
+        def entry(self, name: str, text: bytes) -> dict[str, Any]:
+            large = {"lfs": {"oid": digest(text), "size": len(text), "pointerSize": 1}} if is_large(name) else {}
+            chunks = {"xetHash": "a" * 64} if is_large(name) and hub_.in_chunks else {}
+            return {"type": "file", "path": name, "size": len(text), "oid": digest(text)[:40], **large, **chunks}
+
+        def file(self, name: str) -> None:
+            text = hub_.files[name]
+            sent = text
+            if is_large(name):
+                sent = {"cut": text[:-9], "changed": text.swapcase()}.get(hub_.damaged, text)
+            tag = digest(text) if is_large(name) else digest(text)[:40]
+            self.send(200, sent, len(text), ETag=f'"{tag}"', X_Repo_Commit=COMMIT)
+
+    return Handler
+
+
+def is_large(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+                        endpoint + "/{repo_id}/resolve/{revision}/{filename}")  # fmt: skip
+
+
+def anew() -> None:
+    """Connections are kept between requests, with the settings of when they were opened."""
+    from huggingface_hub.utils import close_session
+
+    close_session()
+
+
+def closed() -> str:
+    """An address of this machine at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
