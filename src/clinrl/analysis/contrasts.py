@@ -22,7 +22,7 @@ from clinrl.analysis.run import clusters_of
 from clinrl.config.schema import Comparison, Pair, Partition
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
 from clinrl.tasks.base import Task
-from clinrl.tasks.parts import Share, Statistic, no_requests
+from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Case, Estimate, Strict, Unreadable
 
 ALL = "all"
@@ -407,8 +407,3 @@ def _seed_test(pair: Pair, versions: tuple[str, str], test: Paired) -> Contrast:
 
 def _round(value: float) -> float:
     return round(value, DIGITS) + 0.0
-
-
-def without_models(task: Task) -> list[str]:
-    """The qualities that are measured on a transcript alone."""
-    return [name for name, quality in task.reporting.qualities.items() if quality.requests is no_requests]

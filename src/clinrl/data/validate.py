@@ -7,17 +7,16 @@ the number of cases.
 """
 
 import json
-import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import artifacts, paths
 from clinrl.data import data_docs
-from clinrl.data.dataset import is_import, manifest_of, read_rows, rebuild, to_text
+from clinrl.data.dataset import is_import, manifest_of, read_rows, rebuild
+from clinrl.data.expectations import COMPUTED, TEXT_UNIQUE, Tally, checker
 from clinrl.data.reward_audit import gold_is_best, golds, plain, totals
 from clinrl.data.sightings import first_sightings
 from clinrl.errors import DataError
@@ -33,18 +32,6 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS = 5_000
 """Rows in memory at a time. A "rows" expectation must therefore be about single rows, not about the whole table."""
-
-TEXT_UNIQUE = "text_unique"
-COMPUTED: dict[str, str] = {
-    "id_matches_content": "the id is not the content hash of the case, so the row was edited after it was built",
-    "id_unique": "an earlier row has the same id",
-    TEXT_UNIQUE: "an earlier row has the same text",
-    "group_in_pool": "the group belongs to another pool, so a pool would leak into this one",
-    "label_reproduced": "the rules do not give the case's label from its latent facts",
-    "gold_scores_best": "the gold answer is unreadable, or not the only best one under a reward used with this data",
-}
-"""The computed columns, each true of a sound row, and what is wrong where one is false. `TEXT_UNIQUE` is called after
-the task's own column of text."""
 
 NOT_OF_IMPORTS = frozenset({"label_reproduced"})
 """Computed columns that say nothing of imported cases: their labels are people's, and no rule gives them again."""
@@ -267,156 +254,3 @@ def summarise(totals: Mapping[str, int], task: Task) -> dict[str, float]:
     flags = sorted(column for column in totals if column.startswith("has_"))
     shares = {column: round(totals[column] / max(1, cases), 6) for column in [*labels, *flags]}
     return {"cases": cases, "duplicates": totals["duplicates"]} | shares
-
-
-class Tally:
-    """What one expectation found, added up over the chunks. `withheld`: no value of a row may be shown."""
-
-    def __init__(self, expect: Expect, *, withheld: bool = False) -> None:
-        self.expect, self.withheld = expect, withheld and expect.on == "rows"
-        self.success = True
-        self.counts: Counter[str] = Counter()
-        self.observed: Any = None
-        self.first: dict[str, Any] | None = None
-
-    def add(self, result: dict[str, Any]) -> None:
-        """Add the outcome on one chunk, as Great Expectations reports it."""
-        found = result["result"]
-        self.success = self.success and bool(result["success"])
-        self.counts.update(
-            {key: int(found[f"{key}_count"]) for key in ("element", "missing", "unexpected") if f"{key}_count" in found}
-        )
-        unexpected = found.get("partial_unexpected_list") or [None]
-        if self.observed is None and not self.withheld:
-            self.observed = found.get("observed_value", unexpected[0])
-        if self.first is None and self.expect.on == "rows" and found.get("partial_unexpected_index_list"):
-            first = found["partial_unexpected_index_list"][0]
-            # Without values, the list has one entry that holds all rows of each index column.
-            self.first = {key: value[0] if isinstance(value, list) else value for key, value in first.items()}
-
-    def first_row(self) -> float:
-        """The number of the first bad row; infinite if the expectation names none."""
-        return self.first["row"] if self.first else math.inf
-
-    def sentence(self, path: Path) -> str:
-        """The fault for a reader: file, row, column, value and rule."""
-        arguments = dict(self.expect.arguments)
-        names = [str(arguments.pop(key)) for key in ("column", "column_A", "column_B") if key in arguments]
-        column = ", ".join(names)
-        if self.first is None and self.withheld:
-            return f"{path}, column {column}: values break {self._rule(arguments)}"
-        if self.first is None:
-            return f"{path}, {self.expect.on}, column {column}: {to_text(self.observed)} breaks {self._rule(arguments)}"
-        where = f"{path} row {self.first['row']} ({self.first['id']}), column {column}"
-        many = self.counts["unexpected"]
-        more = f" ({many:,} of {self.counts['element']:,} rows)" if many > 1 else ""
-        computed = TEXT_UNIQUE if column.endswith("_unique") and column not in COMPUTED else column
-        if computed in COMPUTED:
-            return f"{where}: {COMPUTED[computed]}{more}"
-        if self.withheld:
-            return f"{where}: a value breaks {self._rule(arguments)}{more}"
-        values = [self.first[name] for name in names]
-        return f"{where}: {', '.join(map(to_text, values))} breaks {self._rule(arguments)}{more}"
-
-    def report(self) -> dict[str, Any]:
-        """The outcome as the proof holds it: rule, success, and counts or the observed value."""
-        observed = {} if self.observed is None else {"observed": self.observed}
-        expect = {"type": self.expect.type, "on": self.expect.on, "arguments": dict(self.expect.arguments)}
-        return expect | {"success": self.success} | dict(sorted(self.counts.items())) | observed
-
-    def _rule(self, arguments: Mapping[str, Any]) -> str:
-        if (kind := _KIND.get(arguments.get("regex", ""))) is not None:
-            return f"the rule that it holds no {kind}"
-        return f"{self.expect.type}({', '.join(f'{key}={to_text(value)}' for key, value in arguments.items())})"
-
-
-_KIND = {shape: kind for kinds in (IDENTIFIERS, IDENTIFIERS_OF_IMPORTS) for kind, shape in kinds.items()} | {
-    CONTROL_CHARACTERS: "control or invisible character"
-}
-
-
-def checker(
-    name: str, suites: Mapping[str, Sequence[Expect]], *, withheld: bool = False
-) -> Callable[[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    """A function of suite and table (a list of rows) that runs the suite and adds a page to the data set's pages.
-
-    It returns Great Expectations' result for each expectation, in the order of the suite, as plain values. It raises
-    RuntimeError if an expectation could not be evaluated at all, which is a bug of the suite and no fault of the data.
-    Neither results nor pages hold a value of a row if they are `withheld`.
-    """
-    import great_expectations as gx
-    import pandas as pd
-    from great_expectations.core.run_identifier import RunIdentifier
-
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
-    context.add_data_docs_site(
-        "pages",
-        {
-            "class_name": "SiteBuilder",
-            "store_backend": {
-                "class_name": "TupleFilesystemStoreBackend",
-                "base_directory": str(paths.data_docs(name).absolute()),
-            },
-            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
-            "show_how_to_buttons": False,
-        },
-    )
-    source = context.data_sources.add_pandas(name)
-    checkpoints = {}
-    for on, suite in suites.items():
-        rules = [
-            getattr(gx.expectations, expect.type)(**expect.arguments, meta={"at": at})
-            for at, expect in enumerate(suite)
-        ]
-        definition = gx.ValidationDefinition(
-            name=on,
-            data=source.add_dataframe_asset(on).add_batch_definition_whole_dataframe(on),
-            suite=context.suites.add(gx.ExpectationSuite(on, expectations=rules)),
-        )
-        index = ["row", "id"] if on == "rows" else []
-        checkpoints[on] = context.checkpoints.add(
-            gx.Checkpoint(
-                name=on,
-                validation_definitions=[context.validation_definitions.add(definition)],
-                actions=[gx.checkpoint.UpdateDataDocsAction(name="pages", site_names=["pages"])],
-                result_format={
-                    "result_format": "SUMMARY",
-                    "unexpected_index_column_names": index,
-                    **({"exclude_unexpected_values": True} if withheld else {}),
-                },
-            )
-        )
-
-    def check(on: str, table: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        run = RunIdentifier(run_name=f"rows-from-{table[0]['row']}" if on == "rows" else on)
-        outcome = checkpoints[on].run(batch_parameters={"dataframe": pd.DataFrame(table)}, run_id=run)
-        (validation,) = outcome.run_results.values()
-        found = sorted(validation.results, key=lambda result: result.expectation_config.meta["at"])
-        return [_plain(result.to_json_dict()) for result in found]
-
-    return check
-
-
-def _plain(result: dict[str, Any]) -> dict[str, Any]:
-    """A result with numpy's values turned into Python's. Raises RuntimeError if it holds an exception."""
-    info = result["exception_info"]
-    for entry in (info, *info.values()):
-        if isinstance(entry, dict) and entry.get("raised_exception"):
-            rule = result["expectation_config"]
-            raise RuntimeError(f"{rule['type']}({rule['kwargs']}) could not be evaluated: {entry['exception_message']}")
-    found = result["result"]
-    rows = found.get("partial_unexpected_index_list") or []
-    return result | {
-        "result": found
-        | {
-            "partial_unexpected_list": [_scalar(value) for value in found.get("partial_unexpected_list") or []],
-            "partial_unexpected_index_list": [
-                {key: _scalar(value) for key, value in row.items()} for row in rows if isinstance(row, dict)
-            ],
-        }
-    }
-
-
-def _scalar(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from clinrl import paths
-from clinrl.analysis.contrasts import without_models
 from clinrl.analysis.exam import EvalReport
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
@@ -22,7 +21,7 @@ from clinrl.errors import ArtefactError
 from clinrl.runtime.dvc_digest import md5
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.tasks.importing import is_imported
-from clinrl.tasks.parts import NO_RESPONSES, Share
+from clinrl.tasks.parts import NO_RESPONSES, Share, no_requests
 from clinrl.types import Case, Graded, Strict, Unreadable
 
 
@@ -75,11 +74,11 @@ def record_of(run: Run) -> Record:
 
 
 def _given(task: Task, cases: Sequence[Case], lines: Sequence[Graded], variant: str = GIVEN) -> Given:
-    measured = () if any(map(is_imported, cases)) else without_models(task)
     pairs = [(as_variant(task, case, variant), line.transcript) for case, line in zip(cases, lines, strict=True)]
     qualities = {
-        name: tuple(task.reporting.qualities[name].of(case, transcript, NO_RESPONSES) for case, transcript in pairs)
-        for name in measured
+        name: tuple(quality.of(case, transcript, NO_RESPONSES) for case, transcript in pairs)
+        for name, quality in task.reporting.qualities.items()
+        if quality.requests is no_requests and not any(map(is_imported, cases))
     }
     return Given(answers=tuple(line.answer for line in lines), qualities=qualities)
 
