@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from clinrl.analysis.contrasts import ALL, Compared, Section
+from clinrl.analysis.compared import ALL, Compared, Section
 from clinrl.cli.commands import GROUPS
 from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params

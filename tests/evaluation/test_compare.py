@@ -13,7 +13,7 @@ import pytest
 import contest
 from clinrl import intervals, paths
 from clinrl.analysis import contrasts
-from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Row, Section
+from clinrl.analysis.compared import ALL, COMMONEST, Compared, Contrast, Row, Section
 from clinrl.analysis.costs import Costs
 from clinrl.cli import main as cli
 from clinrl.config.params import Params

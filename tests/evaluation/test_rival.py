@@ -10,7 +10,7 @@ import pytest
 import contest
 import dolls
 from clinrl import paths
-from clinrl.analysis.contrasts import ALL, Compared
+from clinrl.analysis.compared import ALL, Compared
 from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import compare, evaluate

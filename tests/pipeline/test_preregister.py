@@ -11,7 +11,7 @@ import pytest
 
 import contest
 from clinrl import paths
-from clinrl.analysis.contrasts import ALL, Compared
+from clinrl.analysis.compared import ALL, Compared
 from clinrl.analysis.preregistration import forecasts
 from clinrl.artifacts import dump_yaml, write_json
 from clinrl.cli import main as cli

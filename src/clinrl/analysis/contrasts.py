@@ -9,28 +9,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from clinrl.analysis.costs import Costs
-from clinrl.analysis.exam import Confusion, Estimates, column, columns, confusion
+from clinrl.analysis.compared import ALL, COMMONEST, Contrast, Figure, Kind, Row, Section, ViewRow
+from clinrl.analysis.exam import Confusion, Estimates, column, columns, confusion, share
 from clinrl.analysis.paired import Answers, compare
 from clinrl.analysis.power import detectable_from
-from clinrl.analysis.preregistration import Primary, PrimaryTest, Registration
+from clinrl.analysis.preregistration import PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
-from clinrl.config.schema import Comparison, Pair, Partition
+from clinrl.config.comparisons import Comparison, Pair
 from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
-from clinrl.types import Case, Estimate, Strict, Unreadable
-
-ALL = "all"
-"""The part that holds all cases."""
-COMMONEST = "commonest label"
-"""The measure of a test that is about how often the commonest gold label is answered."""
-
-Kind = Literal["arm", "base", "rival", "baseline"]
+from clinrl.types import Case, Estimate, Unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,112 +39,6 @@ class Entry:
     """Qualities that ask a model, from each version's own report: on all cases."""
     variants: Mapping[str, Sequence[Estimates]] = field(default_factory=dict)
     """Input variant to the metrics under it, from each version's own report."""
-
-
-class Figure(Strict):
-    """A number of a row: the mean over its seeds."""
-
-    value: float
-    low: float | None = None
-    """95% interval, over cases and seeds. None where only reports are known, and no single cases."""
-    high: float | None = None
-    n: int = Field(ge=0)
-    """Cases."""
-    seeds: tuple[float, ...]
-    """The number of each version, in the order of params.yaml."""
-
-
-Figures = dict[str, Figure]
-
-
-class Row(Strict):
-    """One line of the tables."""
-
-    name: str
-    kind: Kind
-    versions: tuple[str, ...]
-    metrics: Figures
-    """The columns of the comparison, and `no_parse`."""
-    qualities: Figures
-    answered: dict[str, float]
-    """Share of the answers by label, unreadable ones last; all seeds together."""
-    confusion: Confusion
-    """All seeds together."""
-
-
-class ViewRow(Strict):
-    """A row under one input variant, on the cases that have the variant."""
-
-    name: str
-    view: str
-    metrics: Figures
-
-
-class Contrast(Strict):
-    """One test between two rows. A family is all tests of one measure and kind in one section."""
-
-    first: str
-    second: str
-    measure: str
-    """A share of the paired tests, the first column, a quality, or `commonest label`."""
-    versions: tuple[str, str] | None
-    """The two versions of an exact McNemar test; None for a test over all seeds."""
-    b: int | None = None
-    """McNemar: cases that count for the first and not for the second."""
-    c: int | None = None
-    """McNemar: cases that count for the second and not for the first."""
-    difference: Estimate
-    """The first less the second."""
-    p: float
-    adjusted: float
-    """p after Holm, within the family."""
-
-
-class Section(Strict):
-    """One mode, on all cases or on those of one part."""
-
-    mode: str
-    part: str
-    n: int = Field(gt=0)
-    clusters: int | None
-    """How many clusters the cases are of; None for a task whose cases are by themselves."""
-    right: dict[str, float]
-    """Share of the cases by gold label."""
-    commonest: str
-    """The commonest gold label."""
-    rows: tuple[Row, ...]
-    contrasts: tuple[Contrast, ...]
-    views: tuple[ViewRow, ...] = ()
-    """On all cases only."""
-    partition: tuple[Estimate, ...] = Field(default=(), exclude_if=lambda partition: not partition)
-    """Of the first column: null, elicitation and reward, each row less the one before, then their sum."""
-
-
-class Compared(Strict):
-    """A whole comparison. Holds no times: equal answers give equal bytes."""
-
-    name: str
-    task: str
-    task_version: int
-    exam: str
-    exam_digest: str
-    modes: dict[str, dict[str, Any]]
-    """Decoding of each mode."""
-    adapters: dict[str, str]
-    """Version to the digest of the adapter that answered."""
-    columns: tuple[str, ...]
-    quality: str
-    parts: str
-    tests: tuple[Pair, ...]
-    partition: Partition | None = Field(default=None, exclude_if=lambda partition: partition is None)
-    published: dict[str, dict[str, dict[str, float]]]
-    """Part to row to metric: what was published about other data."""
-    sections: tuple[Section, ...]
-    """By mode, and in each all cases first."""
-    note: str
-    costs: dict[str, dict[str, tuple[Costs, ...]]] = Field(default_factory=dict, exclude_if=lambda costs: not costs)
-    """Mode to row to what thresholds on probabilities reach, a version each; rows without are left out."""
-    primary: Primary | None = Field(default=None, exclude_if=lambda primary: primary is None)
 
 
 def section(
@@ -258,13 +143,9 @@ def _figure(
     if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
         return _mean_figure(runs)
     answers = entry.answers[0]
-    verdicts = [
-        metric.of(gold, answer) if metric else isinstance(answer, Unreadable)
-        for gold, answer in zip(golds, answers, strict=True)
-    ]
-    inside = [i for i, verdict in enumerate(verdicts) if verdict is not None]
-    same = rate([bool(verdicts[i]) for i in inside], clusters and [clusters[i] for i in inside])
-    return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values)))
+    unreadable = [isinstance(answer, Unreadable) for answer in answers]
+    same = share(metric, golds, answers, clusters) if metric else rate(unreadable, clusters)
+    return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values))) if same else _mean_figure(runs)
 
 
 def _mean_figure(runs: Runs) -> Figure:

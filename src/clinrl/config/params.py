@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from clinrl.config import change_plan, schema
 from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_all, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
+from clinrl.config.comparisons import Comparison, Rival, check_comparisons
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
 from clinrl.config.model import Model, resolve
 from clinrl.config.recipes import GrpoProfile, GrpoTrainer, RejectionProfile, SftProfile, SftTrainer, lengths
 from clinrl.errors import ParamsError
-from clinrl.tasks.base import EXACT, GIVEN, get_task, task_names
-from clinrl.tasks.parts import Share
+from clinrl.tasks.base import GIVEN, get_task, task_names
 
 
 class Params(Section):
@@ -46,9 +46,9 @@ class Params(Section):
     """Version to the data of its external exam."""
     protocols: schema.Protocols = schema.Protocols()
     """Bases and versions whose evaluation goes beyond the exam, by name."""
-    rivals: dict[Name, schema.Rival] = Field(default_factory=dict)
+    rivals: dict[Name, Rival] = Field(default_factory=dict)
     """Name to classifier that recipes are compared with."""
-    comparisons: dict[Name, schema.Comparison] = Field(default_factory=dict)
+    comparisons: dict[Name, Comparison] = Field(default_factory=dict)
     """Name to recipes that are compared over seeds."""
     gates: dict[str, schema.Gate] = Field(default_factory=dict)
     """Task to its release gate; a task without one releases nothing."""
@@ -93,10 +93,7 @@ class Params(Section):
                 self._check_use(f"{section}.{name}.data", block.data, use, block.task)
         for name in self.protocols.all:
             self._check_protocol(name)
-        for name, rival in self.rivals.items():
-            self._check_rival(f"rivals.{name}", name, rival)
-        for name, comparison in self.comparisons.items():
-            self._check_comparison(f"comparisons.{name}", comparison)
+        check_comparisons(self)
         for task, gate in self.gates.items():
             self._check_gate(f"gates.{task}", task, gate)
         for task, schedule in self.schedules.items():
@@ -136,16 +133,6 @@ class Params(Section):
                         f"{at}.{key} is not that of {against}, with which it is compared; both need the same"
                     )
 
-    def _check_rival(self, at: str, name: str, rival: schema.Rival) -> None:
-        """Refuse a name in use, a task of several turns, another exam, and data that is not drawn for training."""
-        if name in (*self.versions, *self.merges.all, *self.roots, *RESERVED):
-            raise ParamsError(f"{at} is a name in use; a rival needs one of its own")
-        single = [task for task in self.bases if get_task(task).episodes is None]
-        check_known(f"{at}.task", rival.task, single, "a task of one turn with a base")
-        check_known(f"{at}.exam", rival.exam, [self.bases[rival.task].exam], "the exam that the base takes")
-        drawn = [data for data, spec in self.datasets.items() if (spec.use, spec.task) == ("train", rival.task)]
-        check_all(f"{at}.data", rival.data, drawn, f"drawn train data of {rival.task}")
-
     def _check_merge(self, name: str, merge: schema.Fold | schema.Blend) -> None:
         """Refuse a merge that is called like a version, or whose versions are not of its task and exam."""
         at = f"merges.{'folds' if name in self.merges.folds else 'blends'}.{name}"
@@ -158,64 +145,6 @@ class Params(Section):
             check_known(f"{at}.{key}", version, self.versions_of(merge.task), f"a version of {merge.task}")
         exam = self.versions[next(iter(merge.parts.values()))].exam
         check_known(f"{at}.exam", merge.exam, [exam], "the exam that its version took, with which it is compared")
-
-    def _check_comparison(self, at: str, comparison: schema.Comparison) -> None:
-        """Refuse rows that are no recipes of one task and exam, and tests and columns of what is not there."""
-        check_known(f"{at}.task", comparison.task, self.bases, "a task with a base")
-        task, exam = get_task(comparison.task), self.bases[comparison.task].exam
-        check_all(f"{at}.columns", comparison.columns, task.metrics, f"a metric of {task.name}")
-        check_known(f"{at}.quality", comparison.quality, ["", *task.reporting.qualities], f"a quality of {task.name}")
-        check_known(f"{at}.parts", comparison.parts, ["", *task.reporting.slices], f"a slice of {task.name}")
-        bases = [schema.BASE, *(f"{schema.BASE}, {variant}" for variant in task.reporting.variants)]
-        family = self.versions_of(task.name)
-        for row, versions in comparison.arms.items():
-            if row in bases:
-                raise ParamsError(f"{at}: {row!r} is the name of another row; each arm needs its own")
-            for version in versions:
-                check_known(f"{at}, {row!r}", version, family, f"a version of {task.name}")
-                spec, first = self.versions[version], self.versions[versions[0]]
-                check_known(f"{at}, {row!r}: the exam of {version}", spec.exam, [exam], "the exam that the base takes")
-                if (spec.profile, spec.data) != (first.profile, first.data):
-                    raise ParamsError(
-                        f"{at}, {row!r}: {versions[0]} and {version} differ in profile or data; the versions of a row "
-                        "are one recipe with other seeds"
-                    )
-        fitting = [name for name, rival in self.rivals.items() if rival.task == task.name]
-        check_all(f"{at}.rivals", comparison.rivals.values(), fitting, f"a rival of {task.name}")
-        if taken := comparison.rivals.keys() & {*bases, *comparison.arms}:
-            raise ParamsError(f"{at}.rivals: {min(taken)!r} is the name of another row; each rival needs its own")
-        known = [*comparison.arms, *comparison.rivals, *bases]
-        for place, pair in enumerate(comparison.tests):
-            for key, row in (("first", pair.first), ("second", pair.second)):
-                check_known(f"{at}.tests.{place}.{key}", row, known, "a row of the comparison")
-        for key, row in comparison.partition.model_dump().items() if comparison.partition else ():
-            check_known(f"{at}.partition.{key}", row, known, "a row of the comparison")
-        for printed in (comparison.published, *comparison.published_parts.values()):
-            for row, figures in printed.items():
-                check_known(f"{at}.published", row, comparison.arms, "an arm")
-                check_all(f"{at}.published.{row}", figures, comparison.columns, "one of the columns")
-        if comparison.primary:
-            self._check_primary(f"{at}.primary", comparison, comparison.primary)
-
-    def _check_primary(self, at: str, comparison: schema.Comparison, primary: schema.Primary) -> None:
-        """Refuse a measure that is no share, rows and modes that are not there, and assumptions that are missing."""
-        task = get_task(comparison.task)
-        shares = [name for name, metric in task.metrics.items() if isinstance(metric, Share)]
-        check_known(f"{at}.measure", primary.measure, shares, f"a share among the metrics of {task.name}")
-        check_all(f"{at}.modes", primary.modes, self.modes, "a mode")
-        for key, row in (("first", primary.first), ("second", primary.second)):
-            check_known(f"{at}.{key}", row, [*comparison.arms, schema.BASE], "an arm or the base")
-        if task.reporting.cluster is not None and primary.design_effect is None:
-            raise ParamsError(
-                f"{at}.design_effect is missing, but cases of {task.name} come in clusters; say how many of them count "
-                "as one by itself: 1 + (mean cluster size - 1) x intraclass correlation"
-            )
-        parents = {self.versions[name].parent for row in comparison.primary_rows.values() for name in row}
-        is_known = primary.measure == EXACT and len(parents) == 1 and parents <= self.mining.keys()
-        if primary.discordant is None and not is_known:
-            raise ParamsError(
-                f"{at}.discordant is missing; give it, or, for {EXACT}, let `mining` have the one parent of both rows"
-            )
 
     def _check_gate(self, at: str, task: str, gate: schema.Gate) -> None:
         check_known("gates", task, self.bases, "a task with a base")

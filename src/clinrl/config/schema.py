@@ -1,4 +1,4 @@
-"""The blocks of params.yaml about data, versions, merges, comparisons and releases; `recipes` and `bases` have more.
+"""The blocks of params.yaml about data, versions, merges and releases; `recipes`, `bases` and `comparisons` have more.
 
 Each block checks itself when it is read; `params` checks what they say of each other.
 """
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from clinrl.config.base import Count, Distinct, Name, PerScale, Place, Section, Seed, Seeds, Share, Text, refusal
+from clinrl.config.base import Count, Distinct, Name, PerScale, Place, Section, Seed, Seeds, refusal
 
 
 class Mode(Section):
@@ -198,141 +198,6 @@ class Protocols(Section):
     def all(self) -> dict[str, BaseProtocol]:
         """Both by name."""
         return {**self.bases, **self.versions}
-
-
-class Rival(Section):
-    """A classifier on all that a lineage has seen: LightGBM on words, pairs of words and the numbers of a case."""
-
-    task: str
-    """The task, one of a single turn."""
-    data: Distinct
-    """Data sets that it learns from, drawn and for training: those of the versions that it is compared with."""
-    exam: str
-    """The exam of these versions, whose edition labels the cases of the embedded base, from which it learns too."""
-
-
-BASE = "base"
-"""The row of the untrained base in a comparison; as another input variant it is `base, <variant>`."""
-
-
-class Pair(Section):
-    """Two rows of a comparison that are tested against each other."""
-
-    first: str
-    """An arm, a rival, `base`, or `base, <variant>`."""
-    second: str
-    """Another; differences are the first less the second."""
-    says: Text
-    """What the first has and the second has not: what a difference between them is about."""
-
-    @model_validator(mode="after")
-    def _two(self) -> "Pair":
-        if self.first == self.second:
-            raise refusal(f"is {self.second!r}, as is first; a test takes two rows", "second")
-        return self
-
-
-class Primary(Section):
-    """What a comparison is run for, and what is expected of it: `clinrl preregister` writes it down before the runs."""
-
-    measure: str
-    """A share among the metrics of the task."""
-    modes: Distinct
-    """Modes in which it is tested; p is adjusted for their number."""
-    first: str
-    """An arm or `base`."""
-    second: str
-    """Another; the difference is the first less the second."""
-    effect: Annotated[float, Field(gt=0, le=100)]
-    """Smallest effect of interest, in percentage points."""
-    alpha: Annotated[float, Field(ge=0.001, le=0.2)] = 0.05
-    """Two-sided level of the test."""
-    discordant: Share | None = None
-    """Expected share of cases that count for one of the two and not for the other. Null, for `exact`: from the error
-    analysis of the parent, as if both erred as often as it does, and independently."""
-    seed_sd: Annotated[float, Field(ge=0, le=50)]
-    """Expected standard deviation of the measure between seeds of one recipe, in percentage points."""
-    design_effect: Annotated[float, Field(ge=1)] | None = None
-    """How many cases say as much as one by itself, 1 or more; needed for a task whose cases come in clusters."""
-
-    @model_validator(mode="after")
-    def _sound(self) -> "Primary":
-        if self.first == self.second:
-            raise refusal(f"is {self.second!r}, as is first; a test takes two rows", "second")
-        if self.discordant is not None and self.discordant < self.effect / 100:
-            raise refusal(
-                f"is {self.discordant:g}, too few for an effect of {self.effect:g} points, since only discordant cases "
-                "make a difference; raise it, or lower the effect",
-                "discordant",
-            )
-        return self
-
-
-class Partition(Section):
-    """Rows of a comparison that tell apart what training by a reward does without it (Gao 2026, arXiv:2606.05932)."""
-
-    parent: str
-    """Where all three start."""
-    random: str
-    """Rewarded by a coin: less the parent, the null share, which steps have that know nothing."""
-    majority: str
-    """Rewarded for its own most frequent answer: less `random`, the share of elicitation, which the parent knew."""
-    labels: str
-    """Rewarded by labels: less `majority`, the share of the reward."""
-
-    @property
-    def rows(self) -> tuple[str, str, str, str]:
-        """All four, in this order."""
-        return self.parent, self.random, self.majority, self.labels
-
-
-class Comparison(Section):
-    """Recipes compared over seeds on one exam."""
-
-    task: str
-    """The task of all versions."""
-    columns: Distinct
-    """Metrics of the task that the tables show; the pooled tests are about the first."""
-    quality: str = ""
-    """The quality of the task that stands for the reasoning in figure and text; empty: none."""
-    parts: str = ""
-    """A slice of the task whose values are reported one by one too; empty: all cases together only."""
-    arms: Annotated[dict[Text, Distinct], Field(min_length=1)]
-    """Name of a recipe to its versions, one a seed; a control is an arm too."""
-    rivals: dict[Text, str] = Field(default_factory=dict)
-    """Name of a row to the rival whose answers it shows; a test may name it."""
-    tests: Annotated[tuple[Pair, ...], Field(strict=False)] = ()
-    """Which rows are tested against each other, in the order of the text."""
-    published: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Arm to what somebody published of the recipe of that name on other data, by metric."""
-    published_parts: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
-    """The same for values of the slice `parts`."""
-    partition: Partition | None = None
-    """Which rows tell apart what a reward is worth; null: none do."""
-    primary: Primary | None = None
-    """What is tested first of all; its registration must exist before the report. Null: the comparison explores."""
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """All versions, each once."""
-        return tuple(dict.fromkeys(version for versions in self.arms.values() for version in versions))
-
-    @property
-    def primary_rows(self) -> dict[str, tuple[str, ...]]:
-        """The versions of the two rows of `primary`, first and second; of the base, none."""
-        names = (self.primary.first, self.primary.second) if self.primary else ()
-        return {row: self.arms.get(row, ()) for row in names}
-
-    @model_validator(mode="after")
-    def _seeds(self) -> "Comparison":
-        for row, versions in self.primary_rows.items():
-            if len(versions) == 1:
-                raise refusal(
-                    f"names {row!r}, which has one version; two or more show a spread of seeds, and a test without one "
-                    "takes a lucky seed for a better recipe",
-                    "primary",
-                )
-        return self
 
 
 class Limit(Section):

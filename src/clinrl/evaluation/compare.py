@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.analysis import baselines, contrasts
-from clinrl.analysis.contrasts import ALL, Compared, Entry
+from clinrl.analysis.compared import ALL, Compared, Kind
+from clinrl.analysis.contrasts import Entry
 from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import VARIANTS, EvalReport, note_of
 from clinrl.analysis.paired import Answers
 from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, sha256_file, staged, write_json, write_text
-from clinrl.config.schema import BASE
+from clinrl.config.comparisons import BASE
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import load_report, open_run
@@ -30,8 +31,8 @@ from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 
 if TYPE_CHECKING:
+    from clinrl.config.comparisons import Comparison
     from clinrl.config.params import Params
-    from clinrl.config.schema import Comparison
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ def _member(run: Run, mode: str, name: str) -> Member:
     return Member(answers=answers_of(run, mode, record, report), report=report, record=record)
 
 
-def _entry(task: Task, row: str, kind: contrasts.Kind, members: Mapping[str, Member]) -> Entry:
+def _entry(task: Task, row: str, kind: Kind, members: Mapping[str, Member]) -> Entry:
     """The versions of a row as one entry; of what only reports have, what all of them have."""
     some = list(members.values())
     reports, measured = [member.report for member in some], some[0].qualities

@@ -9,8 +9,8 @@ from clinrl import paths
 from clinrl.analysis.preregistration import DECIMALS, Registration, changes, metric_digest
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest
+from clinrl.config.comparisons import Primary
 from clinrl.config.recipes import recipe_of
-from clinrl.config.schema import Primary
 from clinrl.data.reward_audit import identity_proven
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation.error_analysis import MineReport

@@ -5,15 +5,13 @@ versions may be trained on different days and machines. A stage of DVC cannot li
 versions, but it can depend on a folder: on that of a task's records. A new version then needs no edit of dvc.yaml.
 """
 
-import math
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from clinrl import paths
-from clinrl.analysis.exam import EvalReport
+from clinrl.analysis.exam import EvalReport, share
 from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.run import Run
 from clinrl.artifacts import canonical_json, write_text
@@ -127,18 +125,13 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
         name
         for name, metric in run.task.metrics.items()
         if isinstance(metric, Share)
-        and not math.isclose(_share(metric, answers), report.metrics[name].value, abs_tol=1e-6)
+        and share(metric, answers.golds, answers.answers, answers.clusters) != report.metrics.get(name)
     ]
     if differing or report.adapter_digest != found.adapter_digest:
         what = f"give another {differing[0]} than" if differing else "are of another adapter than"
         written = paths.report(found.name) / f"{mode}.json"
         raise ArtefactError(f"the answers in {path} {what} {written}; {advice}")
     return answers
-
-
-def _share(metric: Share, answers: Answers) -> float:
-    verdicts = (metric.of(gold, answer) for gold, answer in zip(answers.golds, answers.answers, strict=True))
-    return fmean(counted) if (counted := [verdict for verdict in verdicts if verdict is not None]) else 0.0
 
 
 def write_record(task: Task, record: Record, exam: str, data: str | None) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
-from clinrl.analysis.contrasts import ALL, Compared, Figure
+from clinrl.analysis.compared import ALL, Compared, Figure
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, exit_code_of

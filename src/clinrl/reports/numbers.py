@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from clinrl.analysis.contrasts import Figure
+from clinrl.analysis.compared import Figure
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Statistic
 from clinrl.types import Estimate

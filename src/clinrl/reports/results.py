@@ -8,7 +8,7 @@ from statistics import fmean
 
 from clinrl import intervals
 from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
-from clinrl.analysis.contrasts import ALL, COMMONEST, Compared, Contrast, Figure, Section
+from clinrl.analysis.compared import ALL, COMMONEST, Compared, Contrast, Figure, Section
 from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import Agreement, Confusion, Estimates, EvalReport
 from clinrl.analysis.power import detectable_from
