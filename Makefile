@@ -7,6 +7,7 @@ READY := $(VENV)/.installed
 # Else each process would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
+DVC := python -m clinrl.runtime.dvc_command
 
 .PHONY: help demo serve test quick slow check docs bench faults lock bom
 .DEFAULT_GOAL := help
@@ -16,7 +17,7 @@ help: ## list the targets
 
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
 	@$(BIN)/python -m clinrl check
-	@$(RUN) CLINRL_STARTER=$$PPID python -m clinrl.runtime.forkserver dvc repro --no-run-cache evaluate@esi-v49
+	@$(RUN) CLINRL_STARTER=$$PPID python -m clinrl.runtime.forkserver $(DVC) repro --no-run-cache evaluate@esi-v49
 	@$(BIN)/python -m clinrl.pipeline.series esi
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them

@@ -342,9 +342,7 @@ held-out cases, and gives the process an allocator that keeps its memory.
 - The limit counts matrix products alone: each prompt once, each completion written, live groups forward and
   backward.
 
-Both keys are off by default: another order of sums rounds differently, and committed versions keep their bytes.
-
-The rows "exact answers" below compare models that both paths trained, seed by seed, on the same exam.
+Both keys are off by default, which is TRL's way. The recipes of triage and imaging set them.
 
 ## On a machine that others use
 

@@ -5,7 +5,6 @@ repeated therefore does what was left undone, or nothing.
 """
 
 import re
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -92,9 +91,7 @@ def repro(stage: str, name: str) -> None:
     with nullcontext() if stage in LIGHT else runs.training_slot():
         load_params()
         dvc_state.fence()
-        # Its run cache is believed unchecked: whoever can write there could say what a stage has made.
-        command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", "--single-item", f"{stage}@{name}"]
-        code = child.run(command, say)
+        code = child.run([*dvc_state.REPRO, "--single-item", f"{stage}@{name}"], say)
     if code:
         raise failure(f"{stage}@{name}", code, list(words))
 

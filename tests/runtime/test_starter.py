@@ -48,7 +48,7 @@ pathlib.Path("made").write_text("whole\\n")
 """
 """A stage that follows its starter as those of clinrl do, without their libraries."""
 SHELL_STAYS = "python stage.py; true"
-MAKEFILE = "demo:\n\t@CLINRL_STARTER=$$PPID {python} -m dvc repro\n"
+MAKEFILE = "demo:\n\t@CLINRL_STARTER=$$PPID {python} -m clinrl.runtime.dvc_command repro\n"
 
 
 def begun(folder: Path, command: list[str], **variables: str) -> "subprocess.Popen[bytes]":
@@ -61,7 +61,7 @@ def begun(folder: Path, command: list[str], **variables: str) -> "subprocess.Pop
     )
 
 
-DVC = [sys.executable, "-m", "dvc", "repro"]
+DVC = [sys.executable, "-m", "clinrl.runtime.dvc_command", "repro"]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_a_stage_whose_dvc_was_gone_before_it_could_look_does_not_begin(project:
 
 
 @pytest.mark.parametrize(
-    "victim", [itself, pytest.param(who_is("dvc repro"), marks=pytest.mark.faults)], ids=["make", "dvc"]
+    "victim", [itself, pytest.param(who_is("dvc_command repro"), marks=pytest.mark.faults)], ids=["make", "dvc"]
 )
 def test_a_demo_ends_with_make(project: Path, victim: Callable[[dict[int, str]], int]) -> None:
     process = begun(project, ["make", "demo"])
@@ -151,7 +151,7 @@ def test_a_demo_ends_with_make(project: Path, victim: Callable[[dict[int, str]],
 
 def test_the_demo_names_make_as_its_starter() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    assert f"{starter.STARTER}=$$PPID python -m clinrl.runtime.forkserver dvc repro" in makefile
+    assert f"{starter.STARTER}=$$PPID python -m clinrl.runtime.forkserver $(DVC) repro" in makefile
 
 
 @pytest.mark.parametrize(

@@ -268,9 +268,8 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
         if hasattr(os, "sched_getaffinity"):
             processors = sorted(os.sched_getaffinity(0))[:threads]
     alone = ["--force", "--single-item"] if target.startswith("base@") else []
-    command = [sys.executable, "-m", "dvc", "repro", "--no-run-cache", *alone, target]
     with _only_on(processors):
-        rebuild = child.start(command, cwd=tree, env=env, stdout=sys.stderr)
+        rebuild = child.start([*dvc_state.REPRO, *alone, target], cwd=tree, env=env, stdout=sys.stderr)
     try:
         code = rebuild.wait()
     finally:
