@@ -109,8 +109,7 @@ class HubBase(HubJudge):
     recipes: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude_if=unless({}))
     """Recipe to settings of its trainer, such as those of a publication, which take the place of its own at full."""
     prefill: bool = Field(default=True, exclude_if=unless(True))
-    """Whether a prompt in a mode with thinking opens the think block. False: the model opens it, where its template does
-    not."""
+    """Whether a prompt in a mode with thinking opens the think block; false: it is left to the model."""
     temperature: float | None = Field(default=None, ge=0, le=2, exclude_if=unless(None))
     """Sampling temperature of exams in every mode, 0 to 2; null: that of the modes."""
     top_p: float | None = Field(default=None, gt=0, le=1, exclude_if=unless(None))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(params: "Params") -> None:
-    """Refuse settings of a recipe that is not there, or is another task's, or that do not fit it. Raises ParamsError."""
+    """Refuse settings of a recipe that is not there or is another task's, or that do not fit it. Raises ParamsError."""
     for task, base in params.bases.items():
         at = f"bases.{task}.full.recipes"
         others = {spec.profile for spec in params.versions.values() if spec.task != task}

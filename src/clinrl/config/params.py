@@ -16,7 +16,7 @@ from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.comparisons import Comparison, Rival, check_comparisons
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
 from clinrl.config.model import Model, resolve
-from clinrl.config.recipes import GrpoProfile, Lora, RejectionProfile, SftProfile, Trainer, lengths
+from clinrl.config.recipes import GrpoProfile, GrpoTrainer, Lora, RejectionProfile, SftProfile, SftTrainer, lengths
 from clinrl.errors import ParamsError
 from clinrl.tasks.base import GIVEN, get_task, task_names
 
@@ -303,10 +303,13 @@ class Params(Section):
         check_known("params.yaml", task, self.bases, "a task with a base")
         return self.bases[task].embedded if self.scale == "embedded" else self.bases[task].full
 
-    def trainer(self, profile: str) -> Trainer:
-        """The trainer of a profile at the active scale. Raises ParamsError for an unknown profile."""
+    def trainer(self, profile: str) -> SftTrainer | GrpoTrainer:
+        """The trainer of a profile at the active scale; that of rejection sampling is one of imitation, with more keys.
+
+        Raises ParamsError for an unknown profile."""
         check_known("params.yaml", profile, self.profiles, "a profile")
-        return full.recipe(self, profile).trainer[self.scale]
+        found: SftTrainer | GrpoTrainer = full.recipe(self, profile).trainer[self.scale]
+        return found
 
     def lora(self, version: str) -> Lora:
         """The shape of a version's adapter at the active scale. Raises ParamsError for an unknown version."""

@@ -88,11 +88,11 @@ class Trainer(Section):
     """How the loss is computed. stock: by TRL, every row of a step, padded to the longest. shared: the same loss, with
     rows of like length together; in GRPO without rows that cannot change its gradient, and a group's prompt once. The
     first step compares both, and TRL's is taken if they differ. In GRPO the logged entropy is that of computed rows."""
-    scheduler: Literal["linear", "cosine", "constant"] = Field(default="linear", exclude_if=unless("linear"))
-    """How the learning rate falls after the warm-up: to 0 along a line or a half cosine, or not at all."""
+    scheduler: Literal["linear", "cosine"] = Field(default="linear", exclude_if=unless("linear"))
+    """How the learning rate falls to 0 after the warm-up: along a line, or half a cosine."""
     warmup: int = Field(default=0, ge=0, exclude_if=unless(0))
     """Optimiser steps in which the learning rate rises from 0 to its peak, fewer than steps."""
-    optimizer: Literal["adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit"] = Field(
+    optimizer: Literal["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = Field(
         default="adamw_torch_fused", exclude_if=unless("adamw_torch_fused")
     )
     """AdamW of torch, or with states of 8 bits, which needs CUDA; paged: states that do not fit leave the GPU."""
@@ -176,8 +176,8 @@ class GrpoTrainer(Trainer):
     """By what an advantage is divided: the deviation within its group, that of the step, or nothing, so that a small
     difference of rewards teaches little (as in Dr. GRPO)."""
     loss_type: Literal["dapo", "bnpo", "grpo", "dr_grpo"] = Field(default="dapo", exclude_if=unless("dapo"))
-    """By what TRL divides the sum over tokens: dapo: the tokens of the step. bnpo: those of the micro-batch. grpo: those
-    of the completion. dr_grpo: max_completion."""
+    """By what TRL divides the sum over tokens. dapo: the tokens of the step. bnpo: of the micro-batch. grpo: of the
+    completion. dr_grpo: max_completion."""
     vllm: bool = False
     """Sample with vLLM."""
     held_out: HeldOut | None = None

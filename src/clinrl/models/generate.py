@@ -111,7 +111,8 @@ class Sampler:
         """One completion a prompt, in the order of the prompts, of at most `budget` tokens each.
 
         Greedy at temperature 0, otherwise sampled from the likeliest tokens that have `top_p` of the mass, and the same
-        for the same seed. `progress` is called once for each finished prompt. Raises DataError naming the prompt that leaves no room for the budget.
+        for the same seed. `progress` is called once for each finished prompt. Raises DataError naming the prompt that
+        leaves no room for the budget.
         """
         import torch
         from transformers import GenerationConfig

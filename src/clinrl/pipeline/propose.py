@@ -362,16 +362,14 @@ def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | No
 
 def _recipe(params: Params, version: str) -> GrpoProfile:
     """The recipe that a draft refines: the version's own, or after an imitation the first of the task with a reward."""
-    start = params.versions[version]
-    own = full.recipe(params, start.profile)
+    task, own = params.versions[version].task, full.recipe(params, params.versions[version].profile)
     if isinstance(own, GrpoProfile):
         return own
     for spec in params.versions.values():
         profile = full.recipe(params, spec.profile)
-        fits = isinstance(profile, GrpoProfile) and not profile.waiver and profile.lora == own.lora
-        if spec.task == start.task and fits:
+        if spec.task == task and isinstance(profile, GrpoProfile) and not profile.waiver and profile.lora == own.lora:
             return profile
-    raise Refused(f"{start.task} has no recipe with a reward yet, so there is nothing to refine; write the first by hand")
+    raise Refused(f"{task} has no recipe with a reward yet, so there is nothing to refine; write the first by hand")
 
 
 def _reward(recipe: GrpoProfile, report: MineReport, targets: Collection[Target]) -> dict[str, Any]:

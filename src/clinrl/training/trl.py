@@ -83,11 +83,13 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
     Raises TrainingError for an optimiser that needs CUDA where there is none.
     """
     on_cpu = spec["scale"] == "embedded" or not torch.cuda.is_available()
-    trainer = Trainer.model_validate({key: value for key, value in spec["trainer"].items() if key in Trainer.model_fields})
+    trainer = Trainer.model_validate(
+        {key: value for key, value in spec["trainer"].items() if key in Trainer.model_fields}
+    )
     if on_cpu and trainer.optimizer.endswith("8bit"):
         raise TrainingError(
-            f"the optimiser {trainer.optimizer} needs CUDA, and this training runs on the CPU; set trainer.optimizer to "
-            "adamw_torch_fused, or train on a GPU"
+            f"the optimizer {trainer.optimizer} needs CUDA, and this training runs on the CPU; train on a GPU, or set "
+            "optimizer to adamw_torch_fused"
         )
     return {
         "output_dir": str(output),
