@@ -24,7 +24,7 @@ def check(params: "Params") -> None:
         others = {spec.profile for spec in params.versions.values() if spec.task != task}
         others |= {name for other in params.bases if other != task for name in params.bases[other].full.recipes}
         for name in base.full.recipes:
-            check_known(at, name, [profile for profile in params.profiles if profile not in others], "a recipe of it")
+            check_known(at, name, [own for own in params.profiles if own not in others], f"a recipe of {task}")
             recipe(params, name)
 
 
