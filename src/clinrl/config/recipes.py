@@ -197,7 +197,7 @@ class Profile(Section):
     modes: Distinct
     """Modes of the training rows, in turn: row by row, in GRPO on episodes step by step."""
     lora: Lora
-    """Shape of the adapter."""
+    """Shape of the adapter; above a hub checkpoint, that of its block if it has one."""
     stream: Stream = Stream()
     """How rows are drawn."""
     view: str = Field(default="given", exclude_if=unless("given"))
