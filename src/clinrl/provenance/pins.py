@@ -1,10 +1,10 @@
 """The libraries: each one's version, the hashes of its files on the package index, and its licence.
 
-There are two environments, since vLLM and Prefect want different libraries. `constraints.txt` holds that of `.venv`, all but
+There are two environments, since Prefect and vLLM want different libraries. Of `.venv`, `constraints.txt` holds all but
 torch, of which there are two builds: that of PyPI (`constraints-torch.txt`, with the libraries that it needs for
-NVIDIA's GPUs) and one for the CPU (`constraints-torch-cpu.txt`). `constraints-vllm.txt` holds all of `.venv-vllm`, where
-stages run with vLLM. `make lock` renews the four by asking uv, and is the only writer; installers read them as
-requirements and demand the hashes.
+NVIDIA's GPUs) and one for the CPU (`constraints-torch-cpu.txt`). `constraints-vllm.txt` holds all of `.venv-vllm`.
+`make lock` renews the four by asking uv, and is the only writer; installers read them as requirements and demand the
+hashes.
 """
 
 import argparse
@@ -25,7 +25,7 @@ MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torc
 DEFAULT = (MAIN, TORCH, CPU)
 """The files of `.venv`: what is shipped."""
 VLLM = "constraints-vllm.txt"
-"""The file of `.venv-vllm`, which whoever has a GPU installs by choice. Its libraries need no licence here."""
+"""The file of `.venv-vllm`, which whoever has a GPU installs by choice. It is in no bill of materials."""
 EXTRAS = {
     MAIN: ("flows", "reward-models", "openenv", "docs", "dev"),
     VLLM: ("vllm", "gpu", "reward-models", "dev"),
@@ -55,10 +55,11 @@ HEADERS = {
 # torch built for the CPU alone, in place of constraints-torch.txt: the wheel that lay in PIP_FIND_LINKS at `make lock`.
 """,
     VLLM: f"""\
-# Every library of .venv-vllm, torch among them, in the form of constraints.txt. {UNKNOWN}: its licence was not looked up,
-# since it is no part of what is shipped. Renew: make lock
+# Every library of .venv-vllm, torch among them, in the form of constraints.txt. {UNKNOWN}: the licence was not looked up,
+# since the library is no part of a release. Renew: make lock
 """,
 }
+RESOLVED = ("what uv resolved", "nothing was written; see what changed in uv")
 BLOCK = re.compile(
     r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))?"
     r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
@@ -162,10 +163,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def renew() -> int:
         former, beside = load(), load(names=[VLLM])
-        pins = merge_pins(_resolve(EXTRAS[MAIN], former, words), former, _built(map(Path, arguments.wheels)))
+        resolved = read(_resolve(EXTRAS[MAIN], former, words), *RESOLVED)
+        pins = merge_pins(resolved, former, _built(map(Path, arguments.wheels)))
         # The libraries of .venv go first, so that both environments have the same where they can.
         known = [*(pin for pin in pins if "+" not in pin.version), *beside]
-        others = merge_pins(_resolve(EXTRAS[VLLM], known, words), known[::-1], {})
+        others = merge_pins(read(_resolve(EXTRAS[VLLM], known, words), *RESOLVED), known[::-1], {})
         written = {name: [pin for pin in pins if _file(pin) == name] for name in DEFAULT} | {VLLM: others}
         for name, header in HEADERS.items():
             write_text(ROOT / name, header + "\n" + "".join(map(str, written[name])))
@@ -176,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(renew)
 
 
-def _resolve(extras: Iterable[str], known: Iterable[Pin], words: Sequence[str]) -> list[Pin]:
+def _resolve(extras: Iterable[str], known: Iterable[Pin], words: Sequence[str]) -> str:
     """What uv resolves pyproject.toml with these extras to, on every platform, keeping the first known pin that fits.
 
     Raises DataError if it cannot.
@@ -196,7 +198,7 @@ def _resolve(extras: Iterable[str], known: Iterable[Pin], words: Sequence[str]) 
         done = subprocess.run([*command, *words], cwd=ROOT, env=environment, check=False)
         if done.returncode:
             raise DataError("uv found no set of versions, and says why above; nothing was written")
-        return read(out.read_text(encoding="utf-8"), "what uv resolved", "nothing was written; see what changed in uv")
+        return out.read_text(encoding="utf-8")
 
 
 def _built(folders: Iterable[Path]) -> dict[tuple[str, str], str]:
