@@ -120,8 +120,7 @@ def _index() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_index")
-@pytest.mark.parametrize("extras", [(), ("flows",), ("gpu",), ("vllm",), ("flows", "gpu"), *pins.EXTRAS.values()],
-                         ids=",".join)  # fmt: skip
+@pytest.mark.parametrize("extras", [("flows",), ("gpu",), ("vllm",), *pins.EXTRAS.values()], ids=",".join)
 def test_uv_finds_versions_for_each_set_of_extras(extras: tuple[str, ...]) -> None:
     found = {pin.name for pin in pins.read(pins._resolve(extras, pins.load(), ()))}
     wanted = {"flows": "prefect", "gpu": "flash-linear-attention", "vllm": "vllm"}
