@@ -1,6 +1,6 @@
 """The Python that runs stages: the flows' own, unless CLINRL_STAGES_PYTHON names that of another environment.
 
-Prefect and vLLM need different versions of FastAPI. Where stages sample with vLLM, they have an environment of their own.
+Prefect and vLLM need different versions of FastAPI, so stages that sample with vLLM have an environment of their own.
 """
 
 import os

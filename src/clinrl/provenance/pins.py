@@ -55,8 +55,8 @@ HEADERS = {
 # torch built for the CPU alone, in place of constraints-torch.txt: the wheel that lay in PIP_FIND_LINKS at `make lock`.
 """,
     VLLM: f"""\
-# Every library of .venv-vllm, torch among them, in the form of constraints.txt. {UNKNOWN}: the licence was not looked up,
-# since the library is no part of a release. Renew: make lock
+# Every library of .venv-vllm, torch among them, in the form of constraints.txt. {UNKNOWN}: the licence was not
+# looked up, since the library is no part of a release. Renew: make lock
 """,
 }
 RESOLVED = ("what uv resolved", "nothing was written; see what changed in uv")

@@ -38,7 +38,8 @@ AT_WORK = TMP / "lock"
 CONFLICT = b"<<<<<<<"
 """How git marks a merge that a person has to finish."""
 REPRO = ("-m", "clinrl.runtime.dvc_command", "repro", "--no-run-cache")
-"""Arguments of a Python: DVC without its run cache, which it believes unchecked: whoever can write there could say what a stage has made."""
+"""How a Python runs DVC: without its run cache, which is believed unchecked. Whoever can write there could say what a
+stage has made."""
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 ENTER = stat.S_IXGRP | stat.S_IXOTH
 
