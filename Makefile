@@ -4,12 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+PINS := constraints.txt
+TORCH := constraints-torch.txt
+CPU := constraints-torch-cpu.txt
 # Else each process would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 DVC := python -m clinrl.runtime.dvc_command
 
-.PHONY: help demo serve test quick slow check docs bench faults lock bom
+.PHONY: help demo serve test quick slow check docs bench faults lock bom vllm
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -62,13 +65,16 @@ lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--up
 bom: $(READY) ## write bom.cdx.json: the libraries, models and data sets that a release consists of
 	@$(BIN)/python -m clinrl.provenance.bom
 
-# Nothing is installed that has not its hash in constraints.txt and beside: pip, which came with Python, installs uv and
+vllm: ## install .venv-vllm, in which stages run with vLLM on NVIDIA's GPUs
+	@$(MAKE) --no-print-directory VENV=.venv-vllm PINS=constraints-vllm.txt TORCH= CPU= .venv-vllm/.installed
+
+# Nothing is installed that has not its hash in PINS and TORCH or CPU: pip, which came with Python, installs uv and
 # the build backend, and uv the rest in seconds. No dependency is resolved, since the files are complete. Where uv fails,
 # pip does it. torch is the CPU build where its wheel can be found, else that of PyPI. uv does not read pip's
 # configuration, so the indexes, the folder of wheels and the certificates that pip knows are passed on. A file may come
 # from any of the indexes, since its hash is known. Python compiles a module when it is first imported: to compile all
 # of them takes a minute.
-$(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch-cpu.txt
+$(READY): pyproject.toml $(PINS) $(TORCH) $(CPU)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("clinrl needs Python 3.11 or newer: make PYTHON=...")'
 	@echo "installing into $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -83,12 +89,12 @@ $(READY): pyproject.toml constraints.txt constraints-torch.txt constraints-torch
 	pass UV_INDEX_STRATEGY unsafe-best-match; \
 	pass SSL_CERT_FILE "$$(setting cert "$${PIP_CERT:-}")"; \
 	hashed="-q --no-deps --require-hashes"; \
-	sed -nE '/^(setuptools|uv)==/,/[^\\]$$/p' constraints.txt > $(VENV)/first.txt; \
+	sed -nE '/^(setuptools|uv)==/,/[^\\]$$/p' $(PINS) > $(VENV)/first.txt; \
 	$(BIN)/pip install $$hashed -r $(VENV)/first.txt; \
 	install() { \
-	  torch=constraints-torch.txt; \
-	  if "$$@" $$hashed --dry-run -r constraints-torch-cpu.txt >/dev/null 2>&1; then torch=constraints-torch-cpu.txt; fi; \
-	  "$$@" $$hashed --no-build-isolation -r constraints.txt -r $$torch && "$$@" -q --no-deps --no-build-isolation -e .; \
+	  torch=$(TORCH); \
+	  if [ -n "$(CPU)" ] && "$$@" $$hashed --dry-run -r $(CPU) >/dev/null 2>&1; then torch=$(CPU); fi; \
+	  "$$@" $$hashed --no-build-isolation -r $(PINS) $${torch:+-r $$torch} && "$$@" -q --no-deps --no-build-isolation -e .; \
 	}; \
 	install $(BIN)/uv pip install --python $(BIN)/python || install $(BIN)/pip install
 	@touch $@

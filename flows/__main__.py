@@ -22,7 +22,7 @@ from clinrl.config.base import check_known
 from clinrl.config.params import load_params
 from clinrl.errors import Busy, exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
-from flows import serve, servers
+from flows import interpreter, serve, servers
 
 if TYPE_CHECKING:
     from prefect import State
@@ -108,11 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(arguments: dict[str, Any]) -> str:
-    """Refuse what params.yaml does not have, and an approver without a name, before anything is started.
+    """Refuse what params.yaml does not have, an approver without a name, and a Python that stages cannot run with.
 
-    Returns the task that the flow is about.
+    Nothing has been started then. Returns the task that the flow is about.
     """
     dvc_state.fence()
+    interpreter.stages_python()
     params = load_params()
     if "name" in arguments:
         task: str = params.versions[params.parts(arguments["name"])[0]].task

@@ -17,7 +17,7 @@ from clinrl.cli.parser import Parser
 from clinrl.config.params import Params, load_params
 from clinrl.errors import Refused, exit_code_of
 from clinrl.runtime import child, determinism, dvc_state
-from flows import credentials, servers
+from flows import credentials, interpreter, servers
 
 BY_HAND = "by-hand"
 """The deployments of a single version, which a person starts."""
@@ -57,6 +57,7 @@ def main(top: argparse.ArgumentParser, arguments: Mapping[str, Any]) -> int:
         servers.configure()
         dvc_state.fence()
         load_params()
+        interpreter.stages_python()
         with ExitStack() as stack, suppress(KeyboardInterrupt):
             if arguments["servers"]:
                 with servers.starting():

@@ -24,7 +24,7 @@ from clinrl.registry.versions import Entry
 from clinrl.release import promotion
 from clinrl.release.gate import Decision
 from clinrl.runtime import child, dvc_state
-from flows import runs
+from flows import interpreter, runs
 
 LIGHT = {"dataset", "import", "validate", "validate-import", "probe"}
 """Stages that neither train nor load a model: they may run beside a training."""
@@ -78,8 +78,8 @@ REGISTRY: dict[str, Any] = {
 def repro(stage: str, name: str) -> None:
     """Bring one stage up to date, not those before it, and pass its lines on to the run's log.
 
-    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words, and
-    ParamsError before DVC makes paths of a params.yaml that is wrong.
+    Training, examining and merging wait for their slot. Raises StageFailed with the stage's own last words, ParamsError
+    before DVC makes paths of a params.yaml that is wrong, and Refused as `interpreter.stages_python` does.
     """
     logger, words = get_run_logger(), deque[str](maxlen=LAST_WORDS)
 
@@ -91,7 +91,8 @@ def repro(stage: str, name: str) -> None:
     with nullcontext() if stage in LIGHT else runs.training_slot():
         load_params()
         dvc_state.fence()
-        code = child.run([*dvc_state.REPRO, "--single-item", f"{stage}@{name}"], say)
+        python = interpreter.stages_python()
+        code = child.run([python, *dvc_state.REPRO, "--single-item", f"{stage}@{name}"], say, python=python)
     if code:
         raise failure(f"{stage}@{name}", code, list(words))
 

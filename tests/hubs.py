@@ -5,8 +5,10 @@ import hashlib
 import json
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +104,31 @@ def is_large(name: str) -> bool:
 
 def digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
+
+
+@contextlib.contextmanager
+def served(hub_: Imitation, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imitation]:
+    """A hub on this machine, and an empty cache in a folder; no token, no proxy, and no patience."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), answers(hub_))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    ask(monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
+    for name, value in {"HF_HUB_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": False, "HF_HUB_ETAG_TIMEOUT": 1,
+                        "HF_TOKEN_PATH": str(folder / "token"), "HF_HUB_DOWNLOAD_TIMEOUT": 1,
+                        "HF_HUB_DISABLE_XET": True}.items():  # fmt: skip
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY",
+                 "NO_PROXY", "https_proxy", "http_proxy", "all_proxy", "no_proxy"):  # fmt: skip
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between its own attempts
+    anew()
+    try:
+        yield hub_
+    finally:
+        hub_.open.set()
+        server.shutdown()
+        server.server_close()
+        anew()
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:

@@ -3,12 +3,15 @@
 import shutil
 
 import pytest
+from transformers import AutoTokenizer
 
 import dolls
 from clinrl import paths
 from clinrl.artifacts import read_manifest, seal, write_json
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases
+from clinrl.models.chat import render
+from clinrl.types import Message
 
 
 @pytest.fixture
@@ -67,6 +70,25 @@ def test_a_local_checkpoint_serves_as_a_hub_base(project, quantize):
     write_json(checkpoint / "config.json", {})
     with pytest.raises(ArtefactError, match="is not the checkpoint"):
         bases.load(params, "esi", for_training=False)
+
+
+def test_a_base_may_leave_the_think_block_to_the_model(project):
+    checkpoint = project / "checkpoint"
+    shutil.copytree(paths.base("esi"), checkpoint)
+    block = {"repo": str(checkpoint), "revision": "main", "quantize": "none", "prefill": False}
+    params = dolls.params(scale="full", bases={"esi": {**dolls.PARAMS["bases"]["esi"], "full": block}})
+    bases.stage(params, "esi")
+    with pytest.raises(ArtefactError, match="leaves the think block to the model, but the chat template writes the"):
+        bases.load(params, "esi", for_training=False)
+    shutil.copy(dolls.TEMPLATE.parent / "llama3_1.jinja", checkpoint / "chat_template.jinja")
+    bases.stage(params, "esi")
+    _, tokenizer = bases.load(params, "esi", for_training=False)
+    asked = [Message(role="user", content="?")]
+    assert render(tokenizer, asked, True).endswith("assistant<|end_header_id|>\n\n")
+    assert render(tokenizer, asked, False).endswith("<think>\n\n</think>\n\n")
+    tokenizer.save_pretrained(project / "saved")  # as an adapter has it, for whoever serves it
+    again = AutoTokenizer.from_pretrained(project / "saved")
+    assert render(again, asked, True) == render(tokenizer, asked, True)
 
 
 def test_a_commit_in_the_cache_is_pinned_and_opened_without_a_network(project, monkeypatch):

@@ -250,3 +250,14 @@ def test_an_exam_on_the_shared_path_has_the_same_answers(doll, sizes, mode):
     assert run(Sampler(model, tokenizer, shared=True), task, cases, mode, 16, 0) == stock
     assert sizes[0][0] == 1
     assert run(Sampler(model, tokenizer, rows=4, shared=True), task, cases, mode, 16, 0) == stock
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_small_mass_leaves_the_likeliest_token_alone(doll, shared):
+    model, tokenizer, task, cases, _ = doll
+    sampler = Sampler(model, tokenizer, shared=shared)
+    mode = dolls.params().modes["think"]
+    tight, wide = (mode.model_copy(update={"temperature": 1.5, "top_p": mass}) for mass in (1e-6, 1.0))
+    greedy, least, drawn = (run(sampler, task, cases, one, budget=12, seed=3) for one in (mode, tight, wide))
+    assert least == greedy
+    assert drawn != greedy

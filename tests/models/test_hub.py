@@ -3,9 +3,7 @@
 import errno
 import json
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
@@ -16,33 +14,15 @@ import dolls
 from clinrl.cli import main as cli
 from clinrl.errors import Refused
 from clinrl.models import hub
-from hubs import COMMIT, FILES, REPO, Imitation, anew, answers, ask, closed
+from hubs import COMMIT, FILES, REPO, Imitation, anew, ask, closed, served
 
 INDEX, PARTS = "model.safetensors.index.json", {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 
 
 @pytest.fixture
 def imitation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Imitation]:
-    """A hub on this machine, and an empty cache; no token, no proxy, and no patience."""
-    hub_ = Imitation()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), answers(hub_))
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    ask(monkeypatch, f"http://127.0.0.1:{server.server_address[1]}")
-    for name, value in {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": False, "HF_HUB_ETAG_TIMEOUT": 1,
-                        "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HUB_DOWNLOAD_TIMEOUT": 1,
-                        "HF_HUB_DISABLE_XET": True}.items():  # fmt: skip
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SSL_CERT_FILE", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY",
-                 "NO_PROXY", "https_proxy", "http_proxy", "all_proxy", "no_proxy"):  # fmt: skip
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between its own attempts
-    anew()
-    yield hub_
-    hub_.open.set()
-    server.shutdown()
-    server.server_close()
-    anew()
+    with served(Imitation(), tmp_path, monkeypatch) as hub_:
+        yield hub_
 
 
 def test_a_branch_is_pinned_and_fetched_once(imitation: Imitation, monkeypatch: pytest.MonkeyPatch) -> None:

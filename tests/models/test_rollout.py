@@ -15,11 +15,11 @@ from clinrl import paths
 from clinrl.data.dataset import read_cases
 from clinrl.errors import DataError
 from clinrl.models import bases
-from clinrl.models.chat import decode, encode, read_turn, render, write_turn
+from clinrl.models.chat import decode, encode, opens, read_turn, render, spelt, without_prefill, write_turn
 from clinrl.models.generate import STEP, Prompt, Sampler, batches, equal_batches
 from clinrl.models.rollout import run
 from clinrl.tasks.base import get_task
-from clinrl.types import Message, Unreadable
+from clinrl.types import Message, Transcript, Unreadable
 from samplers import ScriptedSampler
 
 PIECES = ["<think>", "</think>", "\n", "a", "<", "think>", " ", "ANSWER: ESI 2", "é", "\x00"]
@@ -104,6 +104,40 @@ def test_a_template_that_thinks_is_left_as_it_is(template):
             turns, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
         )
         assert render(tokenizer, ASKED, thinking) == written
+
+
+@pytest.mark.parametrize(
+    ("template", "is_opened"),
+    [("llama3_1", True), ("qwen2_5", True), ("qwen3_5_think", True), ("qwen3_5_nothink", True), ("qwen3", False)],
+)
+def test_whether_a_prompt_opens_the_think_block_is_read_from_the_template(template, is_opened):
+    tokenizer = bare(template)
+    assert opens(tokenizer, True) is is_opened
+    assert opens(tokenizer, True) is render(tokenizer, ASKED, True).endswith("<think>\n")
+    assert not opens(tokenizer, False)
+
+
+@pytest.mark.parametrize("template", ["llama3", "llama3_1", "qwen2_5"])
+def test_a_think_block_may_be_left_to_the_model(template):
+    tokenizer = bare(template)
+    direct = render(tokenizer, ASKED, False)
+    turns = [message.model_dump(include={"role", "content"}) for message in ASKED]
+    written = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    tokenizer.chat_template = without_prefill(tokenizer.chat_template)
+    assert render(tokenizer, ASKED, True) == written
+    assert render(tokenizer, ASKED, False) == direct
+    assert not opens(tokenizer, True)
+    turn = Message(role="assistant", content="<answer>Yes</answer>", thinking="First this.")
+    done = Transcript(messages=(turn,), stop="answered")
+    opening, own = spelt(tokenizer, ASKED, done, True)
+    assert (opening.text, own.text) == (written, "<think>\nFirst this.\n</think>\n\n<answer>Yes</answer>")
+    assert read_turn(own.text, opens(tokenizer, True)) == turn
+
+
+@pytest.mark.parametrize("template", ["qwen3_5_think", "qwen3"])
+def test_a_template_with_a_block_of_its_own_is_not_changed(template):
+    with pytest.raises(ValueError, match="writes the think block itself"):
+        without_prefill(bare(template).chat_template)
 
 
 @given(st.lists(st.integers(1, 300), max_size=40), st.integers(1, 50), st.integers(1, 2000))

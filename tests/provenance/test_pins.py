@@ -2,6 +2,7 @@
 
 import errno
 import shutil
+import subprocess
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -10,14 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from license_expression import get_spdx_licensing
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from uv import find_uv_bin
 
 from clinrl.errors import DataError
 from clinrl.provenance import pins
 from clinrl.provenance.pins import Pin
+from clinrl.runtime import determinism
 
 ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PYPROJECT["project"]["optional-dependencies"]
+FILES = {pins.MAIN: pins.DEFAULT, pins.VLLM: (pins.VLLM,)}
+"""The files of each environment, by the one that `pins.EXTRAS` knows it by."""
 LEFT_OUT = {"gradio"}
 """What pyproject.toml tells uv to leave out."""
 HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -40,20 +48,24 @@ def pin(version: str = "1.0", **changes: object) -> Pin:
 
 def test_the_committed_files_are_what_their_pins_say() -> None:
     pinned = {(ROOT / name).read_text(encoding="utf-8") for name in pins.HEADERS}
-    found = pins.load()
-    assert {
-        header + "\n" + "".join(str(pin) for pin in found if pins._file(pin) == name)
-        for name, header in pins.HEADERS.items()
-    } == pinned
+    found = {name: [pin for pin in pins.load() if pins._file(pin) == name] for name in pins.DEFAULT}
+    found[pins.VLLM] = pins.load(names=[pins.VLLM])
+    assert {header + "\n" + "".join(map(str, found[name])) for name, header in pins.HEADERS.items()} == pinned
 
 
-def test_everything_that_is_asked_for_is_pinned() -> None:
+def pinned_here(environment: str) -> dict[str, str]:
+    """The version of each library that an environment has on this platform."""
+    found = [pin for pin in pins.load(names=FILES[environment]) if not pin.marker or Marker(pin.marker).evaluate()]
+    return {pin.name: pin.version for pin in found if "+" not in pin.version}
+
+
+@pytest.mark.parametrize("environment", FILES)
+def test_everything_that_is_asked_for_is_pinned(environment: str) -> None:
     """From pyproject.toml on, through what each installed library asks for: so that no installer has to resolve."""
-    pinned = {pin.name: pin.version for pin in pins.load() if "+" not in pin.version}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    asked = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
-    for extra in project["project"]["optional-dependencies"].values():
-        asked += extra
+    pinned = pinned_here(environment)
+    asked = [*PYPROJECT["build-system"]["requires"], *PYPROJECT["project"]["dependencies"]]
+    for extra in pins.EXTRAS[environment]:
+        asked += EXTRAS[extra]
     open_, seen = [(Requirement(line), "pyproject.toml") for line in asked], set()
     while open_:
         wanted, who = open_.pop()
@@ -65,20 +77,62 @@ def test_everything_that_is_asked_for_is_pinned() -> None:
         for extra in {"", *wanted.extras}:
             if (name, extra) not in seen:
                 seen.add((name, extra))
-                open_ += [(need, name) for need in needs(name, extra)]
+                open_ += [(need, name) for need in needs(name, pinned[name], extra)]
 
 
-def needs(name: str, extra: str) -> list[Requirement]:
-    """What an installed library asks for; nothing of one that this platform does not have."""
+def needs(name: str, version: str, extra: str) -> list[Requirement]:
+    """What a library asks for at this version; nothing of one that is not installed here."""
     try:
-        lines = distribution(name).requires or []
+        found = distribution(name)
     except PackageNotFoundError:
         return []
-    found = [Requirement(line) for line in lines]
-    for need in found:
+    if found.version.split("+")[0] != version:
+        return []
+    lines = [Requirement(line) for line in found.requires or []]
+    for need in lines:
         if need.marker and need.marker.evaluate({"extra": extra}):
             need.marker = None
-    return found
+    return lines
+
+
+def test_every_extra_is_pinned_and_none_beside_one_that_it_conflicts_with() -> None:
+    assert set().union(*pins.EXTRAS.values()) == set(EXTRAS)
+    conflicts = [{entry["extra"] for entry in conflict} for conflict in PYPROJECT["tool"]["uv"]["conflicts"]]
+    assert conflicts == [{"flows", "vllm"}]
+    assert not [extras for extras in pins.EXTRAS.values() for conflict in conflicts if conflict <= {*extras}]
+    names = {environment: {pin.name for pin in pins.load(names=files)} for environment, files in FILES.items()}
+    assert {"prefect"} == {"prefect", "vllm"} & names[pins.MAIN]
+    assert {"vllm"} == {"prefect", "vllm"} & names[pins.VLLM]
+
+
+def test_both_environments_have_the_same_of_what_a_manifest_records() -> None:
+    main, vllm = pinned_here(pins.MAIN), pinned_here(pins.VLLM)
+    assert {name: main[name] for name in determinism._VERSIONS} == {name: vllm[name] for name in determinism._VERSIONS}
+
+
+@pytest.fixture(scope="module")
+def _index() -> None:
+    command = [find_uv_bin(), "pip", "compile", "--quiet", "--no-deps", "-"]
+    done = subprocess.run(command, input="trl==1.16.0", capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("uv cannot reach a package index here, so it resolves nothing")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_index")
+@pytest.mark.parametrize("extras", [("flows",), ("gpu",), ("vllm",), *pins.EXTRAS.values()], ids=",".join)
+def test_uv_finds_versions_for_each_set_of_extras(extras: tuple[str, ...]) -> None:
+    found = {pin.name for pin in pins.read(pins._resolve(extras, pins.load(), ()))}
+    wanted = {"flows": "prefect", "gpu": "flash-linear-attention", "vllm": "vllm"}
+    assert {extra for extra, library in wanted.items() if library in found} == wanted.keys() & {*extras}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_index")
+def test_the_conflict_that_is_declared_is_one(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match="uv found no set of versions"):
+        pins._resolve(("flows", "vllm"), pins.load(), ())
+    assert "fastapi" in capfd.readouterr().err
 
 
 def test_what_is_installed_has_the_pinned_version() -> None:
@@ -158,13 +212,24 @@ def test_a_licence_that_a_library_does_not_state_stays_as_somebody_wrote_it() ->
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout of the three files, in which uv resolves to what the first holds."""
+    """A checkout of the four files, in which uv resolves to what the first and the last hold."""
     for name in pins.HEADERS:
         shutil.copy(ROOT / name, tmp_path)
     monkeypatch.setattr(pins, "ROOT", tmp_path)
-    monkeypatch.setattr(pins.load, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(pins, "_resolve", lambda _words: (ROOT / pins.MAIN).read_text(encoding="utf-8"))
+    monkeypatch.setattr(pins.load, "__defaults__", (tmp_path, pins.DEFAULT))
+    texts = {pins.EXTRAS[name]: (ROOT / name).read_text(encoding="utf-8") for name in (pins.MAIN, pins.VLLM)}
+    monkeypatch.setattr(pins, "_resolve", lambda extras, _known, _words: texts[extras])
     return tmp_path
+
+
+def test_what_is_resolved_again_is_written_again(checkout: Path) -> None:
+    """But for torch, of which the checkout's uv says nothing. The vLLM file keeps what was written of licences."""
+    vllm = checkout / pins.VLLM
+    sound = vllm.read_text()
+    vllm.write_text(sound.replace(f"licence: {pins.UNKNOWN}", "licence: BSD-2-Clause", 1))
+    assert pins.main(["--wheels"]) == 0
+    assert (checkout / pins.MAIN).read_bytes() == (ROOT / pins.MAIN).read_bytes()
+    assert vllm.read_text() == sound.replace(f"licence: {pins.UNKNOWN}", "licence: BSD-2-Clause", 1)
 
 
 def test_a_refusal_names_the_file_that_is_damaged(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +247,7 @@ def test_a_refusal_names_the_file_that_is_damaged(checkout: Path, capsys: pytest
 def test_what_uv_says_is_not_taken_for_a_file(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pins, "_resolve", lambda _words: "trl==1\n")
+    monkeypatch.setattr(pins, "_resolve", lambda *_: "trl==1\n")
     assert pins.main(["--wheels"]) == 1
     assert capsys.readouterr().err.startswith("clinrl: what uv resolved has a line without a version, a hash")
 

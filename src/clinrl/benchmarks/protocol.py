@@ -171,7 +171,8 @@ def _sample(
 ) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:
     """The episodes of the cells and of the exam, sampled with the model loaded once. A cell has its own seed."""
     sampler = open_sampler(params, model)
-    modes = {name: mode.model_copy(update={"temperature": temperature}) for name, mode in params.modes.items()}
+    decoded = {name: params.mode(name, model.task.name) for name in params.modes}
+    modes = {name: mode.model_copy(update={"temperature": temperature}) for name, mode in decoded.items()}
     played, sampled = {}, {}
     for name, mode in modes.items():
         budget = params.budget(name, model.task.name)

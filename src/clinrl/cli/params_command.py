@@ -42,7 +42,8 @@ def uses(params: "Params", name: str, *, resolved: bool) -> dict[str, Any]:
         profile = params.profiles[version.profile]
         recipe = plain(profile, defaults=resolved)
         if resolved:
-            recipe["trainer"] = plain(profile.trainer[params.scale], defaults=True)
+            recipe["lora"] = plain(params.lora(name), defaults=True)
+            recipe["trainer"] = plain(params.trainer(version.profile), defaults=True)
             if not isinstance(profile, SftProfile):
                 recipe["reward"] = plain(params.reward(name), defaults=True)
         found |= {"parent": version.parent, "lineage": list(params.lineage(name)), "seed": version.seed}
@@ -52,7 +53,8 @@ def uses(params: "Params", name: str, *, resolved: bool) -> dict[str, Any]:
     elif made:
         merge = plain(made, defaults=resolved)
         found["merge"] = {key: value for key, value in merge.items() if key not in ("task", "exam")}
-    modes = {mode: plain(block, defaults=resolved) for mode, block in params.modes.items()}
+    blocks = {mode: params.mode(mode, task) if resolved else block for mode, block in params.modes.items()}
+    modes = {mode: plain(block, defaults=resolved) for mode, block in blocks.items()}
     if resolved:
         modes = {mode: {**block, "max_new_tokens": params.budget(mode, task)} for mode, block in modes.items()}
     base = params.base(task) if resolved else params.bases[task]

@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from clinrl.config.base import Count, LearningRate, Section, Seed, Share, refusal, unless
+from clinrl.config.recipes import Lora
 
 Architecture = Literal["qwen3", "llama", "qwen2"]
 Judge = Literal["judge", "second_judge"]
@@ -103,6 +104,16 @@ class HubJudge(HubModel):
 class HubBase(HubJudge):
     """A checkpoint that starts a lineage, and those that the task's reward or measures ask."""
 
+    lora: Lora | None = Field(default=None, exclude_if=unless(None))
+    """Shape of every adapter above it, since a lineage has one; null: that of the recipe."""
+    recipes: dict[str, dict[str, Any]] = Field(default_factory=dict, exclude_if=unless({}))
+    """Recipe to settings of its trainer, such as those of a publication, which take the place of its own at full."""
+    prefill: bool = Field(default=True, exclude_if=unless(True))
+    """Whether a prompt in a mode with thinking opens the think block; false: it is left to the model."""
+    temperature: float | None = Field(default=None, ge=0, le=2, exclude_if=unless(None))
+    """Sampling temperature of exams in every mode, 0 to 2; null: that of the modes."""
+    top_p: float | None = Field(default=None, gt=0, le=1, exclude_if=unless(None))
+    """Mass of the likeliest tokens that exams sample from, above 0 to 1; null: that of the modes."""
     max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
     """As at the embedded scale."""
     judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))

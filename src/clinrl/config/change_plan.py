@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
+from clinrl.config import full
 from clinrl.config.base import Count, Distinct, Section, check_all, check_known, refusal
 from clinrl.config.recipes import GrpoProfile
 from clinrl.errors import format_value
@@ -177,7 +178,7 @@ def _differences(
 
 def _recipe(params: "Params", task: str, profile: str) -> dict[str, Any]:
     """Every field of a recipe with its path, the defaults of its reward included."""
-    held = params.profiles[profile]
+    held = full.recipe(params, profile)
     fields = held.model_dump(mode="json")
     if isinstance(held, GrpoProfile):
         fields["reward"] = get_task(task).Reward.model_validate(held.reward).model_dump(mode="json")

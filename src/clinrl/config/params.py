@@ -10,13 +10,13 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from clinrl.config import change_plan, schema
+from clinrl.config import change_plan, full, schema
 from clinrl.config.base import RESERVED, Name, People, Scale, Section, check_all, check_known, sentence
 from clinrl.config.bases import BaseSpec, EmbeddedBase, HubBase
 from clinrl.config.comparisons import Comparison, Rival, check_comparisons
 from clinrl.config.files import Contents, check_places, merge_files, place_of, read_files
 from clinrl.config.model import Model, resolve
-from clinrl.config.recipes import GrpoProfile, GrpoTrainer, RejectionProfile, SftProfile, SftTrainer, lengths
+from clinrl.config.recipes import GrpoProfile, GrpoTrainer, Lora, RejectionProfile, SftProfile, SftTrainer, lengths
 from clinrl.errors import ParamsError
 from clinrl.tasks.base import GIVEN, get_task, task_names
 
@@ -79,6 +79,7 @@ class Params(Section):
                 raise ParamsError(f"imports.{name} is the name of a data set too; an import needs one of its own")
         for name, profile in self.profiles.items():
             check_all(f"profiles.{name}.modes", profile.modes, self.modes, "a mode")
+        full.check(self)
         for name, version in self.versions.items():
             self._check_names(f"versions.{name}", name, version)
         for name, version in self.versions.items():
@@ -218,7 +219,7 @@ class Params(Section):
 
     def _check_recipe(self, name: str, version: schema.VersionSpec) -> None:
         """Refuse a profile that does not fit the task of a version that uses it."""
-        at, profile, task = f"profiles.{version.profile}", self.profiles[version.profile], get_task(version.task)
+        at, profile, task = f"profiles.{version.profile}", full.recipe(self, version.profile), get_task(version.task)
         for key, labels in (("repeat", profile.stream.repeat), ("cap", profile.stream.cap)):
             check_all(f"{at}.stream.{key}", labels, task.labels, f"a label of {task.name}")
         for place, phase in enumerate(profile.stream.phases):
@@ -307,7 +308,18 @@ class Params(Section):
 
         Raises ParamsError for an unknown profile."""
         check_known("params.yaml", profile, self.profiles, "a profile")
-        return self.profiles[profile].trainer[self.scale]
+        found: SftTrainer | GrpoTrainer = full.recipe(self, profile).trainer[self.scale]
+        return found
+
+    def lora(self, version: str) -> Lora:
+        """The shape of a version's adapter at the active scale. Raises ParamsError for an unknown version."""
+        check_known("params.yaml", version, self.versions, "a version")
+        return full.lora(self, version)
+
+    def mode(self, name: str, task: str) -> schema.Mode:
+        """How a task is questioned in a mode at the active scale. Raises ParamsError for an unknown mode."""
+        check_known("params.yaml", name, self.modes, "a mode")
+        return full.mode(self, name, task)
 
     def budget(self, mode: str, task: str) -> int:
         """Tokens of an answer at the active scale: of the task's base, or else of the mode. Raises ParamsError for

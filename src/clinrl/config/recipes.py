@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clinrl.config.base import Count, Distinct, LearningRate, PerScale, Scale, Section, Share, refusal, unless
+from clinrl.config.base import Count, Distinct, LearningRate, PerScale, Section, Share, refusal, unless
 from clinrl.errors import format_value
 
 
@@ -88,10 +88,30 @@ class Trainer(Section):
     """How the loss is computed. stock: by TRL, every row of a step, padded to the longest. shared: the same loss, with
     rows of like length together; in GRPO without rows that cannot change its gradient, and a group's prompt once. The
     first step compares both, and TRL's is taken if they differ. In GRPO the logged entropy is that of computed rows."""
+    scheduler: Literal["linear", "cosine"] = Field(default="linear", exclude_if=unless("linear"))
+    """How the learning rate falls to 0 after the warm-up: along a line, or half a cosine."""
+    warmup: int = Field(default=0, ge=0, exclude_if=unless(0))
+    """Optimiser steps in which the learning rate rises from 0 to its peak, fewer than steps."""
+    optimizer: Literal["adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"] = Field(
+        default="adamw_torch_fused", exclude_if=unless("adamw_torch_fused")
+    )
+    """AdamW of torch, or with states of 8 bits, which needs CUDA; paged: states that do not fit leave the GPU."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1, exclude_if=unless(0.999))
+    """Decay of the mean of squared gradients, 0 to below 1; that of gradients is 0.9."""
+    weight_decay: Share = Field(default=0.0, exclude_if=unless(0.0))
+    """Decoupled weight decay of the adapter's matrices, 0 to 1."""
+    max_grad_norm: float = Field(default=1.0, gt=0, exclude_if=unless(1.0))
+    """Norm to which a step's gradient is clipped, above 0."""
     generation_path: Literal["stock", "shared"] = Field(default="stock", exclude_if=unless("stock"))
     """How completions are written, in training and in the version's exams. stock: by TRL and transformers. shared: by
     these too, but no prompt is read twice, and completions that have ended are left out. Greedy tokens are the same but
     for rounding; drawn tokens are others for the same seed."""
+
+    @model_validator(mode="after")
+    def _warms_up(self) -> "Trainer":
+        if self.warmup >= self.steps:
+            raise refusal(f"is {self.warmup}; it must be less than steps ({self.steps})", "warmup")
+        return self
 
     def _divides(self, sequences: int, what: str) -> None:
         if self.micro_batch and sequences % self.micro_batch:
@@ -155,6 +175,9 @@ class GrpoTrainer(Trainer):
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """By what an advantage is divided: the deviation within its group, that of the step, or nothing, so that a small
     difference of rewards teaches little (as in Dr. GRPO)."""
+    loss_type: Literal["dapo", "bnpo", "grpo", "dr_grpo"] = Field(default="dapo", exclude_if=unless("dapo"))
+    """By what TRL divides the sum over tokens. dapo: the tokens of the step. bnpo: of the micro-batch. grpo: of the
+    completion. dr_grpo: max_completion."""
     vllm: bool = False
     """Sample with vLLM."""
     held_out: HeldOut | None = None
@@ -174,7 +197,7 @@ class Profile(Section):
     modes: Distinct
     """Modes of the training rows, in turn: row by row, in GRPO on episodes step by step."""
     lora: Lora
-    """Shape of the adapter."""
+    """Shape of the adapter; above a hub checkpoint, that of its block if it has one."""
     stream: Stream = Stream()
     """How rows are drawn."""
     view: str = Field(default="given", exclude_if=unless("given"))
@@ -243,9 +266,9 @@ HANDLING = {"checkpoint_every", "on_alarm"}
 """Settings of a trainer that change how a run is handled and nothing in what it makes."""
 
 
-def recipe_of(profile: SftProfile | RejectionProfile | GrpoProfile, scale: Scale) -> list[dict[str, Any]]:
-    """What a recipe says of the adapter at a scale, as JSON; how a run is handled on the way is not part of it."""
+def recipe_of(profile: Profile, lora: Lora, trainer: Trainer) -> list[dict[str, Any]]:
+    """What a recipe says of an adapter of this shape, as JSON; how a run is handled on the way is not part of it."""
     return [
-        profile.model_dump(mode="json", exclude={"trainer"}),
-        profile.trainer[scale].model_dump(mode="json", exclude=HANDLING),
+        profile.model_dump(mode="json", exclude={"trainer"}) | {"lora": lora.model_dump(mode="json")},
+        trainer.model_dump(mode="json", exclude=HANDLING),
     ]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from clinrl.config.base import Count, Distinct, Name, PerScale, Place, Section, Seed, Seeds, refusal
+from clinrl.config.base import Count, Distinct, Name, PerScale, Place, Section, Seed, Seeds, refusal, unless
 
 
 class Mode(Section):
@@ -19,6 +19,8 @@ class Mode(Section):
     """Sampling temperature, 0 to 2; 0 is greedy."""
     max_new_tokens: PerScale[Count]
     """Tokens that a turn may use, thinking included."""
+    top_p: float = Field(default=1.0, gt=0, le=1, exclude_if=unless(1.0))
+    """Mass of the likeliest tokens that are sampled from, above 0 to 1; 1 is all of them."""
 
 
 MAX_CASES = 1_000_000

@@ -53,8 +53,8 @@ def run_of(params: "Params", model: Model, cases: Sequence[Case], exam_digest: s
 
 def decoding(params: "Params", mode: str, task: str) -> dict[str, Any]:
     """How answers to a task are decoded in a mode at the active scale, as reports hold it."""
-    spec = params.modes[mode]
-    return {"thinking": spec.thinking, "temperature": spec.temperature, "max_new_tokens": params.budget(mode, task)}
+    spec = params.mode(mode, task).model_dump(exclude={"max_new_tokens"})
+    return {**spec, "max_new_tokens": params.budget(mode, task)}
 
 
 def load_report(name: str, mode: str) -> EvalReport:

@@ -160,7 +160,8 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
             sampler.watch = [watch]
         with progress(f"{model.name} {name}", len(shown)) as advance:
             budget = params.budget(mode, task.name)
-            transcripts = rollout(sampler, task, shown, params.modes[mode], budget, SEED, progress=advance)
+            spec = params.mode(mode, task.name)
+            transcripts = rollout(sampler, task, shown, spec, budget, SEED, progress=advance)
         graded[name] = grade(task, mode, shown, transcripts, model.reward, judges)
         if watch is not None:
             chances[mode] = watch.read(task, shown, graded[mode], thinking=params.modes[mode].thinking)

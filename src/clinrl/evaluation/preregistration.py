@@ -137,6 +137,6 @@ def _recipe(params: "Params", version: str) -> str:
     """Digest of all that makes a version but its seed: parent, data as specified, and the recipe at this scale."""
     spec = params.versions[version]
     made: dict[str, Any] = spec.model_dump(mode="json", exclude={"why", "seed"})
-    recipe = recipe_of(params.profiles[spec.profile], params.scale)
+    recipe = recipe_of(params.profiles[spec.profile], params.lora(version), params.trainer(spec.profile))
     data = params.data_spec(spec.data).model_dump(mode="json", exclude_defaults=True)
     return digest({"version": made, "recipe": recipe, "data": data})

@@ -15,7 +15,7 @@ from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
 from clinrl.errors import ArtefactError
 from clinrl.models import hub, opening
-from clinrl.models.chat import render
+from clinrl.models.chat import render, without_prefill
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
 from clinrl.types import Message
@@ -76,6 +76,8 @@ def stage(params: "Params", task_name: str) -> None:
 def _reference(spec: "HubBase") -> dict[str, Any]:
     """What `base.json` holds: each checkpoint by its commit."""
     found: dict[str, Any] = {**_pinned(spec), "quantize": spec.quantize}
+    if not spec.prefill:
+        found["prefill"] = False
     if spec.judges:
         found["judges"] = {name: {**_pinned(judge), "quantize": judge.quantize} for name, judge in spec.judges.items()}
     if spec.encoder is not None:
@@ -211,6 +213,11 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"{origin} needs code that it brings along, and none is ever run; name a "
             "checkpoint whose architecture transformers has"
         ) from None
+    if not named.get("prefill", True):
+        try:
+            tokenizer.chat_template = without_prefill(tokenizer.get_chat_template())
+        except ValueError as error:
+            raise ArtefactError(f"{by} leaves the think block to the model, but {error}; leave out prefill") from None
     if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
         tokenizer.pad_token = RESERVED_PAD
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:

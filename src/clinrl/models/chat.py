@@ -54,8 +54,8 @@ def render(
     """The prompt as the chat template writes it, ending where the model has to go on.
 
     With `thinking` it ends in an opened think block, without it in an empty closed one. Templates of the Qwen 3 family
-    write these themselves; after one that knows of no thinking, as Llama's, they are added. `tools`: JSON schemas of
-    the tools that may be called.
+    write these themselves, some of them without the opening tag; after one that knows of no thinking, as Llama's, they
+    are added. `tools`: JSON schemas of the tools that may be called.
     """
     turns = [{"role": message.role, "content": message.content} for message in messages]
     text = str(
@@ -95,20 +95,43 @@ def _block(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> str:
     return f"{OPEN}\n" if thinking else f"{OPEN}\n\n{CLOSE}\n\n"
 
 
-@cache
+def opens(tokenizer: "PreTrainedTokenizerBase", thinking: bool) -> bool:
+    """Whether a prompt ends in an opened think block: never without `thinking`, and with it unless the tokenizer's
+    template leaves the tag to the model."""
+    if not thinking:
+        return False
+    template = tokenizer.get_chat_template()
+    return not _switches(template) or _endings(template)[0].rstrip().endswith(OPEN)
+
+
+def without_prefill(template: str) -> str:
+    """A chat template that leaves the think block to the model. Raises ValueError if the template writes one itself."""
+    if _switches(template):
+        raise ValueError("the chat template writes the think block itself")
+    closed = "{{- '" + f"{OPEN}\\n\\n{CLOSE}\\n\\n" + "' }}"
+    return template + "{%- if add_generation_prompt and enable_thinking is false %}" + closed + "{%- endif %}"
+
+
 def _switches(template: str) -> bool:
     """Whether a chat template writes the two modes of thinking differently."""
+    thinking, direct = _endings(template)
+    return thinking != direct
+
+
+@cache
+def _endings(template: str) -> tuple[str, str]:
+    """A prompt as a chat template writes it with thinking, and without."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     question = [[{"role": "user", "content": "?"}]]
     marks = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
-    written = [
+    thinking, direct = (
         render_jinja_template(
             question, chat_template=template, add_generation_prompt=True, enable_thinking=thinking, **marks
-        )[0]
+        )[0][0]
         for thinking in (True, False)
-    ]
-    return bool(written[0] != written[1])
+    )
+    return thinking, direct
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
@@ -166,26 +189,27 @@ def spelt(
     """Prompt and transcript as pieces: the opening, a turn of the model with its `end`, the results of its calls, and
     so on. Piece by piece encoded, they are what a model is asked and would have written."""
     pieces = [Piece(render(tokenizer, prompt, thinking, tools), own=False)]
+    is_opened = opens(tokenizer, thinking)
     for own, turns in groupby(transcript.messages, key=lambda message: message.role == "assistant"):
         if own:
-            pieces += [Piece(write_turn(turn, thinking) + end, own=True) for turn in turns]
+            pieces += [Piece(write_turn(turn, thinking, is_opened=is_opened) + end, own=True) for turn in turns]
         else:
             pieces.append(Piece(results(tokenizer, list(turns), thinking), own=False))
     return pieces
 
 
-def read_turn(text: str, thinking: bool) -> Message:
+def read_turn(text: str, is_opened: bool) -> Message:
     """The assistant turn that a completion's text is. Never raises, and loses nothing but tags and line ends.
 
-    A turn has at most one think block, at its head. With `thinking` the prompt opened it; without, the model may. It
+    A turn has at most one think block, at its head, which the prompt opened (see `opens`), or else the model may. It
     reaches to the first closing tag, and without one there is no content. Tags anywhere else are content: a closing
     tag that nothing opened hides no answer before it, so that nobody answers twice and is read once. Calls of tools
     are left in the content.
     """
-    if not thinking and not text.lstrip().startswith(OPEN):
+    if not is_opened and not text.lstrip().startswith(OPEN):
         return Message(role="assistant", content=text.lstrip("\n"), thinking=None)
     before, closed, after = text.partition(CLOSE)
-    before = before if thinking else before.lstrip().removeprefix(OPEN)
+    before = before if is_opened else before.lstrip().removeprefix(OPEN)
     return Message(role="assistant", content=after.lstrip("\n") if closed else "", thinking=before.strip("\n"))
 
 
@@ -235,11 +259,13 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def write_turn(message: Message, thinking: bool) -> str:
-    """The completion's text that is read as this turn, without the end-of-turn token."""
+def write_turn(message: Message, thinking: bool, *, is_opened: bool = True) -> str:
+    """The completion's text that is read as this turn, without the end-of-turn token, after a prompt that opened the
+    think block, or did not."""
     calls = [
         f"{CALL}\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n{CALLED}"
         for call in message.calls
     ]
     answer = "\n".join([*([message.content] if message.content or not calls else []), *calls])
-    return f"{message.thinking or ''}\n{CLOSE}\n\n{answer}" if thinking else answer
+    head = "" if is_opened else f"{OPEN}\n"
+    return f"{head}{message.thinking or ''}\n{CLOSE}\n\n{answer}" if thinking else answer

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Linear
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from clinrl.models.cache import distinct, is_plain, room
 
@@ -140,6 +147,8 @@ def write(
     """Rows with so many tokens more, fewer if all end before, these tokens (B, T), and which rows have ended (B,)."""
     first = rows.ids.size(1)
     drawing = [] if numbers is None else [TemperatureLogitsWarper(config.temperature), Drawn(numbers, first)]
+    if numbers is not None and (config.top_p or 1.0) < 1.0:
+        drawing.insert(1, TopPLogitsWarper(config.top_p))
     ids = type(model).generate(
         model,
         input_ids=rows.ids,

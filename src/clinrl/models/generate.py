@@ -105,12 +105,14 @@ class Sampler:
         temperature: float,
         budget: int,
         seed: int,
+        top_p: float = 1.0,
         progress: Callable[[], None] | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in the order of the prompts, of at most `budget` tokens each.
 
-        Greedy at temperature 0, otherwise sampled, and the same for the same seed. `progress` is called once for each
-        finished prompt. Raises DataError naming the prompt that leaves no room for the budget.
+        Greedy at temperature 0, otherwise sampled from the likeliest tokens that have `top_p` of the mass, and the same
+        for the same seed. `progress` is called once for each finished prompt. Raises DataError naming the prompt that
+        leaves no room for the budget.
         """
         import torch
         from transformers import GenerationConfig
@@ -122,7 +124,7 @@ class Sampler:
         rooms = [budget if prompt.left is None else min(budget, prompt.left) for prompt in prompts]
         check_room([prompt.name for prompt in prompts], lengths, rooms, window(self.model))
         ends = end_tokens(self.model, self.tokenizer)
-        choice = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0} if temperature > 0 else {}
+        choice = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
         config = GenerationConfig(
             max_new_tokens=budget,
             pad_token_id=self.tokenizer.pad_token_id,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from clinrl.models.chat import encode, render, write_turn
+from clinrl.models.chat import encode, opens, render, write_turn
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Ordered
 from clinrl.types import Case, Graded, Unreadable, last_turn
@@ -65,4 +65,5 @@ class Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
         found = re.search(rf"^{re.escape(self.prefix)}(?={re.escape(str(line.answer))})", turn.content, re.MULTILINE)
         if isinstance(line.answer, Unreadable) or found is None:
             return None
-        return write_turn(turn.model_copy(update={"content": turn.content[: found.end()]}), thinking)
+        before = turn.model_copy(update={"content": turn.content[: found.end()]})
+        return write_turn(before, thinking, is_opened=opens(self.tokenizer, thinking))

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clinrl.models.chat import read_calls, read_turn
+from clinrl.models.chat import opens, read_calls, read_turn
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.tasks.base import Task
 from clinrl.types import Call, Case, Message, Stop, Transcript, transcript_of
@@ -38,11 +38,13 @@ def run(
         [Prompt(case.id, task.prompt(case.facts)) for case in cases],
         thinking=mode.thinking,
         temperature=mode.temperature,
+        top_p=mode.top_p,
         budget=budget,
         seed=seed,
         progress=progress,
     )
-    return [transcript_of(read_turn(completion.text, mode.thinking), completion.stop) for completion in completions]
+    is_opened = opens(sampler.tokenizer, mode.thinking)
+    return [transcript_of(read_turn(completion.text, is_opened), completion.stop) for completion in completions]
 
 
 def _converse(
@@ -70,13 +72,14 @@ def _converse(
             ],
             thinking=mode.thinking,
             temperature=mode.temperature,
+            top_p=mode.top_p,
             budget=max(budget - episode.used for episode in going),
             seed=seed + turn,
         )
         for episode, completion in zip(going, completions, strict=True):
             left = budget - episode.used
             written = completion if completion.tokens <= left else sampler.cut(completion, left)
-            message = read_calls(read_turn(written.text, mode.thinking))
+            message = read_calls(read_turn(written.text, opens(sampler.tokenizer, mode.thinking)))
             episode.messages.append(message)
             if written.stop == "max_tokens":
                 episode.stop = "max_tokens"

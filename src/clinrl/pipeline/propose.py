@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, read_manifest, verified, write_json
+from clinrl.config import full
 from clinrl.config.base import NAME, Name, check_known, is_name
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import Params, parse
@@ -361,13 +362,11 @@ def _next_lever(some: Sequence[Lever], pulled: Collection[str], wanted: str | No
 
 def _recipe(params: Params, version: str) -> GrpoProfile:
     """The recipe that a draft refines: the version's own, or after an imitation the first of the task with a reward."""
-    versions = params.versions
-    own = params.profiles[versions[version].profile]
+    task, own = params.versions[version].task, full.recipe(params, params.versions[version].profile)
     if isinstance(own, GrpoProfile):
         return own
-    task = versions[version].task
-    for spec in versions.values():
-        profile = params.profiles[spec.profile]
+    for spec in params.versions.values():
+        profile = full.recipe(params, spec.profile)
         if spec.task == task and isinstance(profile, GrpoProfile) and not profile.waiver and profile.lora == own.lora:
             return profile
     raise Refused(f"{task} has no recipe with a reward yet, so there is nothing to refine; write the first by hand")

@@ -269,7 +269,7 @@ def _rebuild(tree: Path, target: str, hash_seed: int | None, threads: int | None
             processors = sorted(os.sched_getaffinity(0))[:threads]
     alone = ["--force", "--single-item"] if target.startswith("base@") else []
     with _only_on(processors):
-        rebuild = child.start([*dvc_state.REPRO, *alone, target], cwd=tree, env=env, stdout=sys.stderr)
+        rebuild = child.start([sys.executable, *dvc_state.REPRO, *alone, target], cwd=tree, env=env, stdout=sys.stderr)
     try:
         code = rebuild.wait()
     finally:

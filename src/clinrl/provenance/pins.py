@@ -1,8 +1,10 @@
 """The libraries: each one's version, the hashes of its files on the package index, and its licence.
 
-`constraints.txt` holds all but torch, of which there are two builds: that of PyPI (`constraints-torch.txt`, with the
-libraries that it needs for NVIDIA's GPUs) and one for the CPU (`constraints-torch-cpu.txt`). `make lock`
-renews the three by asking uv, and is the only writer; installers read them as requirements and demand the hashes.
+There are two environments, since Prefect and vLLM want different libraries. Of `.venv`, `constraints.txt` holds all but
+torch, of which there are two builds: that of PyPI (`constraints-torch.txt`, with the libraries that it needs for
+NVIDIA's GPUs) and one for the CPU (`constraints-torch-cpu.txt`). `constraints-vllm.txt` holds all of `.venv-vllm`.
+`make lock` renews the four by asking uv, and is the only writer; installers read them as requirements and demand the
+hashes.
 """
 
 import argparse
@@ -20,6 +22,15 @@ from clinrl.artifacts import sha256_file, write_text
 from clinrl.errors import DataError, exit_code_of
 
 MAIN, TORCH, CPU = "constraints.txt", "constraints-torch.txt", "constraints-torch-cpu.txt"
+DEFAULT = (MAIN, TORCH, CPU)
+"""The files of `.venv`: what is shipped."""
+VLLM = "constraints-vllm.txt"
+"""The file of `.venv-vllm`, which whoever has a GPU installs by choice. It is in no bill of materials."""
+EXTRAS = {
+    MAIN: ("flows", "reward-models", "openenv", "docs", "dev"),
+    VLLM: ("vllm", "gpu", "reward-models", "dev"),
+}
+"""The extras of pyproject.toml that are pinned together, by the file that holds them."""
 ROOT = Path(__file__).resolve().parents[3]
 """The checkout that this code is in: its libraries are pinned there."""
 UNKNOWN = "NOASSERTION"
@@ -43,7 +54,12 @@ HEADERS = {
     CPU: """\
 # torch built for the CPU alone, in place of constraints-torch.txt: the wheel that lay in PIP_FIND_LINKS at `make lock`.
 """,
+    VLLM: f"""\
+# Every library of .venv-vllm, torch among them, in the form of constraints.txt. {UNKNOWN}: the licence was not
+# looked up, since the library is no part of a release. Renew: make lock
+""",
 }
+RESOLVED = ("what uv resolved", "nothing was written; see what changed in uv")
 BLOCK = re.compile(
     r"^(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))?"
     r"(?P<hashes>(?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n"
@@ -94,10 +110,10 @@ def read(text: str, source: str = MAIN, advice: str = "") -> list[Pin]:
     return pins
 
 
-def load(folder: Path = ROOT) -> list[Pin]:
-    """The pins of all three files, by name. Raises DataError if a file is missing or malformed."""
+def load(folder: Path = ROOT, names: Iterable[str] = DEFAULT) -> list[Pin]:
+    """The pins of the files with these names, by library. Raises DataError if a file is missing or malformed."""
     found = []
-    for name in HEADERS:
+    for name in names:
         try:
             found += read((folder / name).read_text(encoding="utf-8"), name)
         except FileNotFoundError as error:
@@ -146,11 +162,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, words = parser.parse_known_args(argv)
 
     def renew() -> int:
-        former = load()
-        resolved = read(_resolve(words), "what uv resolved", "nothing was written; see what changed in uv")
+        former, beside = load(), load(names=[VLLM])
+        resolved = read(_resolve(EXTRAS[MAIN], former, words), *RESOLVED)
         pins = merge_pins(resolved, former, _built(map(Path, arguments.wheels)))
+        # The libraries of .venv go first, so that both environments have the same where they can.
+        known = [*(pin for pin in pins if "+" not in pin.version), *beside]
+        others = merge_pins(read(_resolve(EXTRAS[VLLM], known, words), *RESOLVED), known[::-1], {})
+        written = {name: [pin for pin in pins if _file(pin) == name] for name in DEFAULT} | {VLLM: others}
         for name, header in HEADERS.items():
-            write_text(ROOT / name, header + "\n" + "".join(str(pin) for pin in pins if _file(pin) == name))
+            write_text(ROOT / name, header + "\n" + "".join(map(str, written[name])))
         if unknown := [pin.name for pin in pins if pin.licence == UNKNOWN]:
             print(f"write the licences of {', '.join(unknown)} into {MAIN}", file=sys.stderr)
         return 0
@@ -158,26 +178,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(renew)
 
 
-def _resolve(words: Sequence[str]) -> str:
-    """What uv resolves pyproject.toml to, on every platform, keeping what is pinned. Raises DataError if it cannot."""
+def _resolve(extras: Iterable[str], known: Iterable[Pin], words: Sequence[str]) -> str:
+    """What uv resolves pyproject.toml with these extras to, on every platform, keeping the first known pin that fits.
+
+    Raises DataError if it cannot.
+    """
     from uv import find_uv_bin
 
     # A local wheel would be resolved to in place of PyPI's files, and other machines do not have it.
     environment = {name: value for name, value in os.environ.items() if name != "UV_FIND_LINKS"}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / MAIN
-        out.write_text("".join((ROOT / name).read_text(encoding="utf-8") for name in (MAIN, TORCH)), encoding="utf-8")
-        options = ["--universal", "--all-extras", "--generate-hashes", "--no-header", "--annotation-style=line"]
+        out.write_text("".join(str(pin) for pin in known if "+" not in pin.version), encoding="utf-8")
         command = [
-            find_uv_bin(),
-            "pip",
-            "compile",
-            str(ROOT / "pyproject.toml"),
-            "--quiet",
-            *options,
-            "--python-version=3.11",
+            *(find_uv_bin(), "pip", "compile", "pyproject.toml", "--quiet", "--universal", "--python-version=3.11"),
+            *("--generate-hashes", "--no-header", "--annotation-style=line", f"--output-file={out}"),
+            *(f"--extra={extra}" for extra in extras),
         ]
-        done = subprocess.run([*command, f"--output-file={out}", *words], env=environment, check=False)
+        done = subprocess.run([*command, *words], cwd=ROOT, env=environment, check=False)
         if done.returncode:
             raise DataError("uv found no set of versions, and says why above; nothing was written")
         return out.read_text(encoding="utf-8")

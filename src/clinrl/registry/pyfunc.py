@@ -17,13 +17,13 @@ from pathlib import Path
 from platform import python_version
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 import clinrl_loader
 from clinrl.artifacts import canonical_json, identity, read_manifest, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
-from clinrl.models.chat import Completion, encode, read_turn, render
+from clinrl.models.chat import Completion, encode, opens, read_turn, render
 from clinrl.models.generate import Prompt, Sampler, check_room, window
 from clinrl.provenance import pins
 from clinrl.registry import novelty
@@ -60,6 +60,8 @@ class Decoding(Strict):
     thinking: bool
     temperature: float
     max_new_tokens: int
+    top_p: float = Field(default=1.0, exclude_if=lambda value: value == 1.0)
+    """Left out at its default, as folders have it that were registered before it came."""
 
 
 class Served(Strict):
@@ -248,7 +250,8 @@ class Answerer:
             if row.mode is None or completion is None:
                 lines.append((None, None, None, row.mode, REFUSED + row.refusal, row.novelty))
                 continue
-            turn = read_turn(completion.text, self.served.modes[row.mode].thinking)
+            is_opened = opens(self.sampler.tokenizer, self.served.modes[row.mode].thinking)
+            turn = read_turn(completion.text, is_opened)
             answer = self.task.parse(transcript_of(turn))
             silent = isinstance(answer, Unreadable)
             status = answer.reason if silent else READ
@@ -303,6 +306,7 @@ class Answerer:
                 [*prompts.values()],
                 thinking=decoding.thinking,
                 temperature=decoding.temperature,
+                top_p=decoding.top_p,
                 budget=decoding.max_new_tokens,
                 seed=SEED,
             )

@@ -27,6 +27,7 @@ def check_unchanged(params: Params, name: str) -> None:
         what += [
             (f"versions.{version}", spec, spec_now),
             (f"profiles.{spec.profile}", params.profiles[spec.profile], now.profiles.get(spec.profile)),
+            (f"bases.{spec.task}", params.bases[spec.task], now.bases.get(spec.task)),
             (f"gates.{spec.task}", params.gates.get(spec.task), now.gates.get(spec.task)),
             (f"plans.{spec.task}", params.plans.get(spec.task), now.plans.get(spec.task)),
             *((f"data set {data}", params.data_spec(data), now.all_data.get(data)) for data in (spec.data, spec.exam)),

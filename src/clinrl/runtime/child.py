@@ -32,13 +32,14 @@ def start(command: Sequence[str], *, grace_s: float = ORPHANED_S, **popen: Any) 
     return subprocess.Popen(supervisor, stdin=subprocess.PIPE, start_new_session=True, text=True, **popen)
 
 
-def run(command: Sequence[str], say: Callable[[str], None]) -> int:
+def run(command: Sequence[str], say: Callable[[str], None], *, python: str = sys.executable) -> int:
     """Run a command, pass on each line of its output as it comes, and return its exit code.
 
-    Whatever ends this call, such as an exception that a signal's handler raises, ends the whole group first.
+    Where the command says `python`, it gets the one in the folder of `python`, an absolute path. Whatever ends this call,
+    such as an exception that a signal's handler raises, ends the whole group first.
     """
     child = start(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=_environment(), bufsize=1
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=_environment(python), bufsize=1
     )
     # What a killed supervisor leaves behind holds the pipe open.
     threading.Thread(target=_clear_after, args=(child,), daemon=True).start()
@@ -80,9 +81,9 @@ def _clear_after(child: "subprocess.Popen[str]") -> None:
     _signal_group(child.pid, signal.SIGKILL)
 
 
-def _environment() -> dict[str, str]:
-    """This process's, in which `python` is its own interpreter and prints what it has to say at once."""
-    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+def _environment(python: str) -> dict[str, str]:
+    """This process's, in which `python` is this interpreter and prints what it has to say at once."""
+    path = f"{os.path.dirname(python)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
 

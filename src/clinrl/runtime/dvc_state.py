@@ -37,8 +37,9 @@ AT_WORK = TMP / "lock"
 """What DVC holds while it writes dvc.lock."""
 CONFLICT = b"<<<<<<<"
 """How git marks a merge that a person has to finish."""
-REPRO = (sys.executable, "-m", "clinrl.runtime.dvc_command", "repro", "--no-run-cache")
-"""DVC without its run cache, which it believes unchecked: whoever can write there could say what a stage has made."""
+REPRO = ("-m", "clinrl.runtime.dvc_command", "repro", "--no-run-cache")
+"""How a Python runs DVC: without its run cache, which is believed unchecked. Whoever can write there could say what a
+stage has made."""
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 ENTER = stat.S_IXGRP | stat.S_IXOTH
 

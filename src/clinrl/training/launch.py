@@ -115,7 +115,7 @@ def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[s
         "seed": block.seed,
         "profile": block.profile,
         "method": profile.method,
-        "lora": profile.lora.model_dump(mode="json"),
+        "lora": params.lora(version).model_dump(mode="json"),
         "stream": profile.stream.model_dump(mode="json"),
         "omit": omit,
         "reward": reward.model_dump(mode="json") if reward else None,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from clinrl.models.chat import Completion, encode, read_turn, render
+from clinrl.models.chat import Completion, encode, opens, read_turn, render
 from clinrl.models.generate import SHARED, Prompt, Sampler, batches
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import transcript_of
@@ -42,7 +42,7 @@ class HeldOut:
     def look(self, model: Any) -> dict[str, float]:
         """What the policy does now, by metric."""
         answers = [
-            self.task.parse(transcript_of(read_turn(completion.text, thinking)))
+            self.task.parse(transcript_of(read_turn(completion.text, opens(self.tokenizer, thinking))))
             for thinking in self.thinking.values()
             for completion in self._sample(model, thinking, 0.0)
         ]

@@ -8,7 +8,7 @@ from typing import Any
 from clinrl.config.recipes import Phase
 from clinrl.data.sampling import served
 from clinrl.errors import TrainingError
-from clinrl.models.chat import decode, read_calls, read_turn
+from clinrl.models.chat import decode, opens, read_calls, read_turn
 from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import Task, parts_of
 from clinrl.training.placebo import placebo_rewards
@@ -29,7 +29,8 @@ class Reader:
 
     def parse_response(self, ids: Sequence[int], **_: Any) -> dict[str, Any]:
         """The turn that these tokens are, in TRL's notation; `played` reads it back."""
-        turn = read_calls(read_turn(decode(self.tokenizer, ids, self.ends).text, self.thinking))
+        is_opened = opens(self.tokenizer, self.thinking)
+        turn = read_calls(read_turn(decode(self.tokenizer, ids, self.ends).text, is_opened))
         read: dict[str, Any] = {"role": "assistant", "content": turn.content}
         if turn.thinking is not None:
             read["reasoning_content"] = turn.thinking
@@ -102,7 +103,7 @@ def reward_function(
         if task.episodes is None:
             written = [decode(tokenizer, ids, ends) for ids in completion_ids]
             done = [
-                transcript_of(read_turn(text.text, thinking[name]), text.stop)
+                transcript_of(read_turn(text.text, opens(tokenizer, thinking[name])), text.stop)
                 for text, name in zip(written, mode, strict=True)
             ]
         else:

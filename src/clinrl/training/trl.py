@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import set_seed
 from trl import GRPOConfig, SFTConfig
 
-from clinrl.config.recipes import Phase
+from clinrl.config.recipes import Phase, Trainer
 from clinrl.data.sampling import phase_of
 from clinrl.errors import TrainingError
 from clinrl.models import opening
@@ -78,12 +78,27 @@ def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
 
 
 def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised."""
+    """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised; there,
+    and without a GPU, TrainingError is raised for an optimizer that needs CUDA."""
     on_cpu = spec["scale"] == "embedded" or not torch.cuda.is_available()
+    trainer = Trainer.model_validate(
+        {key: value for key, value in spec["trainer"].items() if key in Trainer.model_fields}
+    )
+    if on_cpu and trainer.optimizer.endswith("8bit"):
+        raise TrainingError(
+            f"the optimizer {trainer.optimizer} needs CUDA, and this training runs on the CPU; train on a GPU, or set "
+            "optimizer to adamw_torch_fused"
+        )
     return {
         "output_dir": str(output),
-        "learning_rate": spec["trainer"]["lr"],
-        "max_steps": spec["trainer"]["steps"],
+        "learning_rate": trainer.lr,
+        "lr_scheduler_type": trainer.scheduler,
+        "warmup_steps": trainer.warmup,
+        "optim": trainer.optimizer,
+        "adam_beta2": trainer.adam_beta2,
+        "weight_decay": trainer.weight_decay,
+        "max_grad_norm": trainer.max_grad_norm,
+        "max_steps": trainer.steps,
         "seed": spec["seed"],
         "data_seed": spec["seed"],
         "use_cpu": on_cpu,
@@ -276,6 +291,7 @@ def grpo_trainer(
         temperature=trainer["temperature"],
         beta=trainer["beta"],
         scale_rewards=trainer["scale_rewards"],
+        loss_type=trainer.get("loss_type", "dapo"),
         use_vllm=trainer["vllm"],
         **({} if task.episodes is None else {"max_tool_calling_iterations": task.episodes.turns - 1}),
         **common_settings(spec, output),

@@ -161,18 +161,21 @@ def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path
     """The adapter's weights and configuration and the tokenizer, the same bytes for the same weights.
 
     PEFT writes a set, whose order the hash seed decides, and the base's path on this machine; the tokenizer writes
-    whether HF_HUB_OFFLINE was set. All three are replaced.
+    whether HF_HUB_OFFLINE was set. All three are replaced. A checkpoint of the hub is named by repository and commit.
     """
     from safetensors.torch import save_file
 
     from clinrl import paths
     from clinrl.artifacts import write_json
+    from clinrl.models import bases, hub
     from clinrl.training.trl import WEIGHTS, adapter_state
 
     save_file(adapter_state(model), folder / WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
     config["inference_mode"] = True
-    config["base_model_name_or_path"] = str(paths.base(spec["task"]))
+    named = bases.reference(paths.base(spec["task"]))  # others have no base folder, and ask the hub
+    config["base_model_name_or_path"] = named.get("repo", str(paths.base(spec["task"])))
+    config["revision"] = hub.COMMIT.fullmatch(named.get("commit", "")) and named["commit"]
     write_json(folder / "adapter_config.json", {key: _plain(value) for key, value in config.items()})
     tokenizer.init_kwargs["local_files_only"] = False
     tokenizer.save_pretrained(folder)

@@ -1,0 +1,41 @@
+"""The Python that runs stages: the flows' own, unless CLINRL_STAGES_PYTHON names that of another environment.
+
+Prefect and vLLM need different versions of FastAPI, so stages that sample with vLLM have an environment of their own.
+"""
+
+import os
+import subprocess
+import sys
+
+import clinrl
+from clinrl.errors import Refused
+
+SETTING = "CLINRL_STAGES_PYTHON"
+
+
+def stages_python() -> str:
+    """The absolute path of the interpreter of the stages' environment.
+
+    Raises Refused, with what to do, if CLINRL_STAGES_PYTHON names none, or one that imports no clinrl of this checkout.
+    """
+    named = os.environ.get(SETTING)
+    if not named:
+        return sys.executable
+    python, mine = os.path.abspath(named), str(clinrl.__file__)  # the link itself: it tells an environment from others
+    try:
+        if os.path.basename(python) != "python":  # the name by which dvc.yaml calls it
+            raise FileNotFoundError
+        found = subprocess.run(
+            [python, "-c", "import clinrl; print(clinrl.__file__)"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        raise Refused(
+            f"{SETTING} is {named}, which is no `python` that can be run; name that of an environment, such as "
+            ".venv-vllm/bin/python, or unset it"
+        ) from None
+    if os.path.realpath(theirs := found.stdout.strip()) != os.path.realpath(mine):
+        raise Refused(
+            f"{SETTING} is {named}, which imports {theirs or 'no clinrl'} in place of {mine}; install this checkout "
+            "there, as `make vllm` does"
+        )
+    return python
