@@ -35,8 +35,8 @@ def start(command: Sequence[str], *, grace_s: float = ORPHANED_S, **popen: Any) 
 def run(command: Sequence[str], say: Callable[[str], None], *, python: str = sys.executable) -> int:
     """Run a command, pass on each line of its output as it comes, and return its exit code.
 
-    Where the command says `python`, it gets the one in the folder of `python`, an absolute path. Whatever ends this call,
-    such as an exception that a signal's handler raises, ends the whole group first.
+    Where the command says `python`, it gets the one in the folder of `python`, an absolute path. Whatever ends this
+    call, such as an exception that a signal's handler raises, ends the whole group first.
     """
     child = start(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", env=_environment(python), bufsize=1
