@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from clinrl.artifacts import canonical_json, digest
+from clinrl.config.base import Scale
+from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
-from clinrl.models import bases, hub
+from clinrl.models import bases, hub, memory
 from clinrl.models.chat import encode
 from clinrl.models.generate import Prompt, Sampler, window
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
@@ -61,7 +63,9 @@ class Judges:
             new = [request for request in wanted if request.model == name and self._response(request) is None]
             new.sort(key=lambda request: (len(request.text), request.text))
             if new:
-                self._keep(name, new, self._model(name)([request.text for request in new]))
+                model, scale = self._model(name), "full" if bases.reference(self.base) else "embedded"
+                with memory.place(f"the {name}", memory.larger(scale)):
+                    self._keep(name, new, model([request.text for request in new]))
         return {request: self._response(request) for request in wanted}
 
     def record(self) -> list[dict[str, str]]:
@@ -163,7 +167,10 @@ def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
 def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     model, tokenizer = bases.open_judge(base, name)
     rows = ROWS if model.device.type == "cpu" else None
-    sampler = Sampler(model, tokenizer, max_tokens=TOGETHER, rows=rows)
+    scale: Scale = "full" if bases.reference(base) else "embedded"
+    tokens = min(TOGETHER, read_machine().exam_tokens or TOGETHER)
+    place = f"the {name.replace('_', ' ')}"
+    sampler = Sampler(model, tokenizer, max_tokens=tokens, rows=rows, scale=scale, place=place)
     budget, limit = _budget(base)["tokens"], window(model)
 
     def judge(texts: Sequence[str]) -> Sequence[str]:
