@@ -122,7 +122,7 @@ def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = 
 def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
     """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
     verified(folder)
-    with memory.place("loading the model", memory.larger(_scale(folder))), opening.refused(folder, "model"):
+    with memory.place("loading the model", memory.larger(scale_of(folder))), opening.refused(folder, "model"):
         model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
         for thinking in (True, False):  # a template may be as hostile as a pickle, and is run at every prompt
             render(tokenizer, [Message(role="user", content="?")], thinking)
@@ -136,7 +136,7 @@ def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
     found = named.get("judges", {}).get(name)
     if found is None and (named or not (folder / name / "config.json").exists()):
         raise ArtefactError(f"{folder} has no {name}; name one in params.yaml under its base and rebuild it")
-    with memory.place(f"loading {name}", memory.larger(_scale(folder))):
+    with memory.place(f"loading {name}", memory.larger(scale_of(folder))):
         model, tokenizer = _open(folder / name, found or {}, folder)
     return model.eval(), tokenizer
 
@@ -148,7 +148,8 @@ def reference(folder: Path) -> dict[str, Any]:
     return named
 
 
-def _scale(folder: Path) -> Scale:
+def scale_of(folder: Path) -> Scale:
+    """The scale that a base folder was built at."""
     return "full" if reference(folder) else "embedded"
 
 

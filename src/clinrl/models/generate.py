@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SHARED = "shared"
 """The generation path of a recipe whose completions are written as `decoding.complete` does."""
+MAX_TOKENS = 32768
+"""Tokens in a padded batch of completions, prompts included, where nothing else is set."""
 STEP = 16
 """Tokens: widths of batches of one shape are multiples of it."""
 
@@ -91,7 +93,7 @@ class Sampler:
     """
 
     def __init__(
-        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 32768, rows: int | None = None,
+        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = MAX_TOKENS, rows: int | None = None,
         shared: bool = False, scale: Scale = "embedded", place: str = "an exam",
     ) -> None:  # fmt: skip
         self.model, self.tokenizer = model, tokenizer

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from clinrl.artifacts import canonical_json, digest
-from clinrl.config.base import Scale
 from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, hub, memory
@@ -63,8 +62,8 @@ class Judges:
             new = [request for request in wanted if request.model == name and self._response(request) is None]
             new.sort(key=lambda request: (len(request.text), request.text))
             if new:
-                model, scale = self._model(name), "full" if bases.reference(self.base) else "embedded"
-                with memory.place(f"the {name}", memory.larger(scale)):
+                model = self._model(name)
+                with memory.place(f"the {name}", memory.larger(bases.scale_of(self.base))):
                     self._keep(name, new, model([request.text for request in new]))
         return {request: self._response(request) for request in wanted}
 
@@ -167,10 +166,10 @@ def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
 def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     model, tokenizer = bases.open_judge(base, name)
     rows = ROWS if model.device.type == "cpu" else None
-    scale: Scale = "full" if bases.reference(base) else "embedded"
     tokens = min(TOGETHER, read_machine().exam_tokens or TOGETHER)
-    place = f"the {name.replace('_', ' ')}"
-    sampler = Sampler(model, tokenizer, max_tokens=tokens, rows=rows, scale=scale, place=place)
+    sampler = Sampler(
+        model, tokenizer, max_tokens=tokens, rows=rows, scale=bases.scale_of(base), place=f"the {name}"
+    )
     budget, limit = _budget(base)["tokens"], window(model)
 
     def judge(texts: Sequence[str]) -> Sequence[str]:

@@ -24,6 +24,7 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
+from clinrl.config.machine import read_machine, sequences_of
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
@@ -58,7 +59,7 @@ def stage(params: "Params", version: str) -> None:
         spec, rows = resolve(params, version)
         folder = paths.checkpoints(version, digest(spec))
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
-        write_json(folder / SPEC, spec | _trainer(params, version).model_dump(include=HANDLING))
+        write_json(folder / SPEC, _on_this_machine(spec) | _trainer(params, version).model_dump(include=HANDLING))
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
         if not _completed(folder, spec["trainer"]["steps"]):
@@ -81,6 +82,13 @@ def stage(params: "Params", version: str) -> None:
 
 def _trainer(params: "Params", version: str) -> Any:
     return params.trainer(params.versions[version].profile)
+
+
+def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec as the worker is given it. What machine.yaml says is in it, and not in its digest."""
+    machine, trainer = read_machine(), spec["trainer"]
+    rows = machine.rows_at_once(trainer, sequences_of(trainer), spec["scale"])
+    return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
 
 
 def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -206,7 +214,7 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
         kind = Alarmed if code == Alarmed.exit_code else TrainingError
         raise kind(f"training of {version} failed: {status['reason']}")
     if code == -signal.SIGKILL:
-        why = "was killed (signal 9; if nobody did it, the machine ran out of memory: lower trainer.micro_batch)"
+        why = "was killed (signal 9; if nobody did it, the machine ran out of memory: close other programs)"
     elif code < 0:
         why = f"was ended by signal {-code} ({signal.Signals(-code).name})"
     else:
