@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl.config.base import Scale
 from clinrl.errors import DataError
 from clinrl.models import memory
-from clinrl.models.chat import Completion, decode, encode, end_tokens, render, results
+from clinrl.models.chat import Completion, decode, encode, end_tokens, opens, render, results
 from clinrl.types import Message
 
 if TYPE_CHECKING:
@@ -180,6 +180,10 @@ class Sampler:
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], thinking: bool) -> list[int]:
         """Token ids of a prompt, up to where the model has to go on."""
         return encode(self.tokenizer, [render(self.tokenizer, messages, thinking, tools)])[0]
+
+    def opens(self, thinking: bool) -> bool:
+        """Whether a prompt opens the think block of what is written."""
+        return opens(self.tokenizer, thinking)
 
     def after(self, found: Sequence[Message], thinking: bool) -> list[int]:
         """Token ids of the results of a turn's calls, up to where the model has to go on."""

@@ -29,8 +29,8 @@ class Reader:
 
     def parse_response(self, ids: Sequence[int], **_: Any) -> dict[str, Any]:
         """The turn that these tokens are, in TRL's notation; `played` reads it back."""
-        text = decode(self.tokenizer, ids, self.ends).text
-        turn = read_calls(read_turn(text, opens(self.tokenizer, self.thinking)))
+        is_opened = opens(self.tokenizer, self.thinking)
+        turn = read_calls(read_turn(decode(self.tokenizer, ids, self.ends).text, is_opened))
         read: dict[str, Any] = {"role": "assistant", "content": turn.content}
         if turn.thinking is not None:
             read["reasoning_content"] = turn.thinking

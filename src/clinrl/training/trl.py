@@ -78,10 +78,8 @@ def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
 
 
 def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised.
-
-    Raises TrainingError for an optimiser that needs CUDA where there is none.
-    """
+    """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised; there,
+    and without a GPU, TrainingError is raised for an optimizer that needs CUDA."""
     on_cpu = spec["scale"] == "embedded" or not torch.cuda.is_available()
     trainer = Trainer.model_validate(
         {key: value for key, value in spec["trainer"].items() if key in Trainer.model_fields}

@@ -198,8 +198,7 @@ def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path
     save_file(adapter_state(model), folder / WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
     config["inference_mode"] = True
-    named = bases.reference(paths.base(spec["task"]))
-    # Others have no base folder: they load the checkpoint by what the hub calls it.
+    named = bases.reference(paths.base(spec["task"]))  # others have no base folder, and ask the hub
     config["base_model_name_or_path"] = named.get("repo", str(paths.base(spec["task"])))
     config["revision"] = hub.COMMIT.fullmatch(named.get("commit", "")) and named["commit"]
     write_json(folder / "adapter_config.json", {key: _plain(value) for key, value in config.items()})
