@@ -13,7 +13,12 @@ SMALL = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False,
 }  # fmt: skip
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 CONFIGS = [{"model_type": kind, **SMALL} for kind in ("llama", "qwen2", "qwen3")]
 CONFIGS.append({"model_type": "qwen3_5_text", **SMALL, **LINEAR})
 

@@ -22,9 +22,7 @@ NAME = 32
 """Characters of a name in the table."""
 
 
-def stage(
-    params: "Params", names: Sequence[str] = (), *, scale: "Scale | None" = None, as_json: bool = False
-) -> int:
+def stage(params: "Params", names: Sequence[str] = (), *, scale: "Scale | None" = None, as_json: bool = False) -> int:
     """Print what each task needs, or the versions of `names`, at a scale, by default the active one. 0 if all fits.
 
     Raises ParamsError for an unknown name, for a wrong machine.yaml, and for a GPU in it that is not there.
@@ -45,7 +43,9 @@ def stage(
     else:
         _print(at.scale, found, there, software)
         if copies := sorted(task for task in params.bases if at.scale == "full" and needs.is_copy(at, task)):
-            print(_wrapped(f"\nThe hub's cache has no config of the bases of {', '.join(copies)}: known shapes are used."))
+            print(
+                _wrapped(f"\nThe hub's cache has no config of the bases of {', '.join(copies)}: known shapes are used.")
+            )
     return 0 if all(need.fits for need in found) else 1
 
 

@@ -79,7 +79,9 @@ def measure(
         return _measured(canonical_json(config), nf4, half, rank, targets)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         name = config.get("model_type", "without a model_type")
-        raise Refused(f"a decoder {name} cannot be measured ({type(error).__name__}); `try_anyway` trains it") from error
+        raise Refused(
+            f"a decoder {name} cannot be measured ({type(error).__name__}); `try_anyway` trains it"
+        ) from error
 
 
 @cache
@@ -102,9 +104,7 @@ def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tupl
     packed = sum(module.weight.numel() for module in linear.values()) if nf4 else 0
     numbers = sum(parameter.numel() for parameter in model.parameters())
     adapted = [
-        module
-        for name, module in linear.items()
-        if targets == "all-linear" or name.rpartition(".")[2] in targets
+        module for name, module in linear.items() if targets == "all-linear" or name.rpartition(".")[2] in targets
     ]
     body = model.get_decoder()
     kinds = getattr(model.config, "layer_types", None) or [""] * len(body.layers)

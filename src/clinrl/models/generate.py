@@ -93,8 +93,8 @@ class Sampler:
     """
 
     def __init__(
-        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = MAX_TOKENS, rows: int | None = None,
-        shared: bool = False, scale: Scale = "embedded", place: str = "an exam",
+        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = MAX_TOKENS,
+        rows: int | None = None, shared: bool = False, scale: Scale = "embedded", place: str = "an exam",
     ) -> None:  # fmt: skip
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.rows = max_tokens, rows

@@ -167,9 +167,7 @@ def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     model, tokenizer = bases.open_judge(base, name)
     rows = ROWS if model.device.type == "cpu" else None
     tokens = min(TOGETHER, read_machine().exam_tokens or TOGETHER)
-    sampler = Sampler(
-        model, tokenizer, max_tokens=tokens, rows=rows, scale=bases.scale_of(base), place=f"the {name}"
-    )
+    sampler = Sampler(model, tokenizer, max_tokens=tokens, rows=rows, scale=bases.scale_of(base), place=f"the {name}")
     budget, limit = _budget(base)["tokens"], window(model)
 
     def judge(texts: Sequence[str]) -> Sequence[str]:

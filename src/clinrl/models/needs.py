@@ -247,4 +247,3 @@ def worst(params: "Params", names: Sequence[str]) -> list[Need]:
             if held is None or (need.gpu or 0, need.host or 0) > (held.gpu or 0, held.host or 0):
                 found[need.task, need.place] = need
     return list(found.values())
-

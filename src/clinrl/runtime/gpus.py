@@ -20,7 +20,7 @@ class Gpu(NamedTuple):
 
 
 def visible() -> list[Gpu]:
-    """The GPUs that this process may use, in the order in which CUDA_VISIBLE_DEVICES names them; none without a driver."""
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES; none without a driver."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]

@@ -52,8 +52,9 @@ def stage(params: "Params", version: str) -> None:
     """Train `version` and write `data/adapters/<version>`.
 
     Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, Busy if the
-    version is being trained already, OutOfMemory if it cannot fit at full scale, Alarmed if an alarm ended the training, and TrainingError if it ended without an
-    adapter for another reason; where the same command continues the run, the message says from which step.
+    version is being trained already, OutOfMemory if it cannot fit at full scale, Alarmed if an alarm ended the
+    training, and TrainingError if it ended without an adapter for another reason; where the same command continues the
+    run, the message says from which step.
     """
     target = paths.adapter(version)
     with exclusive(target):

@@ -58,7 +58,9 @@ def show_one_gpu(index: int) -> None:
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     visible = None if named is None else [part.strip() for part in named.split(",") if part.strip()]
     if visible and index >= len(visible):
-        raise ParamsError(f"machine.yaml: gpu is {index}, but CUDA_VISIBLE_DEVICES={named} shows {len(visible)}; lower it")
+        raise ParamsError(
+            f"machine.yaml: gpu is {index}, but CUDA_VISIBLE_DEVICES={named} shows {len(visible)}; lower it"
+        )
     if visible != []:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
 
