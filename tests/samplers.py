@@ -22,6 +22,7 @@ class ScriptedSampler(Sampler):
         temperature: float,
         budget: int,
         seed: int,
+        top_p: float = 1.0,
         progress: Callable[[], None] | None = None,
     ) -> list[Completion]:
         """A reply longer than the budget is cut there."""
@@ -45,6 +46,10 @@ class ScriptedSampler(Sampler):
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], thinking: bool) -> list[int]:
         """As many ids as the prompt has words."""
         return [0] * sum(len(message.content.split(" ")) for message in messages)
+
+    def opens(self, thinking: bool) -> bool:
+        """A prompt with thinking does."""
+        return thinking
 
     def after(self, found: Sequence[Message], thinking: bool) -> list[int]:
         """As many ids as the results have words."""

@@ -314,7 +314,7 @@ class Scripted(Sampler):
         self.turns = [encode(tokenizer(), [text + tokenizer().eos_token])[0] for text in texts]
         self.asked = []
 
-    def sample(self, prompts, *, thinking, temperature, budget, seed, progress=None):
+    def sample(self, prompts, *, thinking, temperature, budget, seed, top_p=1.0, progress=None):
         (prompt,) = prompts
         self.asked.append(list(prompt.ids))
         ids = self.turns[len(self.asked) - 1][:budget]

@@ -109,6 +109,10 @@ class TrainingError(Refused):
     exit_code = 3
 
 
+class OutOfMemory(Refused):
+    """Memory ran out: names the place, and the key of machine.yaml to set."""
+
+
 class Alarmed(TrainingError):
     """An alarm ended a training: the same command would end the same way."""
 

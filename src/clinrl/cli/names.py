@@ -9,7 +9,7 @@ from clinrl.errors import ParamsError, did_you_mean, format_value
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
-BASED = dict.fromkeys(("show", "protocol", "compare", "params"), ("BASE",))
+BASED = dict.fromkeys(("show", "protocol", "compare", "params", "doctor"), ("BASE",))
 BESIDES = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
 """Kinds that a command takes besides the one that its usage shows."""
 

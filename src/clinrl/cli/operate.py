@@ -131,6 +131,21 @@ INSPECT = {
         ),
         also="status dag graph stages list ls tree repro",
     ),
+    "doctor": Command(
+        help="say what this machine has the memory for",
+        description="Estimates, for each task, what loading, training, generation, judges and the exam need of GPU and "
+        "host memory, of the version that needs most, beside what is free; and lists the libraries that a training may "
+        "use. Models are made as shapes from their configs; nothing is downloaded. machine.yaml is heeded. Exit code "
+        "0: all fits; 1: something does not.",
+        examples="clinrl doctor\nclinrl doctor --scale full\nclinrl doctor esi-v46 esi-v49 --scale full --json",
+        runs="cli.doctor:stage",
+        arguments=(
+            arg("names", metavar="VERSION", nargs="*", help="versions, or TASK-base; default: all"),
+            arg("--scale", choices=("embedded", "full"), help="default: the scale of params.yaml"),
+            JSON,
+        ),
+        also="memory gpu cuda hardware vram fit machine",
+    ),
     "versions": Command(
         help="list what is registered",
         description="Every version of a registered model, oldest first, with its aliases and how its gate stands.",

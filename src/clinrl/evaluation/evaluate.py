@@ -32,6 +32,7 @@ from clinrl.artifacts import (
     write_text,
 )
 from clinrl.config.bases import EmbeddedBase
+from clinrl.config.machine import read_machine
 from clinrl.config.model import Model
 from clinrl.data.dataset import corpora, read_cases
 from clinrl.errors import ArtefactError
@@ -293,8 +294,10 @@ def open_sampler(params: "Params", model: Model) -> Sampler:
     from clinrl.runtime import determinism
 
     determinism.settle(SEED)
+    tokens = read_machine().exam_tokens if params.scale == "full" else None
+    bounds: dict[str, Any] = {"scale": params.scale} | ({"max_tokens": tokens} if tokens else {})
     if (model.folder / "config.json").exists():
-        return Sampler(*bases.open_base(model.folder, for_training=False))
+        return Sampler(*bases.open_base(model.folder, for_training=False), **bounds)
     is_adapter = (model.folder / opening.CONFIG).exists()
     if is_adapter:
         opening.check(model.folder)
@@ -302,7 +305,7 @@ def open_sampler(params: "Params", model: Model) -> Sampler:
     weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=bool(spec.get("qlora", False)))
     if is_adapter:
         weights = opening.adapted(weights, model.folder).eval()
-    return Sampler(weights, tokenizer, shared=spec.get("trainer", {}).get("generation_path") == SHARED)
+    return Sampler(weights, tokenizer, shared=spec.get("trainer", {}).get("generation_path") == SHARED, **bounds)
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

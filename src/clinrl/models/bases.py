@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
+from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError
-from clinrl.models import hub, opening
+from clinrl.models import hub, memory, opening
 from clinrl.models.chat import render, without_prefill
 from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
@@ -121,7 +122,7 @@ def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = 
 def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple[Any, Any]:
     """`load` for a base folder at whatever scale it is, or for a merged model. Raises ArtefactError as `load` does."""
     verified(folder)
-    with opening.refused(folder, "model"):
+    with memory.place("loading the model", memory.larger(scale_of(folder))), opening.refused(folder, "model"):
         model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
         for thinking in (True, False):  # a template may be as hostile as a pickle, and is run at every prompt
             render(tokenizer, [Message(role="user", content="?")], thinking)
@@ -135,7 +136,8 @@ def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
     found = named.get("judges", {}).get(name)
     if found is None and (named or not (folder / name / "config.json").exists()):
         raise ArtefactError(f"{folder} has no {name}; name one in params.yaml under its base and rebuild it")
-    model, tokenizer = _open(folder / name, found or {}, folder)
+    with memory.place(f"loading {name}", memory.larger(scale_of(folder))):
+        model, tokenizer = _open(folder / name, found or {}, folder)
     return model.eval(), tokenizer
 
 
@@ -144,6 +146,11 @@ def reference(folder: Path) -> dict[str, Any]:
     path = folder / REFERENCE
     named: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return named
+
+
+def scale_of(folder: Path) -> Scale:
+    """The scale that a base folder was built at."""
+    return "full" if reference(folder) else "embedded"
 
 
 def locate(named: dict[str, Any], by: Path, also: Sequence[str] = ()) -> Path:

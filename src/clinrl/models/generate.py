@@ -5,8 +5,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clinrl.config.base import Scale
 from clinrl.errors import DataError
-from clinrl.models.chat import Completion, decode, encode, end_tokens, render, results
+from clinrl.models import memory
+from clinrl.models.chat import Completion, decode, encode, end_tokens, opens, render, results
 from clinrl.types import Message
 
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 SHARED = "shared"
 """The generation path of a recipe whose completions are written as `decoding.complete` does."""
+MAX_TOKENS = 32768
+"""Tokens in a padded batch of completions, prompts included, where nothing else is set."""
 STEP = 16
 """Tokens: widths of batches of one shape are multiples of it."""
 
@@ -84,15 +88,17 @@ class Sampler:
 
     `max_tokens` bounds the padded size of a batch. The same prompts in the same order give the same completions. With
     `rows`, all batches have so many rows, and then on the CPU the same prompt gets the same greedy completion beside
-    any others. With `shared` and without `rows`, completions are written as `decoding.complete` does.
+    any others. With `shared` and without `rows`, completions are written as `decoding.complete` does. `scale` and
+    `place` say what to do where memory runs out: OutOfMemory is raised then.
     """
 
     def __init__(
-        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = 32768, rows: int | None = None,
-        shared: bool = False,
+        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = MAX_TOKENS,
+        rows: int | None = None, shared: bool = False, scale: Scale = "embedded", place: str = "an exam",
     ) -> None:  # fmt: skip
         self.model, self.tokenizer = model, tokenizer
         self.max_tokens, self.rows = max_tokens, rows
+        self.scale, self.place = scale, place
         self._is_shared = shared and rows is None
         self.watch: Sequence[LogitsProcessor] = ()
         """They see the scores of each token, and change none."""
@@ -141,7 +147,8 @@ class Sampler:
                 torch.manual_seed(seed)
                 for batch, width in self._batches(lengths, budget):
                     rows = [ids[index] for index in batch]
-                    written = self._write(rows, width, config)
+                    with memory.place(self.place, memory.fewer_tokens(self.scale, len(rows), width + budget)):
+                        written = self._write(rows, width, config)
                     for index, row in zip(batch, written, strict=True):
                         if completions[index] is None and progress is not None:
                             progress()
@@ -173,6 +180,10 @@ class Sampler:
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], thinking: bool) -> list[int]:
         """Token ids of a prompt, up to where the model has to go on."""
         return encode(self.tokenizer, [render(self.tokenizer, messages, thinking, tools)])[0]
+
+    def opens(self, thinking: bool) -> bool:
+        """Whether a prompt opens the think block of what is written."""
+        return opens(self.tokenizer, thinking)
 
     def after(self, found: Sequence[Message], thinking: bool) -> list[int]:
         """Token ids of the results of a turn's calls, up to where the model has to go on."""

@@ -75,6 +75,16 @@ def fetch(repo: str, commit: str, also: Sequence[str] = ()) -> Path:
     return folder
 
 
+def cached_config(repo: str, revision: str) -> Path | None:
+    """The config.json of a checkpoint in a folder here, or of the hub where the cache has it. Asks no hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(repo).is_dir():
+        return Path(repo) / "config.json"
+    found = try_to_load_from_cache(repo, "config.json", revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
 def _is_whole(folder: Path) -> bool:
     """Whether weights are there, and each part that an index names: not every cache has a list of a commit's files."""
     held = {file.name for file in folder.glob("model*.safetensors") if file.is_file()}

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from clinrl.artifacts import canonical_json, digest
+from clinrl.config.machine import read_machine
 from clinrl.errors import ArtefactError, Refused
-from clinrl.models import bases, hub
+from clinrl.models import bases, hub, memory
 from clinrl.models.chat import encode
 from clinrl.models.generate import Prompt, Sampler, window
 from clinrl.tasks.base import Task, models_of, requests_of, score_with
@@ -61,7 +62,9 @@ class Judges:
             new = [request for request in wanted if request.model == name and self._response(request) is None]
             new.sort(key=lambda request: (len(request.text), request.text))
             if new:
-                self._keep(name, new, self._model(name)([request.text for request in new]))
+                model = self._model(name)
+                with memory.place(f"the {name}", memory.larger(bases.scale_of(self.base))):
+                    self._keep(name, new, model([request.text for request in new]))
         return {request: self._response(request) for request in wanted}
 
     def record(self) -> list[dict[str, str]]:
@@ -163,7 +166,8 @@ def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
 def _judge(base: Path, name: str) -> Callable[[Sequence[str]], Sequence[str]]:
     model, tokenizer = bases.open_judge(base, name)
     rows = ROWS if model.device.type == "cpu" else None
-    sampler = Sampler(model, tokenizer, max_tokens=TOGETHER, rows=rows)
+    tokens = min(TOGETHER, read_machine().exam_tokens or TOGETHER)
+    sampler = Sampler(model, tokenizer, max_tokens=tokens, rows=rows, scale=bases.scale_of(base), place=f"the {name}")
     budget, limit = _budget(base)["tokens"], window(model)
 
     def judge(texts: Sequence[str]) -> Sequence[str]:

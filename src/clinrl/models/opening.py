@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clinrl.errors import ArtefactError, Refused
+from clinrl.models import memory
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -24,6 +25,8 @@ def refused(folder: Path | str, what: str) -> Iterator[None]:
     except Refused:
         raise
     except Exception as error:  # each library has kinds of its own, and a hostile file meets any of them
+        if memory.is_exhausted(error):  # which says nothing of the file
+            raise
         if isinstance(error, OSError) and error.errno is not None:
             raise
         message = " ".join(str(error).split())[:160]

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clinrl.models.chat import opens, read_calls, read_turn
+from clinrl.models.chat import read_calls, read_turn
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.tasks.base import Task
 from clinrl.types import Call, Case, Message, Stop, Transcript, transcript_of
@@ -43,7 +43,7 @@ def run(
         seed=seed,
         progress=progress,
     )
-    is_opened = opens(sampler.tokenizer, mode.thinking)
+    is_opened = sampler.opens(mode.thinking)
     return [transcript_of(read_turn(completion.text, is_opened), completion.stop) for completion in completions]
 
 
@@ -79,7 +79,7 @@ def _converse(
         for episode, completion in zip(going, completions, strict=True):
             left = budget - episode.used
             written = completion if completion.tokens <= left else sampler.cut(completion, left)
-            message = read_calls(read_turn(written.text, opens(sampler.tokenizer, mode.thinking)))
+            message = read_calls(read_turn(written.text, sampler.opens(mode.thinking)))
             episode.messages.append(message)
             if written.stop == "max_tokens":
                 episode.stop = "max_tokens"

@@ -23,7 +23,7 @@ import clinrl_loader
 from clinrl.artifacts import canonical_json, identity, read_manifest, verified, write_json, write_text
 from clinrl.errors import ArtefactError, DataError, Refused
 from clinrl.models import bases, opening
-from clinrl.models.chat import Completion, encode, opens, read_turn, render
+from clinrl.models.chat import Completion, encode, read_turn, render
 from clinrl.models.generate import Prompt, Sampler, check_room, window
 from clinrl.provenance import pins
 from clinrl.registry import novelty
@@ -250,8 +250,7 @@ class Answerer:
             if row.mode is None or completion is None:
                 lines.append((None, None, None, row.mode, REFUSED + row.refusal, row.novelty))
                 continue
-            is_opened = opens(self.sampler.tokenizer, self.served.modes[row.mode].thinking)
-            turn = read_turn(completion.text, is_opened)
+            turn = read_turn(completion.text, self.sampler.opens(self.served.modes[row.mode].thinking))
             answer = self.task.parse(transcript_of(turn))
             silent = isinstance(answer, Unreadable)
             status = answer.reason if silent else READ

@@ -24,11 +24,13 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
+from clinrl.config.machine import read_machine, sequences_of
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
+from clinrl.models import needs
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
@@ -50,17 +52,19 @@ def stage(params: "Params", version: str) -> None:
     """Train `version` and write `data/adapters/<version>`.
 
     Raises ArtefactError if the data, its proofs, the parent or the base are absent or do not fit together, Busy if the
-    version is being trained already, Alarmed if an alarm ended the training, and TrainingError if it ended without an
-    adapter for another reason; where the same command continues the run, the message says from which step.
+    version is being trained already, OutOfMemory if it cannot fit at full scale, Alarmed if an alarm ended the
+    training, and TrainingError if it ended without an adapter for another reason; where the same command continues the
+    run, the message says from which step.
     """
     target = paths.adapter(version)
     with exclusive(target):
         spec, rows = resolve(params, version)
         folder = paths.checkpoints(version, digest(spec))
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
-        write_json(folder / SPEC, spec | _trainer(params, version).model_dump(include=HANDLING))
+        write_json(folder / SPEC, _on_this_machine(spec) | _trainer(params, version).model_dump(include=HANDLING))
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
+        needs.check(params, version, read_machine())
         if not _completed(folder, spec["trainer"]["steps"]):
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
@@ -81,6 +85,13 @@ def stage(params: "Params", version: str) -> None:
 
 def _trainer(params: "Params", version: str) -> Any:
     return params.trainer(params.versions[version].profile)
+
+
+def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
+    """The spec as the worker is given it. What machine.yaml says is in it, and not in its digest."""
+    machine, trainer = read_machine(), spec["trainer"]
+    rows = machine.rows_at_once(trainer, sequences_of(trainer), spec["scale"])
+    return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
 
 
 def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -206,7 +217,7 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
         kind = Alarmed if code == Alarmed.exit_code else TrainingError
         raise kind(f"training of {version} failed: {status['reason']}")
     if code == -signal.SIGKILL:
-        why = "was killed (signal 9; if nobody did it, the machine ran out of memory: lower trainer.micro_batch)"
+        why = "was killed (signal 9; if nobody did it, the machine ran out of memory: see `clinrl doctor`)"
     elif code < 0:
         why = f"was ended by signal {-code} ({signal.Signals(-code).name})"
     else:

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer, SFTTrainer
 
+from clinrl.config.base import Scale
+from clinrl.models import memory
 from clinrl.models.cache import is_plain
 from clinrl.models.decoding import Rows, complete, complete_turn, folded
 from clinrl.training.scores import ByLength, LiveRows
@@ -135,6 +137,9 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
     least_loss = 1.0  # a normalised advantage: the loss of a group is near 0 by construction
     generation_path: Literal["stock", "shared"] = "stock"
     """The same as `loss_path`, for completions."""
+    scale: Scale = "embedded"
+    most_tokens: int | None = None
+    """Tokens, prompts and padding included, for which completions are written at once; None: all of a step."""
     _turn: Rows | None = None
     """What was read and written of the episodes of a step so far."""
 
@@ -144,7 +149,25 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         finally:
             self._turn = None
 
-    def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
+    def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
+        """Completions of prompts, in parts whose padded size fits `most_tokens` where that is set.
+
+        Raises OutOfMemory, with the bound to set.
+        """
+        width, rows = max(map(len, prompt_ids)) + self.max_completion_length, len(prompt_ids)
+        if self.most_tokens is not None and not self._goes_on():
+            rows = max(1, min(rows, self.most_tokens // width))
+        parts = []
+        for first in range(0, len(prompt_ids), rows):
+            with memory.place("generation", memory.fewer_tokens(self.scale, rows, width)):
+                parts.append(self._generate_part(prompt_ids[first : first + rows], *arguments, **named))
+        return parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
+
+    def _goes_on(self) -> bool:
+        """Whether a turn goes on from rows that the turn before left in memory, all of them together."""
+        return self.generation_path != "stock" and bool(self.tools)
+
+    def _generate_part(self, *arguments: Any, **named: Any) -> Any:
         if self.generation_path == "stock" or self.accelerator.num_processes > 1:  # these call `generate` in step
             return super()._generate_single_turn(*arguments, **named)
         model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
@@ -203,6 +226,11 @@ def largest_gap(stock: Sequence[Tensor], ours: Sequence[Tensor], least: float = 
     largest = torch.stack([entry.abs().max() for entry in stock]).max().clamp(min=least)
     gap = torch.stack([(a - b).abs().max() for a, b in zip(stock, ours, strict=True)]).max()
     return float(gap / largest) if gap != 0 else 0.0
+
+
+def _joined(parts: Sequence[list[Any] | None]) -> list[Any] | None:
+    """Lists of parts as one; None where the parts have none, as log-probabilities that nobody asked for."""
+    return None if parts[0] is None else [entry for part in parts for entry in part or ()]
 
 
 def _say(sentence: str) -> None:

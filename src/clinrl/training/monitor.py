@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from clinrl.models.chat import Completion, encode, opens, read_turn, render
-from clinrl.models.generate import SHARED, Prompt, Sampler, batches
+from clinrl.models.generate import MAX_TOKENS, SHARED, Prompt, Sampler, batches
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import transcript_of
 
@@ -23,7 +23,10 @@ class HeldOut:
     probability to the parent's (Schulman's low-variance estimator). Built before training, with the parent's weights.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], tokens: int = MAX_TOKENS
+    ) -> None:
+        self.tokens, self.scale = tokens, spec["scale"]
         settings = spec["trainer"]["held_out"]
         self.every: int = settings["every"]
         self.task, self.tokenizer = task, tokenizer
@@ -60,7 +63,9 @@ class HeldOut:
 
     def _sample(self, model: Any, thinking: bool, temperature: float) -> list[Completion]:
         prompts = [Prompt(case.id, self.task.prompt(case.facts)) for case in self.cases]
-        sampler = Sampler(model, self.tokenizer, shared=self.is_shared)
+        sampler = Sampler(
+            model, self.tokenizer, max_tokens=self.tokens, shared=self.is_shared, scale=self.scale, place="generation"
+        )
         return sampler.sample(
             prompts, thinking=thinking, temperature=temperature, budget=self.budget, seed=HELD_OUT_SEED
         )
@@ -73,7 +78,8 @@ class HeldOut:
         model.eval()
         try:
             with torch.inference_mode():
-                for batch in batches([len(p) + len(w) for p, w in zip(prompts, written, strict=True)], 0, 8192):
+                lengths = [len(p) + len(w) for p, w in zip(prompts, written, strict=True)]
+                for batch in batches(lengths, 0, min(8192, self.tokens)):
                     rows = [torch.tensor(prompts[i] + written[i], device=model.device) for i in batch]
                     ids = torch.nn.utils.rnn.pad_sequence(
                         rows, batch_first=True, padding_value=self.tokenizer.pad_token_id

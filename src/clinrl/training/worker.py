@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import Refused, TrainingError
+from clinrl.errors import OutOfMemory, ParamsError, Refused, TrainingError
 from clinrl.runtime import determinism
 
 VERDICTS = "verdicts.jsonl"
@@ -49,6 +49,22 @@ def main(arguments: list[str]) -> int:
     return _train(path.parent, spec)
 
 
+def show_one_gpu(index: int) -> None:
+    """Hide all GPUs but one from this process, by its place among the visible ones; before CUDA is asked for any.
+
+    Raises ParamsError if fewer are visible, as far as CUDA_VISIBLE_DEVICES says it. Of several a trainer would take
+    all, and other batches than the recipe's.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = None if named is None else [part.strip() for part in named.split(",") if part.strip()]
+    if visible and index >= len(visible):
+        raise ParamsError(
+            f"machine.yaml: gpu is {index}, but CUDA_VISIBLE_DEVICES={named} shows {len(visible)}; lower it"
+        )
+    if visible != []:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
+
+
 def _train(folder: Path, spec: dict[str, Any]) -> int:
     from clinrl.training.callback import Watch, disk_is_full, latest_checkpoint
     from clinrl.training.launch import DISK_FULL
@@ -64,9 +80,15 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
     reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
     try:
         watch.status("running", reached)
+        if spec["scale"] == "full":
+            show_one_gpu(spec["machine"]["gpu"] or 0)
         step = _fit(folder, spec, watch, checkpoint)
         watch.status("completed" if step == steps else "stopped", step)
         return 0 if step == steps else STOPPED
+    except OutOfMemory as error:
+        resume = f"and the same command continues from step {watch.saved} of {steps}"
+        watch.status("failed", watch.saved, f"{error}, {resume}")
+        return TrainingError.exit_code
     except Refused as error:
         watch.status("failed", watch.saved, str(error))
         return error.exit_code
@@ -74,10 +96,7 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
         if disk_is_full(error, folder):
             latest_checkpoint(checkpoints)  # drops the one that was being written
             return DISK_FULL
-        if type(error).__name__ == "OutOfMemoryError":
-            reason = f"out of GPU memory at step {watch.step + 1} of {steps}; lower trainer.micro_batch"
-            watch.status("failed", watch.saved, reason)
-            return TrainingError.exit_code
+        watch.status("crashed", watch.saved, type(error).__name__)
         raise
     finally:
         watch.line.stop()
@@ -92,8 +111,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
 
     from clinrl import paths
     from clinrl.artifacts import canonical_json, write_json
-    from clinrl.models import bases
-    from clinrl.models.generate import SHARED, Sampler
+    from clinrl.models import bases, memory
+    from clinrl.models.generate import MAX_TOKENS, SHARED, Sampler
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
     from clinrl.training import rejection, trl
@@ -112,9 +131,14 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     model = trl.start_adapter(model, spec, parent)
     start = trl.adapter_state(model)
     judges = Judges(paths.base(spec["task"]), log=folder / VERDICTS)
+    bound = spec["machine"]["exam_tokens"] if spec["scale"] == "full" else None
+    tokens = bound or MAX_TOKENS
     sampled: dict[str, float] = {}
     if spec["method"] == "rejection":
-        sampler = Sampler(model, tokenizer, shared=spec["trainer"].get("generation_path") == SHARED)
+        sampler = Sampler(
+            model, tokenizer, max_tokens=tokens, shared=spec["trainer"].get("generation_path") == SHARED,
+            scale=spec["scale"], place="generation",
+        )  # fmt: skip
         written = rejection.sample(folder / "sampled", sampler, task, spec, rows, judges, lambda: watch.stop_requested)
         if written is None:
             return 0
@@ -126,19 +150,22 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         if spec["method"] == "grpo"
         else trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer")
     )
+    trainer.scale, trainer.most_tokens = spec["scale"], bound
     trl.restore_precision(model, start)
     if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
         raise TrainingError("the adapter is not its parent's any more after the trainer was built")
     watch.moved = lambda: any(not torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items())
     if spec["trainer"].get("held_out"):
-        trainer.held_out = HeldOut(model, tokenizer, task, spec)
+        trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     if sampled:
         trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)
     if checkpoint is not None and spec["method"] != "grpo":
         trainer.count_from(checkpoint)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    rows, loss_type = int(trainer.args.per_device_train_batch_size), spec["trainer"].get("loss_type", "")
+    with memory.place("the loss", memory.fewer_rows(spec["scale"], rows, loss_type)):
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step == spec["trainer"]["steps"]:
         if not watch.moved():
             raise TrainingError(

@@ -1,0 +1,82 @@
+"""`clinrl doctor`: what this machine has the memory for, and the libraries that a training may use."""
+
+import importlib.metadata
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from clinrl.cli.names import check_name
+
+if TYPE_CHECKING:
+    from clinrl.config.base import Scale
+    from clinrl.config.params import Params
+    from clinrl.models.needs import Need, Room
+
+LIBRARIES = ("torch", "bitsandbytes", "kernels", "flash-linear-attention", "causal-conv1d")
+"""Qwen3.5 without kernels or flash-linear-attention runs parts of its layers in Python, many times slower."""
+WIDTH = 79
+NAME = 32
+"""Characters of a name in the table."""
+
+
+def stage(params: "Params", names: Sequence[str] = (), *, scale: "Scale | None" = None, as_json: bool = False) -> int:
+    """Print what each task needs, or the versions of `names`, at a scale, by default the active one. 0 if all fits.
+
+    Raises ParamsError for an unknown name, for a wrong machine.yaml, and for a GPU in it that is not there.
+    """
+    from clinrl.config.machine import read_machine
+
+    needs = import_module("clinrl.models.needs")
+    for name in names:
+        check_name(params, name, "doctor")
+    at = params.model_copy(update={"scale": scale or params.scale})
+    found = needs.worst(at, list(names) or [*params.roots, *params.versions])
+    there, software = needs.room(read_machine()), _software()
+    if as_json:
+        gpus = [gpu._asdict() for gpu in there.gpus]
+        machine = {"gpus": gpus, "used": there.gpu and there.gpu.number, "host": there.host}
+        shown = {"scale": at.scale, "machine": machine, "software": software, "needs": [asdict(n) for n in found]}
+        print(json.dumps(shown, indent=2))
+    else:
+        _print(at.scale, found, there, software)
+        if copies := sorted(task for task in params.bases if at.scale == "full" and needs.is_copy(at, task)):
+            print(
+                _wrapped(f"\nThe hub's cache has no config of the bases of {', '.join(copies)}: known shapes are used.")
+            )
+    return 0 if all(need.fits for need in found) else 1
+
+
+def _software() -> dict[str, str]:
+    """Library to its version, or none."""
+    import torch
+
+    held = {str(package.metadata["Name"]).lower(): package.version for package in importlib.metadata.distributions()}
+    return {"CUDA": torch.version.cuda or "none"} | {name: held.get(name, "none") for name in LIBRARIES}
+
+
+def _print(scale: str, found: "Sequence[Need]", there: "Room", software: dict[str, str]) -> None:
+    for gpu in there.gpus:
+        used = ", used" if gpu == there.gpu else ""
+        print(_wrapped(f"GPU {gpu.number}: {gpu.name}, {_gib(gpu.free)} of {_gib(gpu.total)} GiB free{used}"))
+    print(f"host: {_gib(there.host)} GiB free" + ("" if there.gpus else "; no GPU"))
+    print(_wrapped(", ".join(f"{name} {version}" for name, version in software.items())))
+    print(f"\nscale {scale}, GiB\n{'task':<9}{'place':<12}{'most, of':<{NAME + 1}}{'GPU':>7}{'host':>8}  fits")
+    for need in found:
+        name = need.name if len(need.name) <= NAME else need.name[: NAME - 3] + "..."
+        sizes = f"{_gib(need.gpu):>7}{_gib(need.host):>8}"
+        print(f"{need.task:<9}{need.place:<12}{name:<{NAME + 1}}{sizes}  {'yes' if need.fits else 'no'}")
+    for need in found:
+        if need.short:
+            print(_wrapped(f"{need.task} {need.place} needs {need.short}" if need.host else need.short))
+
+
+def _gib(size: int | None) -> str:
+    """Bytes in GiB; - for none, ? where nothing is known."""
+    return "?" if size is None else f"{size / (1 << 30):,.1f}" if size else "-"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)

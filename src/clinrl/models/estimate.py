@@ -1,0 +1,160 @@
+"""How much memory a model takes, from its config alone: its layers are made and run as shapes, without a number.
+
+Weights, keys and values, and what a layer keeps for its backward pass are counted on torch's meta device. What kernels
+take on the way is estimated.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from clinrl.artifacts import canonical_json
+from clinrl.errors import Refused
+
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of a number in 4 bits: a byte of scale for 64 of them, and four bytes for 256 scales."""
+GIB = 1 << 30
+"""Bytes."""
+TRAINED = 8
+"""Bytes of a trained number and its gradient, in float32; the optimizer's moments come on top."""
+LOGIT = 10
+"""Bytes of a logit in a training step: itself, a copy, its gradient and what becomes of them in float32."""
+PASSING = 3
+"""A layer that is only run holds about a third of what it keeps for a backward pass."""
+SLACK = 1.1
+"""What the allocator cannot use, of all that comes and goes."""
+SHORT, LONG = 64, 128
+"""Tokens of the two runs. Attention on the meta device keeps its scores, which no kernel does: so both are short."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model's memory. Bytes, but for what is named otherwise."""
+
+    weights: int
+    adapter: int
+    """Numbers of its LoRA adapter."""
+    unpacked: int
+    """Of its largest matrix, as it is computed with."""
+    kept: int
+    """A token's, between the layers: what checkpointing keeps."""
+    layer: int
+    """A token's, within the widest layer, for its backward pass."""
+    layers: int
+    """A token's, within all layers."""
+    token: int
+    """A token's keys and values."""
+    row: int
+    """What a row has besides them, whatever its length: the states of layers without keys."""
+    vocab: int
+    """Words."""
+
+    def training(self, tokens: int, rows: int, scored: int, *, checkpointed: bool, moments: int = 8) -> int:
+        """A step beside the weights: so many rows of so many tokens, with the logits of so many tokens in all.
+
+        adapter x (8 + moments) + 1.1 x (rows x tokens x kept activations + scored x vocabulary x 10 + largest matrix).
+        """
+        moving = rows * tokens * (self.kept + self.layer if checkpointed else self.layers) + scored * self.vocab * LOGIT
+        return round(self.adapter * (TRAINED + moments) + SLACK * (moving + self.unpacked))
+
+    def writing(self, prompt: int, tokens: int, rows: int) -> int:
+        """Completions beside the weights: so many rows, of so many tokens with their prompts.
+
+        1.1 x (rows x (tokens x keys and values + states + vocabulary x 10) + the prompts' pass + largest matrix).
+        """
+        held = rows * (tokens * self.token + self.row + self.vocab * LOGIT)
+        return round(SLACK * (held + rows * prompt * self.layer // PASSING + self.unpacked))
+
+
+def measure(
+    config: dict[str, Any], *, nf4: bool, half: bool, rank: int = 0, targets: str | tuple[str, ...] = ()
+) -> Size:
+    """The size of the model of a config.json, with a LoRA adapter of a rank on some modules.
+
+    `nf4`: matrices held in 4 bits; `half`: computed in bfloat16, otherwise in float32. Raises Refused for a config
+    that transformers has no decoder for.
+    """
+    try:
+        return _measured(canonical_json(config), nf4, half, rank, targets)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        name = config.get("model_type", "without a model_type")
+        raise Refused(
+            f"a decoder {name} cannot be measured ({type(error).__name__}); `try_anyway` trains it"
+        ) from error
+
+
+@cache
+def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tuple[str, ...]) -> Size:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {key: value for key, value in json.loads(config).items() if key != "quantization_config"}
+    dtype = torch.bfloat16 if half else torch.float32
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**fields).get_text_config(), dtype=dtype, attn_implementation="sdpa"
+        )
+    head = model.get_output_embeddings()
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    packed = sum(module.weight.numel() for module in linear.values()) if nf4 else 0
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    adapted = [
+        module for name, module in linear.items() if targets == "all-linear" or name.rpartition(".")[2] in targets
+    ]
+    body = model.get_decoder()
+    kinds = getattr(model.config, "layer_types", None) or [""] * len(body.layers)
+    runs = {kind: _run(model, kinds.index(kind)) for kind in dict.fromkeys(kinds)}
+    each = [runs[kind] for kind in kinds]
+    return Size(
+        weights=round((numbers - packed) * dtype.itemsize + packed * NF4),
+        adapter=rank * sum(module.in_features + module.out_features for module in adapted),
+        unpacked=max(module.weight.numel() for module in linear.values()) * dtype.itemsize if nf4 else 0,
+        kept=len(each) * model.config.hidden_size * dtype.itemsize,
+        layer=max(kept for kept, _, _ in each),
+        layers=sum(kept for kept, _, _ in each),
+        token=sum(token for _, token, _ in each),
+        row=sum(row for _, _, row in each),
+        vocab=model.config.vocab_size,
+    )
+
+
+def _run(model: Any, place: int) -> tuple[int, int, int]:
+    """Run one layer: what a token keeps for the backward pass, its keys and values, and the states of a row."""
+    import torch
+    from transformers import DynamicCache
+
+    body, own = model.get_decoder(), {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    held = []
+    for length in (SHORT, LONG):
+        states = torch.zeros(1, length, model.config.hidden_size, device="meta", dtype=model.dtype)
+        turns = body.rotary_emb(states, torch.zeros(1, length, dtype=torch.long, device="meta"))
+        room = DynamicCache(config=model.config)
+        with torch.no_grad():
+            body.layers[place](states, position_embeddings=turns, past_key_values=room, use_cache=True)
+        held.append(_bytes(vars(room.layers[place])))
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            kept[storage._cdata] = storage  # held, so that no other storage takes its place
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        body.layers[place].train()(states.requires_grad_(), position_embeddings=turns)
+    token = (held[1] - held[0]) // (LONG - SHORT)
+    return sum(storage.nbytes() for storage in kept.values()) // LONG, token, held[0] - SHORT * token
+
+
+def _bytes(value: Any) -> int:
+    """Of all tensors in a value."""
+    if isinstance(value, dict):
+        return sum(map(_bytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, value))
+    return value.nbytes if hasattr(value, "nbytes") else 0

@@ -1,0 +1,249 @@
+"""What the versions of a project need of this machine's memory, place by place, and what is there.
+
+The places are those that may run out: loading, training, generation within it, judges, and the exam. Figures are
+estimates: prompts are taken at so many characters a token, and kernels as `estimate` has them.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.config.bases import HubModel
+from clinrl.config.machine import Machine, read_machine, sequences_of
+from clinrl.config.recipes import GrpoProfile, SftProfile
+from clinrl.errors import OutOfMemory, ParamsError, Refused
+from clinrl.models import bases, hub
+from clinrl.models.estimate import GIB, TRAINED, Size, measure
+from clinrl.models.generate import MAX_TOKENS
+from clinrl.models.judges import TOGETHER
+from clinrl.models.shapes import SHAPES
+from clinrl.runtime.gpus import Gpu, visible
+from clinrl.tasks.base import Task, get_task, models_of
+
+if TYPE_CHECKING:
+    from clinrl.config.bases import Embedded
+    from clinrl.config.params import Params
+
+CASES = 32
+"""Cases whose prompts are measured; the longest counts."""
+CHARACTERS = 3
+"""Of a prompt to a token: English has four, numbers and tags fewer."""
+SCORED = 1024
+"""Tokens whose logits supervised fine-tuning holds at once."""
+LIBRARIES = int(2.5 * GIB)
+"""Of the host, for Python, torch and the other libraries of a training."""
+CUDA = int(1.5 * GIB)
+"""Of a GPU, for CUDA itself and the room that its kernels work in."""
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where a container says how much of the host it may have."""
+KEYS = {"loading": "gpu to another GPU", "training": "micro_batch lower", "judges": "gpu to another GPU"}
+"""What to set in machine.yaml, by place, where it is not exam_tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What one place of a version needs. Bytes; None where nothing is known of the checkpoint."""
+
+    task: str
+    scale: str
+    place: str
+    name: str
+    gpu: int | None
+    host: int | None
+    fits: bool
+    short: str = ""
+    """What is missing, in words; empty if it fits."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that is there. Bytes."""
+
+    gpu: Gpu | None
+    """The one that is used."""
+    host: int
+    """That is free, within the limit of a container."""
+    gpus: tuple[Gpu, ...] = ()
+    """All that are visible."""
+
+
+def room(machine: Machine) -> Room:
+    """What this machine has. Raises ParamsError for a GPU in machine.yaml that is not there."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    limits = [int(text) for path in LIMITS if path.exists() and (text := path.read_text().strip()).isdecimal()]
+    gpus, index = visible(), machine.gpu or 0
+    if machine.gpu is not None and index >= len(gpus):
+        raise ParamsError(f"machine.yaml: gpu is {index}, but {len(gpus)} are visible, counted from 0; correct it")
+    return Room(gpus[index] if gpus else None, min([free, *limits]), tuple(gpus))
+
+
+def check(params: "Params", version: str, machine: Machine) -> None:
+    """Refuse a training at scale full that cannot fit, before hours are lost. Raises OutOfMemory with the shortfall.
+
+    What nobody knows the shape of is not refused, nor anything under `try_anyway`.
+    """
+    if params.scale == "embedded" or machine.try_anyway:
+        return
+    there = room(machine)
+    for need in needs(params, version, machine, there):
+        if need.place != "exam" and not need.fits and need.host is not None:
+            raise OutOfMemory(
+                f"{version} cannot be trained here: {need.place} needs {need.short}; in machine.yaml set "
+                f"{KEYS.get(need.place, 'exam_tokens lower')}, or try_anyway to true"
+            )
+
+
+def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Need]:
+    """The places of a version, or of `<task>-base`, which is loaded and examined alone."""
+    task = get_task(params.model(name).task.name)
+    try:
+        found = dict(_places(params, name, task, machine, is_gpu=params.scale == "full" and there.gpu is not None))
+    except Refused as refused:
+        fields = {"task": task.name, "scale": params.scale, "name": name, "gpu": None, "host": None, "fits": False}
+        return [Need(**fields, place="loading", short=str(refused))]  # type: ignore[arg-type]
+    return [_need(params.scale, task.name, place, name, size, there) for place, size in found.items()]
+
+
+def _need(scale: str, task: str, place: str, name: str, size: int, there: Room) -> Need:
+    is_gpu = scale == "full" and there.gpu is not None
+    gpu, host = (size + CUDA, LIBRARIES) if is_gpu else (0, size + LIBRARIES)
+    free = there.gpu.free if there.gpu else 0
+    parts = [(gpu, free, "the GPU")] if is_gpu else []
+    lacks = [
+        f"{wanted / GIB:,.1f} GiB of {what}, {(wanted - has) / GIB:,.1f} more than is free"
+        for wanted, has, what in [*parts, (host, there.host, "the host")]
+        if wanted > has
+    ]
+    return Need(
+        task=task, scale=scale, place=place, name=name, gpu=gpu, host=host, fits=not lacks, short=" and ".join(lacks)
+    )
+
+
+def _places(params: "Params", name: str, task: Task, machine: Machine, *, is_gpu: bool) -> Iterator[tuple[str, int]]:
+    """Each place with its bytes, beside the libraries."""
+    version, base = params.versions.get(name), params.base(task.name)
+    profile = params.profiles[version.profile] if version else None
+    shape = params.lora(name) if profile else None
+    policy = measure(
+        config_of(params, task.name),
+        half=is_gpu,
+        nf4=_is_nf4(base) or bool(profile and profile.qlora),
+        rank=shape.rank if shape else 0,
+        targets=shape.targets if shape else (),
+    )
+    judges = {
+        judge: measure(config_of(params, task.name, judge), half=is_gpu, nf4=_is_nf4(spec))
+        for judge, spec in base.judges.items()
+    }
+    prompt, gold = _lengths(task)
+    yield "loading", policy.weights + policy.unpacked
+    tokens = machine.exam_tokens if params.scale == "full" else None
+    if profile and version:
+        trainer = params.trainer(version.profile)
+        fields = trainer.model_dump()
+        sequences = sequences_of(fields)
+        micro = machine.rows_at_once(fields, sequences, params.scale) or sequences
+        written: int = getattr(trainer, "max_completion", gold)
+        scored = micro * written if isinstance(profile, GrpoProfile) else SCORED
+        asked = [] if isinstance(profile, SftProfile) else models_of(task, params.reward(name))
+        beside = policy.weights + sum(size.weights for judge, size in judges.items() if judge in asked)
+        step = policy.training(
+            prompt + written, micro, scored, checkpointed=params.scale == "full", moments=_moments(trainer.optimizer)
+        )
+        yield "training", beside + step
+        if not isinstance(profile, SftProfile):
+            rows = sequences if isinstance(profile, GrpoProfile) else MAX_TOKENS // (prompt + written)
+            rows = _rows(rows, prompt + written, tokens)
+            yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, prompt + written, rows)
+    if judges:
+        most = max(_asked(size, prompt + gold, min(tokens or TOGETHER, TOGETHER)) for size in judges.values())
+        yield "judges", policy.weights + sum(size.weights for size in judges.values()) + most
+    longest = prompt + max(params.budget(mode, task.name) for mode in params.modes)
+    rows = _rows(MAX_TOKENS // longest, longest, tokens)
+    yield "exam", policy.weights + policy.adapter * 4 + policy.writing(prompt, longest, rows)
+
+
+def _rows(own: int, tokens: int, machine: int | None) -> int:
+    """Rows of so many tokens at once: those of the recipe, or fewer, and at least one."""
+    return max(1, own if machine is None else min(own, machine // tokens))
+
+
+def _asked(size: Size, tokens: int, together: int) -> int:
+    return size.writing(tokens, tokens, max(1, together // tokens))
+
+
+def _moments(optimizer: str) -> int:
+    """Bytes that the two moments of a trained number take."""
+    return 2 if optimizer.endswith("8bit") else 8
+
+
+def _is_nf4(spec: Any) -> bool:
+    return bool(getattr(spec, "quantize", "none") == "nf4")
+
+
+def config_of(params: "Params", task: str, judge: str = "") -> dict[str, Any]:
+    """The config.json of a base or of its judge: its own, or the copy here of a known one.
+
+    Raises Refused for a checkpoint of which neither is there.
+    """
+    base = params.base(task)
+    spec = base.judges[judge] if judge else base  # type: ignore[index]
+    if not isinstance(spec, HubModel):
+        return _built(spec)
+    named = bases.reference(paths.base(task))
+    pinned = named.get("judges", {}).get(judge, {}) if judge else named
+    revision = pinned.get("commit", spec.revision) if pinned.get("repo") == spec.repo else spec.revision
+    if path := hub.cached_config(spec.repo, revision):
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return config
+    if spec.repo not in SHAPES:
+        raise Refused(f"the shape of {spec.repo} is not known before its config.json is in the hub's cache")
+    return dict(SHAPES[spec.repo])
+
+
+def _built(spec: "Embedded") -> dict[str, Any]:
+    return {
+        "model_type": spec.architecture, "vocab_size": spec.vocab, "hidden_size": spec.hidden,
+        "num_hidden_layers": spec.layers, "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.hidden // spec.heads, "intermediate_size": spec.mlp, "tie_word_embeddings": True,
+    }  # fmt: skip
+
+
+@cache
+def _lengths(task: Task) -> tuple[int, int]:
+    """Tokens of the longest prompt of some cases, tools included, and of the longest right answer."""
+    from clinrl.models.rollout import schemas
+
+    cases = list(task.cases(CASES, 0, pool="exam", mix=task.checks.mixes[0]))
+    tools = len(json.dumps(schemas(task)))
+    prompts = [sum(len(turn.content) for turn in task.prompt(case.facts)) for case in cases]
+    golds = [len(task.gold(case, thinking=True).model_dump_json()) for case in cases]
+    return (tools + max(prompts)) // CHARACTERS, max(golds) // CHARACTERS
+
+
+def is_copy(params: "Params", task: str) -> bool:
+    """Whether the hub base of a task is measured by the copy of its shape here, for want of its own config."""
+    repo = params.bases[task].full.repo
+    try:
+        return config_of(params.model_copy(update={"scale": "full"}), task) == SHAPES.get(repo)
+    except Refused:
+        return False
+
+
+def worst(params: "Params", names: Sequence[str]) -> list[Need]:
+    """Place by place of each task, the version that needs most."""
+    machine = read_machine()
+    there = room(machine)
+    found: dict[tuple[str, str], Need] = {}
+    for name in names:
+        for need in needs(params, name, machine, there):
+            held = found.get((need.task, need.place))
+            if held is None or (need.gpu or 0, need.host or 0) > (held.gpu or 0, held.host or 0):
+                found[need.task, need.place] = need
+    return list(found.values())

@@ -1,0 +1,40 @@
+"""The GPUs of this machine and their memory, as nvidia-smi says it: no torch is imported, and no CUDA is started."""
+
+import os
+import shutil
+import subprocess
+from typing import NamedTuple
+
+ASKED_S = 30
+"""Seconds that nvidia-smi has to answer; the first answer after a start of the machine takes some."""
+
+
+class Gpu(NamedTuple):
+    """A GPU; memory in bytes."""
+
+    number: int
+    """Its own, as nvidia-smi counts."""
+    name: str
+    total: int
+    free: int
+
+
+def visible() -> list[Gpu]:
+    """The GPUs that this process may use, in the order of CUDA_VISIBLE_DEVICES; none without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=ASKED_S)
+    except (OSError, subprocess.SubprocessError):  # a driver that does not answer drives no GPU
+        return []
+    found: dict[str, Gpu] = {}
+    for line in done.stdout.splitlines():
+        number, uuid, name, *memory = (part.strip() for part in line.split(","))
+        if all(part.isdecimal() for part in memory):  # otherwise a part of a GPU, or one without memory of its own
+            total, free = (int(part) << 20 for part in memory)
+            found[number] = found[uuid] = Gpu(int(number), name, total, free)
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return list(dict.fromkeys(found.values()))
+    return [found[part] for name in named.split(",") if (part := name.strip()) in found]

@@ -1,0 +1,59 @@
+"""machine.yaml: what it may hold, and that it decides how much is computed at once and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clinrl.config.machine import Machine, read_machine
+from clinrl.errors import ParamsError
+
+STEP = {"micro_batch": 8, "prompts": 8, "group": 8}
+
+
+def test_it_may_be_absent_or_empty(tmp_path: Path) -> None:
+    file = tmp_path / "machine.yaml"
+    assert read_machine(file) == Machine()
+    file.write_text("# nothing yet\n")
+    assert read_machine(file) == Machine()
+    file.write_text("micro_batch: 2\ngpu: 1\ntry_anyway: true\n")
+    assert read_machine(file) == Machine(micro_batch=2, gpu=1, try_anyway=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("micro_bach: 2", "micro_bach is not a key here; did you mean micro_batch?"),
+        ("micro_batch: 0", "micro_batch is 0; it must be greater than or equal to 1"),
+        ("micro_batch: '2'", "micro_batch is '2'; it must be a valid integer"),
+        ("exam_tokens: 3", "exam_tokens is 3; it must be greater than or equal to 64"),
+        ("gpu: -1", "gpu is -1; it must be greater than or equal to 0"),
+        ("- gpu", "the file is ['gpu']; it must be a mapping"),
+    ],
+)
+def test_what_it_may_not_hold_is_said_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "machine.yaml"
+    file.write_text(text)
+    with pytest.raises(ParamsError) as refused:
+        read_machine(file)
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    ("most", "changes", "scale", "rows"),
+    [
+        (None, {}, "full", 8),
+        (3, {}, "full", 2),
+        (16, {}, "full", 16),
+        (100, {}, "full", 64),
+        (3, {}, "embedded", 8),
+        (3, {"loss_type": "bnpo"}, "full", 8),
+        (1, {"micro_batch": None}, "full", 1),
+        (None, {"micro_batch": None}, "full", None),
+    ],
+)
+def test_rows_at_once_divide_the_step_and_do_not_exceed_what_is_set(
+    most: int | None, changes: dict[str, Any], scale: Any, rows: int | None
+) -> None:
+    assert Machine(micro_batch=most).rows_at_once(STEP | changes, 64, scale) == rows

@@ -1,0 +1,84 @@
+"""Which GPUs are there, by a program in the place of nvidia-smi, and which one a training is shown."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clinrl.config.machine import Machine
+from clinrl.config.params import Params, load_params
+from clinrl.errors import OutOfMemory, ParamsError
+from clinrl.models import needs
+from clinrl.runtime.gpus import visible
+from clinrl.training.worker import show_one_gpu
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+SMI = """#!/bin/sh
+echo "0, GPU-aa, NVIDIA A, 81559, 1000"
+echo "1, GPU-bb, NVIDIA B, 81559, 80000"
+echo "2, MIG-cc, NVIDIA C, [N/A], [N/A]"
+"""
+
+
+@pytest.fixture
+def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv(VISIBLE, "")  # so that what is set below goes away again
+    monkeypatch.delenv(VISIBLE)
+
+
+@pytest.mark.usefixtures("cards")
+def test_those_that_are_visible_are_listed_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [(gpu.number, gpu.name, gpu.free >> 20) for gpu in visible()] == [
+        (0, "NVIDIA A", 1000),
+        (1, "NVIDIA B", 80000),
+    ]
+    monkeypatch.setenv(VISIBLE, "GPU-bb, 0")
+    assert [gpu.number for gpu in visible()] == [1, 0]
+    assert needs.room(Machine(gpu=1)).gpu == visible()[1]
+    with pytest.raises(ParamsError, match="gpu is 2, but 2 are visible"):
+        needs.room(Machine(gpu=2))
+
+
+def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert visible() == []
+    assert needs.room(Machine()).gpu is None
+
+
+@pytest.mark.parametrize(
+    ("named", "index", "shown"), [(None, 0, "0"), (None, 3, "3"), ("5,7", 1, "7"), ("5,7", 0, "5"), ("", 0, "")]
+)
+def test_a_training_is_shown_one(monkeypatch: pytest.MonkeyPatch, named: str | None, index: int, shown: str) -> None:
+    monkeypatch.setenv(VISIBLE, named or "")
+    if named is None:
+        monkeypatch.delenv(VISIBLE)
+    show_one_gpu(index)
+    assert os.environ[VISIBLE] == shown
+
+
+def test_a_training_is_not_shown_one_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VISIBLE, "5,7")
+    with pytest.raises(ParamsError, match="gpu is 2, but CUDA_VISIBLE_DEVICES=5,7 shows 2"):
+        show_one_gpu(2)
+
+
+@pytest.mark.usefixtures("cards")
+def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).resolve().parents[2]
+    params = load_params(root / "params.yaml").model_copy(update={"scale": "full"})
+    monkeypatch.chdir(root)
+    with pytest.raises(OutOfMemory, match=r"esi-v46 cannot be trained here: loading needs .* GiB of the GPU, .* more"):
+        needs.check(params, "esi-v46", Machine(gpu=0))
+    needs.check(params, "esi-v46", Machine(gpu=0, try_anyway=True))
+    few, many = (dict(_sizes(params, Machine(gpu=1, micro_batch=rows))) for rows in (1, 64))
+    assert few["training"] < many["training"]
+    assert few["exam"] == many["exam"]
+
+
+def _sizes(params: Params, machine: Machine) -> list[tuple[str, int | None]]:
+    return [(need.place, need.gpu) for need in needs.needs(params, "esi-v46", machine, needs.room(machine))]
