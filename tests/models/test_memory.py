@@ -40,15 +40,16 @@ def test_other_errors_pass() -> None:
 
 
 def test_the_innermost_place_tells_it() -> None:
-    with pytest.raises(OutOfMemory, match="in the judge"):
-        with memory.place("the loss", "outer"), memory.place("the judge", "inner"):
-            raise torch.OutOfMemoryError(TEXT)
+    outer, inner = memory.place("the loss", "outer"), memory.place("the judge", "inner")
+    with pytest.raises(OutOfMemory, match="in the judge"), outer, inner:
+        raise torch.OutOfMemoryError(TEXT)
 
 
 def test_a_model_that_does_not_fit_is_not_called_damaged() -> None:
-    with pytest.raises(OutOfMemory, match=r"loading \(2.50 GiB more were wanted\); set gpu in machine.yaml"):
-        with memory.place("loading", memory.larger("full")), opening.refused("folder", "model"):
-            raise torch.OutOfMemoryError(TEXT)
+    place = memory.place("loading", memory.larger("full"))
+    words = r"loading \(2.50 GiB more were wanted\); set gpu in machine.yaml"
+    with pytest.raises(OutOfMemory, match=words), place, opening.refused("folder", "model"):
+        raise torch.OutOfMemoryError(TEXT)
     with pytest.raises(ArtefactError, match="holds no model"), opening.refused("folder", "model"):
         raise RuntimeError("header too large")
 

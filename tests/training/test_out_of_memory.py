@@ -1,4 +1,4 @@
-"""A training at full scale that runs out of memory: where, what to set, and that it goes on from its checkpoint then."""
+"""A training at full scale that runs out of memory: where, what to set, and that it goes on from its checkpoint."""
 
 import json
 import shutil

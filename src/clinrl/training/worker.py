@@ -163,8 +163,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)
     if checkpoint is not None and spec["method"] != "grpo":
         trainer.count_from(checkpoint)
-    rows, loss_type = int(trainer.args.per_device_train_batch_size), spec["trainer"].get("loss_type", "")
-    with memory.place("the loss", memory.fewer_rows(spec["scale"], rows, loss_type)):
+    at_once, loss_type = int(trainer.args.per_device_train_batch_size), spec["trainer"].get("loss_type", "")
+    with memory.place("the loss", memory.fewer_rows(spec["scale"], at_once, loss_type)):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step == spec["trainer"]["steps"]:
         if not watch.moved():
