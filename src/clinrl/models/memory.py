@@ -29,7 +29,7 @@ def is_exhausted(error: BaseException) -> bool:
 
 @contextmanager
 def place(name: str, do: str) -> Iterator[None]:
-    """Raise OutOfMemory, which says where and what to do, if memory runs out in this block. Of nested ones, the inner."""
+    """Raise OutOfMemory, which says where and what to do, if memory runs out in this block. Nested: the inner one."""
     try:
         yield
     except Exception as error:
