@@ -13,7 +13,8 @@ from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.models import bases
 from clinrl.reports import model_card
-from clinrl.training import launch, worker
+from clinrl.training import launch
+from clinrl.training.adapter import write_adapter
 from once import once
 
 STEPS = 3
@@ -63,7 +64,7 @@ def adapter(name: str, shift: int) -> None:
     lora = LoraConfig(r=4, lora_alpha=8.0, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = get_peft_model(model, lora)
     with staged(paths.adapter(name)) as out:
-        worker.write_adapter(adapted, tokenizer, spec, out)
+        write_adapter(adapted, tokenizer, spec, out)
         write_text(out / "history.jsonl", "".join(canonical_json(line) + "\n" for line in history(shift)))
         fields = launch.manifest_fields(spec)
         write_text(out / "README.md", model_card.write(fields, lineage=params().lineage(name)))

@@ -158,7 +158,7 @@ def test_a_name_of_one_task_is_refused_without_those_of_others(monkeypatch, caps
     error = capsys.readouterr().err
     assert "did you mean esi-v49?" in error
     listed = error.split("allowed: ")[1].strip().split(", ")
-    assert "esi-v46" in listed
+    assert "esi-gold" in listed
     assert all(name.startswith("esi-") for name in listed)
 
 

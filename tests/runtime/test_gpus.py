@@ -9,8 +9,7 @@ from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
 from clinrl.errors import OutOfMemory, ParamsError
 from clinrl.models import needs
-from clinrl.runtime.gpus import visible
-from clinrl.training.worker import show_one_gpu
+from clinrl.runtime.gpus import show_one, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SMI = """#!/bin/sh
@@ -57,14 +56,14 @@ def test_a_training_is_shown_one(monkeypatch: pytest.MonkeyPatch, named: str | N
     monkeypatch.setenv(VISIBLE, named or "")
     if named is None:
         monkeypatch.delenv(VISIBLE)
-    show_one_gpu(index)
+    show_one(index)
     assert os.environ[VISIBLE] == shown
 
 
 def test_a_training_is_not_shown_one_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "5,7")
     with pytest.raises(ParamsError, match="gpu is 2, but CUDA_VISIBLE_DEVICES=5,7 shows 2"):
-        show_one_gpu(2)
+        show_one(2)
 
 
 @pytest.mark.usefixtures("cards")

@@ -51,10 +51,8 @@ def stage(params: "Params", names: Sequence[str] = (), *, scale: "Scale | None" 
 
 def _software() -> dict[str, str]:
     """Library to its version, or none."""
-    import torch
-
     held = {str(package.metadata["Name"]).lower(): package.version for package in importlib.metadata.distributions()}
-    return {"CUDA": torch.version.cuda or "none"} | {name: held.get(name, "none") for name in LIBRARIES}
+    return {"CUDA": import_module("clinrl.models.memory").cuda()} | {name: held.get(name, "none") for name in LIBRARIES}
 
 
 def _print(scale: str, found: "Sequence[Need]", there: "Room", software: dict[str, str]) -> None:

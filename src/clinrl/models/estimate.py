@@ -93,7 +93,10 @@ def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tupl
     dtype = torch.bfloat16 if half else torch.float32
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model(**fields).get_text_config(), dtype=dtype, attn_implementation="sdpa"
+            AutoConfig.for_model(**fields).get_text_config(),
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=False,
         )
     head = model.get_output_embeddings()
     linear = {

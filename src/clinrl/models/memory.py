@@ -27,6 +27,13 @@ def is_exhausted(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and TEXTS.search(str(error)) is not None
 
 
+def cuda() -> str:
+    """The version of CUDA that torch is built for, or none."""
+    import torch
+
+    return str(torch.version.cuda or "none")
+
+
 @contextmanager
 def place(name: str, do: str) -> Iterator[None]:
     """Raise OutOfMemory, which says where and what to do, if memory runs out in this block. Nested: the inner one."""

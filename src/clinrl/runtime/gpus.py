@@ -5,6 +5,8 @@ import shutil
 import subprocess
 from typing import NamedTuple
 
+from clinrl.errors import ParamsError
+
 ASKED_S = 30
 """Seconds that nvidia-smi has to answer; the first answer after a start of the machine takes some."""
 
@@ -38,3 +40,19 @@ def visible() -> list[Gpu]:
     if named is None:
         return list(dict.fromkeys(found.values()))
     return [found[part] for name in named.split(",") if (part := name.strip()) in found]
+
+
+def show_one(index: int) -> None:
+    """Hide all GPUs but one from this process, by its place among the visible ones; before CUDA is asked for any.
+
+    Raises ParamsError if fewer are visible, as far as CUDA_VISIBLE_DEVICES says it. Of several a trainer would take
+    all, and other batches than the recipe's.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = None if named is None else [part.strip() for part in named.split(",") if part.strip()]
+    if visible and index >= len(visible):
+        raise ParamsError(
+            f"machine.yaml: gpu is {index}, but CUDA_VISIBLE_DEVICES={named} shows {len(visible)}; lower it"
+        )
+    if visible != []:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)

@@ -12,12 +12,11 @@ import shutil
 import signal
 import sys
 import warnings
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import OutOfMemory, ParamsError, Refused, TrainingError
-from clinrl.runtime import determinism
+from clinrl.errors import OutOfMemory, Refused, TrainingError
+from clinrl.runtime import determinism, gpus
 
 VERDICTS = "verdicts.jsonl"
 """What the judges said in a training whose reward asks them."""
@@ -49,22 +48,6 @@ def main(arguments: list[str]) -> int:
     return _train(path.parent, spec)
 
 
-def show_one_gpu(index: int) -> None:
-    """Hide all GPUs but one from this process, by its place among the visible ones; before CUDA is asked for any.
-
-    Raises ParamsError if fewer are visible, as far as CUDA_VISIBLE_DEVICES says it. Of several a trainer would take
-    all, and other batches than the recipe's.
-    """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    visible = None if named is None else [part.strip() for part in named.split(",") if part.strip()]
-    if visible and index >= len(visible):
-        raise ParamsError(
-            f"machine.yaml: gpu is {index}, but CUDA_VISIBLE_DEVICES={named} shows {len(visible)}; lower it"
-        )
-    if visible != []:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
-
-
 def _train(folder: Path, spec: dict[str, Any]) -> int:
     from clinrl.training.callback import Watch, disk_is_full, latest_checkpoint
     from clinrl.training.launch import DISK_FULL
@@ -81,7 +64,7 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
     try:
         watch.status("running", reached)
         if spec["scale"] == "full":
-            show_one_gpu(spec["machine"]["gpu"] or 0)
+            gpus.show_one(spec["machine"]["gpu"] or 0)
         step = _fit(folder, spec, watch, checkpoint)
         watch.status("completed" if step == steps else "stopped", step)
         return 0 if step == steps else STOPPED
@@ -116,6 +99,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
     from clinrl.training import rejection, trl
+    from clinrl.training.adapter import write_adapter
     from clinrl.training.callback import history
     from clinrl.training.launch import ROWS
     from clinrl.training.monitor import HeldOut
@@ -182,37 +166,6 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
             (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
     return int(trainer.state.global_step)
-
-
-def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
-    """The adapter's weights and configuration and the tokenizer, the same bytes for the same weights.
-
-    PEFT writes a set, whose order the hash seed decides, and the base's path on this machine; the tokenizer writes
-    whether HF_HUB_OFFLINE was set. All three are replaced. A checkpoint of the hub is named by repository and commit.
-    """
-    from safetensors.torch import save_file
-
-    from clinrl import paths
-    from clinrl.artifacts import write_json
-    from clinrl.models import bases, hub
-    from clinrl.training.trl import WEIGHTS, adapter_state
-
-    save_file(adapter_state(model), folder / WEIGHTS, metadata={"format": "pt"})
-    config = model.peft_config["default"].to_dict()
-    config["inference_mode"] = True
-    named = bases.reference(paths.base(spec["task"]))  # others have no base folder, and ask the hub
-    config["base_model_name_or_path"] = named.get("repo", str(paths.base(spec["task"])))
-    config["revision"] = hub.COMMIT.fullmatch(named.get("commit", "")) and named["commit"]
-    write_json(folder / "adapter_config.json", {key: _plain(value) for key, value in config.items()})
-    tokenizer.init_kwargs["local_files_only"] = False
-    tokenizer.save_pretrained(folder)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold, in one order: sets sorted, enums as their values."""
-    if isinstance(value, set):
-        return sorted(value)
-    return value.value if isinstance(value, Enum) else value
 
 
 if __name__ == "__main__":
