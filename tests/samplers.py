@@ -1,6 +1,6 @@
 """A function of the prompt in the place of a model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from clinrl.models.chat import Completion
@@ -42,6 +42,10 @@ class ScriptedSampler(Sampler):
             if progress is not None:
                 progress()
         return completions
+
+    def together(self, lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+        """All of them."""
+        yield list(range(len(lengths)))
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], thinking: bool) -> list[int]:
         """As many ids as the prompt has words."""

@@ -5,6 +5,7 @@ import json
 from random import Random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -524,3 +525,74 @@ def groups_of(transcript: Transcript):
                 found.append([])
             found[-1].append(message)
     return found
+
+
+# Budgets of a turn, and what is kept between turns
+
+
+def test_a_turn_ends_at_its_own_budget_and_the_episode_with_it():
+    case = CASES[0]
+    texts = texts_of(transcript_of(case, False), False)
+    longest = max(len(text.split(" ")) for text in texts) + 1
+    bounded = mode(False).model_copy(update={"turn_tokens": longest})
+    (whole,) = rollout.run(script(texts), TASK, [case], bounded, 10**6, 0)
+    assert whole.stop == "answered"
+    (cut,) = rollout.run(script(texts), TASK, [case], bounded.model_copy(update={"turn_tokens": longest - 2}), 10**6, 0)
+    assert (cut.stop, cut.messages[-1].calls) == ("max_tokens", ())
+    assert cut.messages[:-1] == whole.messages[: len(cut.messages) - 1]
+
+
+class Counting(Sampler):
+    """Counts the tokens that the model reads in each pass."""
+
+    def __init__(self, weights, **settings):
+        super().__init__(weights, tokenizer(), **settings)
+        self.read = 0
+        weights.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, _, __, named):
+        self.read += named["input_ids"].numel()
+
+
+def test_at_full_scale_an_exam_reads_each_turn_once_and_says_the_same():
+    torch.manual_seed(3)
+    weights = model().eval()
+    for parameter in weights.parameters():
+        parameter.data *= 8  # so that greedy turns differ
+    spec = mode(False).model_copy(update={"max_new_tokens": {"embedded": 60, "full": 60}})
+    found = {}
+    for scale in ("embedded", "full"):
+        sampler = Counting(weights, scale=scale, max_tokens=10**6)
+        ids = [sampler.opening(TASK.prompt(case.facts), rollout.schemas(TASK), False) for case in CASES[:3]]
+        more = [[7, 8, 9, 10], [11], [12, 13]]
+        for part in sampler.together([len(row) for row in ids], 60):
+            assert part == [0, 1, 2] or scale == "full"
+            asked = [list(ids[place]) for place in part]
+            for turn in range(3):
+                said = sampler.sample(
+                    [Prompt("a", [], row) for row in asked], thinking=False, temperature=0.0, budget=6, seed=0
+                )
+                found.setdefault((scale, turn), []).extend(zip(part, [one.ids for one in said], strict=True))
+                asked = [[*row, *one.ids, *more[place]] for row, one, place in zip(asked, said, part, strict=True)]
+        found[scale] = sampler.read
+    for turn in range(3):
+        assert sorted(found["full", turn]) == sorted(found["embedded", turn])
+    assert found["full"] < found["embedded"] / 2
+
+
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+@pytest.mark.parametrize(
+    ("scale", "turn_tokens", "asked"),
+    [("embedded", None, [400, 400, 400]), ("embedded", 50, [50, 50, 30]), ("full", None, [400, 300, 30]),
+     ("full", 50, [50, 50, 30])],
+)  # fmt: skip
+def test_a_turn_in_training_is_asked_for_what_is_left(tmp_path, scale, turn_tokens, asked):
+    spec = training({"m": False}, **({"turn_tokens": turn_tokens} if turn_tokens else {}))
+    rows = [Row(case, "m", False) for case in CASES[:2]]
+    grpo = trl.grpo_trainer(
+        trl.start_adapter(model(), spec, None), tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path)
+    )
+    grpo.scale = scale
+    openings = [[5] * 20, [5] * 10 + [6]]
+    turns = [openings, [[*openings[0], *[7] * 100], [*openings[1], *[7] * 350]], [[*openings[1], *[7] * 370]]]
+    assert [grpo._turn_budget(prompts) for prompts in turns] == asked

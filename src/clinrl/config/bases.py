@@ -75,6 +75,8 @@ class EmbeddedBase(Embedded):
     max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
     """Tokens that an answer may use in every mode, where those of the modes do not fit: an episode has many turns, and
     what its tools return counts too. Null: those of the modes."""
+    turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
+    """Most of them in one turn of an episode. Null: that of the modes."""
     judges: dict[Judge, EmbeddedJudge] = Field(default_factory=dict, exclude_if=unless({}))
     """The judges that the task's reward or measures ask: judge, second_judge."""
 
@@ -115,6 +117,8 @@ class HubBase(HubJudge):
     top_p: float | None = Field(default=None, gt=0, le=1, exclude_if=unless(None))
     """Mass of the likeliest tokens that exams sample from, above 0 to 1; null: that of the modes."""
     max_new_tokens: Count | None = Field(default=None, exclude_if=unless(None))
+    """As at the embedded scale."""
+    turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
     """As at the embedded scale."""
     judges: dict[Judge, HubJudge] = Field(default_factory=dict, exclude_if=unless({}))
     """The judges that the task's reward or measures ask: judge, second_judge."""

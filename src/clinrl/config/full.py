@@ -55,8 +55,10 @@ def lora(params: "Params", version: str) -> Lora:
 
 def mode(params: "Params", name: str, task: str) -> Mode:
     """How a task's models are questioned in a mode at the active scale, but for the tokens that they may use."""
-    base = params.bases.get(task)
-    if params.scale == "embedded" or base is None:
+    if task not in params.bases:
         return params.modes[name]
-    own = {"temperature": base.full.temperature, "top_p": base.full.top_p}
+    own: dict[str, Any] = {"turn_tokens": params.base(task).turn_tokens}
+    if params.scale == "full":
+        base = params.bases[task].full
+        own |= {"temperature": base.temperature, "top_p": base.top_p}
     return params.modes[name].model_copy(update={key: value for key, value in own.items() if value is not None})

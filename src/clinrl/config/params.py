@@ -65,6 +65,8 @@ class Params(Section):
     def _references(self) -> "Params":
         for task, base in self.bases.items():
             check_known("bases", task, task_names(), "a task")
+            for scale, block in (("embedded", base.embedded), ("full", base.full)):
+                _check_turns(f"bases.{task}.{scale}", task, block)
             self._check_use(f"bases.{task}.exam", base.exam, "exam", task)
         for name, dataset in self.datasets.items():
             at, task = f"datasets.{name}", dataset.task
@@ -261,6 +263,7 @@ class Params(Section):
                     )
             return
         for scale, trainer in profile.trainer.items():
+            _check_turns(f"{at}.trainer.{scale}", task.name, trainer)
             if task.episodes is not None and trainer.held_out is not None:
                 raise ParamsError(
                     f"{at}.trainer.{scale}.held_out is set, but a look at held-out cases is one turn and a case of "
@@ -366,6 +369,11 @@ class Params(Section):
             return model.model_validate(profile.reward, strict=True)
         except ValidationError as error:
             raise ParamsError(sentence(error, model, f"profiles.{spec.profile}.reward")) from None
+
+
+def _check_turns(at: str, task: str, block: Any) -> None:
+    if block.turn_tokens is not None and get_task(task).episodes is None:
+        raise ParamsError(f"{at}.turn_tokens is set, but a case of {task} is one turn; allowed: leave it out")
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:

@@ -171,7 +171,10 @@ class GrpoTrainer(Trainer):
     beta: float = Field(ge=0)
     """Weight of the KL penalty against the parent, 0 or more; 0 loads no reference."""
     max_completion: int = Field(ge=8)
-    """Tokens of a completion, 8 or more."""
+    """Tokens of a completion, 8 or more; of an episode, all of its turns and what its tools return."""
+    turn_tokens: int | None = Field(default=None, ge=8, exclude_if=unless(None))
+    """Most tokens of one turn of an episode, 8 to max_completion; a turn that reaches them without an end ends the
+    episode. Null: whatever is left of max_completion."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """By what an advantage is divided: the deviation within its group, that of the step, or nothing, so that a small
     difference of rewards teaches little (as in Dr. GRPO)."""
@@ -187,6 +190,10 @@ class GrpoTrainer(Trainer):
     def _fits(self) -> "GrpoTrainer":
         if self.vllm and self.generation_path != "stock":
             raise refusal("vLLM shares prompts by itself; leave out generation_path, or vllm")
+        if self.turn_tokens is not None and self.turn_tokens > self.max_completion:
+            raise refusal(
+                f"is {self.turn_tokens}; a turn has at most the tokens of all ({self.max_completion})", "turn_tokens"
+            )
         self._divides(self.prompts * self.group, "prompts x group")
         return self
 

@@ -18,9 +18,12 @@ class Mode(Section):
     temperature: float = Field(ge=0, le=2)
     """Sampling temperature, 0 to 2; 0 is greedy."""
     max_new_tokens: PerScale[Count]
-    """Tokens that a turn may use, thinking included."""
+    """Tokens that an answer may use, thinking included; of an episode, all turns together."""
     top_p: float = Field(default=1.0, gt=0, le=1, exclude_if=unless(1.0))
     """Mass of the likeliest tokens that are sampled from, above 0 to 1; 1 is all of them."""
+    turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
+    """Most tokens of one turn where a case is an episode; a turn that reaches them without an end ends the episode. Null:
+    whatever its other turns have left."""
 
 
 MAX_CASES = 1_000_000

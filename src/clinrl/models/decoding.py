@@ -77,12 +77,14 @@ def complete(
 
 
 def complete_turn(
-    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, before: Rows | None
-) -> tuple[list[list[int]], Rows]:
+    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, before: Rows | None,
+    watch: Sequence[LogitsProcessor] = (),
+) -> tuple[list[list[int]], Rows]:  # fmt: skip
     """As `complete`, for conversations: what the turn before read or wrote is not read again. Also the rows to go on
     from, none left out."""
     rows = resumed(model, before, prompts, config.pad_token_id) or begun(model, prompts, config.pad_token_id)
-    rows, new, _ = write(model, rows, config, config.max_new_tokens, drawn_numbers(model, len(prompts), config))
+    numbers = drawn_numbers(model, len(prompts), config)
+    rows, new, _ = write(model, rows, config, config.max_new_tokens, numbers, watch)
     return new.tolist(), rows
 
 

@@ -100,8 +100,28 @@ class Sampler:
         self.max_tokens, self.rows = max_tokens, rows
         self.scale, self.place = scale, place
         self._is_shared = shared and rows is None
+        self._plays, self._turn = False, None
         self.watch: Sequence[LogitsProcessor] = ()
         """They see the scores of each token, and change none."""
+
+    def together(self, lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+        """Places of conversations that are played to their ends together, given the tokens of their openings.
+
+        At full scale they are so few that what a turn has read and written is kept for the next, in memory: until the
+        next part is asked for, each call of `sample` goes on from the call before. It is so for models whose layers
+        keep keys and values. Otherwise all are one part, and each turn reads everything anew.
+        """
+        from clinrl.models.cache import is_plain
+
+        if self.scale == "embedded" or self.rows is not None or not is_plain(self.model):
+            yield list(range(len(lengths)))
+            return
+        for part in batches(lengths, budget, self.max_tokens):
+            self._plays, self._turn = True, None
+            try:
+                yield part
+            finally:
+                self._plays, self._turn = False, None
 
     def sample(
         self,
@@ -161,8 +181,11 @@ class Sampler:
         from transformers import LogitsProcessorList
 
         from clinrl.models.cache import room
-        from clinrl.models.decoding import complete, padded
+        from clinrl.models.decoding import complete, complete_turn, padded
 
+        if self._plays:
+            written, self._turn = complete_turn(self.model, rows, config, self._turn, self.watch)
+            return written
         if self._is_shared:
             return complete(self.model, rows, config, self.watch)
         ids, mask = padded(rows, width, config.pad_token_id, self.model.device)
@@ -175,6 +198,8 @@ class Sampler:
     def _batches(self, lengths: Sequence[int], budget: int) -> Iterator[tuple[list[int], int]]:
         if self.rows is not None:
             return equal_batches(lengths, self.rows)
+        if self._plays:
+            return iter([([*range(len(lengths))], max(lengths))])
         return ((batch, max(lengths[i] for i in batch)) for batch in batches(lengths, budget, self.max_tokens))
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], thinking: bool) -> list[int]:

@@ -25,7 +25,10 @@ def run(
     seed: int,
     progress: Callable[[], None] | None = None,
 ) -> list[Transcript]:
-    """One transcript a case, in the order of the cases, in one mode. `budget`: tokens of all turns together."""
+    """One transcript a case, in the order of the cases, in one mode. `budget`: tokens of all turns together.
+
+    Of an episode, a turn may use `mode.turn_tokens` of them, and the sampler says which are played together.
+    """
     if task.episodes is not None:
         prompts = [task.prompt(case.facts) for case in cases]
         tools = schemas(task)
@@ -33,7 +36,11 @@ def run(
             _Episode(case, prompt, task.episodes.environment(), sampler.opening(prompt, tools, mode.thinking))
             for case, prompt in zip(cases, prompts, strict=True)
         ]
-        return _converse(sampler, episodes, task.episodes.turns, mode, budget, seed, progress)
+        turns, lengths = task.episodes.turns, [len(episode.ids) for episode in episodes]
+        for number, places in enumerate(sampler.together(lengths, budget)):
+            part = [episodes[place] for place in places]
+            _converse(sampler, part, turns, mode, budget, seed + number * turns, progress)
+        return [Transcript(messages=tuple(one.messages), stop=one.stop or "max_turns") for one in episodes]
     completions = sampler.sample(
         [Prompt(case.id, task.prompt(case.facts)) for case in cases],
         thinking=mode.thinking,
@@ -55,29 +62,33 @@ def _converse(
     budget: int,
     seed: int,
     progress: Callable[[], None] | None,
-) -> list[Transcript]:
+) -> None:
     """Play episodes to their ends: the model's turns and the results of their calls, until a turn makes no call.
 
-    An episode also ends after `max_turns`, and where the budget leaves no room for results or for more of a turn.
+    An episode also ends after `max_turns`, where the budget leaves no room for results or for more of a turn, and where
+    a turn has the most tokens that the mode allows one, and no end.
     Calls whose results the model could not read any more are not made: no result follows them. Results that fill the
     budget to the last token end the episode, as in TRL's loop.
     """
+    most = min(mode.turn_tokens or budget, budget)
     for turn in range(max_turns):
         if not (going := [episode for episode in episodes if episode.stop is None]):
             break
         completions = sampler.sample(
             [
-                Prompt(episode.case.id, [*episode.prompt, *episode.messages], episode.ids, budget - episode.used)
+                Prompt(
+                    episode.case.id, [*episode.prompt, *episode.messages], episode.ids, min(most, budget - episode.used)
+                )
                 for episode in going
             ],
             thinking=mode.thinking,
             temperature=mode.temperature,
             top_p=mode.top_p,
-            budget=max(budget - episode.used for episode in going),
+            budget=max(min(most, budget - episode.used) for episode in going),
             seed=seed + turn,
         )
         for episode, completion in zip(going, completions, strict=True):
-            left = budget - episode.used
+            left = min(most, budget - episode.used)
             written = completion if completion.tokens <= left else sampler.cut(completion, left)
             message = read_calls(read_turn(written.text, sampler.opens(mode.thinking)))
             episode.messages.append(message)
@@ -98,7 +109,6 @@ def _converse(
                     episode.stop = "max_tokens"
             if episode.stop is not None and progress is not None:
                 progress()
-    return [Transcript(messages=tuple(episode.messages), stop=episode.stop or "max_turns") for episode in episodes]
 
 
 class _Episode:

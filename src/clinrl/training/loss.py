@@ -138,30 +138,56 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
     generation_path: Literal["stock", "shared"] = "stock"
     """The same as `loss_path`, for completions."""
     scale: Scale = "embedded"
+    turn_tokens: int | None = None
+    """Most tokens of one turn of an episode; None: what is left of its budget."""
     most_tokens: int | None = None
     """Tokens, prompts and padding included, for which completions are written at once; None: all of a step."""
     _turn: Rows | None = None
     """What was read and written of the episodes of a step so far."""
+    _openings: Sequence[Sequence[int]] | None = None
+    """How they began."""
 
     def _generate(self, *arguments: Any, **named: Any) -> Any:
         try:
             return super()._generate(*arguments, **named)
         finally:
-            self._turn = None
+            self._turn = self._openings = None
 
     def _generate_single_turn(self, prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
         """Completions of prompts, in parts whose padded size fits `most_tokens` where that is set.
 
         Raises OutOfMemory, with the bound to set.
         """
-        width, rows = max(map(len, prompt_ids)) + self.max_completion_length, len(prompt_ids)
+        budget = self._turn_budget(prompt_ids)
+        width, rows = max(map(len, prompt_ids)) + budget, len(prompt_ids)
         if self.most_tokens is not None and not self._goes_on():
             rows = max(1, min(rows, self.most_tokens // width))
         parts = []
+        if self.tools and not self.use_vllm:
+            self.generation_config.max_new_tokens = budget
         for first in range(0, len(prompt_ids), rows):
             with memory.place("generation", memory.fewer_tokens(self.scale, rows, width)):
                 parts.append(self._generate_part(prompt_ids[first : first + rows], *arguments, **named))
         return parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
+
+    def _turn_budget(self, prompt_ids: Sequence[Sequence[int]]) -> int:
+        """Tokens that are written at most in a turn.
+
+        TRL asks for a whole episode's in each turn, and then drops what exceeds the episode. At full scale no more is
+        written than the episode with most left has room for; an embedded recipe without `turn_tokens` keeps TRL's way,
+        since what is dropped has drawn numbers.
+        """
+        whole: int = self.max_completion_length
+        if not self.tools or (self.scale == "embedded" and self.turn_tokens is None):
+            return whole
+        if self._openings is None:
+            self._openings = sorted({tuple(ids) for ids in prompt_ids}, key=len, reverse=True)
+        opened = (
+            next(len(opening) for opening in self._openings or () if tuple(ids[: len(opening)]) == opening)
+            for ids in prompt_ids
+        )
+        left = max(whole - (len(ids) - first) for ids, first in zip(prompt_ids, opened, strict=True))
+        return max(1, min(self.turn_tokens or whole, left))
 
     def _goes_on(self) -> bool:
         """Whether a turn goes on from rows that the turn before left in memory, all of them together."""

@@ -320,6 +320,7 @@ def grpo_trainer(
     )
     grpo.loss_path = trainer.get("loss_path", "stock")
     grpo.generation_path = trainer.get("generation_path", "stock")
+    grpo.turn_tokens = trainer.get("turn_tokens")
     if task.episodes is not None:
         grpo.switches, grpo.offered, grpo.ends = switches, tools, end_tokens(model, tokenizer)
     return grpo
