@@ -3,7 +3,7 @@
 import importlib.metadata
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clinrl.config.base import Scale
     from clinrl.config.params import Params
     from clinrl.models.needs import Need, Room
+    from clinrl.models.step_time import Rates, Times
 
 LIBRARIES = ("torch", "bitsandbytes", "kernels", "flash-linear-attention", "causal-conv1d")
 """Qwen3.5 without kernels or flash-linear-attention runs parts of its layers in Python, many times slower."""
@@ -29,19 +30,27 @@ def stage(params: "Params", names: Sequence[str] = (), *, scale: "Scale | None" 
     """
     from clinrl.config.machine import read_machine
 
-    needs = import_module("clinrl.models.needs")
+    needs, step_time = import_module("clinrl.models.needs"), import_module("clinrl.models.step_time")
     for name in names:
         check_name(params, name, "doctor")
     at = params.model_copy(update={"scale": scale or params.scale})
-    found = needs.worst(at, list(names) or [*params.roots, *params.versions])
-    there, software = needs.room(read_machine()), _software()
+    asked, machine = list(names) or [*params.roots, *params.versions], read_machine()
+    found = needs.worst(at, asked)
+    there, software = needs.room(machine), _software()
+    is_gpu = at.scale == "full" and there.gpu is not None
+    rates = step_time.measured(there.gpu if is_gpu else None) if at.scale == "full" else None
+    times = step_time.slowest(at, asked, machine, rates, is_gpu=is_gpu) if rates else []
     if as_json:
         gpus = [gpu._asdict() for gpu in there.gpus]
-        machine = {"gpus": gpus, "used": there.gpu and there.gpu.number, "host": there.host}
-        shown = {"scale": at.scale, "machine": machine, "software": software, "needs": [asdict(n) for n in found]}
+        has = {"gpus": gpus, "used": there.gpu and there.gpu.number, "host": there.host}
+        reckoned = {"rates": rates and asdict(rates), "times": [asdict(each) for each in times]}
+        shown = {"scale": at.scale, "machine": has, "software": software, "needs": [asdict(n) for n in found]}
+        shown |= {"reckoned": reckoned} if at.scale == "full" else {}
         print(json.dumps(shown, indent=2))
     else:
         _print(at.scale, found, there, software)
+        if rates:
+            _print_times(times, rates, step_time.seconds)
         if copies := sorted(task for task in params.bases if at.scale == "full" and needs.is_copy(at, task)):
             print(
                 _wrapped(f"\nThe hub's cache has no config of the bases of {', '.join(copies)}: known shapes are used.")
@@ -69,6 +78,15 @@ def _print(scale: str, found: "Sequence[Need]", there: "Room", software: dict[st
     for need in found:
         if need.short:
             print(_wrapped(f"{need.task} {need.place} needs {need.short}" if need.host else need.short))
+
+
+def _print_times(times: "Sequence[Times]", rates: "Rates", say: "Callable[[float], str]") -> None:
+    print(f"\nreckoned, at most\n{'task':<9}{'longest, of':<{NAME + 1}}{'write':>9}{'loss':>9}{'step':>9}{'all':>9}")
+    for each in times:
+        name = each.name if len(each.name) <= NAME else each.name[: NAME - 3] + "..."
+        parts = (each.generation_s, each.loss_s, each.step_s, each.all_s)
+        print(f"{each.task:<9}{name:<{NAME + 1}}" + "".join(f"{say(part):>9}" for part in parts))
+    print(_wrapped(f"Rates {rates}. Judges, held-out looks and exams are not counted."))
 
 
 def _gib(size: int | None) -> str:

@@ -22,8 +22,9 @@ LOGIT = 10
 """Bytes of a logit in a training step: itself, a copy, its gradient and what becomes of them in float32."""
 PASSING = 3
 """A layer that is only run holds about a third of what it keeps for a backward pass."""
-SLACK = 1.1
-"""What the allocator cannot use, of all that comes and goes."""
+SLACK, CPU_SLACK = 1.1, 1.6
+"""What comes and goes, by what is counted of it: on a GPU, what the allocator cannot use comes on top. On the CPU, a
+forward and backward pass of three embedded models took 0.9 to 1.6 of what is counted."""
 SHORT, LONG = 64, 128
 """Tokens of the two runs. Attention on the meta device keeps its scores, which no kernel does: so both are short."""
 
@@ -49,22 +50,34 @@ class Size:
     """What a row has besides them, whatever its length: the states of layers without keys."""
     vocab: int
     """Words."""
+    multiplied: int
+    """Numbers of the matrices that a token is multiplied with."""
+    packed: int
+    """Those of them that are held in 4 bits."""
+    depth: int
+    """Layers."""
+    slack: float
+    """What comes and goes, by what is counted of it."""
 
     def training(self, tokens: int, rows: int, scored: int, *, checkpointed: bool, moments: int = 8) -> int:
         """A step beside the weights: so many rows of so many tokens, with the logits of so many tokens in all.
 
-        adapter x (8 + moments) + 1.1 x (rows x tokens x kept activations + scored x vocabulary x 10 + largest matrix).
+        adapter x (8 + moments) + slack x (rows x tokens x what is kept + scored x vocabulary x 10 + largest matrix).
         """
         moving = rows * tokens * (self.kept + self.layer if checkpointed else self.layers) + scored * self.vocab * LOGIT
-        return round(self.adapter * (TRAINED + moments) + SLACK * (moving + self.unpacked))
+        return round(self.adapter * (TRAINED + moments) + self.slack * (moving + self.unpacked))
 
     def writing(self, prompt: int, tokens: int, rows: int) -> int:
         """Completions beside the weights: so many rows, of so many tokens with their prompts.
 
-        1.1 x (rows x (tokens x keys and values + states + vocabulary x 10) + the prompts' pass + largest matrix).
+        slack x (rows x (tokens x keys and values + states + vocabulary x 10) + the prompts' pass + largest matrix).
         """
         held = rows * (tokens * self.token + self.row + self.vocab * LOGIT)
-        return round(SLACK * (held + rows * prompt * self.layer // PASSING + self.unpacked))
+        return round(self.slack * (held + rows * prompt * self.layer // PASSING + self.unpacked))
+
+    def looking(self, tokens: int) -> int:
+        """Log-probabilities beside the weights: slack x (tokens x (vocabulary x 10 + a layer's pass) + a matrix)."""
+        return round(self.slack * (tokens * (self.vocab * LOGIT + self.layer // PASSING) + self.unpacked))
 
 
 def measure(
@@ -123,6 +136,10 @@ def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tupl
         token=sum(token for _, token, _ in each),
         row=sum(row for _, _, row in each),
         vocab=model.config.vocab_size,
+        multiplied=sum(module.weight.numel() for module in linear.values()) + head.weight.numel(),
+        packed=packed,
+        depth=len(each),
+        slack=SLACK if half else CPU_SLACK,
     )
 
 

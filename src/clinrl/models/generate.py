@@ -18,6 +18,10 @@ SHARED = "shared"
 """The generation path of a recipe whose completions are written as `decoding.complete` does."""
 MAX_TOKENS = 32768
 """Tokens in a padded batch of completions, prompts included, where nothing else is set."""
+HELD_OUT_TOKENS = 8192
+"""The same for log-probabilities of held-out cases."""
+LOGITS_TOGETHER = 1 << 29
+"""Logits that these are computed from at once: 5 GiB, where a vocabulary is large."""
 STEP = 16
 """Tokens: widths of batches of one shape are multiples of it."""
 

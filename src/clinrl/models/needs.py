@@ -18,11 +18,12 @@ from clinrl.config.recipes import GrpoProfile, SftProfile
 from clinrl.errors import OutOfMemory, ParamsError, Refused
 from clinrl.models import bases, hub
 from clinrl.models.estimate import GIB, TRAINED, Size, measure
-from clinrl.models.generate import MAX_TOKENS
+from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED
 from clinrl.models.judges import TOGETHER
 from clinrl.models.shapes import SHAPES
 from clinrl.runtime.gpus import Gpu, visible
 from clinrl.tasks.base import Task, get_task, models_of
+from clinrl.types import Case
 
 if TYPE_CHECKING:
     from clinrl.config.bases import Embedded
@@ -101,13 +102,14 @@ def check(params: "Params", version: str, machine: Machine) -> None:
 
 def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Need]:
     """The places of a version, or of `<task>-base`, which is loaded and examined alone."""
-    task = get_task(params.model(name).task.name)
+    task, is_full = params.model(name).task.name, params.scale == "full"
     try:
-        found = dict(_places(params, name, task, machine, is_gpu=params.scale == "full" and there.gpu is not None))
+        load = workload(params, name, machine, is_gpu=is_full and there.gpu is not None)
     except Refused as refused:
-        fields = {"task": task.name, "scale": params.scale, "name": name, "gpu": None, "host": None, "fits": False}
+        fields = {"task": task, "scale": params.scale, "name": name, "gpu": None, "host": None, "fits": False}
         return [Need(**fields, place="loading", short=str(refused))]  # type: ignore[arg-type]
-    return [_need(params.scale, task.name, place, name, size, there) for place, size in found.items()]
+    found = _places(load, machine.exam_tokens if is_full else None, checkpointed=is_full)
+    return [_need(params.scale, task, place, name, size, there) for place, size in found]
 
 
 def _need(scale: str, task: str, place: str, name: str, size: int, there: Room) -> Need:
@@ -125,8 +127,53 @@ def _need(scale: str, task: str, place: str, name: str, size: int, there: Room) 
     )
 
 
-def _places(params: "Params", name: str, task: Task, machine: Machine, *, is_gpu: bool) -> Iterator[tuple[str, int]]:
-    """Each place with its bytes, beside the libraries."""
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What a version computes, or a base: sizes, tokens and rows. Memory and time follow from it."""
+
+    policy: Size
+    judges: dict[str, Size]
+    asked: tuple[str, ...]
+    """The judges that are asked while it is trained."""
+    prompt: int
+    """Tokens of the longest prompt."""
+    gold: int
+    """Tokens of the longest right answer."""
+    longest: int
+    """Tokens of the longest prompt and answer of its exam."""
+    examined: int
+    """Rows that an exam writes at once."""
+    training: "Training | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The training of a version."""
+
+    method: str
+    steps: int
+    sequences: int
+    """Rows of a step."""
+    micro: int
+    """Rows that are computed at once."""
+    written: int
+    """Most tokens of a completion, or of what is imitated."""
+    sampled: int
+    """Completions that are written, in a step of GRPO, or before the first of rejection sampling."""
+    together: int
+    """Completions that are written at once."""
+    reads: int
+    """How often a prompt is read: in each turn of an episode that keeps nothing."""
+    beta: float
+    moments: int
+    """Bytes of the two moments of a trained number."""
+    looked: int
+    """Tokens of held-out cases whose log-probabilities are computed at once; 0: none."""
+
+
+def workload(params: "Params", name: str, machine: Machine, *, is_gpu: bool) -> Workload:
+    """What a version, or `<task>-base`, computes on this machine. Raises Refused if a shape is not known."""
+    task = get_task(params.model(name).task.name)
     version, base = params.versions.get(name), params.base(task.name)
     profile = params.profiles[version.profile] if version else None
     shape = params.lora(name) if profile else None
@@ -141,32 +188,70 @@ def _places(params: "Params", name: str, task: Task, machine: Machine, *, is_gpu
         judge: measure(config_of(params, task.name, judge), half=is_gpu, nf4=_is_nf4(spec))
         for judge, spec in base.judges.items()
     }
-    prompt, gold = _lengths(task)
-    yield "loading", policy.weights + policy.unpacked
-    tokens = machine.exam_tokens if params.scale == "full" else None
-    if profile and version:
-        trainer = params.trainer(version.profile)
-        fields = trainer.model_dump()
-        sequences = sequences_of(fields)
-        micro = machine.rows_at_once(fields, sequences, params.scale) or sequences
-        written: int = getattr(trainer, "max_completion", gold)
-        scored = micro * written if isinstance(profile, GrpoProfile) else SCORED
-        asked = [] if isinstance(profile, SftProfile) else models_of(task, params.reward(name))
-        beside = policy.weights + sum(size.weights for judge, size in judges.items() if judge in asked)
-        step = policy.training(
-            prompt + written, micro, scored, checkpointed=params.scale == "full", moments=_moments(trainer.optimizer)
-        )
-        yield "training", beside + step
-        if not isinstance(profile, SftProfile):
-            rows = sequences if isinstance(profile, GrpoProfile) else MAX_TOKENS // (prompt + written)
-            rows = _rows(rows, prompt + written, tokens)
-            yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, prompt + written, rows)
-    if judges:
-        most = max(_asked(size, prompt + gold, min(tokens or TOGETHER, TOGETHER)) for size in judges.values())
-        yield "judges", policy.weights + sum(size.weights for size in judges.values()) + most
+    folder = paths.base(task.name)
+    is_built = params.scale == "embedded" and (folder / "tokenizer.json").exists()
+    prompt, gold = _lengths(task, folder if is_built else None)
     longest = prompt + max(params.budget(mode, task.name) for mode in params.modes)
-    rows = _rows(MAX_TOKENS // longest, longest, tokens)
-    yield "exam", policy.weights + policy.adapter * 4 + policy.writing(prompt, longest, rows)
+    tokens = machine.exam_tokens if params.scale == "full" else None
+    return Workload(
+        policy=policy,
+        judges=judges,
+        asked=() if version is None or isinstance(profile, SftProfile) else tuple(models_of(task, params.reward(name))),
+        prompt=prompt,
+        gold=gold,
+        longest=longest,
+        examined=_rows(MAX_TOKENS // longest, longest, tokens),
+        training=_training(params, version.profile, task, machine, policy, prompt, gold) if version else None,
+    )
+
+
+def _training(
+    params: "Params", recipe: str, task: Task, machine: Machine, policy: Size, prompt: int, gold: int
+) -> Training:
+    profile, trainer = params.profiles[recipe], params.trainer(recipe)
+    fields: dict[str, Any] = trainer.model_dump()
+    sequences, written = sequences_of(fields), int(fields.get("max_completion", gold))
+    tokens = machine.exam_tokens if params.scale == "full" else None
+    is_grpo = isinstance(profile, GrpoProfile)
+    keeps = task.episodes is not None and trainer.generation_path == SHARED
+    together = sequences if is_grpo else MAX_TOKENS // (prompt + written)
+    at_most = min(HELD_OUT_TOKENS, tokens or HELD_OUT_TOKENS, LOGITS_TOGETHER // policy.vocab)
+    return Training(
+        method=profile.method,
+        steps=trainer.steps,
+        sequences=sequences,
+        micro=machine.rows_at_once(fields, sequences, params.scale) or sequences,
+        written=written,
+        sampled=0 if isinstance(profile, SftProfile) else sequences if is_grpo else fields["prompts"] * fields["group"],
+        together=together if keeps else _rows(together, prompt + written, tokens),
+        reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
+        beta=fields.get("beta", 0.0),
+        moments=_moments(trainer.optimizer),
+        looked=max(prompt + written, at_most) if fields.get("held_out") else 0,
+    )
+
+
+def _places(load: Workload, bound: int | None, *, checkpointed: bool) -> Iterator[tuple[str, int]]:
+    """Each place with its bytes, beside the libraries; `bound`: the machine's exam_tokens."""
+    policy, prompt, judges, training = load.policy, load.prompt, load.judges, load.training
+    yield "loading", policy.weights + policy.unpacked
+    if training:
+        beside = policy.weights + sum(size.weights for judge, size in judges.items() if judge in load.asked)
+        length = prompt + training.written
+        scored = training.micro * training.written if training.method == "grpo" else SCORED
+        yield (
+            "training",
+            beside
+            + policy.training(length, training.micro, scored, checkpointed=checkpointed, moments=training.moments),
+        )
+        if training.sampled:
+            yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
+        if training.looked:
+            yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + policy.looking(training.looked)
+    if judges:
+        most = max(_asked(size, prompt + load.gold, min(bound or TOGETHER, TOGETHER)) for size in judges.values())
+        yield "judges", policy.weights + sum(size.weights for size in judges.values()) + most
+    yield "exam", policy.weights + policy.adapter * 4 + policy.writing(prompt, load.longest, load.examined)
 
 
 def _rows(own: int, tokens: int, machine: int | None) -> int:
@@ -216,15 +301,36 @@ def _built(spec: "Embedded") -> dict[str, Any]:
 
 
 @cache
-def _lengths(task: Task) -> tuple[int, int]:
-    """Tokens of the longest prompt of some cases, tools included, and of the longest right answer."""
+def _lengths(task: Task, folder: Path | None) -> tuple[int, int]:
+    """Tokens of the longest prompt of some cases, tools included, and of the longest right answer.
+
+    By the tokenizer of a base that is built here, whose tokens are whole phrases; of another, by so many characters.
+    """
     from clinrl.models.rollout import schemas
 
     cases = list(task.cases(CASES, 0, pool="exam", mix=task.checks.mixes[0]))
+    if folder is not None:
+        return _encoded(task, cases, folder)
     tools = len(json.dumps(schemas(task)))
     prompts = [sum(len(turn.content) for turn in task.prompt(case.facts)) for case in cases]
     golds = [len(task.gold(case, thinking=True).model_dump_json()) for case in cases]
     return (tools + max(prompts)) // CHARACTERS, max(golds) // CHARACTERS
+
+
+def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]:
+    from transformers import PreTrainedTokenizerFast
+
+    from clinrl.models.chat import encoded, spelt
+    from clinrl.models.rollout import schemas
+
+    tokenizer, tools = PreTrainedTokenizerFast.from_pretrained(folder), schemas(task)
+    texts = [
+        spelt(tokenizer, task.prompt(case.facts), task.gold(case, thinking=True), True, tools, tokenizer.eos_token)
+        for case in cases
+    ]
+    found = encoded(tokenizer, texts)
+    prompts = [own.index(1) for _, own in found]
+    return max(prompts), max(len(ids) - prompt for (ids, _), prompt in zip(found, prompts, strict=True))
 
 
 def is_copy(params: "Params", task: str) -> bool:

@@ -30,7 +30,7 @@ from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
-from clinrl.models import needs
+from clinrl.models import needs, step_time
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
@@ -66,6 +66,7 @@ def stage(params: "Params", version: str) -> None:
         write_json(folder / paths.TRAINING_FILE, tracked)
         needs.check(params, version, read_machine())
         if not _completed(folder, spec["trainer"]["steps"]):
+            step_time.tell(params, version, read_machine())
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
             with live_metrics(folder) as tell:

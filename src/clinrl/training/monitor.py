@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from clinrl.models.chat import Completion, encode, opens, read_turn, render
-from clinrl.models.generate import MAX_TOKENS, SHARED, Prompt, Sampler, batches
+from clinrl.models.generate import HELD_OUT_TOKENS, LOGITS_TOGETHER, MAX_TOKENS, SHARED, Prompt, Sampler, batches
 from clinrl.tasks.base import GIVEN, Task, as_variant
 from clinrl.types import transcript_of
 
@@ -79,7 +79,9 @@ class HeldOut:
         try:
             with torch.inference_mode():
                 lengths = [len(p) + len(w) for p, w in zip(prompts, written, strict=True)]
-                for batch in batches(lengths, 0, min(8192, self.tokens)):
+                words = int(model.config.get_text_config().vocab_size)
+                at_once = min(HELD_OUT_TOKENS, self.tokens, LOGITS_TOGETHER // words)
+                for batch in batches(lengths, 0, at_once):
                     rows = [torch.tensor(prompts[i] + written[i], device=model.device) for i in batch]
                     ids = torch.nn.utils.rnn.pad_sequence(
                         rows, batch_first=True, padding_value=self.tokenizer.pad_token_id

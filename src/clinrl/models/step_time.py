@@ -1,0 +1,208 @@
+"""How long a training takes, reckoned from three rates of a device; nothing is trained for it.
+
+Completions are written token by token, and each token reads all weights, so that memory bounds them, or the time that
+kernels take to be started. A loss multiplies, so that arithmetic bounds it. `python -m clinrl.models.step_time` prints
+the rates of this machine, in a process of its own, which leaves no memory of a GPU in use.
+"""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from clinrl.config.machine import Machine
+from clinrl.errors import Refused
+from clinrl.models import needs
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+    from clinrl.runtime.gpus import Gpu
+
+PROBE_S = 0.3
+"""Seconds that each of the three rates is measured."""
+LIMIT_S = 120
+"""Seconds that a process has to measure them all; to start CUDA and to import torch takes most."""
+REACHED = 0.5
+"""Share of the measured rates that a training reaches: assumed."""
+KERNELS = 60
+"""Kernels that a layer with its adapter starts for a pass: assumed."""
+UNPACKED = 4
+"""Bytes that are written and read for a number in 4 bits, whenever it is computed with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device can do."""
+
+    device: str
+    operations_per_s: float
+    """Multiplications and additions of matrices."""
+    bytes_per_s: float
+    """Read and written in memory."""
+    kernel_start_s: float
+    source: str = "measured"
+    """Where the numbers are from."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} on {self.device}: {self.operations_per_s / 1e12:,.3g} T operations/s, "
+            f"{self.bytes_per_s / 1e9:,.3g} GB/s, {self.kernel_start_s * 1e6:.3g} us a kernel"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """A training in seconds, if every completion is as long as allowed."""
+
+    task: str
+    name: str
+    sampling_s: float
+    """Before the first step: of rejection sampling."""
+    generation_s: float
+    """Of a step."""
+    loss_s: float
+    """Of a step, forward and backward."""
+    steps: int
+
+    @property
+    def step_s(self) -> float:
+        return self.generation_s + self.loss_s
+
+    @property
+    def all_s(self) -> float:
+        return self.sampling_s + self.steps * self.step_s
+
+
+def reckon(params: "Params", version: str, machine: Machine, rates: Rates, *, is_gpu: bool) -> Times:
+    """What the training of a version takes at these rates. Judges and held-out looks are not counted.
+
+    Raises Refused if the shape of its base is not known.
+    """
+    load = needs.workload(params, version, machine, is_gpu=is_gpu)
+    training = load.training
+    assert training is not None
+    written = _writing(load, training, rates) if training.sampled else 0.0
+    is_grpo = training.method == "grpo"
+    passes = 3 if params.scale == "full" else 2  # checkpointing computes what it did not keep a second time
+    passes += int(training.beta > 0)
+    tokens = training.sequences * (load.prompt + training.written)
+    arithmetic = passes * 2 * load.policy.multiplied * tokens / rates.operations_per_s / REACHED
+    starts = passes * training.sequences / training.micro * load.policy.depth * KERNELS * rates.kernel_start_s
+    return Times(
+        task=params.versions[version].task,
+        name=version,
+        sampling_s=0.0 if is_grpo else written,
+        generation_s=written if is_grpo else 0.0,
+        loss_s=arithmetic + starts,
+        steps=training.steps,
+    )
+
+
+def _writing(load: needs.Workload, training: needs.Training, rates: Rates) -> float:
+    """Seconds for the completions of a step: per token the slower of memory and arithmetic, and what starts kernels."""
+    policy, rows = load.policy, min(training.together, training.sampled)
+    held = rows * ((load.prompt + training.written / 2) * policy.token + policy.row)
+    memory = (policy.weights + UNPACKED * policy.packed + held) / rates.bytes_per_s
+    operations = 2 * rows * policy.multiplied / rates.operations_per_s
+    token = max(memory, operations) / REACHED + policy.depth * KERNELS * rates.kernel_start_s
+    read = load.prompt + (training.reads - 1) * (load.prompt + training.written / 2)
+    return math.ceil(training.sampled / rows) * (training.written * token + read * operations / REACHED)
+
+
+def slowest(params: "Params", names: Sequence[str], machine: Machine, rates: Rates, *, is_gpu: bool) -> list[Times]:
+    """Of each task, the training that takes longest; none of a base, or above a checkpoint of no known shape."""
+    found: dict[str, Times] = {}
+    for name in names:
+        if name in params.versions:
+            try:
+                times = reckon(params, name, machine, rates, is_gpu=is_gpu)
+            except Refused:
+                continue
+            if times.task not in found or times.all_s > found[times.task].all_s:
+                found[times.task] = times
+    return list(found.values())
+
+
+def tell(params: "Params", version: str, machine: Machine) -> None:
+    """Say on stderr what a training at full scale will take, before it starts; nothing at the embedded scale."""
+    if params.scale == "embedded":
+        return
+    gpu = needs.room(machine).gpu
+    rates = measured(gpu)
+    try:
+        said = None if rates is None else reckon(params, version, machine, rates, is_gpu=gpu is not None)
+    except Refused:
+        said = None
+    if said is None or rates is None:
+        text = "what a step takes cannot be reckoned here; the training starts all the same"
+    else:
+        before = f"{seconds(said.sampling_s)} of sampling, then " if said.sampling_s else ""
+        text = (
+            f"reckoned, not measured: {before}at most {seconds(said.step_s)} a step (generation "
+            f"{seconds(said.generation_s)}, loss {seconds(said.loss_s)}), {seconds(said.all_s)} in all; rates {rates}"
+        )
+    print(f"clinrl: {version}: {text}", file=sys.stderr, flush=True)
+
+
+def seconds(time_s: float) -> str:
+    """A time as a person says it."""
+    if time_s < 100:
+        return f"{time_s:.3g} s"
+    return f"{time_s / 60:.0f} min" if time_s < 100 * 60 else f"{time_s / 3600:,.1f} h"
+
+
+def measured(gpu: "Gpu | None") -> Rates | None:
+    """The rates of a GPU, in a process of its own, or of this CPU; None if the GPU cannot be asked."""
+    if gpu is None:
+        return probe()
+    shown = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(gpu.number)}  # as nvidia-smi counts
+    command = [sys.executable, "-m", "clinrl.models.step_time"]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | shown, capture_output=True, text=True, timeout=LIMIT_S, check=True
+        )
+        return Rates(**json.loads(done.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError):
+        return None
+
+
+def probe() -> Rates:
+    """Measure this process's device for about a second."""
+    import torch
+
+    is_gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if is_gpu else ("cpu", torch.float32)
+    width, numbers = (4096, 1 << 28) if is_gpu else (768, 1 << 24)
+    left, right = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))
+    source, target = (torch.zeros(numbers, device=device, dtype=dtype) for _ in range(2))
+    few = torch.zeros(8, device=device)
+    wait: Callable[[], Any] = torch.cuda.synchronize if is_gpu else lambda: None
+
+    def each(work: Callable[[], Any], at_once: int = 1) -> float:
+        """Seconds of a call of `work`, of which some are started before the device is waited for."""
+        work()
+        wait()
+        began, calls = time.perf_counter(), 0
+        while time.perf_counter() - began < PROBE_S:
+            for _ in range(at_once):
+                work()
+            wait()
+            calls += at_once
+        return (time.perf_counter() - began) / calls
+
+    with torch.inference_mode():
+        return Rates(
+            device=torch.cuda.get_device_name() if is_gpu else "this CPU",
+            operations_per_s=2 * width**3 / each(lambda: left @ right),
+            bytes_per_s=2 * numbers * dtype.itemsize / each(lambda: target.copy_(source)),
+            kernel_start_s=each(lambda: few.add_(1), at_once=100),
+        )
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(probe())))
