@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 DVC := python -m clinrl.runtime.dvc_command
 
-.PHONY: help demo serve test quick slow check docs bench faults lock bom vllm
+.PHONY: help demo serve test quick slow check docs bench gpu faults lock bom vllm
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +55,10 @@ docs: $(READY) ## write what the documentation takes from the code and the repor
 
 bench: $(READY) ## measure time and memory, for an hour; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py
+
+gpu: $(READY) ## measure the full scale on a GPU, with random weights of the true shapes; writes data/reports/bench_gpu.json
+	@$(BIN)/python tests/gpu/run.py
+	@$(BIN)/python -m pytest -m gpu tests/test_gpu.py
 
 faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour
 	@$(BIN)/python tests/faults/run.py

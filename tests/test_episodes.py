@@ -559,7 +559,6 @@ def test_at_full_scale_an_exam_reads_each_turn_once_and_says_the_same():
     weights = model().eval()
     for parameter in weights.parameters():
         parameter.data *= 8  # so that greedy turns differ
-    spec = mode(False).model_copy(update={"max_new_tokens": {"embedded": 60, "full": 60}})
     found = {}
     for scale in ("embedded", "full"):
         sampler = Counting(weights, scale=scale, max_tokens=10**6)

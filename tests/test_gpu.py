@@ -1,4 +1,4 @@
-"""The acceptance commands of a GPU, at tiny shapes on the CPU: that each runs to its rows. None has run on a GPU yet."""
+"""The acceptance commands of a GPU, at tiny shapes on the CPU: that each runs to its rows. None has run on a GPU."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
     monkeypatch.setattr(run, "REPORT", tmp_path / "report.json")
     assert run.main([]) == 1
     assert capsys.readouterr().err == (
-        "make gpu: no GPU is visible here, so nothing was measured; start it on a machine where nvidia-smi lists one\n"
+        "make gpu: no GPU is visible here, so nothing was measured; start it where nvidia-smi lists one\n"
     )
     assert run.main(["lood"]) == 2
     assert not run.REPORT.exists()

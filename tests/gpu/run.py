@@ -7,7 +7,6 @@ shapes; nothing is downloaded, and 60 GB of disk are needed. `run.py training` r
 import importlib.metadata
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -48,7 +47,7 @@ def main(names: list[str]) -> int:
     cards = gpus.visible()
     if not cards:
         print(
-            "make gpu: no GPU is visible here, so nothing was measured; start it on a machine where nvidia-smi lists one",
+            "make gpu: no GPU is visible here, so nothing was measured; start it where nvidia-smi lists one",
             file=sys.stderr,
         )
         return 1
@@ -80,16 +79,7 @@ def measure(commands: Any, report: Path, machine: dict[str, Any], models: Path, 
         write_json(report, kept)
         for row in kept[name].get("rows", ()):
             print(f"{row['what']:<60}{row['value']:>14g} {row['unit']:<12}{row['note']}")
-        if script == "load.py" and arguments[-1] == "bf16" and arguments[0] not in _later(commands, script, arguments):
-            shutil.rmtree(models / arguments[0], ignore_errors=True)
     return int(failed)
-
-
-def _later(commands: Any, script: str, arguments: list[str]) -> set[str]:
-    """The shapes that commands after this one need."""
-    place = [tuple(command) for command in commands].index((script, *arguments))
-    later = {part for command in commands[place + 1 :] for part in command}
-    return later | ({"8B"} if "judges.py" in later else set())
 
 
 def machine(card: gpus.Gpu) -> dict[str, Any]:

@@ -22,8 +22,8 @@ class Mode(Section):
     top_p: float = Field(default=1.0, gt=0, le=1, exclude_if=unless(1.0))
     """Mass of the likeliest tokens that are sampled from, above 0 to 1; 1 is all of them."""
     turn_tokens: Count | None = Field(default=None, exclude_if=unless(None))
-    """Most tokens of one turn of an episode; a turn that reaches them without an end ends the episode. Null: whatever its
-    other turns have left."""
+    """Most tokens of one turn of an episode; a turn that reaches them without an end ends the episode. Null: whatever
+    its other turns have left."""
 
 
 MAX_CASES = 1_000_000

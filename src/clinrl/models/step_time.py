@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clinrl.config.machine import Machine
@@ -78,14 +78,16 @@ class Times:
         return self.sampling_s + self.steps * self.step_s
 
 
-def reckon(params: "Params", version: str, machine: Machine, rates: Rates, *, is_gpu: bool) -> Times:
+def reckon(params: "Params", version: str, machine: Machine, rates: Rates, *, is_gpu: bool, gpus: int = 1) -> Times:
     """What the training of a version takes at these rates. Judges and held-out looks are not counted.
 
-    Raises Refused if the shape of its base is not known.
+    `gpus`: among so many the rows of a step are divided, at no cost. Raises Refused if the shape of its base is not
+    known.
     """
     load = needs.workload(params, version, machine, is_gpu=is_gpu)
-    training = load.training
-    assert training is not None
+    assert load.training is not None
+    each = {field: math.ceil(getattr(load.training, field) / gpus) for field in ("sequences", "sampled")}
+    training = replace(load.training, **each)
     written = _writing(load, training, rates) if training.sampled else 0.0
     is_grpo = training.method == "grpo"
     passes = 3 if params.scale == "full" else 2  # checkpointing computes what it did not keep a second time
