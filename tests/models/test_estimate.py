@@ -1,5 +1,9 @@
 """The estimate counts what the model itself has: weights, adapter, keys and values."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -94,3 +98,23 @@ def test_less_at_once_needs_less():
 def test_what_is_no_decoder_is_a_sentence():
     with pytest.raises(Refused, match="a decoder nothing-known cannot be measured"):
         measure({"model_type": "nothing-known"}, nf4=False, half=False)
+
+
+NINE = """
+import json, time
+from clinrl.models.estimate import measure
+from clinrl.models.shapes import SHAPES
+measure(dict(SHAPES["Qwen/Qwen3.5-9B"]), nf4=True, half=True, rank=32, targets="all-linear")
+peak = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+print(json.dumps([time.process_time(), peak * 1024]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nine_billion_are_measured_in_a_minute_and_two_gigabytes():
+    """With Python and its libraries, on one processor. The copies of all shapes are measured above."""
+    done = subprocess.run([sys.executable, "-c", NINE], capture_output=True, text=True, check=True)
+    taken_s, peak = json.loads(done.stdout.splitlines()[-1])
+    assert taken_s < 60
+    assert peak < 2e9

@@ -40,8 +40,9 @@ def test_a_branch_is_pinned_and_fetched_once(imitation: Imitation, monkeypatch: 
 
 def test_an_interrupted_download_goes_on_where_it_was(imitation: Imitation) -> None:
     imitation.damaged = "cut"
-    with pytest.raises(Refused, match=r"did not deliver owner/name@c{12} whole .*what was fetched is kept"):
+    with pytest.raises(Refused, match=r"did not deliver owner/name@c{12} whole .*what was fetched is kept") as refused:
         hub.fetch(REPO, COMMIT)
+    is_one_sentence(str(refused.value))
     imitation.damaged = ""
     imitation.asked.clear()
     assert (hub.fetch(REPO, COMMIT) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
@@ -61,8 +62,9 @@ def test_a_part_of_a_checkpoint_is_not_taken_for_the_whole(
 
 def test_weights_that_are_not_those_of_the_commit_are_removed(imitation: Imitation) -> None:
     imitation.damaged = "changed"
-    with pytest.raises(Refused, match=r"model.safetensors of owner/name is not what the hub announced"):
+    with pytest.raises(Refused, match=r"model.safetensors of owner/name is not what the hub announced") as refused:
         hub.fetch(REPO, COMMIT)
+    is_one_sentence(str(refused.value))
     imitation.damaged = ""
     assert (hub.fetch(REPO, COMMIT) / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 

@@ -65,8 +65,8 @@ class Params(Section):
     def _references(self) -> "Params":
         for task, base in self.bases.items():
             check_known("bases", task, task_names(), "a task")
-            for scale, block in (("embedded", base.embedded), ("full", base.full)):
-                _check_turns(f"bases.{task}.{scale}", task, block)
+            _check_turns(f"bases.{task}.embedded", task, base.embedded)
+            _check_turns(f"bases.{task}.full", task, base.full)
             self._check_use(f"bases.{task}.exam", base.exam, "exam", task)
         for name, dataset in self.datasets.items():
             at, task = f"datasets.{name}", dataset.task

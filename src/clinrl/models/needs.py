@@ -184,7 +184,7 @@ def workload(params: "Params", name: str, machine: Machine, *, is_gpu: bool) -> 
         rank=shape.rank if shape else 0,
         targets=shape.targets if shape else (),
     )
-    judges = {
+    judges: dict[str, Size] = {
         judge: measure(config_of(params, task.name, judge), half=is_gpu, nf4=_is_nf4(spec))
         for judge, spec in base.judges.items()
     }
