@@ -14,6 +14,8 @@ from clinrl.types import Message
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+    from clinrl.models.decoding import Rows
+
 SHARED = "shared"
 """The generation path of a recipe whose completions are written as `decoding.complete` does."""
 MAX_TOKENS = 32768
@@ -104,7 +106,9 @@ class Sampler:
         self.max_tokens, self.rows = max_tokens, rows
         self.scale, self.place = scale, place
         self._is_shared = shared and rows is None
-        self._plays, self._turn = False, None
+        self._plays = False
+        self._turn: Rows | None = None
+        """What the turn before has read and written, while conversations are played."""
         self.watch: Sequence[LogitsProcessor] = ()
         """They see the scores of each token, and change none."""
 
@@ -121,7 +125,7 @@ class Sampler:
             yield list(range(len(lengths)))
             return
         for part in batches(lengths, budget, self.max_tokens):
-            self._plays, self._turn = True, None
+            self._plays = True
             try:
                 yield part
             finally:
