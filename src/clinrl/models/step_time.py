@@ -137,16 +137,16 @@ def tell(params: "Params", version: str, machine: Machine) -> None:
     gpu = needs.room(machine).gpu
     rates = measured(gpu)
     try:
-        said = None if rates is None else reckon(params, version, machine, rates, is_gpu=gpu is not None)
+        times = None if rates is None else reckon(params, version, machine, rates, is_gpu=gpu is not None)
     except Refused:
-        said = None
-    if said is None or rates is None:
+        times = None
+    if times is None or rates is None:
         text = "what a step takes cannot be reckoned here; the training starts all the same"
     else:
-        before = f"{seconds(said.sampling_s)} of sampling, then " if said.sampling_s else ""
+        before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
         text = (
-            f"reckoned, not measured: {before}at most {seconds(said.step_s)} a step (generation "
-            f"{seconds(said.generation_s)}, loss {seconds(said.loss_s)}), {seconds(said.all_s)} in all; rates {rates}"
+            f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step (generation "
+            f"{seconds(times.generation_s)}, loss {seconds(times.loss_s)}), {seconds(times.all_s)} in all; rates {rates}"
         )
     print(f"clinrl: {version}: {text}", file=sys.stderr, flush=True)
 
