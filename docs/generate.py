@@ -449,8 +449,14 @@ def hardware() -> str:
     with mock.patch("clinrl.models.hub.cached_config", return_value=None):  # equal bytes, whatever is in the cache
         fits = {(name, card): fitting(params, name, card) for name in SHOWN for card in CARDS}
         memory = [[name, *(fits[name, card][1] for card in CARDS)] for name in SHOWN]
-        times = [[name, *(each for card in rates for each in reckoned(params, name, fits[name, card][0], rates[card], 1)),
-                  *reckoned(params, name, fits[name, "80 GB"][0], rates["80 GB"], 8)] for name in SHOWN]  # fmt: skip
+        machines = [("24 GB", 1), ("80 GB", 1), ("80 GB", 8)]
+        times = [
+            [
+                name,
+                *(cell for card, n in machines for cell in reckoned(params, name, fits[name, card][0], rates[card], n)),
+            ]
+            for name in SHOWN
+        ]
     columns = [f"{card}, {what}" for card in (*CARDS, "8 x 80 GB") for what in ("a step", "all")]
     return HARDWARE.format(
         memory=render.table(["version", *CARDS], memory),

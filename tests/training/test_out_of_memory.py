@@ -13,7 +13,7 @@ import dolls
 from clinrl import paths
 from clinrl.config.params import Params
 from clinrl.errors import OutOfMemory, TrainingError
-from clinrl.models import bases
+from clinrl.models import bases, step_time
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.training import launch
 from clinrl.training.loss import SharedLossTrainer
@@ -32,6 +32,7 @@ def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(step_time, "PROBE_S", 0.01)
     shutil.copytree(paths.base("esi"), "checkpoint")
     changed = {"exam": "x1", "embedded": dolls.PARAMS["bases"]["esi"]["embedded"]}
     changed["full"] = {"repo": str(tmp_path / "checkpoint"), "revision": "main", "quantize": "none"}

@@ -145,8 +145,9 @@ def tell(params: "Params", version: str, machine: Machine) -> None:
     else:
         before = f"{seconds(times.sampling_s)} of sampling, then " if times.sampling_s else ""
         text = (
-            f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step (generation "
-            f"{seconds(times.generation_s)}, loss {seconds(times.loss_s)}), {seconds(times.all_s)} in all; rates {rates}"
+            f"reckoned, not measured: {before}at most {seconds(times.step_s)} a step "
+            f"(generation {seconds(times.generation_s)}, loss {seconds(times.loss_s)}), "
+            f"{seconds(times.all_s)} in all; rates {rates}"
         )
     print(f"clinrl: {version}: {text}", file=sys.stderr, flush=True)
 
@@ -180,7 +181,8 @@ def probe() -> Rates:
     is_gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if is_gpu else ("cpu", torch.float32)
     width, numbers = (4096, 1 << 28) if is_gpu else (768, 1 << 24)
-    left, right = (torch.randn(width, width, device=device, dtype=dtype) for _ in range(2))
+    source_of = torch.Generator(device).manual_seed(0)  # not the process's own, from which others draw
+    left, right = (torch.randn(width, width, device=device, dtype=dtype, generator=source_of) for _ in range(2))
     source, target = (torch.zeros(numbers, device=device, dtype=dtype) for _ in range(2))
     few = torch.zeros(8, device=device)
     wait: Callable[[], Any] = torch.cuda.synchronize if is_gpu else lambda: None
