@@ -422,8 +422,12 @@ memory 0.5 GiB is taken to be in use. Eight GPUs hold what one of them holds: ea
 ## Time
 
 Reckoned, at most: every completion is as long as its recipe allows. Judges, held-out looks and exams are not counted.
-Rates are stated, not measured: {rates}. A training is taken to reach half of them, and a layer to start {kernels}
-kernels for a token. On eight GPUs the rows of a step are divided at no cost.
+Rates are stated by the maker, not measured:
+
+{rates}
+
+A training is taken to reach half of them, and a layer to start {kernels} kernels for a token. On eight GPUs the rows of a
+step are divided at no cost.
 
 {times}
 """
@@ -461,7 +465,7 @@ def hardware() -> str:
     return HARDWARE.format(
         memory=render.table(["version", *CARDS], memory),
         times=render.table(["version", *columns], times),
-        rates="; ".join(str(each).removeprefix("stated on ") for each in rates.values()),
+        rates="\n".join("- " + str(each).removeprefix("stated on ") for each in rates.values()),
         kernels=step_time.KERNELS,
     )
 

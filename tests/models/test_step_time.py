@@ -94,7 +94,7 @@ def test_it_is_said_before_a_training_and_only_at_full_scale(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("clinrl: esi-v49: reckoned, not measured: at most ")
-    assert "rates stated on a card: 100 T operations/s, 1e+03 GB/s, 1 us a kernel" in said
+    assert "rates stated on a card: 100 T operations/s, 1,000 GB/s, 1 us a kernel" in said
     monkeypatch.setattr(step_time, "measured", lambda _: None)
     step_time.tell(params, "esi-v49", Machine())
     assert "cannot be reckoned here; the training starts all the same" in capsys.readouterr().err

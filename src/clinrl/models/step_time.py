@@ -51,7 +51,7 @@ class Rates:
     def __str__(self) -> str:
         return (
             f"{self.source} on {self.device}: {self.operations_per_s / 1e12:,.3g} T operations/s, "
-            f"{self.bytes_per_s / 1e9:,.3g} GB/s, {self.kernel_start_s * 1e6:.3g} us a kernel"
+            f"{self.bytes_per_s / 1e9:,.0f} GB/s, {self.kernel_start_s * 1e6:.3g} us a kernel"
         )
 
 
@@ -156,7 +156,7 @@ def seconds(time_s: float) -> str:
     """A time as a person says it."""
     if time_s < 100:
         return f"{time_s:.3g} s"
-    return f"{time_s / 60:.0f} min" if time_s < 100 * 60 else f"{time_s / 3600:,.1f} h"
+    return f"{time_s / 60:.3g} min" if time_s < 100 * 60 else f"{time_s / 3600:,.1f} h"
 
 
 def measured(gpu: "Gpu | None") -> Rates | None:
