@@ -426,8 +426,8 @@ Rates are stated by the maker, not measured:
 
 {rates}
 
-A training is taken to reach half of them, and a layer to start {kernels} kernels for a token. On eight GPUs the rows of a
-step are divided at no cost.
+A training is taken to reach half of them, and a layer to start {kernels} kernels for a token. On eight GPUs the rows of
+a step are divided at no cost.
 
 {times}
 """

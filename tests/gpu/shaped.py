@@ -18,10 +18,10 @@ REPOS = {
     "9B": "Qwen/Qwen3.5-9B", "8B": "meta-llama/Llama-3.1-8B-Instruct", "3B": "Qwen/Qwen2.5-3B-Instruct",
     "7B": "Qwen/Qwen2.5-7B-Instruct", "1.8B": "Qwen/Qwen1.5-1.8B-Chat",
 }  # fmt: skip
-SMALL = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+SMALL = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-SMALL_DELTA = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-               "linear_value_head_dim": 16}  # fmt: skip
+SMALL_DELTA = {"head_dim": 16, "linear_num_key_heads": 32, "linear_num_value_heads": 32, "linear_key_head_dim": 4,
+               "linear_value_head_dim": 4}  # fmt: skip
 LORA = {"rank": 16, "alpha": 32.0,
         "targets": ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]}  # fmt: skip
 MODELS = "CLINRL_GPU_MODELS"

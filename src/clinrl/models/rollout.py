@@ -74,19 +74,13 @@ def _converse(
     for turn in range(max_turns):
         if not (going := [episode for episode in episodes if episode.stop is None]):
             break
+        asked = [
+            Prompt(one.case.id, [*one.prompt, *one.messages], one.ids, min(most, budget - one.used)) for one in going
+        ]
         completions = sampler.sample(
-            [
-                Prompt(
-                    episode.case.id, [*episode.prompt, *episode.messages], episode.ids, min(most, budget - episode.used)
-                )
-                for episode in going
-            ],
-            thinking=mode.thinking,
-            temperature=mode.temperature,
-            top_p=mode.top_p,
-            budget=max(min(most, budget - episode.used) for episode in going),
-            seed=seed + turn,
-        )
+            asked, thinking=mode.thinking, temperature=mode.temperature, top_p=mode.top_p,
+            budget=max(prompt.left or 0 for prompt in asked), seed=seed + turn,
+        )  # fmt: skip
         for episode, completion in zip(going, completions, strict=True):
             left = min(most, budget - episode.used)
             written = completion if completion.tokens <= left else sampler.cut(completion, left)
