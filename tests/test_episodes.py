@@ -595,3 +595,25 @@ def test_a_turn_in_training_is_asked_for_what_is_left(tmp_path, scale, turn_toke
     openings = [[5] * 20, [5] * 10 + [6]]
     turns = [openings, [[*openings[0], *[7] * 100], [*openings[1], *[7] * 350]], [[*openings[1], *[7] * 370]]]
     assert [grpo._turn_budget(prompts) for prompts in turns] == asked
+
+
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+@pytest.mark.parametrize("path", ["stock", "shared"])
+def test_in_trl_s_loop_no_turn_is_longer_than_its_budget(tmp_path, path):
+    spec = training({"m": False}, turn_tokens=12, max_completion=60, generation_path=path)
+    rows = [Row(case, "m", False) for case in CASES[:2]]
+    adapted = trl.start_adapter(model(), spec, None)
+    grpo = trl.grpo_trainer(adapted, tokenizer(), TASK, spec, rows, tmp_path, Judges(tmp_path))
+    grpo.scale, write, longest = "full", grpo._generate_part, []
+
+    def measured(*arguments, **named):
+        written = write(*arguments, **named)
+        longest.append(max(map(len, written[0])))
+        return written
+
+    grpo._generate_part = measured
+    grpo.train()
+    assert grpo.turn_tokens == 12
+    assert max(longest) == 12  # random weights end no turn
+    (line,) = [entry for entry in grpo.state.log_history if "loss" in entry]
+    assert line["completions/max_length"] == 12
