@@ -42,6 +42,18 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
 
 
 @pytest.mark.usefixtures("scripts")
+def test_too_little_room_on_the_disk_is_said_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import run
+
+    monkeypatch.setattr(gpus, "visible", lambda: [gpus.Gpu(0, "A", 1, 1)])
+    monkeypatch.setattr(run, "ROOM", 1e18)
+    assert run.main([]) == 1
+    assert "GB free, and 1000000000 are needed for random weights; set TMPDIR" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("scripts")
 def test_the_smallest_measures_every_operation(capsys: pytest.CaptureFixture[str]) -> None:
     import operations
 

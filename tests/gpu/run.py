@@ -1,12 +1,13 @@
 """Acceptance of the full scale on a GPU: every command of this folder in a process of its own, each under ten minutes.
 
 Rows go to data/reports/bench_gpu.json, with the GPU, its driver and the versions. Weights are random, of the true
-shapes; nothing is downloaded, and 60 GB of disk are needed. `run.py training` repeats the commands of one script.
+shapes; nothing is downloaded, and 80 GB of disk are needed. `run.py training` repeats the commands of one script.
 """
 
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ from clinrl.runtime import determinism, gpus
 HERE = Path(__file__).resolve().parent
 REPORT = shaped.ROOT / "data/reports/bench_gpu.json"
 LIMIT_S = 600
+ROOM = 80e9
+"""Bytes on disk: five checkpoints in bfloat16, and one that is folded."""
 ROW = ("what", "value", "unit", "note")
 COMMANDS = (
     *(("load.py", shape, kind) for shape in ("9B", "8B", "3B") for kind in ("nf4", "bf16")),
@@ -52,6 +55,14 @@ def main(names: list[str]) -> int:
         )
         return 1
     wanted = [command for command in COMMANDS if not names or command[0].removesuffix(".py") in names]
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    if free < ROOM:
+        print(
+            f"make gpu: {tempfile.gettempdir()} has {free / 1e9:.0f} GB free, and {ROOM / 1e9:.0f} are needed for random "
+            "weights; set TMPDIR to a folder with more",
+            file=sys.stderr,
+        )
+        return 1
     with tempfile.TemporaryDirectory(prefix="clinrl-gpu-") as models:
         return measure(wanted, REPORT, machine(cards[0]), Path(models))
 

@@ -35,8 +35,11 @@ CHARACTERS = 3
 """Of a prompt to a token: English has four, numbers and tags fewer."""
 SCORED = 1024
 """Tokens whose logits supervised fine-tuning holds at once."""
-LIBRARIES = int(2.5 * GIB)
-"""Of the host, for Python, torch and the other libraries of a training."""
+LIBRARIES, CUDA_LIBRARIES = int(1.5 * GIB), int(2.5 * GIB)
+"""Of the host, for Python, torch and the other libraries of a training and of what watches it: without a GPU measured,
+with one assumed."""
+LONGER = 1.25
+"""A completion of a model that is built here, by the longest right answer of some cases: measured in three tasks."""
 CUDA = int(1.5 * GIB)
 """Of a GPU, for CUDA itself and the room that its kernels work in."""
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -114,7 +117,7 @@ def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Ne
 
 def _need(scale: str, task: str, place: str, name: str, size: int, there: Room) -> Need:
     is_gpu = scale == "full" and there.gpu is not None
-    gpu, host = (size + CUDA, LIBRARIES) if is_gpu else (0, size + LIBRARIES)
+    gpu, host = (size + CUDA, CUDA_LIBRARIES) if is_gpu else (0, size + LIBRARIES)
     free = there.gpu.free if there.gpu else 0
     parts = [(gpu, free, "the GPU")] if is_gpu else []
     lacks = [
@@ -156,8 +159,11 @@ class Training:
     """Rows of a step."""
     micro: int
     """Rows that are computed at once."""
+    prompts: int
+    """Prompts that are computed with these rows: one for each, or for each group that shares its own."""
     written: int
-    """Most tokens of a completion, or of what is imitated."""
+    """Tokens of a completion, or of what is imitated: the most that are allowed, or of a model that is built here those
+    that are usual, since the most is several times as much."""
     sampled: int
     """Completions that are written, in a step of GRPO, or before the first of rejection sampling."""
     together: int
@@ -210,7 +216,11 @@ def _training(
 ) -> Training:
     profile, trainer = params.profiles[recipe], params.trainer(recipe)
     fields: dict[str, Any] = trainer.model_dump()
-    sequences, written = sequences_of(fields), int(fields.get("max_completion", gold))
+    sequences, is_built = sequences_of(fields), params.scale == "embedded"
+    written = int(fields.get("max_completion", gold))
+    written = min(written, round(LONGER * gold)) if is_built else written
+    micro = machine.rows_at_once(fields, sequences, params.scale) or sequences
+    shares = is_built and isinstance(profile, GrpoProfile) and trainer.loss_path == SHARED
     tokens = machine.exam_tokens if params.scale == "full" else None
     is_grpo = isinstance(profile, GrpoProfile)
     keeps = task.episodes is not None and trainer.generation_path == SHARED
@@ -220,7 +230,8 @@ def _training(
         method=profile.method,
         steps=trainer.steps,
         sequences=sequences,
-        micro=machine.rows_at_once(fields, sequences, params.scale) or sequences,
+        micro=micro,
+        prompts=max(1, micro // fields["group"]) if shares else micro,
         written=written,
         sampled=0 if isinstance(profile, SftProfile) else sequences if is_grpo else fields["prompts"] * fields["group"],
         together=together if keeps else _rows(together, prompt + written, tokens),
@@ -237,13 +248,10 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool) -> Iterato
     yield "loading", policy.weights + policy.unpacked
     if training:
         beside = policy.weights + sum(size.weights for judge, size in judges.items() if judge in load.asked)
-        length = prompt + training.written
+        length, tokens = prompt + training.written, training.prompts * prompt + training.micro * training.written
         scored = training.micro * training.written if training.method == "grpo" else SCORED
-        yield (
-            "training",
-            beside
-            + policy.training(length, training.micro, scored, checkpointed=checkpointed, moments=training.moments),
-        )
+        step = policy.training(tokens, 1, scored, checkpointed=checkpointed, moments=training.moments)
+        yield "training", beside + step
         if training.sampled:
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
         if training.looked:
