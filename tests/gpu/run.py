@@ -58,8 +58,8 @@ def main(names: list[str]) -> int:
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < ROOM:
         print(
-            f"make gpu: {tempfile.gettempdir()} has {free / 1e9:.0f} GB free, and {ROOM / 1e9:.0f} are needed for random "
-            "weights; set TMPDIR to a folder with more",
+            f"make gpu: {tempfile.gettempdir()} has {free / 1e9:.0f} GB free, and {ROOM / 1e9:.0f} are needed for "
+            "random weights; set TMPDIR to a folder with more",
             file=sys.stderr,
         )
         return 1
