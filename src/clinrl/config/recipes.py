@@ -179,14 +179,15 @@ class GrpoTrainer(Trainer):
     """By what TRL divides the sum over tokens. dapo: the tokens of the step. bnpo: of the micro-batch. grpo: of the
     completion. dr_grpo: max_completion."""
     vllm: bool = False
-    """Sample with vLLM."""
+    """False, and in every record; who samples is said by `sampler` in machine.yaml."""
     held_out: HeldOut | None = None
     """Held-out checks while training runs; null: none."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":
-        if self.vllm and self.generation_path != "stock":
-            raise refusal("vLLM shares prompts by itself; leave out generation_path, or vllm")
+        if self.vllm:
+            raise refusal("is true, but a recipe does not say who samples; leave it out, and set sampler to vllm in "
+                          "machine.yaml", "vllm")  # fmt: skip
         self._divides(self.prompts * self.group, "prompts x group")
         return self
 

@@ -154,6 +154,8 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
 
         Raises OutOfMemory, with the bound to set.
         """
+        if self.use_vllm:  # which has its own bound of what is under way
+            return super()._generate_single_turn(prompt_ids, *arguments, **named)
         width, rows = max(map(len, prompt_ids)) + self.max_completion_length, len(prompt_ids)
         if self.most_tokens is not None and not self._goes_on():
             rows = max(1, min(rows, self.most_tokens // width))
