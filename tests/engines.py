@@ -16,7 +16,11 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from clinrl.training import trl
+
 VERSION = "0.30.0"
+SPEC = {"task": "esi", "seed": 5, "lora": {"rank": 4, "alpha": 8.0, "targets": "all-linear"}}
+"""What says of an adapter that was never trained which shape it has."""
 
 
 @dataclass
@@ -216,3 +220,13 @@ def served(imitation: Imitation) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def adapt(model: Any, seed: int) -> Any:
+    """A model with an adapter that changes what it writes."""
+    adapted = trl.start_adapter(model, SPEC | {"seed": seed}, None)
+    with torch.no_grad():
+        for name, weights in adapted.named_parameters():
+            if "lora_B" in name:
+                weights.normal_(std=0.3, generator=torch.Generator().manual_seed(seed))
+    return adapted.eval()

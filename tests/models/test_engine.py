@@ -15,12 +15,14 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 import dolls
 import engines
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, seal, staged
+from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
 from clinrl.config.machine import Vllm
 from clinrl.config.params import Params
 from clinrl.config.schema import Mode
+from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
-from clinrl.errors import EngineError, Refused
+from clinrl.errors import ArtefactError, EngineError, Refused
+from clinrl.evaluation import answers, evaluate
 from clinrl.models import bases, engine, engine_server, opening, rollout, vllm_client
 from clinrl.models.chat import encode, render, write_turn
 from clinrl.models.engine import Engine
@@ -32,7 +34,6 @@ from clinrl.training import trl
 from clinrl.training.adapter import write_adapter
 from clinrl.types import Call, Message
 
-SPEC = {"task": "esi", "seed": 5, "lora": {"rank": 4, "alpha": 8.0, "targets": "all-linear"}}
 HOW: dict[str, Any] = {"thinking": True, "temperature": 0.0, "budget": 24, "seed": 3}
 
 
@@ -46,21 +47,11 @@ def full() -> Params:
     return params
 
 
-def adapt(model: Any, seed: int) -> Any:
-    """A model with an adapter that changes what it writes."""
-    adapted = trl.start_adapter(model, SPEC | {"seed": seed}, None)
-    with torch.no_grad():
-        for name, weights in adapted.named_parameters():
-            if "lora_B" in name:
-                weights.normal_(std=0.3, generator=torch.Generator().manual_seed(seed))
-    return adapted.eval()
-
-
 def write(name: str, seed: int) -> Path:
     """A sealed adapter of a version that was never trained."""
     model, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
     with staged(paths.adapter(name)) as out:
-        write_adapter(adapt(model, seed), tokenizer, SPEC, out)
+        write_adapter(engines.adapt(model, seed), tokenizer, engines.SPEC, out)
         seal(
             out, kind="adapter", name=name, task="esi", task_version=get_task("esi").version, spec={},
             inputs={"base": identity(read_manifest(paths.base("esi")))},
@@ -208,7 +199,7 @@ def test_episodes_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.
     model.eval()
     mode = Mode(thinking=False, temperature=0.0, max_new_tokens={"embedded": 100, "full": 100})
     folder = tmp_path / "adapter"
-    adapted = trl.start_adapter(model, SPEC | {"task": "audit"}, None)
+    adapted = trl.start_adapter(model, engines.SPEC | {"task": "audit"}, None)
     with torch.no_grad():
         for name, weights in adapted.named_parameters():
             if "lora_B" in name:
@@ -217,7 +208,7 @@ def test_episodes_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.
     folder.mkdir()
     (tmp_path / "data/bases/audit").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    write_adapter(adapted, tokenizer, SPEC | {"task": "audit"}, folder)
+    write_adapter(adapted, tokenizer, engines.SPEC | {"task": "audit"}, folder)
     budget = 1200
     stock = rollout.run(Sampler(adapted, tokenizer), task, cases, mode, budget, 1)
     with adapted.disable_adapter():
@@ -433,3 +424,46 @@ def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
 def test_a_rank_for_which_vllm_has_no_room_is_refused(project: Path) -> None:
     with pytest.raises(Refused, match="no room for adapters of rank 513, at most 512"):
         engine_server.arguments(paths.base("esi"), 513, 8000)
+
+
+# An exam
+
+
+def test_an_exam_names_its_sampler_and_is_compared_with_no_other(
+    project: Path, server: engines.Imitation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    params = dolls.params(scale="full", bases={"esi": dolls.PARAMS["bases"]["esi"] | {"full": block(project)}})
+    dataset.stage(params, "x1")
+    exam = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
+    write_json(paths.data_proof("x1"), exam)
+    with dolls.few_draws(), engines.served(server) as url:
+        monkeypatch.setenv(vllm_client.TOKEN, server.key)
+        evaluate.stage(params, "esi-base")
+        stock = read_manifest(paths.graded("esi-base")).spec["sampler"]
+        assert (stock["name"], stock["dtype"], stock["quantize"]) == ("transformers", "float32", "none")
+        by_stock = dolls.files(paths.graded("esi-base"))
+        Path("machine.yaml").write_text(f"sampler: vllm\nvllm: {{url: '{url}'}}\n")
+        with pytest.raises(
+            ArtefactError, match=r"v1 and esi-base cannot be compared: vllm 0.30.0 wrote the answers of"
+        ):
+            evaluate.stage(params, "v1")
+        assert len(server.asked) == 2, "the probe of the adapter, and no case"
+        evaluate.stage(params, "esi-base")
+        by_engine = dolls.files(paths.graded("esi-base"))
+        assert {name for name in by_stock if by_stock[name] != by_engine[name]} == {"manifest.json"}
+        evaluate.stage(params, "v1")
+    manifest = read_manifest(paths.graded("v1"))
+    model = engine.model_of(paths.base("esi")).removesuffix(":bfloat16")
+    assert manifest.spec["sampler"] == {
+        "name": "vllm", "version": "0.30.0", "model": model, "dtype": "bfloat16", "quantize": "none",
+    }  # fmt: skip
+    assert json.loads(paths.exam_record("esi", "v1").read_text())["sampler"] == manifest.spec["sampler"]
+    assert answers.load_report("v1", "think").sampler == manifest.spec["sampler"]
+    assert stock["model"] == model
+    assert not any(Path(".clinrl/exams").iterdir())
+
+
+def block(project: Path) -> dict[str, Any]:
+    return {"repo": str(project / "checkpoint"), "revision": "main", "quantize": "none"}
