@@ -15,8 +15,18 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl.chat_template_utils import add_response_schema
 
+import dolls
+from clinrl.config.machine import Vllm
+from clinrl.models import rollout
+from clinrl.models.chat import write_turn
+from clinrl.models.engine import Engine
+from clinrl.models.vllm_client import Client
+from clinrl.tasks.base import get_task
 from clinrl.training import trl
+from clinrl.types import Call, Message
 
 VERSION = "0.30.0"
 SPEC = {"task": "esi", "seed": 5, "lora": {"rank": 4, "alpha": 8.0, "targets": "all-linear"}}
@@ -222,11 +232,49 @@ def served(imitation: Imitation) -> Iterator[str]:
         server.server_close()
 
 
-def adapt(model: Any, seed: int) -> Any:
+def adapt(model: Any, seed: int, std: float = 0.3) -> Any:
     """A model with an adapter that changes what it writes."""
     adapted = trl.start_adapter(model, SPEC | {"seed": seed}, None)
     with torch.no_grad():
         for name, weights in adapted.named_parameters():
             if "lora_B" in name:
-                weights.normal_(std=0.3, generator=torch.Generator().manual_seed(seed))
+                weights.normal_(std=std, generator=torch.Generator().manual_seed(seed))
     return adapted.eval()
+
+
+def auditor() -> tuple[Any, Any]:
+    """A tiny model that was taught to call one of two tools, whatever it is asked, and its tokenizer."""
+    task = get_task("audit")
+    calls = [
+        write_turn(Message(role="assistant", content="", calls=(Call(name=name, arguments=given),)), False)
+        for name, given in {"investigate_patient": {"patient_id": "P1"}, "approve": {"proposal_id": "A1"}}.items()
+    ]
+    cases = task.cases(3, 3, pool="train", mix="easy")
+    asked = [message.content for case in cases for message in task.prompt(case.facts)]
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=dolls._bpe([*asked, *calls, json.dumps(rollout.schemas(task))], 1500), eos_token=dolls.EOS,
+        pad_token=dolls.PAD, additional_special_tokens=[dolls.START], padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    tokenizer.chat_template = (dolls.TEMPLATE.parent / "qwen2_5.jinja").read_text(encoding="utf-8")
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, intermediate_size=32, max_position_embeddings=8192,
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+        )
+    )  # fmt: skip
+    head = [f"{dolls.START}assistant\n<think>\n\n</think>\n\n"] * 2
+    dolls._teach(model, tokenizer, head, [call + dolls.EOS for call in calls])
+    return model.eval(), add_response_schema(tokenizer)
+
+
+def asked(url: str, imitation: Imitation, tokenizer: Any) -> Engine:
+    """The engine that asks an imitation."""
+    client = Client(
+        url, imitation.key, Vllm(url=url), imitation.name, ends=frozenset([tokenizer.eos_token_id]),
+        vocabulary=len(tokenizer), start="start it",
+    )  # fmt: skip
+    client.check()
+    return Engine(client, tokenizer, imitation.max_length)

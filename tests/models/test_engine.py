@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 import dolls
 import engines
@@ -24,15 +22,13 @@ from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, EngineError, Refused
 from clinrl.evaluation import answers, evaluate
 from clinrl.models import bases, engine, engine_server, opening, rollout, vllm_client
-from clinrl.models.chat import encode, render, write_turn
+from clinrl.models.chat import encode, render
 from clinrl.models.engine import Engine
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.models.journal import Journal
 from clinrl.models.vllm_client import Client
 from clinrl.tasks.base import get_task
-from clinrl.training import trl
 from clinrl.training.adapter import write_adapter
-from clinrl.types import Call, Message
 
 HOW: dict[str, Any] = {"thinking": True, "temperature": 0.0, "budget": 24, "seed": 3}
 
@@ -175,36 +171,10 @@ def test_episodes_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(vllm_client, "PAUSES_S", (0.0,))
     task = get_task("audit")
     cases = list(task.cases(3, 3, pool="train", mix="easy"))
-    calls = [
-        write_turn(Message(role="assistant", content="", calls=(Call(name=name, arguments={}),)), False)
-        for name in ("list_pending", "submit")
-    ]
-    asked = [message.content for case in cases for message in task.prompt(case.facts)]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=dolls._bpe([*asked, *calls, json.dumps(rollout.schemas(task))], 1500), eos_token=dolls.EOS,
-        pad_token=dolls.PAD, additional_special_tokens=[dolls.START], padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-    tokenizer.chat_template = (dolls.TEMPLATE.parent / "qwen2_5.jinja").read_text(encoding="utf-8")
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-            num_key_value_heads=1, intermediate_size=32, max_position_embeddings=8192,
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-        )
-    )  # fmt: skip
-    head = [f"{dolls.START}assistant\n<think>\n\n</think>\n\n"] * 2
-    dolls._teach(model, tokenizer, head, [call + dolls.EOS for call in calls])
-    model.eval()
+    model, tokenizer = engines.auditor()
     mode = Mode(thinking=False, temperature=0.0, max_new_tokens={"embedded": 100, "full": 100})
     folder = tmp_path / "adapter"
-    adapted = trl.start_adapter(model, engines.SPEC | {"task": "audit"}, None)
-    with torch.no_grad():
-        for name, weights in adapted.named_parameters():
-            if "lora_B" in name:
-                weights.normal_(std=0.02, generator=torch.Generator().manual_seed(1))
-    adapted.eval()
+    adapted = engines.adapt(model, 1, std=0.02)
     folder.mkdir()
     (tmp_path / "data/bases/audit").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -215,12 +185,7 @@ def test_episodes_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.
         plain = rollout.run(Sampler(adapted, tokenizer), task, cases, mode, budget, 1)
     imitation = engines.Imitation(adapted.unload(), "audit", max_length=8192)
     with engines.served(imitation) as url:
-        client = Client(
-            url, imitation.key, Vllm(url=url), "audit", ends=frozenset([tokenizer.eos_token_id]),
-            vocabulary=len(tokenizer), start="start it",
-        )  # fmt: skip
-        client.check()
-        served = Engine(client, tokenizer, 8192)
+        served = engines.asked(url, imitation, tokenizer)
         assert rollout.run(served, task, cases, mode, budget, 1) == plain
         served.adopt(folder)
         assert rollout.run(served, task, cases, mode, budget, 1) == stock
@@ -313,6 +278,7 @@ LOGS = {"token_logprobs": [-1.0] * 3}
         (lambda answer: [answer], "did not send JSON"),
         (lambda answer: answer["choices"], "did not send JSON"),
         (lambda _: "<html>", "did not send JSON"),
+        (lambda _: "[" * 10**6, "did not send JSON"),
         (choice(prompt_token_ids=[1, 2]), "did not send the prompt that it was sent"),
         (choice(token_ids=None), "as many log-probabilities as tokens, within the budget"),
         (choice(token_ids=[], logprobs={"token_logprobs": []}), "as many log-probabilities as tokens"),

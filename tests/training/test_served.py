@@ -1,5 +1,6 @@
 """GRPO whose completions a server writes: with the adapter of each step, beside a base that stays as it is."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -18,8 +19,11 @@ from clinrl.config.params import Params
 from clinrl.errors import Alarmed, TrainingError
 from clinrl.models import bases, vllm_client
 from clinrl.models.engine import model_of
-from clinrl.training import launch
+from clinrl.models.judges import Judges
+from clinrl.tasks.base import get_task
+from clinrl.training import launch, served, trl
 from clinrl.training.adapter import write_adapter
+from clinrl.training.rows import Row
 
 Run = Callable[..., list[dict[str, Any]]]
 
@@ -122,3 +126,33 @@ def test_a_server_that_ends_is_told_and_the_same_command_goes_on(
     assert "v3 trains from step 2 to 4" in capfd.readouterr().err
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert all(step["sampling/sampling_logp_difference/mean"] < 1e-4 for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+def test_episodes_are_written_turn_by_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = get_task("audit")
+    model, tokenizer = engines.auditor()
+    imitation = engines.Imitation(copy.deepcopy(model), "audit", max_length=4096)
+    spec = {
+        "task": "audit", "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {},
+        "lora": {"rank": 2, "alpha": 4.0, "targets": "all-linear"}, "modes": {"direct": {"thinking": False}},
+        "reward": task.Reward().model_dump(mode="json"),
+        "trainer": {
+            "steps": 2, "prompts": 2, "group": 2, "micro_batch": None, "lr": 1.0e-2, "temperature": 1.0, "beta": 0.0,
+            "max_completion": 500, "scale_rewards": "group",
+        },
+    }  # fmt: skip
+    rows = [Row(case, "direct", False) for case in task.cases(4, 3, pool="train", mix="easy")]
+    adapted = trl.start_adapter(model, spec, None)
+    grpo = trl.grpo_trainer(adapted, tokenizer, task, spec, rows, tmp_path / "out", Judges(tmp_path))
+    with engines.served(imitation) as url:
+        served.serve(grpo, engines.asked(url, imitation, tokenizer), spec, tmp_path / "served")
+        grpo.train()
+    steps = [entry for entry in grpo.state.log_history if "loss" in entry]
+    assert len(steps) == 2
+    assert all(step["sampling/sampling_logp_difference/max"] < 1e-3 for step in steps)
+    assert all(step["tools/call_frequency"] > 1 for step in steps), "more than one turn of an episode was asked"
+    assert len(imitation.asked) > 2 * 4
+    assert len({body["seed"] for body in imitation.asked}) == len(imitation.asked)

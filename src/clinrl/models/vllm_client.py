@@ -91,14 +91,20 @@ class Client:
     def load(self, name: str, folder: Path) -> None:
         """Have the adapter of a folder served by a name. The server reads the folder itself, so it has to see it."""
         path = str(folder.resolve())
-        held = self._models()
-        if name in held:
-            if held[name].get("root") == path and held[name].get("parent") == self.model:
-                return
-            self.unload(name)
-        self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, adapter=path)
-        if self._models().get(name, {}).get("parent") != self.model:
+        if self._has(name, path):
+            return
+        self.unload(name)
+        try:
+            self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, adapter=path)
+        except EngineError:
+            if not self._has(name, path):  # it is there if the answer to the first of two requests was lost
+                raise
+        if not self._has(name, path):
             raise self._strange(f"the adapter {name} after it was loaded")
+
+    def _has(self, name: str, path: str) -> bool:
+        card = self._models().get(name, {})
+        return card.get("root") == path and card.get("parent") == self.model
 
     def unload(self, name: str) -> None:
         """Have an adapter served no more. One that is gone already is no fault."""
@@ -210,7 +216,7 @@ class Client:
             return {}
         try:
             answer = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             raise self._strange("JSON")
@@ -277,7 +283,7 @@ def _message(text: bytes) -> str:
         found = json.loads(text)
         found = found.get("error", found)
         words = str(found["message"] if isinstance(found, dict) else found)
-    except (ValueError, LookupError, AttributeError, TypeError):
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError):
         return "no reason given"
     line = " ".join(words.split())[:160]
     return line if line.isprintable() and line else "no reason given"
