@@ -510,7 +510,7 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (
         GRPO + "trainer/full/vllm",
         True,
-        ("profiles.grpo.trainer.full.vllm is true", "set sampler to vllm in machine.yaml"),
+        ("profiles.grpo.trainer.full.vllm is true", "but machine.yaml says who samples"),
     ),
     (GRPO + "trainer/full/vllm", "true", ("profiles.grpo.trainer.full.vllm is 'true'", "valid boolean")),
     # versions

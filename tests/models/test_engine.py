@@ -354,7 +354,7 @@ def test_what_was_written_is_not_asked_again(
 def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = Params.model_validate(json.loads(dolls.params(scale="full").model_dump_json()))
+    params = dolls.params(scale="full")
     monkeypatch.setattr(engine_server, "PROGRAM", Path("no/vllm"))
     with pytest.raises(Refused, match="no no/vllm; run `make vllm`"):
         engine_server.stage(params, "esi", 8000)

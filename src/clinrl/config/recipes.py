@@ -186,8 +186,9 @@ class GrpoTrainer(Trainer):
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":
         if self.vllm:
-            raise refusal("is true, but a recipe does not say who samples; leave it out, and set sampler to vllm in "
-                          "machine.yaml", "vllm")  # fmt: skip
+            raise refusal(
+                "is true, but machine.yaml says who samples; leave it out, and set sampler to vllm there", "vllm"
+            )
         self._divides(self.prompts * self.group, "prompts x group")
         return self
 

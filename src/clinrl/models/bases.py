@@ -174,7 +174,7 @@ def identity_of(model: Any, base: Path) -> dict[str, str]:
     return {
         "name": "transformers",
         "version": __version__,
-        "model": f"{named['repo']}@{named['commit']}",
+        "model": "@".join(named[key] for key in ("repo", "commit") if named),
         "dtype": str(model.dtype).removeprefix("torch."),
         "quantize": "nf4" if is_small else "none",
     }

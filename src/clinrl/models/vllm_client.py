@@ -230,13 +230,13 @@ class Client:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-            text = response.read(MAX_BYTES + 1)
+            with connection.getresponse() as response:
+                status, text = response.status, response.read(MAX_BYTES + 1)
         finally:
             connection.close()
         if len(text) > MAX_BYTES:
             raise self._strange(f"an answer of at most {MAX_BYTES >> 20} MiB")
-        return response.status, text
+        return status, text
 
     def _refusal(self, status: int, path: str, text: bytes, adapter: str) -> str:
         """What a status other than 200 means, and what to do."""

@@ -54,25 +54,22 @@ class Served:
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
         """A turn of each row, and of each of its tokens the log-probability, as TRL's generator returns them."""
-        args, client = self.trainer.args, self.engine.client
-        step, first = self.trainer.state.global_step, self.trainer.accelerator.process_index * len(prompts)
-        requests = [
-            Request(
-                name=f"row {first + row} of step {step + 1}", ids=ids,
-                # A turn that has less room than the budget is cut by TRL to what is left of it, which is less still.
-                budget=max(1, min(args.max_completion_length, client.max_length - len(ids))),
-                temperature=args.temperature, top_p=1.0, seed=seed_of(self.spec["seed"], step, self._turn, first + row),
-            )
-            for row, ids in enumerate(prompts)
-        ]  # fmt: skip
+        args, step, process = self.trainer.args, self.trainer.state.global_step, self.trainer.accelerator.process_index
+        requests = []
+        for row, ids in enumerate(prompts):
+            # Of later turns TRL keeps what is left of the budget, for which there is room if there was for the first.
+            room = self.engine.client.max_length - len(ids) if self._turn else args.max_completion_length
+            place = [process * len(prompts) + row] if self._turn == 0 else [self._turn, process, row]
+            requests.append(
+                Request(
+                    name=f"row {row} of step {step + 1}", ids=ids, budget=max(1, min(args.max_completion_length, room)),
+                    temperature=args.temperature, top_p=1.0, seed=seed_of(self.spec["seed"], step, *place),
+                )
+            )  # fmt: skip
         self._turn += 1
         written = self.engine.write(requests)
-        return (
-            prompts,
-            [list(one.ids) for one in written],
-            [[[p] for p in one.log_probabilities] for one in written],
-            None,
-        )
+        logs = [[[value] for value in one.log_probabilities] for one in written]
+        return prompts, [list(one.ids) for one in written], logs, None
 
 
 def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path) -> None:
