@@ -113,6 +113,10 @@ class OutOfMemory(Refused):
     """Memory ran out: names the place, and the key of machine.yaml to set."""
 
 
+class EngineError(Refused):
+    """A server that samples did not do it: names its address, and what to do."""
+
+
 class Alarmed(TrainingError):
     """An alarm ended a training: the same command would end the same way."""
 

@@ -119,6 +119,16 @@ def checkpoints(version: str, key: str) -> Path:
     return Path(".clinrl/checkpoints") / f"{version}-{key[:16]}"
 
 
+def journal(name: str, key: str) -> Path:
+    """What a model has answered of an exam that goes on, private, keyed by everything that determines the answers."""
+    return Path(".clinrl/exams") / f"{name}-{key[:16]}"
+
+
+def engine(task: str) -> Path:
+    """Where the vLLM server of a task's base listens on this machine, and its key; private."""
+    return Path(".clinrl/engines") / f"{task}.json"
+
+
 def merged(name: str) -> Path:
     """A merge: a full model that needs no PEFT, or a blended adapter."""
     return Path("data/merged") / name

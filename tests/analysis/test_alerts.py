@@ -50,6 +50,12 @@ FAILURES = {
     "converged": ({"groups/all_right": lambda n: 0.99}, ("converged", "", "warn")),
     "unmoved": ({"grad_norm": lambda n: 0.0}, ("unmoved", "", "stop")),
     "far from the parent": ({"kl": lambda n: 0.02 * (n - 1)}, ("kl", "", "stop")),
+    "another adapter served": (
+        {"sampling/sampling_logp_difference/mean": lambda n: 0.02 if n < 9 else 0.8}, ("sampler_gap", "", "stop"),
+    ),
+    "another number format": (
+        {"sampling/sampling_logp_difference/mean": lambda n: 0.15}, ("sampler_gap", "", "warn"),
+    ),
     "another reference": ({"kl": lambda n: 0.02}, ("first_kl", "", "stop")),
     "over-called on held-out cases": (
         {"held_out/excess/2": lambda n: 0.01 * n - 0.05}, ("over_called", "2", "stop"),

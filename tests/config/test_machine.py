@@ -28,6 +28,26 @@ def test_it_may_be_absent_or_empty(tmp_path: Path) -> None:
         ("micro_batch: '2'", "micro_batch is '2'; it must be a valid integer"),
         ("exam_tokens: 3", "exam_tokens is 3; it must be greater than or equal to 64"),
         ("gpu: -1", "gpu is -1; it must be greater than or equal to 0"),
+        ("sampler: sglang", "sampler is 'sglang'; it must be 'transformers' or 'vllm'"),
+        ("vllm: {urll: x}", "vllm.urll is not a key here; did you mean url?"),
+        ("vllm: {memory_share: 1.0}", "vllm.memory_share is 1.0; it must be less than or equal to 0.95"),
+        ("vllm: {at_once: 0}", "vllm.at_once is 0; it must be greater than or equal to 1"),
+        ("vllm: {timeout_s: '9'}", "vllm.timeout_s is '9'; it must be a valid integer"),
+        *(
+            (f"vllm: {{url: '{url}'}}", "vllm.url must be http://127.0.0.1:PORT, or https://HOST:PORT; neither names")
+            for url in (
+                "http://10.0.0.7:8000",
+                "127.0.0.1:8000",
+                "ftp://127.0.0.1",
+                "https://",
+                "https://me:key@host:8000",
+                "https://host:8000/v1",
+                "https://host:8000?key=1",
+                "http://localhost.example.org",
+                "http://[::1",
+                "https://host:99999",
+            )
+        ),
         ("- gpu", "the file is ['gpu']; it must be a mapping"),
     ],
 )
@@ -57,3 +77,11 @@ def test_rows_at_once_divide_the_step_and_do_not_exceed_what_is_set(
     most: int | None, changes: dict[str, Any], scale: Any, rows: int | None
 ) -> None:
     assert Machine(micro_batch=most).rows_at_once(STEP | changes, 64, scale) == rows
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000", "http://localhost:8000/", "http://[::1]:1", "https://host"])
+def test_a_server_is_here_or_behind_https(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "machine.yaml"
+    file.write_text(f"sampler: vllm\nvllm: {{url: '{url}'}}\n")
+    machine = read_machine(file)
+    assert (machine.sampler, machine.vllm.url, machine.vllm.at_once) == ("vllm", url, 64)

@@ -239,18 +239,6 @@ def test_a_folder_that_exists_is_a_base(tmp_path):
     assert base.repo == str(tmp_path)
 
 
-def test_vllm_shares_prompts_by_itself(tmp_path):
-    mapping = edited("bases/esi/full/quantize", "none")
-    mapping["profiles"]["grpo"]["trainer"]["full"] |= {"vllm": True, "generation_path": "shared"}
-    assert "vLLM shares prompts by itself; leave out generation_path, or vllm" in refusal(mapping, tmp_path)
-
-
-def test_vllm_serves_an_unquantized_base():
-    mapping = edited("bases/esi/full/quantize", "none")
-    mapping["profiles"]["grpo"]["trainer"]["full"]["vllm"] = True
-    assert Params.model_validate(mapping).profiles["grpo"].trainer["full"].vllm
-
-
 def test_params_are_frozen():
     with pytest.raises(ValidationError, match="frozen"):
         Params.model_validate(VALID).scale = "full"
@@ -519,7 +507,11 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (GRPO + "trainer/embedded/beta", -0.1, ("profiles.grpo.trainer.embedded.beta is -0.1",)),
     (GRPO + "trainer/embedded/max_completion", 7, ("profiles.grpo.trainer.embedded.max_completion is 7",)),
     (GRPO + "trainer/full/micro_batch", 5, ("profiles.grpo.trainer.full.micro_batch is 5", "prompts x group (32)")),
-    (GRPO + "trainer/full/vllm", True, ("profiles.grpo.trainer.full.vllm is true", "bases.esi.full.quantize is 'nf4'")),
+    (
+        GRPO + "trainer/full/vllm",
+        True,
+        ("profiles.grpo.trainer.full.vllm is true", "but machine.yaml says who samples"),
+    ),
     (GRPO + "trainer/full/vllm", "true", ("profiles.grpo.trainer.full.vllm is 'true'", "valid boolean")),
     # versions
     ("versions/v1/task", "audit", ("versions.v1.task: 'audit' is not ", "a task with a base", "allowed: esi")),

@@ -22,6 +22,7 @@ from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Request
 from clinrl.training import callback, launch, worker
 from clinrl.types import Message, Transcript
+from samplers import ScriptedSampler
 
 TEXTS = [
     "With a cough a scan is usually not appropriate.",
@@ -234,7 +235,7 @@ def test_a_recipe_shows_its_view_and_its_version_is_examined_under_it(project, i
     who = params.model("v1")
     assert (who.variant, who.variants) == ("no-evidence", ())
     asked = []
-    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
+    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: ScriptedSampler(str))
     monkeypatch.setattr(
         evaluate, "rollout", lambda _sampler, task, cases, *_, **__: asked.extend(cases) or right_answers(cases)
     )
@@ -261,7 +262,7 @@ def right_answers(cases):
 
 
 def test_the_exam_is_sat_under_every_view_and_reported_in_words(project, monkeypatch):
-    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: None)
+    monkeypatch.setattr(evaluate, "open_sampler", lambda *_: ScriptedSampler(str))
     monkeypatch.setattr(evaluate, "rollout", lambda _sampler, task, cases, *_, **__: right_answers(cases))
     evaluate.stage(toys.params(), "toy-base")
     cases = list(dataset.read_cases(paths.cases("x1"), get_task("toy")))

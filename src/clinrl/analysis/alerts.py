@@ -168,6 +168,12 @@ RULES = (
         helps="lower trainer.lr, or raise trainer.beta",
     ),
     Rule(
+        name="sampler_gap", window=1, warn=0.1, stop=0.5, observe=_one("sampling/sampling_logp_difference/mean"),
+        says="trainer and engine give the same tokens log-probabilities that differ by {observed:.2g} in the mean",
+        helps="the engine serves another adapter, base or number format than is trained: start it again with "
+        "`clinrl engine`, or set sampler to transformers in machine.yaml",
+    ),
+    Rule(
         name="first_kl", window=1, warn=1.0e-4, stop=1.0e-2, observe=_first,
         says="before anything was learned the policy is {observed:.2g} nats a token from its reference",
         helps="the reference is not the parent: look at how both adapters were loaded",

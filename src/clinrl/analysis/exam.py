@@ -91,6 +91,8 @@ class EvalReport(Strict):
     reward: float
     rows: tuple[Row, ...]
     paired: tuple[Paired, ...]
+    sampler: dict[str, str] = Field(default_factory=dict, exclude_if=lambda sampler: not sampler)
+    """Who wrote the answers; empty at the embedded scale."""
     seen_clauses: Estimates = Field(default_factory=dict, exclude_if=lambda seen: not seen)
     """Corpus that the model learned from to the share of the exam's clauses that stand in it, word for word."""
     costs: Costs | None = Field(default=None, exclude_if=lambda costs: costs is None)
@@ -147,6 +149,7 @@ def build(
         mode_spec=dict(run.modes[mode]),
         exam=run.model.exam,
         exam_digest=run.exam_digest,
+        sampler=dict(run.sampler),
         adapter_digest=run.adapter_digest,
         n=len(cases),
         metrics=metrics,

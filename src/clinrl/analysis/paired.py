@@ -30,6 +30,8 @@ class Answers:
     """Answers by input variant; a case without the variant keeps its answer as given."""
     clusters: Sequence[str] | None = None
     """The cluster of each case, for intervals; None where cases are by themselves."""
+    sampler: Mapping[str, str] = field(default_factory=dict)
+    """Who wrote them; empty at the embedded scale, and where there are none yet."""
 
 
 def compare(a: Answers, b: Answers, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
@@ -52,6 +54,12 @@ def comparable(a: "Answers | EvalReport", b: "Answers | EvalReport") -> None:
                 f"{a.name} and {b.name} cannot be compared: their {what} differs ({mine} and {theirs}); "
                 f"evaluate both on the same exam, in the same mode and at the same task version"
             )
+    mine, theirs = (" ".join(one.sampler[key] for key in ("name", "version") if one.sampler) for one in (a, b))
+    if mine and theirs and mine != theirs:
+        raise ArtefactError(
+            f"{a.name} and {b.name} cannot be compared: {mine} wrote the answers of one, {theirs} those of the other, "
+            "which changes answers by itself; evaluate both with one sampler (`sampler` in machine.yaml)"
+        )
 
 
 def between_modes(

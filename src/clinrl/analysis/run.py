@@ -25,6 +25,8 @@ class Run:
     """Identity of the adapter, or of the full model, that answered."""
     graded: Mapping[str, Sequence[Graded]] = field(default_factory=dict)
     """By mode, in the order of the cases. Under `<mode>.<variant>`: the cases that have this input variant."""
+    sampler: Mapping[str, str] = field(default_factory=dict)
+    """Who wrote the answers; empty at the embedded scale, and before there are any."""
     probabilities: Mapping[str, Sequence[Probabilities | None]] = field(default_factory=dict)
     """Of the ordered answers, by mode, in the order of the cases; without those modes whose were not read."""
 
@@ -71,6 +73,7 @@ class Run:
             golds=self.golds,
             answers=[line.answer for line in self.graded.get(mode, ())],
             clusters=self.clusters,
+            sampler=self.sampler,
         )
 
 

@@ -1,6 +1,6 @@
 """Data, train, evaluate: the subcommands that make artefacts and measure them."""
 
-from clinrl.cli.arguments import JSON, Command, arg, name, natural, stage
+from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, stage
 
 DATA = {
     "dataset": stage(
@@ -50,6 +50,17 @@ TRAIN = {
         "continues from its last checkpoint when the same command is given again.",
         examples="clinrl train esi-v46\nclinrl train esi-v46 --params trial.yaml",
         also="fit finetune fine-tune grpo sft lora run",
+    ),
+    "engine": Command(
+        help="serve a task's base by vLLM, for exams and trainings",
+        description="Becomes the vLLM server of TASK's base at full scale: its checkpoint at the pinned commit, on "
+        "this machine alone, behind a random key, with room for adapters as params.yaml has them. Exams, GRPO and "
+        "rejection sampling ask it where machine.yaml has `sampler: vllm`. Needs `make vllm` and a GPU, which "
+        "CUDA_VISIBLE_DEVICES chooses. Ends with Ctrl-C.",
+        examples="clinrl engine esi\nCUDA_VISIBLE_DEVICES=1 clinrl engine esi --port 8001",
+        runs="models.engine_server:stage",
+        arguments=(name("TASK"), arg("--port", type=port(1), metavar="PORT", default=8000, help="default: 8000")),
+        also="vllm serve server sampler generation",
     ),
     "merge": stage(
         "merging.merge",

@@ -1,18 +1,56 @@
 """machine.yaml: how much this machine computes at once. It lies beside params.yaml, outside git, and may be absent.
 
-No key enters a digest or a DVC parameter, so what is set here keeps checkpoints and makes nothing stale.
+No key enters a digest or a DVC parameter, so what is set here keeps checkpoints and makes nothing stale. Who sampled is
+recorded all the same, where it was another than usual, since that changes answers.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from clinrl.config.base import Count, Scale, Section, sentence
+from clinrl.config.base import Count, Scale, Section, refusal, sentence
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError
 
 FILE = "machine.yaml"
+
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class Vllm(Section):
+    """The vLLM server that samples where `sampler` says so: how `clinrl engine` starts it, and how it is asked."""
+
+    url: str | None = None
+    """Address of a server that was started elsewhere: http on this machine, or https; null: that of `clinrl engine`."""
+    memory_share: float = Field(default=0.85, gt=0, le=0.95)
+    """Share of the GPU that `clinrl engine` takes, above 0 to 0.95; about 0.3 where a training is on the same GPU."""
+    max_length: int = Field(default=16384, ge=256)
+    """Most tokens of a prompt and its completion for `clinrl engine`, 256 or more; those of the model if fewer."""
+    at_once: int = Field(default=64, ge=1, le=1024)
+    """Most requests under way, 1 to 1,024."""
+    timeout_s: Count = 600
+    """Seconds after which a request that has no answer is given up."""
+
+    @model_validator(mode="after")
+    def _is_private(self) -> "Vllm":
+        if self.url is None:
+            return self
+        try:
+            parts = urlsplit(self.url)
+            is_plain = parts.scheme == "http" and parts.hostname in LOOPBACK
+            is_address = bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+        except ValueError:
+            is_plain = is_address = False
+        else:
+            is_address = is_address and not (parts.query or parts.fragment or "@" in parts.netloc)
+        if not is_address or not (is_plain or parts.scheme == "https"):
+            raise refusal(
+                "must be http://127.0.0.1:PORT, or https://HOST:PORT; neither names nor keys go into it", "url"
+            )
+        return self
 
 
 class Machine(Section):
@@ -26,6 +64,11 @@ class Machine(Section):
     training; 64 or more, null: 32,768 in an exam, 16,384 by a judge, a step's completions together in a training."""
     gpu: int | None = Field(default=None, ge=0)
     """The one GPU that a training is shown, by its place among the visible ones, from 0; null: the first."""
+    sampler: Literal["transformers", "vllm"] = "transformers"
+    """Who writes completions in exams, in GRPO and in rejection sampling; vllm: the server that `vllm` describes. It
+    stands in the manifests of answers and adapters."""
+    vllm: Vllm = Vllm()
+    """The vLLM server."""
     try_anyway: bool = False
     """Whether a training starts although the estimate of `clinrl doctor` says that it does not fit."""
 

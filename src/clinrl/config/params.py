@@ -269,12 +269,6 @@ class Params(Section):
                     f"{at}.trainer.{scale}.held_out is set, but a look at held-out cases is one turn and a case of "
                     f"{task.name} is an episode; allowed: leave it out"
                 )
-        quantize = self.bases[version.task].full.quantize
-        if profile.trainer["full"].vllm and quantize != "none":
-            raise ParamsError(
-                f"{at}.trainer.full.vllm is true, but bases.{version.task}.full.quantize is {quantize!r} and vLLM must "
-                "serve the weights that are trained; allowed: quantize none, or vllm false"
-            )
 
     @property
     def roots(self) -> dict[str, str]:

@@ -182,14 +182,16 @@ class GrpoTrainer(Trainer):
     """By what TRL divides the sum over tokens. dapo: the tokens of the step. bnpo: of the micro-batch. grpo: of the
     completion. dr_grpo: max_completion."""
     vllm: bool = False
-    """Sample with vLLM."""
+    """False, and in every record; who samples is said by `sampler` in machine.yaml."""
     held_out: HeldOut | None = None
     """Held-out checks while training runs; null: none."""
 
     @model_validator(mode="after")
     def _fits(self) -> "GrpoTrainer":
-        if self.vllm and self.generation_path != "stock":
-            raise refusal("vLLM shares prompts by itself; leave out generation_path, or vllm")
+        if self.vllm:
+            raise refusal(
+                "is true, but machine.yaml says who samples; leave it out, and set sampler to vllm there", "vllm"
+            )
         if self.turn_tokens is not None and self.turn_tokens > self.max_completion:
             raise refusal(
                 f"is {self.turn_tokens}; a turn has at most the tokens of all ({self.max_completion})", "turn_tokens"

@@ -85,6 +85,7 @@ def load_answers(run: Run, mode: str, name: str, folder: Path | None = None) -> 
         task_version=manifest.task_version,
         mode_spec=modes[mode],
         exam_digest=manifest.inputs.get("exam") or manifest.inputs["data"],  # the latter of an error analysis
+        sampler=manifest.spec.get("sampler", {}),
     )
     comparable(mine, found)
     path = folder / f"{mode}.jsonl"

@@ -15,7 +15,7 @@ from clinrl.analysis.compared import ALL, Compared, Kind
 from clinrl.analysis.contrasts import Entry
 from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import VARIANTS, EvalReport, note_of
-from clinrl.analysis.paired import Answers
+from clinrl.analysis.paired import Answers, comparable
 from clinrl.analysis.preregistration import Primary, Registration
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, sha256_file, staged, write_json, write_text
@@ -68,6 +68,9 @@ def stage(params: "Params", name: str) -> None:
         members = {
             mode: {version: _member(run, mode, version) for version in (base, *spec.versions)} for mode in run.modes
         }
+        for mode in run.modes:
+            for member in members[mode].values():  # by one sampler, among other things
+                comparable(members[mode][base].answers, member.answers)
         write_json(target, compared(params, name, run, members, plan).model_dump(mode="json"))
         write_pages(target, run.task, params.modes)
 

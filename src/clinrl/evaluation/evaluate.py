@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter
@@ -18,10 +19,11 @@ from pydantic_core import to_jsonable_python
 from clinrl import paths
 from clinrl.analysis import alerts, baselines
 from clinrl.analysis.exam import Agreement, Estimates, EvalReport, build, column, row_metrics, seen_clauses, summary
-from clinrl.analysis.paired import Answers, between_modes, compare
+from clinrl.analysis.paired import Answers, between_modes, comparable, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import (
     canonical_json,
+    digest,
     exclusive,
     identity,
     read_manifest,
@@ -32,10 +34,10 @@ from clinrl.artifacts import (
     write_text,
 )
 from clinrl.config.bases import EmbeddedBase
-from clinrl.config.machine import read_machine
+from clinrl.config.machine import Machine, read_machine
 from clinrl.config.model import Model
 from clinrl.data.dataset import corpora, read_cases
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, EngineError
 from clinrl.evaluation import rival
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -51,11 +53,13 @@ from clinrl.evaluation.answers import (
 )
 from clinrl.evaluation.record import record_of, write_record
 from clinrl.models.generate import SHARED, Sampler
+from clinrl.models.journal import Journal
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.pretrain import corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
+from clinrl.runtime import determinism
 from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
@@ -71,7 +75,7 @@ def stage(params: "Params", name: str) -> None:
 
     Raises ParamsError for a name that params.yaml does not have, ArtefactError if an input is missing, altered, built
     for another task version or without the exam's proof, or if the parent took another exam, Busy if another command
-    evaluates the same name.
+    evaluates the same name. Killed, it goes on from its journal when it is started again, to the same bytes.
     """
     if name in params.rivals:
         rival.stage(params, name)
@@ -86,12 +90,25 @@ def stage(params: "Params", name: str) -> None:
         check_apart(params, run.model, run.cases)
         parent = {mode: answers for mode in run.modes if (answers := load_parent(run, mode)) is not None}
         judges = Judges(paths.base(task.name))
-        run = replace(answer_exam(params, run, judges), adapter_digest=inputs["adapter"])
+        journal = open_journal(params, run, inputs)
+        run = replace(answer_exam(params, run, judges, parent, journal), adapter_digest=inputs["adapter"])
         keep(paths.graded(name), run, inputs, seed=SEED)
         with staged(paths.report(name)) as out:
             responses, seen = responses_of(run, judges), seen_by(params, run)
             write_reports(out, run, training, parent, responses, seen)
         write_record(task, record_of(run), model.exam, model.data)
+        if journal is not None:
+            journal.remove()
+
+
+def open_journal(params: "Params", run: Run, inputs: Mapping[str, str]) -> Journal | None:
+    """What was written of an exam that was killed; new where nothing was. None for imported cases, of which no text is
+    kept."""
+    if any(map(importing.is_imported, run.cases)):
+        return None
+    model = run.model
+    described = [params.scale, dict(run.modes), model.variants, model.variant, SEED, run.task.version, dict(inputs)]
+    return Journal(paths.journal(model.name, digest([*described, determinism.record()])))
 
 
 def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
@@ -109,7 +126,12 @@ def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
             name=model.name,
             task=run.task.name,
             task_version=run.task.version,
-            spec={"modes": modes, **spec, "reward": model.reward.model_dump(mode="json")},
+            spec={
+                "modes": modes,
+                **spec,
+                "reward": model.reward.model_dump(mode="json"),
+                **({"sampler": dict(run.sampler)} if run.sampler else {}),
+            },
             inputs=inputs,
         )
 
@@ -138,14 +160,24 @@ def seen_by(params: "Params", run: Run) -> Estimates:
     return seen_clauses(task, run.cases, {"base corpus": corpus(task, spec)} if isinstance(spec, EmbeddedBase) else {})
 
 
-def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
+def answer_exam(
+    params: "Params",
+    run: Run,
+    judges: Judges,
+    parent: Mapping[str, Answers] = MappingProxyType({}),
+    journal: Journal | None = None,
+) -> Run:
     """The run with its cases answered and graded in every mode, the model loaded once.
 
     The first mode with thinking is asked under each input variant too, about the cases that have it. Where answers are
-    ordered, their probabilities are kept, input variants left out.
+    ordered, their probabilities are kept, input variants left out; vLLM is not asked for them. Raises ArtefactError if
+    the answers of `parent` are by another sampler, before anything is asked.
     """
     model, task = run.model, run.task
     sampler = open_sampler(params, model)
+    run, sampler.journal = replace(run, sampler=sampler.identity), journal
+    for mode, others in parent.items():
+        comparable(run.answers(mode), others)
     asked = {mode: (mode, run.shown) for mode in params.modes}
     thoughtful = next((name for name, mode in params.modes.items() if mode.thinking), None)
     for variant in model.variants if thoughtful else ():
@@ -154,7 +186,7 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
     graded, chances = {}, {}
     for name, (mode, shown) in asked.items():
         watch = None
-        if task.ordered is not None and name == mode:
+        if task.ordered is not None and name == mode and sampler.can_watch:
             from clinrl.models.probabilities import Watch
 
             watch = Watch(sampler.tokenizer, task.ordered)
@@ -290,22 +322,39 @@ def models_of(model: Model) -> dict[str, str]:
 
 def open_sampler(params: "Params", model: Model) -> Sampler:
     """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
-    from clinrl.models import bases, opening
-    from clinrl.runtime import determinism
+    from clinrl.models import bases, engine, opening
 
     determinism.settle(SEED)
-    tokens = read_machine().exam_tokens if params.scale == "full" else None
-    bounds: dict[str, Any] = {"scale": params.scale} | ({"max_tokens": tokens} if tokens else {})
-    if (model.folder / "config.json").exists():
-        return Sampler(*bases.open_base(model.folder, for_training=False), **bounds)
-    is_adapter = (model.folder / opening.CONFIG).exists()
+    machine = read_machine() if params.scale == "full" else Machine()
+    bounds: dict[str, Any] = {"scale": params.scale}
+    bounds |= {"max_tokens": machine.exam_tokens} if machine.exam_tokens else {}
+    is_whole, is_adapter = ((model.folder / name).exists() for name in ("config.json", opening.CONFIG))
     if is_adapter:
         opening.check(model.folder)
-    spec = read_manifest(model.folder).spec
-    weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=bool(spec.get("qlora", False)))
-    if is_adapter:
-        weights = opening.adapted(weights, model.folder).eval()
-    return Sampler(weights, tokenizer, shared=spec.get("trainer", {}).get("generation_path") == SHARED, **bounds)
+    if machine.sampler == "vllm":
+        if is_whole:
+            raise EngineError(
+                f"{model.name} is a full model, and `clinrl engine` serves a base with adapters; set sampler to "
+                "transformers in machine.yaml"
+            )
+        served = engine.connect(model.task.name, machine.vllm)
+        if is_adapter:
+            served.adopt(model.folder)
+            served.check_adopted()
+        return served
+    if is_whole:
+        sampler = Sampler(*bases.open_base(model.folder, for_training=False), **bounds)
+    else:
+        spec = read_manifest(model.folder).spec
+        qlora = bool(spec.get("qlora", False))
+        weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=qlora)
+        if is_adapter:
+            weights = opening.adapted(weights, model.folder).eval()
+        is_shared = spec.get("trainer", {}).get("generation_path") == SHARED
+        sampler = Sampler(weights, tokenizer, shared=is_shared, **bounds)
+    if params.scale == "full":
+        sampler.identity = bases.identity_of(sampler.model, paths.base(model.task.name))
+    return sampler
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

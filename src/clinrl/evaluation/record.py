@@ -41,6 +41,8 @@ class Record(Strict):
     """Empty for a classifier, which has none."""
     modes: dict[str, dict[str, Any]]
     """How each mode decoded."""
+    sampler: dict[str, str] = Field(default_factory=dict, exclude_if=lambda sampler: not sampler)
+    """Who wrote the answers; empty at the embedded scale."""
     given: dict[str, Given]
     """By mode; by `<mode>.<variant>` too, where it was asked under variants: as given, for a case that has it not."""
     learned: dict[str, int] = Field(default_factory=dict, exclude_if=lambda learned: not learned)
@@ -67,6 +69,7 @@ def record_of(run: Run) -> Record:
         exam_digest=run.exam_digest,
         adapter_digest=run.adapter_digest,
         modes=modes,
+        sampler=dict(run.sampler),
         given=given,
     )
 
@@ -116,6 +119,7 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
         golds=run.golds,
         answers=list(found.given[mode].answers),
         clusters=run.clusters,
+        sampler=found.sampler,
     )
     comparable(run.answers(mode), answers)
     if report is None:

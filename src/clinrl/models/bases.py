@@ -124,9 +124,33 @@ def open_base(folder: Path, *, for_training: bool, qlora: bool = False) -> tuple
     verified(folder)
     with memory.place("loading the model", memory.larger(scale_of(folder))), opening.refused(folder, "model"):
         model, tokenizer = _open(folder, reference(folder), folder, qlora=qlora)
-        for thinking in (True, False):  # a template may be as hostile as a pickle, and is run at every prompt
-            render(tokenizer, [Message(role="user", content="?")], thinking)
+        _render(tokenizer)
     return model.train(for_training), tokenizer
+
+
+def open_tokenizer(folder: Path) -> tuple[Any, Any, frozenset[int]]:
+    """The tokenizer of a base at the full scale, its model's configuration for text, and the ids that end a turn.
+
+    No weights are read, since others hold them. Raises ArtefactError as `load` does.
+    """
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    verified(folder)
+    named = reference(folder)
+    if not named:
+        raise ArtefactError(f"{folder} was not built at scale full; build the base anew, with `scale: full`")
+    origin = str(locate(named, folder))
+    with opening.refused(folder, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(origin, padding_side="left", trust_remote_code=False)
+        config = AutoConfig.from_pretrained(origin, trust_remote_code=False)
+        try:
+            declared = GenerationConfig.from_pretrained(origin).eos_token_id
+        except OSError:  # as for a model: what its configuration says
+            declared = GenerationConfig.from_model_config(config).eos_token_id
+        _ready(tokenizer, named, origin, folder)
+        _render(tokenizer)
+    ends = [declared] if isinstance(declared, int) else declared or []
+    return tokenizer, config.get_text_config(), frozenset([*ends, tokenizer.eos_token_id])
 
 
 def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
@@ -139,6 +163,21 @@ def open_judge(folder: Path, name: str) -> tuple[Any, Any]:
     with memory.place(f"loading {name}", memory.larger(scale_of(folder))):
         model, tokenizer = _open(folder / name, found or {}, folder)
     return model.eval(), tokenizer
+
+
+def identity_of(model: Any, base: Path) -> dict[str, str]:
+    """Who samples where this model does, by transformers, for manifests: version, checkpoint and number format."""
+    from transformers import __version__
+
+    named = reference(base)
+    is_small = bool(getattr(model, "is_loaded_in_4bit", False))
+    return {
+        "name": "transformers",
+        "version": __version__,
+        "model": "@".join(named[key] for key in ("repo", "commit") if named),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantize": "nf4" if is_small else "none",
+    }
 
 
 def reference(folder: Path) -> dict[str, Any]:
@@ -220,6 +259,24 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"{origin} needs code that it brings along, and none is ever run; name a "
             "checkpoint whose architecture transformers has"
         ) from None
+    _ready(tokenizer, named, origin, by)
+    # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
+    model.generation_config = GenerationConfig(
+        eos_token_id=model.generation_config.eos_token_id or tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+    )
+    return model, tokenizer
+
+
+def _render(tokenizer: Any) -> None:
+    """Write a prompt in both modes: a template may be as hostile as a pickle, and is run at every prompt."""
+    for thinking in (True, False):
+        render(tokenizer, [Message(role="user", content="?")], thinking)
+
+
+def _ready(tokenizer: Any, named: dict[str, Any], origin: str, by: Path) -> None:
+    """Give a tokenizer the prompts that the base asks for, and a pad token. Raises ArtefactError if it has none."""
     if not named.get("prefill", True):
         try:
             tokenizer.chat_template = without_prefill(tokenizer.get_chat_template())
@@ -232,10 +289,3 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"the tokenizer of {origin} has no pad token of its own, so padding would "
             "read as the end of a turn; choose a checkpoint that has one"
         )
-    # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
-    model.generation_config = GenerationConfig(
-        eos_token_id=model.generation_config.eos_token_id or tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-    )
-    return model, tokenizer

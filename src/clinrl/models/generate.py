@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from clinrl.config.base import Scale
@@ -12,9 +13,11 @@ from clinrl.models.chat import Completion, decode, encode, end_tokens, opens, re
 from clinrl.types import Message
 
 if TYPE_CHECKING:
-    from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from clinrl.models.decoding import Rows
+    from clinrl.models.journal import Journal
+    from clinrl.models.probabilities import Watch
 
 SHARED = "shared"
 """The generation path of a recipe whose completions are written as `decoding.complete` does."""
@@ -98,6 +101,13 @@ class Sampler:
     `place` say what to do where memory runs out: OutOfMemory is raised then.
     """
 
+    identity: Mapping[str, str] = MappingProxyType({})
+    """Who samples, for manifests; empty at the embedded scale, where it is always the same."""
+    can_watch = True
+    """Whether `watch` sees what is written."""
+    journal: "Journal | None" = None
+    """Holds each batch that is written, and gives those that are there."""
+
     def __init__(
         self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int = MAX_TOKENS,
         rows: int | None = None, shared: bool = False, scale: Scale = "embedded", place: str = "an exam",
@@ -109,7 +119,7 @@ class Sampler:
         self._plays = False
         self._turn: Rows | None = None
         """What the turn before has read and written, while conversations are played."""
-        self.watch: Sequence[LogitsProcessor] = ()
+        self.watch: Sequence[Watch] = ()
         """They see the scores of each token, and change none."""
 
     def together(self, lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -173,10 +183,11 @@ class Sampler:
             weights = folded(self.model) if self._is_shared else nullcontext()
             with weights, torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
-                for batch, width in self._batches(lengths, budget):
+                call = self.journal.call() if self.journal else 0
+                for number, (batch, width) in enumerate(self._batches(lengths, budget)):
                     rows = [ids[index] for index in batch]
                     with memory.place(self.place, memory.fewer_tokens(self.scale, len(rows), width + budget)):
-                        written = self._write(rows, width, config)
+                        written = self._written(rows, width, config, call, number)
                     for index, row in zip(batch, written, strict=True):
                         if completions[index] is None and progress is not None:
                             progress()
@@ -184,6 +195,31 @@ class Sampler:
         finally:
             self.model.train(was_training)
         return [completion for completion in completions if completion is not None]
+
+    def _written(
+        self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig", *place: int
+    ) -> list[list[int]]:
+        """`_write`, or what the journal has in its place: tokens, what was watched, and where to draw on from."""
+        if self.journal is None:
+            return self._write(rows, width, config)
+        from clinrl.models import journal
+
+        key, device = self.journal.key(dict(self.identity), self.max_tokens, *place, rows), self.model.device
+        entry = self.journal.get(key)
+        if entry is None:
+            before = [watch.take() for watch in self.watch]
+            written = self._write(rows, width, config)
+            seen = [watch.take() for watch in self.watch]
+            drawn = journal.generators(device) if config.do_sample else []
+            self.journal.put(key, ids=written, seen=seen, drawn=drawn)
+        else:
+            before, seen, written = [{} for _ in self.watch], entry["seen"], entry["ids"]
+            if entry["drawn"]:
+                journal.restore(entry["drawn"], device)
+        for watch, *some in zip(self.watch, before, seen, strict=True):
+            for kept in some:
+                watch.kept |= {text: tuple(row) for text, row in kept.items()}
+        return written
 
     def _write(self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig") -> list[list[int]]:
         from transformers import LogitsProcessorList

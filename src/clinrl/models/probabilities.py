@@ -44,6 +44,11 @@ class Watch(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
             self.kept[self._text(tokens)] = tuple(scores[row, self.words].double().softmax(-1).tolist())
         return scores
 
+    def take(self) -> dict[str, tuple[float, ...]]:
+        """What was kept so far, which is then forgotten."""
+        kept, self.kept = self.kept, {}
+        return kept
+
     def read(
         self, task: Task, cases: Sequence[Case], graded: Sequence[Graded], *, thinking: bool
     ) -> list[tuple[float, ...] | None]:

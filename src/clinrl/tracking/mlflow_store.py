@@ -265,6 +265,7 @@ def run_key(manifest: Manifest) -> str:
         "task_version": manifest.task_version,
         "inputs": manifest.inputs,
     }
+    spec.pop("samplers", None)  # who sampled is known at the end alone
     return paths.checkpoints(manifest.name, digest(spec)).name
 
 

@@ -1,5 +1,6 @@
 """A trained adapter's folder."""
 
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,13 @@ def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path
     PEFT writes a set, whose order the hash seed decides, and the base's path on this machine; the tokenizer writes
     whether HF_HUB_OFFLINE was set. All three are replaced. A checkpoint of the hub is named by repository and commit.
     """
+    write_weights(model, spec, folder)
+    tokenizer.init_kwargs["local_files_only"] = False
+    tokenizer.save_pretrained(folder)
+
+
+def write_weights(model: Any, spec: Mapping[str, Any], folder: Path) -> None:
+    """The adapter's weights and configuration, as `write_adapter` writes them."""
     save_file(adapter_state(model), folder / WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
     config["inference_mode"] = True
@@ -25,8 +33,6 @@ def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path
     config["base_model_name_or_path"] = named.get("repo", str(paths.base(spec["task"])))
     config["revision"] = hub.COMMIT.fullmatch(named.get("commit", "")) and named["commit"]
     write_json(folder / "adapter_config.json", {key: _plain(value) for key, value in config.items()})
-    tokenizer.init_kwargs["local_files_only"] = False
-    tokenizer.save_pretrained(folder)
 
 
 def _plain(value: Any) -> Any:

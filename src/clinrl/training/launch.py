@@ -44,6 +44,8 @@ SPEC = "spec.json"
 ROWS = "rows.jsonl"
 STATUS = "status.json"
 ADAPTER = "adapter"
+SAMPLERS = "samplers.json"
+"""Who sampled in a training at full scale, and after how many steps, or parts of what is sampled before the first."""
 DISK_FULL = 5
 """The worker's exit code when nothing more can be written, its status neither."""
 
@@ -78,6 +80,8 @@ def stage(params: "Params", version: str) -> None:
                 shutil.copyfile(file, out / file.name)
             fields = manifest_fields(spec)
             write_text(out / "README.md", model_card.write(fields, lineage=params.lineage(version)))
+            if (folder / SAMPLERS).exists():
+                fields["spec"]["samplers"] = json.loads((folder / SAMPLERS).read_text(encoding="utf-8"))
             seal(out, **fields)
         # First the claim, then what it claims: killed halfway, the folder must not pass for a completed run.
         (folder / STATUS).unlink()

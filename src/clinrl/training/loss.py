@@ -158,6 +158,8 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
 
         Raises OutOfMemory, with the bound to set.
         """
+        if self.use_vllm:  # which has its own bound of what is under way
+            return super()._generate_single_turn(prompt_ids, *arguments, **named)
         budget = self._turn_budget(prompt_ids)
         width, rows = max(map(len, prompt_ids)) + budget, len(prompt_ids)
         if self.most_tokens is not None and not self._goes_on():

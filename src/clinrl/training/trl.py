@@ -292,7 +292,6 @@ def grpo_trainer(
         beta=trainer["beta"],
         scale_rewards=trainer["scale_rewards"],
         loss_type=trainer.get("loss_type", "dapo"),
-        use_vllm=trainer["vllm"],
         **({} if task.episodes is None else {"max_tool_calling_iterations": task.episodes.turns - 1}),
         **common_settings(spec, output),
     )

@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from clinrl.errors import OutOfMemory, Refused, TrainingError
+from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError
 from clinrl.runtime import determinism, gpus
 
 VERDICTS = "verdicts.jsonl"
@@ -68,7 +68,7 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
         step = _fit(folder, spec, watch, checkpoint)
         watch.status("completed" if step == steps else "stopped", step)
         return 0 if step == steps else STOPPED
-    except OutOfMemory as error:
+    except (EngineError, OutOfMemory) as error:
         resume = f"and the same command continues from step {watch.saved} of {steps}"
         watch.status("failed", watch.saved, f"{error}, {resume}")
         return TrainingError.exit_code
@@ -98,7 +98,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     from clinrl.models.generate import MAX_TOKENS, SHARED, Sampler
     from clinrl.models.judges import Judges
     from clinrl.tasks.base import get_task
-    from clinrl.training import rejection, trl
+    from clinrl.training import rejection, served, trl
     from clinrl.training.adapter import write_adapter
     from clinrl.training.callback import history
     from clinrl.training.launch import ROWS
@@ -118,8 +118,13 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     bound = spec["machine"]["exam_tokens"] if spec["scale"] == "full" else None
     tokens = bound or MAX_TOKENS
     sampled: dict[str, float] = {}
+    engine = _engine(spec, parent)
+    if spec["scale"] == "full" and spec["method"] != "sft":
+        identity = bases.identity_of(model, paths.base(spec["task"])) if engine is None else engine.identity
+        parts = len(list((folder / "sampled").glob("*.json")))
+        served.note(folder, identity, parts or (int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0))
     if spec["method"] == "rejection":
-        sampler = Sampler(
+        sampler = engine or Sampler(
             model, tokenizer, max_tokens=tokens, shared=spec["trainer"].get("generation_path") == SHARED,
             scale=spec["scale"], place="generation",
         )  # fmt: skip
@@ -135,6 +140,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         else trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer")
     )
     trainer.scale, trainer.most_tokens = spec["scale"], bound
+    if engine is not None and spec["method"] == "grpo":
+        served.serve(trainer, engine, spec, folder / "served")
     trl.restore_precision(model, start)
     if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
         raise TrainingError("the adapter is not its parent's any more after the trainer was built")
@@ -166,6 +173,20 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
             (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
     return int(trainer.state.global_step)
+
+
+def _engine(spec: dict[str, Any], parent: Path | None) -> Any:
+    """The server that samples in a training, with the adapter that it starts from; None where none does."""
+    if spec["scale"] != "full" or spec["method"] == "sft" or spec["machine"]["sampler"] != "vllm":
+        return None
+    from clinrl.config.machine import Vllm
+    from clinrl.models.engine import connect
+
+    engine = connect(spec["task"], Vllm.model_validate(spec["machine"]["vllm"]))
+    if parent is not None and spec["method"] == "rejection":
+        engine.adopt(parent)
+        engine.check_adopted()
+    return engine
 
 
 if __name__ == "__main__":

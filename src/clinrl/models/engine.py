@@ -1,0 +1,159 @@
+"""One engine for exams and training: a base that vLLM serves at its pinned commit, and adapters above it by name.
+
+An adapter is never merged: the base stays what it is, bit for bit, and each adapter is a LoRA request of its own. Its
+name is the digest of its files, so that no answer, and nothing that the server keeps of a prompt, can be another's.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clinrl import paths
+from clinrl.artifacts import digest, sha256_file
+from clinrl.config.machine import FILE, Vllm
+from clinrl.errors import EngineError
+from clinrl.models import bases, opening
+from clinrl.models.chat import Completion, decode
+from clinrl.models.generate import Prompt, Sampler, check_room
+from clinrl.models.vllm_client import Client, Request, Written, key_of
+
+DTYPE = "bfloat16"
+PROBE_TOKENS = 16
+"""Of the completion by which it is seen that an adapter does something."""
+
+
+def name_of(folder: Path) -> str:
+    """By what the adapter of a folder is served."""
+    return "clinrl-" + digest([sha256_file(folder / name) for name in (opening.WEIGHTS, opening.CONFIG)])[:32]
+
+
+def model_of(base: Path) -> str:
+    """By what the checkpoint of a base folder is served: repository, commit and number format."""
+    named = bases.reference(base)
+    return f"{named['repo']}@{named['commit']}:{DTYPE}"
+
+
+class Engine(Sampler):
+    """Writes completions by a vLLM server. The adapter is that of `adopt`, or none.
+
+    Each request has a seed of its own, from the call's seed, the prompt's name and how often it came before. So a
+    completion does not depend on what is written beside it, but for rounding.
+    """
+
+    can_watch = False
+
+    def __init__(self, client: Client, tokenizer: Any, window: int | None) -> None:
+        super().__init__(None, tokenizer, scale="full")
+        self.client, self.window = client, window
+        self.adapter: str | None = None
+        self.identity = {
+            "name": "vllm", "version": client.version, "model": client.model.removesuffix(f":{DTYPE}"), "dtype": DTYPE,
+            "quantize": "none",
+        }  # fmt: skip
+
+    def adopt(self, folder: Path) -> None:
+        """Sample with the adapter of a folder from now on."""
+        name = name_of(folder)
+        self.client.load(name, folder)
+        self.adapter = name
+
+    def check_adopted(self) -> None:
+        """Refuse a server that answers with the adapter exactly as without, in every digit.
+
+        vLLM matches the names in an adapter's file with those of its own layers, and passes over others in silence.
+        """
+        ids = self.tokenizer("?", add_special_tokens=False)["input_ids"]
+        one = Request(name="?", ids=ids, budget=PROBE_TOKENS, temperature=0.0, top_p=1.0, seed=0)
+        (_, without), (_, beside) = (next(iter(self.client.complete([one], name))) for name in (None, self.adapter))
+        if without == beside:
+            raise EngineError(
+                f"the server at {self.client.url} answers with the adapter as without it: it does not know the layers "
+                f"that the adapter changes; set sampler to transformers in {FILE}"
+            )
+
+    def together(self, lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+        """All of them: the server keeps what it has read of a conversation by itself."""
+        yield list(range(len(lengths)))
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        thinking: bool,
+        temperature: float,
+        budget: int,
+        seed: int,
+        top_p: float = 1.0,
+        progress: Callable[[], None] | None = None,
+    ) -> list[Completion]:
+        ids = [self.opening(prompt.messages, (), thinking) if prompt.ids is None else prompt.ids for prompt in prompts]
+        rooms = [budget if prompt.left is None else min(budget, prompt.left) for prompt in prompts]
+        names = [prompt.name for prompt in prompts]
+        check_room(names, list(map(len, ids)), rooms, self.window)
+        requests, times = [], Counter[str]()
+        for name, row, room in zip(names, ids, rooms, strict=True):
+            own = seed_of(seed, name, times[name])
+            requests.append(Request(name=name, ids=row, budget=room, temperature=temperature, top_p=top_p, seed=own))
+            times[name] += 1
+        return [decode(self.tokenizer, one.ids, self.client.ends) for one in self.write(requests, progress)]
+
+    def write(self, requests: Sequence[Request], progress: Callable[[], None] | None = None) -> list[Written]:
+        """The completion of each request, in order: what the journal has, and the rest from the server."""
+        found, keys = dict[int, Written](), dict[int, str]()
+        if self.journal is not None:
+            call = self.journal.call()
+            keys = {
+                number: self.journal.key(self.identity, call, number, asdict(one))
+                for number, one in enumerate(requests)
+            }
+            held = {number: entry for number, key in keys.items() if (entry := self.journal.get(key)) is not None}
+            found = {
+                number: Written(ids=tuple(entry["ids"]), log_probabilities=tuple(entry["logs"]))
+                for number, entry in held.items()
+            }
+        rest = [number for number in range(len(requests)) if number not in found]
+        for _ in found if progress is not None else ():
+            progress()  # type: ignore[misc]  # it is not None
+        for place, written in self.client.complete([requests[number] for number in rest], self.adapter):
+            found[rest[place]] = written
+            if self.journal is not None:
+                self.journal.put(keys[rest[place]], ids=written.ids, logs=written.log_probabilities)
+            if progress is not None:
+                progress()
+        return [found[number] for number in range(len(requests))]
+
+
+def seed_of(*parts: object) -> int:
+    """A seed that no other call, prompt or repeat has."""
+    return int(digest(parts)[:15], 16)
+
+
+def connect(task: str, settings: Vllm) -> Engine:
+    """The engine of a task's base: the server that machine.yaml names, or the one that `clinrl engine` started.
+
+    Raises EngineError if there is none, or if it serves something else, ArtefactError as `bases.open_tokenizer`.
+    """
+    base = paths.base(task)
+    tokenizer, config, ends = bases.open_tokenizer(base)
+    start = f"start one with `clinrl engine {task}`"
+    if settings.url is not None:
+        url, key = settings.url, key_of(settings.url)
+    else:
+        url, key = _started(paths.engine(task), start)
+    client = Client(url, key, settings, model_of(base), ends=ends, vocabulary=config.vocab_size, start=start)
+    client.check()
+    return Engine(client, tokenizer, getattr(config, "max_position_embeddings", None))
+
+
+def _started(file: Path, start: str) -> tuple[str, str]:
+    """Address and key of the server that was started here last."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return str(found["url"]), str(found["key"])
+    except FileNotFoundError:
+        raise EngineError(f"{FILE} has sampler: vllm, and no vLLM server was started here; {start}") from None
+    except (ValueError, LookupError, TypeError):
+        raise EngineError(f"{file} names no server; {start}") from None

@@ -1,0 +1,89 @@
+"""`clinrl engine`: vLLM's own server, started so that exams and trainings may use it.
+
+It listens on this machine alone, behind a random key, and has the base's checkpoint at its pinned commit. vLLM never
+says which commit it serves, so the name that it serves it by is given here.
+"""
+
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.artifacts import verified, write_text
+from clinrl.config.machine import LOOPBACK, read_machine
+from clinrl.errors import Refused
+from clinrl.models import bases
+from clinrl.models.engine import DTYPE, model_of
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM makes room for."""
+PROGRAM = Path(".venv-vllm/bin/vllm")
+
+
+def stage(params: "Params", name: str, port: int) -> None:
+    """Become the vLLM server of a task's base. Does not return.
+
+    Raises Refused at the embedded scale, without vLLM or for too large adapters, ArtefactError without a base.
+    """
+    if params.scale != "full":
+        raise Refused("vLLM serves hub checkpoints; set scale to full in params.yaml")
+    base = paths.base(name)
+    verified(base)
+    if not bases.reference(base):
+        raise Refused(f"{base} was not built at scale full; run `clinrl base {name}` first")
+    program = next((path for path in (Path(sys.executable).with_name("vllm"), PROGRAM) if path.is_file()), None)
+    if program is None:
+        raise Refused(f"there is no vLLM beside {sys.executable}, and no {PROGRAM}; run `make vllm`")
+    ranks = [params.lora(version).rank for version in params.versions_of(name)]
+    command = [str(program.resolve()), *arguments(base, max(ranks, default=RANKS[0]), port)]
+    key = secrets.token_urlsafe(32)
+    file = paths.engine(name)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_text(file, json.dumps({"url": f"http://{LOOPBACK[0]}:{port}", "key": key}) + "\n", mode=0o600)
+    environment = {**os.environ, "VLLM_API_KEY": key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    print(f"clinrl: serves {model_of(base)} at {LOOPBACK[0]}:{port}; Ctrl-C ends it", file=sys.stderr, flush=True)
+    os.execve(command[0], command, environment)
+
+
+def arguments(base: Path, rank: int, port: int) -> list[str]:
+    """What `vllm` is called with, for adapters up to a rank. Raises Refused for one that vLLM has no room for."""
+    room = next((room for room in RANKS if room >= rank), None)
+    if room is None:
+        raise Refused(f"vLLM has no room for adapters of rank {rank}, at most {RANKS[-1]}")
+    settings, folder = read_machine().vllm, bases.locate(bases.reference(base), base)
+    config, architecture = _model(folder)
+    window = getattr(config, "max_position_embeddings", None) or settings.max_length
+    return [
+        "serve", str(folder.resolve()),
+        "--served-model-name", model_of(base),
+        # The class that transformers trains: in that of a checkpoint with images, layers have other names than in the
+        # adapter, and vLLM passes over those in silence.
+        "--hf-overrides", json.dumps({"architectures": [architecture]}),
+        "--host", LOOPBACK[0],
+        "--port", str(port),
+        "--dtype", DTYPE,
+        "--load-format", "safetensors",
+        "--max-model-len", str(min(window, settings.max_length)),
+        "--gpu-memory-utilization", f"{settings.memory_share:g}",
+        "--generation-config", "vllm",  # and not the checkpoint's own temperature and penalties
+        "--logprobs-mode", "processed_logprobs",  # of the distribution that was drawn from, as a training needs them
+        "--enable-prefix-caching",
+        "--enable-lora", "--max-lora-rank", str(room), "--max-loras", "2", "--max-cpu-loras", "2",
+    ]  # fmt: skip
+
+
+def _model(folder: Path) -> tuple[Any, str]:
+    """The configuration for text of a checkpoint, and the class as which transformers opens it."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as classes
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if config.model_type not in classes:
+        raise Refused(f"{folder} is no causal language model that transformers has; name another checkpoint")
+    return config.get_text_config(), str(classes[config.model_type])

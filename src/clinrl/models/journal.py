@@ -1,0 +1,84 @@
+"""What a model has written so far of something long: a killed exam goes on from it, to the same bytes.
+
+A line holds one unit of work, a batch or a request, by the digest of what was asked. Lines are only added, so a kill
+can cut the last one short, and no other. The folder is private, outside of DVC's outputs, and removed in the end.
+"""
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clinrl.artifacts import digest
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "completions.jsonl"
+
+
+class Journal:
+    """The units of one run, which the name of its folder stands for: whatever else they depend on is in that name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.found = folder, dict[str, dict[str, Any]]()
+        self._calls = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        file = folder / FILE
+        self._stream = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "rb+")
+        whole = 0
+        for line in self._stream:
+            try:
+                entry = json.loads(line) if line.endswith(b"\n") else {}
+                self.found[entry["asked"]] = entry
+            except (ValueError, KeyError, TypeError):
+                break
+            whole += len(line)
+        self._stream.truncate(whole)
+
+    def call(self) -> int:
+        """The number of this call for completions. A run that continues makes the same calls in the same order."""
+        self._calls += 1
+        return self._calls
+
+    def key(self, *asked: Any) -> str:
+        """By what a unit is found again."""
+        return digest(asked)
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        """A unit that is there."""
+        return self.found.get(key)
+
+    def put(self, key: str, **entry: Any) -> None:
+        """Add a unit."""
+        self._stream.write(json.dumps({"asked": key, **entry}, separators=(",", ":")).encode() + b"\n")
+        self._stream.flush()
+
+    def remove(self) -> None:
+        """Delete it: what it was for is finished."""
+        self._stream.close()
+        shutil.rmtree(self.folder)
+
+
+def generators(device: "torch.device") -> list[str]:
+    """The state of the generators of random numbers that a model on a device draws from, as text."""
+    import torch
+
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return [base64.b64encode(bytes(state.tolist())).decode() for state in states]
+
+
+def restore(states: Sequence[str], device: "torch.device") -> None:
+    """Draw on from where `generators` was asked."""
+    import torch
+
+    first, *rest = [torch.tensor(list(base64.b64decode(state)), dtype=torch.uint8) for state in states]
+    torch.set_rng_state(first)
+    for state in rest:
+        torch.cuda.set_rng_state(state, device)

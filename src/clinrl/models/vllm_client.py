@@ -1,0 +1,289 @@
+"""A vLLM server, asked over HTTP: who it is, which adapters it has, and completions in token ids.
+
+Nothing is imported of vLLM, so whoever asks needs none of its libraries. Whatever a server sends is measured and
+checked before it is used. The calls were written after the source of vLLM 0.30.0.
+"""
+
+import http.client
+import json
+import math
+import os
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from clinrl.config.machine import FILE, Vllm
+from clinrl.errors import EngineError, format_value
+
+TOKEN = "CLINRL_VLLM_TOKEN"
+"""The variable with the key of a server whose address machine.yaml names."""
+MAX_BYTES = 64 << 20
+"""Of an answer; a completion of 32,768 tokens has a few megabytes."""
+PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+"""Seconds before a request is sent again that a lost connection or a busy server left without an answer. The same
+request has the same seed, so that sending it twice does no harm."""
+BUSY = (429, 502, 503, 504)
+VERSION = re.compile(r"[\w.+-]{1,60}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A completion to be written."""
+
+    name: str
+    """For sentences about it."""
+    ids: Sequence[int]
+    budget: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A completion: its tokens, that of the end among them, and the log-probability of each as it was drawn."""
+
+    ids: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+
+
+class Client:
+    """A server that serves one model, `model` by name, and LoRA adapters above it.
+
+    `ends` are the tokens that end a turn, `vocabulary` counts the words. Raises EngineError, one sentence with what to
+    do, for whatever goes wrong.
+    """
+
+    def __init__(
+        self, url: str, key: str, settings: Vllm, model: str, *, ends: frozenset[int], vocabulary: int, start: str
+    ) -> None:
+        parts = urlsplit(url)
+        self.host, self.port, self.is_https = parts.hostname or "", parts.port, parts.scheme == "https"
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self.settings, self.model, self.ends, self.vocabulary = settings, model, ends, vocabulary
+        self._key, self._start = key, start
+        self.version = ""
+        self.max_length = 0
+        self._fingerprint: object = None
+
+    def check(self) -> None:
+        """Ask the server who it is. vLLM does not say which commit it serves, but by the name that it was given."""
+        self._request("GET", "/health", pauses=())
+        version = self._request("GET", "/version").get("version")
+        if not isinstance(version, str) or not VERSION.fullmatch(version):
+            raise self._strange("its version")
+        self.version = version
+        names = self._models()
+        if self.model not in names:
+            served = ", ".join(format_value(name) for name in [*names][:3]) or "nothing"
+            raise EngineError(f"the server at {self.url} serves {served}, not {self.model}; {self._start}")
+        length = names[self.model].get("max_model_len")
+        if not isinstance(length, int) or not _is_count(length):
+            raise self._strange("the length that it has room for")
+        self.max_length = length
+
+    def load(self, name: str, folder: Path) -> None:
+        """Have the adapter of a folder served by a name. The server reads the folder itself, so it has to see it."""
+        path = str(folder.resolve())
+        if self._has(name, path):
+            return
+        self.unload(name)
+        try:
+            self._request("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, adapter=path)
+        except EngineError:
+            if not self._has(name, path):  # it is there if the answer to the first of two requests was lost
+                raise
+        if not self._has(name, path):
+            raise self._strange(f"the adapter {name} after it was loaded")
+
+    def _has(self, name: str, path: str) -> bool:
+        card = self._models().get(name, {})
+        return card.get("root") == path and card.get("parent") == self.model
+
+    def unload(self, name: str) -> None:
+        """Have an adapter served no more. One that is gone already is no fault."""
+        if name in self._models():
+            self._request("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    def complete(self, requests: Sequence[Request], adapter: str | None = None) -> Iterator[tuple[int, Written]]:
+        """The number of each request and its completion, as they come. So many are under way as the settings say.
+
+        Raises EngineError for a request that has no room, before any is sent.
+        """
+        for one in requests:
+            if len(one.ids) + one.budget > self.max_length:
+                raise EngineError(
+                    f"{one.name}: its prompt is {len(one.ids)} tokens, and with a budget of {one.budget} it exceeds "
+                    f"the {self.max_length} that the vLLM server has room for; raise vllm.max_length in {FILE} and "
+                    "start the server again"
+                )
+        pool = ThreadPoolExecutor(max_workers=self.settings.at_once)
+        try:
+            waiting = {
+                pool.submit(self._complete, one, adapter or self.model): number for number, one in enumerate(requests)
+            }
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _complete(self, one: Request, model: str) -> Written:
+        body = {
+            "model": model, "prompt": list(one.ids), "max_tokens": one.budget, "seed": one.seed,
+            "temperature": one.temperature, "top_p": one.top_p, "stop_token_ids": sorted(self.ends),
+            "logprobs": 0, "return_token_ids": True, "skip_special_tokens": False, "watermarking": False,
+            # A checkpoint's own settings would take the place of what is not said.
+            "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+        }  # fmt: skip
+        answer = self._request("POST", "/v1/completions", body)
+        written = self._read(one, model, answer)
+        fingerprint = answer.get("system_fingerprint")
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint
+        if fingerprint != self._fingerprint:
+            raise EngineError(
+                f"the server at {self.url} was replaced by one of another configuration meanwhile; give the same "
+                "command again"
+            )
+        return written
+
+    def _read(self, one: Request, model: str, answer: Mapping[str, Any]) -> Written:
+        """A completion as the server sent it. Raises EngineError if it is not one of this request."""
+        choices = answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+        if answer.get("model") != model or not isinstance(choice, dict):
+            raise self._strange(f"a completion of {model}")
+        if choice.get("prompt_token_ids") != list(one.ids):
+            raise self._strange("the prompt that it was sent")
+        ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
+        values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+        if not isinstance(ids, list) or not isinstance(values, list) or not 1 <= len(ids) == len(values) <= one.budget:
+            raise self._strange("as many log-probabilities as tokens, within the budget")
+        if not all(_is_count(token, least=0) and token < self.vocabulary for token in ids):
+            raise self._strange("tokens of the model's vocabulary")
+        if not all(type(value) in (int, float) and math.isfinite(value) and value <= 1e-3 for value in values):
+            raise self._strange("log-probabilities")
+        ended, before = ids[-1] in self.ends, self.ends.isdisjoint(ids[:-1])
+        is_whole = choice.get("finish_reason") == ("stop" if ended else "length")
+        if not before or not is_whole or not (ended or len(ids) == one.budget):
+            raise self._strange("a completion that ends at its end token or at its budget")
+        return Written(ids=tuple(ids), log_probabilities=tuple(map(float, values)))
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        held = self._request("GET", "/v1/models").get("data")
+        if not isinstance(held, list) or not all(
+            isinstance(one, dict) and isinstance(one.get("id"), str) for one in held
+        ):
+            raise self._strange("its models")
+        return {one["id"]: one for one in held}
+
+    def _request(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *,
+        pauses: Sequence[float] | None = None, adapter: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        """The JSON object that the server answers with; an empty one for an answer that is none, where none is due."""
+        status, text = 0, b""
+        for pause in (*(PAUSES_S if pauses is None else pauses), None):
+            lost: Exception | None = None
+            try:
+                status, text = self._send(method, path, body)
+            except TimeoutError:
+                raise EngineError(
+                    f"the server at {self.url} did not answer in {self.settings.timeout_s} s; raise vllm.timeout_s in "
+                    f"{FILE}, or lower vllm.at_once, then give the same command again"
+                ) from None
+            except ssl.SSLError as error:
+                raise EngineError(f"the server at {self.url} has no certificate to trust ({error.reason})") from error
+            except (OSError, http.client.HTTPException) as error:
+                lost = error
+            if pause is None or (lost is None and status not in BUSY):
+                break
+            time.sleep(pause)
+        if lost is not None:
+            raise EngineError(
+                f"no vLLM server answers at {self.url} ({type(lost).__name__}); {self._start}, then give the same "
+                "command again"
+            ) from lost
+        if status != 200:
+            raise EngineError(self._refusal(status, path, text, adapter))
+        if path in ("/health", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            return {}
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._strange("JSON")
+        return answer
+
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+        """One request on a connection of its own. No redirect is followed and no proxy asked, so the key stays here."""
+        kind: Callable[..., http.client.HTTPConnection]
+        kind = http.client.HTTPSConnection if self.is_https else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=self.settings.timeout_s)
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            with connection.getresponse() as response:
+                status, text = response.status, response.read(MAX_BYTES + 1)
+        finally:
+            connection.close()
+        if len(text) > MAX_BYTES:
+            raise self._strange(f"an answer of at most {MAX_BYTES >> 20} MiB")
+        return status, text
+
+    def _refusal(self, status: int, path: str, text: bytes, adapter: str) -> str:
+        """What a status other than 200 means, and what to do."""
+        says, where = _message(text), f"the server at {self.url}"
+        if status == 401:
+            return f"{where} refuses the key; set {TOKEN} to the one that it was started with"
+        if adapter and ("No adapter found" in says or "No such file" in says):
+            return f"{where} does not see {adapter}; run it where it sees this project's folders by the same paths"
+        if "lora_adapter" in path and (status == 404 or "not enabled" in says):
+            return f"{where} takes no adapters while it runs; {self._start}"
+        if adapter and "max_lora_rank" in says:
+            return f"{where} has no room for the rank of {adapter} ({says}); {self._start}"
+        if path == "/v1/completions" and status == 404:
+            return f"{where} does not serve the adapter any more; it was restarted: give the same command again"
+        if "context length" in says or "max_model_len" in says:
+            return f"{where} has no room for the prompt ({says}); raise vllm.max_length in {FILE} and start it again"
+        if status >= 500:
+            return (
+                f"{where} failed ({status}: {says}); look at its log, start it again, then give the same command again"
+            )
+        return f"{where} refused {path} ({status}: {says}); is it vLLM 0.30 or newer?"
+
+    def _strange(self, what: str) -> EngineError:
+        return EngineError(f"the server at {self.url} did not send {what}; is it vLLM 0.30 or newer?")
+
+
+def key_of(url: str) -> str:
+    """The key for a server that machine.yaml names. Raises EngineError if one elsewhere would be asked without."""
+    key = os.environ.get(TOKEN, "")
+    if not key and urlsplit(url).scheme == "https":
+        raise EngineError(f"{url} is on another machine, and no key is set; set {TOKEN} to the one it was started with")
+    if key and not (key.isascii() and key.isprintable()):
+        raise EngineError(f"{TOKEN} is no key: it must be printable ASCII")
+    return key
+
+
+def _is_count(value: object, least: int = 1) -> bool:
+    return type(value) is int and least <= value < 1 << 31
+
+
+def _message(text: bytes) -> str:
+    """What a server says of a failure, short and on one line. It names sizes and folders, and quotes no prompt."""
+    try:
+        found = json.loads(text)
+        found = found.get("error", found)
+        words = str(found["message"] if isinstance(found, dict) else found)
+    except (ValueError, RecursionError, LookupError, AttributeError, TypeError):
+        return "no reason given"
+    line = " ".join(words.split())[:160]
+    return line if line.isprintable() and line else "no reason given"

@@ -1,0 +1,89 @@
+"""GRPO whose completions a vLLM server writes, with the adapter of each step beside a base that nobody merges into.
+
+TRL's own way to vLLM merges the adapter into the base in bfloat16 and takes it out again at each step, so the base
+drifts, and it cannot do that to a base of 4 bits. Here the adapter of a step is saved and served by the digest of its
+files. TRL is given tokens and the engine's log-probabilities in place of its own generator, compares these with the
+trainer's at each step, and weights the loss by the ratio of the two.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clinrl.artifacts import write_json
+from clinrl.models.engine import Engine, name_of, seed_of
+from clinrl.models.vllm_client import Request
+from clinrl.training.adapter import write_weights
+from clinrl.training.launch import SAMPLERS
+
+CORRECTION = "token_truncate"
+"""Each token's ratio of probabilities weights its loss, up to TRL's bound. TRL's default, whole completions by the
+product of their ratios, leaves out most long ones where a trainer in 4 bits stands beside an engine in bfloat16."""
+
+
+class Served:
+    """In the place of TRL's `VLLMGeneration`: it has the methods that the trainer calls, and nothing more."""
+
+    def __init__(self, engine: Engine, trainer: Any, spec: Mapping[str, Any], folder: Path) -> None:
+        self.engine, self.trainer, self.spec, self.folder = engine, trainer, spec, folder
+        self._turn = 0
+
+    def sync_weights(self) -> None:
+        """Have the adapter served as it is now. One process does it; all check by its name that it was done."""
+        accelerator, former = self.trainer.accelerator, self.engine.adapter
+        model = accelerator.unwrap_model(self.trainer.model)
+        self._turn = 0
+        partial = self.folder / f"process-{accelerator.process_index}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write_weights(model, self.spec, partial)
+        target = self.folder / name_of(partial)
+        if accelerator.is_main_process:
+            if not target.exists():
+                partial.rename(target)
+            self.engine.adopt(target)
+        accelerator.wait_for_everyone()
+        shutil.rmtree(partial, ignore_errors=True)
+        if not accelerator.is_main_process:
+            self.engine.adopt(target)
+        elif former not in (None, self.engine.adapter):
+            self.engine.client.unload(str(former))
+            shutil.rmtree(self.folder / str(former), ignore_errors=True)
+
+    def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
+        """A turn of each row, and of each of its tokens the log-probability, as TRL's generator returns them."""
+        args, step, process = self.trainer.args, self.trainer.state.global_step, self.trainer.accelerator.process_index
+        requests, budget = [], self.trainer._turn_budget(prompts)
+        for row, ids in enumerate(prompts):
+            # Of later turns TRL keeps what is left of the budget, for which there is room if there was for the first.
+            room = self.engine.client.max_length - len(ids) if self._turn else budget
+            place = [process * len(prompts) + row] if self._turn == 0 else [self._turn, process, row]
+            requests.append(
+                Request(
+                    name=f"row {row} of step {step + 1}", ids=ids, budget=max(1, min(budget, room)),
+                    temperature=args.temperature, top_p=1.0, seed=seed_of(self.spec["seed"], step, *place),
+                )
+            )  # fmt: skip
+        self._turn += 1
+        written = self.engine.write(requests)
+        logs = [[[value] for value in one.log_probabilities] for one in written]
+        return prompts, [list(one.ids) for one in written], logs, None
+
+
+def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path) -> None:
+    """Let an engine write what a trainer of GRPO learns from."""
+    trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
+    trainer.vllm_importance_sampling_mode = CORRECTION
+    trainer.vllm_generation = Served(engine, trainer, spec, folder)
+
+
+def note(folder: Path, identity: Mapping[str, str], after: int) -> None:
+    """Write down who samples after so many steps, or parts of what is sampled first, if it is another than before."""
+    file = folder / SAMPLERS
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    held = [entry for entry in known if entry["after"] < after]
+    if not held or held[-1]["sampler"] != dict(identity):
+        held.append({"after": after, "sampler": dict(identity)})
+    write_json(file, held)

@@ -1,0 +1,435 @@
+"""The engine writes what transformers writes, says who it is, and refuses in a sentence whatever else may happen."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dolls
+import engines
+from clinrl import paths
+from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
+from clinrl.config.machine import Vllm
+from clinrl.config.params import Params
+from clinrl.config.schema import Mode
+from clinrl.data import dataset
+from clinrl.data.dataset import read_cases
+from clinrl.errors import ArtefactError, EngineError, Refused
+from clinrl.evaluation import answers, evaluate
+from clinrl.models import bases, engine, engine_server, opening, rollout, vllm_client
+from clinrl.models.chat import encode, render
+from clinrl.models.engine import Engine
+from clinrl.models.generate import Prompt, Sampler
+from clinrl.models.journal import Journal
+from clinrl.models.vllm_client import Client
+from clinrl.tasks.base import get_task
+from clinrl.training.adapter import write_adapter
+
+HOW: dict[str, Any] = {"thinking": True, "temperature": 0.0, "budget": 24, "seed": 3}
+
+
+def full() -> Params:
+    """The doll's params at full scale, above its own base as a checkpoint; for a folder that has the doll's project."""
+    shutil.copytree(paths.base("esi"), "checkpoint")
+    changed = {"exam": "x1", "embedded": dolls.PARAMS["bases"]["esi"]["embedded"]}
+    changed["full"] = {"repo": str(Path("checkpoint").resolve()), "revision": "main", "quantize": "none"}
+    params = dolls.params(scale="full", bases={"esi": changed})
+    bases.stage(params, "esi")
+    return params
+
+
+def write(name: str, seed: int) -> Path:
+    """A sealed adapter of a version that was never trained."""
+    model, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
+    with staged(paths.adapter(name)) as out:
+        write_adapter(engines.adapt(model, seed), tokenizer, engines.SPEC, out)
+        seal(
+            out, kind="adapter", name=name, task="esi", task_version=get_task("esi").version, spec={},
+            inputs={"base": identity(read_manifest(paths.base("esi")))},
+        )  # fmt: skip
+    return paths.adapter(name)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The doll's project at full scale, with two adapters. Not to be written to."""
+    folder = tmp_path_factory.mktemp("full")
+    shutil.copytree(dolls.built(), folder, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        full()
+        write("v1", 1)
+        write("v2", 2)
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(made)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(vllm_client, "PAUSES_S", (0.0, 0.0))
+    return made
+
+
+@pytest.fixture
+def server(project: Path) -> engines.Imitation:
+    """A server of the doll's base; `connect` starts it."""
+    model, _ = bases.open_base(paths.base("esi"), for_training=False)
+    return engines.Imitation(model, engine.model_of(paths.base("esi")))
+
+
+@pytest.fixture
+def connect(server: engines.Imitation, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+    """The engine of the doll's base at the imitation."""
+    with ExitStack() as stack:
+
+        def connected(**settings: Any) -> Engine:
+            url = stack.enter_context(engines.served(server))
+            monkeypatch.setenv(vllm_client.TOKEN, server.key)
+            return engine.connect("esi", Vllm(url=url, **settings))
+
+        yield connected
+
+
+def prompts(count: int = 6) -> list[Prompt]:
+    task = get_task("esi")
+    return [Prompt(case.id, task.prompt(case.facts)) for case in list(read_cases(paths.cases("d1"), task))[:count]]
+
+
+@pytest.mark.parametrize("version", ["", "v1"])
+@pytest.mark.parametrize("thinking", [True, False])
+def test_greedy_it_writes_the_tokens_of_transformers(
+    connect: Callable[..., Engine], version: str, thinking: bool
+) -> None:
+    asked = prompts()
+    model, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
+    served = connect()
+    if version:
+        model = opening.adapted(model, paths.adapter(version)).eval()
+        served.adopt(paths.adapter(version))
+        served.check_adopted()
+    how = HOW | {"thinking": thinking}
+    stock = Sampler(model, tokenizer).sample(asked, **how)
+    done: list[int] = []
+    assert served.sample(asked, progress=lambda: done.append(1), **how) == stock
+    assert len(done) == len(asked)
+
+
+def test_the_adapter_is_another_model_and_the_base_stays_what_it_was(
+    connect: Callable[..., Engine], server: engines.Imitation
+) -> None:
+    served = connect()
+    plain = served.sample(prompts(), **HOW)
+    served.adopt(paths.adapter("v1"))
+    first = served.sample(prompts(), **HOW)
+    served.adopt(paths.adapter("v2"))
+    assert served.sample(prompts(), **HOW) != first != plain
+    served.adapter = None
+    assert served.sample(prompts(), **HOW) == plain
+    assert server.adapters == {engine.name_of(paths.adapter(v)): paths.adapter(v).resolve() for v in ("v1", "v2")}
+
+
+def test_a_drawn_completion_depends_on_nothing_beside_it(connect: Callable[..., Engine]) -> None:
+    served, how = connect(at_once=3), HOW | {"temperature": 1.5}
+    asked = prompts()
+    once = served.sample(asked, **how)
+    assert served.sample(asked[::-1], **how) == once[::-1]
+    assert served.sample(asked[2:3], **how) == once[2:3]
+    assert served.sample(asked, **how | {"seed": 4}) != once
+    same = served.sample([asked[0]] * 4, **how)
+    assert same[0] == once[0]
+    assert len({one.ids for one in same}) > 1, "each repeat of a prompt has a seed of its own"
+
+
+def test_requests_are_token_ids_with_everything_that_decides_and_so_many_at_once(
+    connect: Callable[..., Engine], server: engines.Imitation
+) -> None:
+    served = connect(at_once=2)
+    served.sample([*prompts(3), Prompt("left", (), [5] * 9, left=4)], **HOW | {"top_p": 0.5, "temperature": 0.7})
+    tokenizer = served.tokenizer
+    assert [body["max_tokens"] for body in server.asked if body["prompt"] == [5] * 9] == [4]
+    texts = {tuple(encode(tokenizer, [render(tokenizer, p.messages, True)])[0]) for p in prompts(3)}
+    assert {tuple(body["prompt"]) for body in server.asked} == texts | {(5,) * 9}
+    body = server.asked[0]
+    said = {"temperature": 0.7, "top_p": 0.5, "top_k": 0, "min_p": 0.0, "logprobs": 0, "return_token_ids": True}
+    said |= {"stop_token_ids": [tokenizer.eos_token_id], "repetition_penalty": 1.0, "model": server.name}
+    assert {key: body[key] for key in said} == said
+    assert 1 <= server.most_at_once <= 2
+
+
+# Episodes
+
+
+def test_episodes_are_those_of_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn goes on from the tokens of those before it; the model was taught to call a tool and then another."""
+    monkeypatch.setattr(vllm_client, "PAUSES_S", (0.0,))
+    task = get_task("audit")
+    cases = list(task.cases(3, 3, pool="train", mix="easy"))
+    model, tokenizer = engines.auditor()
+    mode = Mode(thinking=False, temperature=0.0, max_new_tokens={"embedded": 100, "full": 100})
+    folder = tmp_path / "adapter"
+    adapted = engines.adapt(model, 1, std=0.02)
+    folder.mkdir()
+    (tmp_path / "data/bases/audit").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    write_adapter(adapted, tokenizer, engines.SPEC | {"task": "audit"}, folder)
+    budget = 1200
+    stock = rollout.run(Sampler(adapted, tokenizer), task, cases, mode, budget, 1)
+    with adapted.disable_adapter():
+        plain = rollout.run(Sampler(adapted, tokenizer), task, cases, mode, budget, 1)
+    imitation = engines.Imitation(adapted.unload(), "audit", max_length=8192)
+    with engines.served(imitation) as url:
+        served = engines.asked(url, imitation, tokenizer)
+        assert rollout.run(served, task, cases, mode, budget, 1) == plain
+        served.adopt(folder)
+        assert rollout.run(served, task, cases, mode, budget, 1) == stock
+    assert max(sum(message.role == "assistant" for message in one.messages) for one in stock) > 2
+    assert any(message.role == "tool" for one in stock for message in one.messages)
+
+
+# What may go wrong
+
+
+def fail(**how: Any) -> Callable[[engines.Imitation], None]:
+    def failing(server: engines.Imitation) -> None:
+        for name, value in how.items():
+            setattr(server, name, value)
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("failing", "sentence"),
+    [
+        (fail(name="owner/other@main"), r"serves 'owner/other@main', not .*checkpoint@local-.*:bfloat16; start one"),
+        (fail(key="other"), "refuses the key; set CLINRL_VLLM_TOKEN to the one that it was started with"),
+        (fail(takes_adapters=False), "takes no adapters while it runs; start one with `clinrl engine esi`"),
+        (fail(has_lora=False), "takes no adapters while it runs; start one with `clinrl engine esi`"),
+        (fail(max_rank=2), r"no room for the rank of .*/v1 \(LoRA rank 4 is greater than max_lora_rank 2.\); start"),
+        (fail(max_length=40), r"its prompt is \d+ tokens, and with a budget of 24 it exceeds the 40 that the vLLM"),
+        (fail(ignores_adapters=True), "answers with the adapter as without it: it does not know the layers"),
+        (fail(busy=99), r"failed \(503: busy\); look at its log"),
+        (fail(drops=99), r"no vLLM server answers at http://127.0.0.1:\d+ \(RemoteDisconnected\); start one with `cli"),
+    ],
+)  # fmt: skip
+def test_what_a_server_may_not_be_is_one_sentence(
+    connect: Callable[..., Engine], server: engines.Imitation, monkeypatch: pytest.MonkeyPatch,
+    failing: Callable[[engines.Imitation], None], sentence: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(engine, "key_of", lambda _: "k" * 40)
+    failing(server)
+
+    def use() -> None:
+        served = connect()
+        served.adopt(paths.adapter("v1"))
+        served.check_adopted()
+        served.sample(prompts(1), **HOW)
+
+    with pytest.raises(EngineError, match=sentence):
+        use()
+
+
+def test_a_server_that_is_away_silent_or_elsewhere_without_a_key(
+    project: Path, connect: Callable[..., Engine], server: engines.Imitation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(EngineError, match=r"no vLLM server answers at http://127.0.0.1:1 \(ConnectionRefusedError\)"):
+        engine.connect("esi", Vllm(url="http://127.0.0.1:1"))
+    monkeypatch.delenv(vllm_client.TOKEN, raising=False)
+    with pytest.raises(EngineError, match=r"elsewhere:8000 is on another machine, and no key is set; set CLINRL_VLLM"):
+        engine.connect("esi", Vllm(url="https://elsewhere:8000"))
+    with pytest.raises(EngineError, match="no vLLM server was started here; start one with `clinrl engine esi`"):
+        engine.connect("esi", Vllm())
+    served = connect()
+    monkeypatch.setattr(Client, "_send", lambda *_: (_ for _ in ()).throw(TimeoutError))
+    with pytest.raises(EngineError, match=r"did not answer in 600 s; raise vllm.timeout_s in machine.yaml, or lower"):
+        served.sample(prompts(1), **HOW)
+
+
+def test_a_lost_connection_and_a_busy_server_are_asked_again(
+    connect: Callable[..., Engine], server: engines.Imitation
+) -> None:
+    served = connect(at_once=1)
+    once = served.sample(prompts(2), **HOW | {"temperature": 1.0})
+    server.drops = server.busy = 1
+    assert served.sample(prompts(2), **HOW | {"temperature": 1.0}) == once
+
+
+def choice(**changes: Any) -> Callable[[dict[str, Any]], Any]:
+    def changed(answer: dict[str, Any]) -> Any:
+        return answer | {"choices": [answer["choices"][0] | changes]}
+
+    return changed
+
+
+LOGS = {"token_logprobs": [-1.0] * 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (lambda answer: answer | {"model": "another"}, "did not send a completion of"),
+        (lambda answer: answer | {"choices": answer["choices"] * 2}, "did not send a completion of"),
+        (lambda answer: [answer], "did not send JSON"),
+        (lambda answer: answer["choices"], "did not send JSON"),
+        (lambda _: "<html>", "did not send JSON"),
+        (lambda _: "[" * 10**6, "did not send JSON"),
+        (choice(prompt_token_ids=[1, 2]), "did not send the prompt that it was sent"),
+        (choice(token_ids=None), "as many log-probabilities as tokens, within the budget"),
+        (choice(token_ids=[], logprobs={"token_logprobs": []}), "as many log-probabilities as tokens"),
+        (choice(token_ids=[5] * 99, logprobs={"token_logprobs": [-1.0] * 99}), "within the budget"),
+        (choice(token_ids=[5, 6, 10**6], logprobs=LOGS), "tokens of the model's vocabulary"),
+        (choice(token_ids=[5, 6, True], logprobs=LOGS), "tokens of the model's vocabulary"),
+        (choice(token_ids=[5, 6, -1], logprobs=LOGS), "tokens of the model's vocabulary"),
+        (choice(token_ids=[5, 6, 7], logprobs={"token_logprobs": [-1.0, None, -1.0]}), "send log-probabilities"),
+        (choice(token_ids=[5, 6, 7], logprobs={"token_logprobs": [-1.0, 3.0, -1.0]}), "send log-probabilities"),
+        (choice(token_ids=[5, 6, 7], logprobs=LOGS), "ends at its end token or at its budget"),
+        (choice(finish_reason="abort"), "ends at its end token or at its budget"),
+    ],
+)  # fmt: skip
+def test_whatever_a_server_sends_is_checked(
+    connect: Callable[..., Engine], server: engines.Imitation, changes: Callable[..., Any], sentence: str
+) -> None:
+    served = connect()
+    server.changes = changes
+    with pytest.raises(EngineError, match=sentence):
+        served.sample(prompts(1), **HOW)
+
+
+def test_another_server_in_its_place_is_noticed(connect: Callable[..., Engine], server: engines.Imitation) -> None:
+    served = connect()
+    served.sample(prompts(1), **HOW)
+    server.fingerprint = "vllm-0.30.0-tp2-76543210"
+    with pytest.raises(EngineError, match="was replaced by one of another configuration meanwhile"):
+        served.sample(prompts(1), **HOW)
+
+
+def test_an_answer_without_end_is_not_read_to_it(
+    connect: Callable[..., Engine], server: engines.Imitation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = connect()
+    monkeypatch.setattr(vllm_client, "MAX_BYTES", 200)
+    with pytest.raises(EngineError, match="did not send an answer of at most"):
+        served.sample(prompts(1), **HOW)
+
+
+# A killed run
+
+
+def test_what_was_written_is_not_asked_again(
+    tmp_path: Path, connect: Callable[..., Engine], server: engines.Imitation
+) -> None:
+    asked, how = prompts(6), HOW | {"temperature": 1.2}
+    served = connect(at_once=1)
+    whole = served.sample(asked, **how)
+    server.asked.clear()
+    server.dies_after = 4
+    served.journal = Journal(tmp_path / "journal")
+    with pytest.raises(EngineError, match="no vLLM server answers"):
+        served.sample(asked, **how)
+    server.dies_after = None
+    server.asked.clear()
+    with (tmp_path / "journal/completions.jsonl").open("ab") as stream:
+        stream.write(b'{"asked": "cut sh')
+    served.journal = Journal(tmp_path / "journal")
+    assert len(served.journal.found) == 4
+    assert served.sample(asked, **how) == whole
+    assert len(server.asked) == 2
+    other = replace(asked[0], name="another")
+    served.journal = Journal(tmp_path / "journal")
+    served.sample([other, *asked[1:]], **how)
+    assert len(server.asked) == 3, "a request that differs is asked"
+    served.journal.remove()
+    assert not (tmp_path / "journal").exists()
+
+
+# The server's start
+
+
+def test_the_server_is_started_with_the_pinned_checkpoint_and_a_key_of_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = dolls.params(scale="full")
+    monkeypatch.setattr(engine_server, "PROGRAM", Path("no/vllm"))
+    with pytest.raises(Refused, match="no no/vllm; run `make vllm`"):
+        engine_server.stage(params, "esi", 8000)
+    with pytest.raises(Refused, match="set scale to full"):
+        engine_server.stage(dolls.params(), "esi", 8000)
+    program = project / "vllm"
+    program.touch()
+    monkeypatch.setattr(engine_server, "PROGRAM", program)
+    begun: list[Any] = []
+    monkeypatch.setattr("os.execve", lambda *given: begun.append(given))
+    monkeypatch.setattr(paths, "engine", lambda task: project / f"{task}.json")
+    engine_server.stage(params, "esi", 8123)
+    ((path, command, environment),) = begun
+    assert path == str(program)
+    assert command[1:3] == ["serve", str(project / "checkpoint")]
+    words = " ".join(command[3:])
+    for part in (
+        f"--served-model-name {engine.model_of(paths.base('esi'))}", "--host 127.0.0.1 --port 8123", "--dtype bfloat16",
+        "--load-format safetensors", "--max-model-len 1024", "--generation-config vllm", "--enable-prefix-caching",
+        "--logprobs-mode processed_logprobs", "--enable-lora --max-lora-rank 8",
+        '--hf-overrides {"architectures": ["Qwen3ForCausalLM"]}',
+    ):  # fmt: skip
+        assert part in words
+    held = json.loads((project / "esi.json").read_text())
+    assert (project / "esi.json").stat().st_mode & 0o77 == 0
+    assert held["url"] == "http://127.0.0.1:8123"
+    assert environment["VLLM_API_KEY"] == held["key"] not in words
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert len(held["key"]) > 40
+    (project / "esi.json").unlink()
+
+
+def test_a_rank_for_which_vllm_has_no_room_is_refused(project: Path) -> None:
+    with pytest.raises(Refused, match="no room for adapters of rank 513, at most 512"):
+        engine_server.arguments(paths.base("esi"), 513, 8000)
+
+
+# An exam
+
+
+def test_an_exam_names_its_sampler_and_is_compared_with_no_other(
+    project: Path, server: engines.Imitation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(project, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    params = dolls.params(scale="full", bases={"esi": dolls.PARAMS["bases"]["esi"] | {"full": block(project)}})
+    dataset.stage(params, "x1")
+    exam = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
+    write_json(paths.data_proof("x1"), exam)
+    with dolls.few_draws(), engines.served(server) as url:
+        monkeypatch.setenv(vllm_client.TOKEN, server.key)
+        evaluate.stage(params, "esi-base")
+        stock = read_manifest(paths.graded("esi-base")).spec["sampler"]
+        assert (stock["name"], stock["dtype"], stock["quantize"]) == ("transformers", "float32", "none")
+        by_stock = dolls.files(paths.graded("esi-base"))
+        Path("machine.yaml").write_text(f"sampler: vllm\nvllm: {{url: '{url}'}}\n")
+        with pytest.raises(
+            ArtefactError, match=r"v1 and esi-base cannot be compared: vllm 0.30.0 wrote the answers of"
+        ):
+            evaluate.stage(params, "v1")
+        assert len(server.asked) == 2, "the probe of the adapter, and no case"
+        evaluate.stage(params, "esi-base")
+        by_engine = dolls.files(paths.graded("esi-base"))
+        assert {name for name in by_stock if by_stock[name] != by_engine[name]} == {"manifest.json"}
+        evaluate.stage(params, "v1")
+    manifest = read_manifest(paths.graded("v1"))
+    model = engine.model_of(paths.base("esi")).removesuffix(":bfloat16")
+    assert manifest.spec["sampler"] == {
+        "name": "vllm", "version": "0.30.0", "model": model, "dtype": "bfloat16", "quantize": "none",
+    }  # fmt: skip
+    assert json.loads(paths.exam_record("esi", "v1").read_text())["sampler"] == manifest.spec["sampler"]
+    assert answers.load_report("v1", "think").sampler == manifest.spec["sampler"]
+    assert stock["model"] == model
+    assert not any(Path(".clinrl/exams").iterdir())
+
+
+def block(project: Path) -> dict[str, Any]:
+    return {"repo": str(project / "checkpoint"), "revision": "main", "quantize": "none"}

@@ -1,0 +1,158 @@
+"""GRPO whose completions a server writes: with the adapter of each step, beside a base that stays as it is."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+import dolls
+import engines
+from clinrl import paths
+from clinrl.artifacts import read_manifest
+from clinrl.config.params import Params
+from clinrl.errors import Alarmed, TrainingError
+from clinrl.models import bases, vllm_client
+from clinrl.models.engine import model_of
+from clinrl.models.judges import Judges
+from clinrl.tasks.base import get_task
+from clinrl.training import launch, served, trl
+from clinrl.training.adapter import write_adapter
+from clinrl.training.rows import Row
+
+Run = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[engines.Imitation]:
+    """A server of the doll's base; the doll's project at full scale, which asks it, entered."""
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(vllm_client, "PAUSES_S", (0.0,))
+    shutil.copytree(paths.base("esi"), "checkpoint")
+    bases.stage(project(), "esi")
+    model, _ = bases.open_base(paths.base("esi"), for_training=False)
+    imitation = engines.Imitation(model, model_of(paths.base("esi")))
+    monkeypatch.setenv(vllm_client.TOKEN, imitation.key)
+    with engines.served(imitation) as url:
+        YAML(typ="safe").dump({"sampler": "vllm", "vllm": {"url": url, "at_once": 4}}, Path("machine.yaml"))
+        yield imitation
+
+
+def project(**trainer: Any) -> Params:
+    changed = {"exam": "x1", "embedded": dolls.PARAMS["bases"]["esi"]["embedded"]}
+    changed["full"] = {"repo": str(Path("checkpoint").resolve()), "revision": "main", "quantize": "none"}
+    profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]), object_hook=dolls._integer_keys)
+    profiles["reward"]["trainer"]["full"] |= trainer
+    return dolls.params(scale="full", bases={"esi": changed}, profiles=profiles)
+
+
+def train(**trainer: Any) -> list[dict[str, Any]]:
+    """The history of v3, trained anew."""
+    with dolls.in_process():
+        launch.stage(project(**trainer), "v3")
+    return [json.loads(line) for line in (paths.adapter("v3") / "history.jsonl").read_text().splitlines()]
+
+
+def weights(model: Any) -> list[torch.Tensor]:
+    return [tensor.clone() for name, tensor in model.state_dict().items() if "lora_" not in name]
+
+
+def test_each_step_is_sampled_with_its_own_adapter(server: engines.Imitation) -> None:
+    before = weights(server.model)
+    steps = train()
+    assert len(steps) == 2
+    for step in steps:
+        assert step["sampling/sampling_logp_difference/mean"] < 1e-4
+        assert step["sampling/sampling_logp_difference/max"] < 1e-3
+        assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-3)
+    loaded = server.paths.count("/v1/load_lora_adapter")
+    assert (loaded, len(server.adapters)) == (2, 1), "a step's adapter goes when the next one comes"
+    assert len({body["model"] for body in server.asked}) == 2
+    assert len(server.asked) == 2 * 2 * 4
+    assert len({body["seed"] for body in server.asked}) == len(server.asked)
+    assert {body["temperature"] for body in server.asked} == {1.0}
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(server.model), strict=True)), "the base never changes"
+    (sampler,) = read_manifest(paths.adapter("v3")).spec["samplers"]
+    assert sampler == {
+        "after": 0,
+        "sampler": {
+            "name": "vllm", "version": "0.30.0", "model": model_of(paths.base("esi")).removesuffix(":bfloat16"),
+            "dtype": "bfloat16", "quantize": "none",
+        },
+    }  # fmt: skip
+
+
+def test_another_adapter_than_the_one_that_is_trained_raises_an_alarm(
+    server: engines.Imitation, tmp_path: Path
+) -> None:
+    """As an engine would be whose names for layers are others, or one that read the folder of another run."""
+    server.wrong = wrong(tmp_path / "wrong")
+    with pytest.raises(Alarmed, match=r"step 1 of 2 \(sampler_gap\): trainer and engine give the same tokens log-prob"):
+        train(on_alarm="stop")
+
+
+def wrong(folder: Path) -> Path:
+    model, tokenizer = bases.open_base(paths.base("esi"), for_training=False)
+    folder.mkdir()
+    write_adapter(engines.adapt(model, 7), tokenizer, engines.SPEC, folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_stale_adapter_raises_an_alarm(server: engines.Imitation, capfd: pytest.CaptureFixture[str]) -> None:
+    server.is_stale = True
+    steps = train(lr=0.2, steps=3)
+    assert steps[0]["sampling/sampling_logp_difference/mean"] < 1e-4
+    assert max(step["sampling/sampling_logp_difference/mean"] for step in steps) > 0.1
+    assert "(sampler_gap)" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_server_that_ends_is_told_and_the_same_command_goes_on(
+    server: engines.Imitation, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.dies_after = 20
+    with pytest.raises(TrainingError, match=r"no vLLM server answers .*; start one with `clinrl engine esi`.* from st"):
+        train(steps=4)
+    server.dies_after = None
+    steps = train(steps=4)
+    assert "v3 trains from step 2 to 4" in capfd.readouterr().err
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert all(step["sampling/sampling_logp_difference/mean"] < 1e-4 for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+def test_episodes_are_written_turn_by_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = get_task("audit")
+    model, tokenizer = engines.auditor()
+    imitation = engines.Imitation(copy.deepcopy(model), "audit", max_length=4096)
+    spec = {
+        "task": "audit", "scale": "embedded", "seed": 1, "checkpoint_every": 9, "stream": {},
+        "lora": {"rank": 2, "alpha": 4.0, "targets": "all-linear"}, "modes": {"direct": {"thinking": False}},
+        "reward": task.Reward().model_dump(mode="json"),
+        "trainer": {
+            "steps": 2, "prompts": 2, "group": 2, "micro_batch": None, "lr": 1.0e-2, "temperature": 1.0, "beta": 0.0,
+            "max_completion": 500, "scale_rewards": "group",
+        },
+    }  # fmt: skip
+    rows = [Row(case, "direct", False) for case in task.cases(4, 3, pool="train", mix="easy")]
+    adapted = trl.start_adapter(model, spec, None)
+    grpo = trl.grpo_trainer(adapted, tokenizer, task, spec, rows, tmp_path / "out", Judges(tmp_path))
+    with engines.served(imitation) as url:
+        served.serve(grpo, engines.asked(url, imitation, tokenizer), spec, tmp_path / "served")
+        grpo.train()
+    steps = [entry for entry in grpo.state.log_history if "loss" in entry]
+    assert len(steps) == 2
+    assert all(step["sampling/sampling_logp_difference/max"] < 1e-3 for step in steps)
+    assert all(step["tools/call_frequency"] > 1 for step in steps), "more than one turn of an episode was asked"
+    assert len(imitation.asked) > 2 * 4
+    assert len({body["seed"] for body in imitation.asked}) == len(imitation.asked)
