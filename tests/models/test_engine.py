@@ -339,11 +339,12 @@ def test_what_was_written_is_not_asked_again(
     served.journal = Journal(tmp_path / "journal")
     assert len(served.journal.found) == 4
     assert served.sample(asked, **how) == whole
-    assert len(server.asked) == 2
+    assert len({tuple(body["prompt"]) for body in server.asked}) == 2
+    server.asked.clear()
     other = replace(asked[0], name="another")
     served.journal = Journal(tmp_path / "journal")
     served.sample([other, *asked[1:]], **how)
-    assert len(server.asked) == 3, "a request that differs is asked"
+    assert len(server.asked) == 1, "a request that differs is asked"
     served.journal.remove()
     assert not (tmp_path / "journal").exists()
 

@@ -66,16 +66,16 @@ def weights(model: Any) -> list[torch.Tensor]:
 
 def test_each_step_is_sampled_with_its_own_adapter(server: engines.Imitation) -> None:
     before = weights(server.model)
-    steps = train()
-    assert len(steps) == 2
+    steps = train(steps=4)
+    assert len(steps) == 4
     for step in steps:
         assert step["sampling/sampling_logp_difference/mean"] < 1e-4
         assert step["sampling/sampling_logp_difference/max"] < 1e-3
         assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1, abs=1e-3)
-    loaded = server.paths.count("/v1/load_lora_adapter")
-    assert (loaded, len(server.adapters)) == (2, 1), "a step's adapter goes when the next one comes"
-    assert len({body["model"] for body in server.asked}) == 2
-    assert len(server.asked) == 2 * 2 * 4
+    loaded, asked = server.paths.count("/v1/load_lora_adapter"), {body["model"] for body in server.asked}
+    assert 1 < loaded == len(asked), "a step that moved nothing has the adapter of the one before"
+    assert len(server.adapters) == 1, "a step's adapter goes when the next one comes"
+    assert len(server.asked) == 4 * 2 * 4
     assert len({body["seed"] for body in server.asked}) == len(server.asked)
     assert {body["temperature"] for body in server.asked} == {1.0}
     assert all(torch.equal(a, b) for a, b in zip(before, weights(server.model), strict=True)), "the base never changes"

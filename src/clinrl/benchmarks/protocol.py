@@ -35,7 +35,8 @@ from clinrl.benchmarks.record import (
 from clinrl.config.model import Model
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded
-from clinrl.evaluation.evaluate import check_apart, open_sampler
+from clinrl.evaluation.evaluate import check_apart
+from clinrl.evaluation.sampler import open_sampler
 from clinrl.intervals import DIGITS, mean, rate
 from clinrl.models.rollout import run as rollout
 from clinrl.reports.render import load, render

@@ -23,10 +23,8 @@ from clinrl.analysis.paired import Answers, between_modes, comparable, compare
 from clinrl.analysis.run import Run
 from clinrl.artifacts import (
     canonical_json,
-    digest,
     exclusive,
     identity,
-    read_manifest,
     seal,
     staged,
     verified,
@@ -34,10 +32,9 @@ from clinrl.artifacts import (
     write_text,
 )
 from clinrl.config.bases import EmbeddedBase
-from clinrl.config.machine import Machine, read_machine
 from clinrl.config.model import Model
 from clinrl.data.dataset import corpora, read_cases
-from clinrl.errors import ArtefactError, EngineError
+from clinrl.errors import ArtefactError
 from clinrl.evaluation import rival
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -52,14 +49,13 @@ from clinrl.evaluation.answers import (
     rows_of,
 )
 from clinrl.evaluation.record import record_of, write_record
-from clinrl.models.generate import SHARED, Sampler
+from clinrl.evaluation.sampler import open_journal, open_sampler
 from clinrl.models.journal import Journal
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.pretrain import corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
-from clinrl.runtime import determinism
 from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
@@ -99,16 +95,6 @@ def stage(params: "Params", name: str) -> None:
         write_record(task, record_of(run), model.exam, model.data)
         if journal is not None:
             journal.remove()
-
-
-def open_journal(params: "Params", run: Run, inputs: Mapping[str, str]) -> Journal | None:
-    """What was written of an exam that was killed; new where nothing was. None for imported cases, of which no text is
-    kept."""
-    if any(map(importing.is_imported, run.cases)):
-        return None
-    model = run.model
-    described = [params.scale, dict(run.modes), model.variants, model.variant, SEED, run.task.version, dict(inputs)]
-    return Journal(paths.journal(model.name, digest([*described, determinism.record()])))
 
 
 def keep(target: Path, run: Run, inputs: dict[str, str], **spec: Any) -> None:
@@ -318,43 +304,6 @@ def models_of(model: Model) -> dict[str, str]:
             f"restore both with `dvc checkout` or rebuild it"
         )
     return {"adapter": identity(made), "base": identity(base)}
-
-
-def open_sampler(params: "Params", model: Model) -> Sampler:
-    """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
-    from clinrl.models import bases, engine, opening
-
-    determinism.settle(SEED)
-    machine = read_machine() if params.scale == "full" else Machine()
-    bounds: dict[str, Any] = {"scale": params.scale}
-    bounds |= {"max_tokens": machine.exam_tokens} if machine.exam_tokens else {}
-    is_whole, is_adapter = ((model.folder / name).exists() for name in ("config.json", opening.CONFIG))
-    if is_adapter:
-        opening.check(model.folder)
-    if machine.sampler == "vllm":
-        if is_whole:
-            raise EngineError(
-                f"{model.name} is a full model, and `clinrl engine` serves a base with adapters; set sampler to "
-                "transformers in machine.yaml"
-            )
-        served = engine.connect(model.task.name, machine.vllm)
-        if is_adapter:
-            served.adopt(model.folder)
-            served.check_adopted()
-        return served
-    if is_whole:
-        sampler = Sampler(*bases.open_base(model.folder, for_training=False), **bounds)
-    else:
-        spec = read_manifest(model.folder).spec
-        qlora = bool(spec.get("qlora", False))
-        weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=qlora)
-        if is_adapter:
-            weights = opening.adapted(weights, model.folder).eval()
-        is_shared = spec.get("trainer", {}).get("generation_path") == SHARED
-        sampler = Sampler(weights, tokenizer, shared=is_shared, **bounds)
-    if params.scale == "full":
-        sampler.identity = bases.identity_of(sampler.model, paths.base(model.task.name))
-    return sampler
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clinrl.artifacts import digest
 
@@ -28,17 +28,20 @@ class Journal:
         self._calls = 0
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        file = folder / FILE
-        self._stream = os.fdopen(os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "rb+")
         whole = 0
-        for line in self._stream:
-            try:
-                entry = json.loads(line) if line.endswith(b"\n") else {}
-                self.found[entry["asked"]] = entry
-            except (ValueError, KeyError, TypeError):
-                break
-            whole += len(line)
-        self._stream.truncate(whole)
+        with self._opened() as stream:
+            stream.seek(0)
+            for line in stream:
+                try:
+                    entry = json.loads(line) if line.endswith(b"\n") else {}
+                    self.found[entry["asked"]] = entry
+                except (ValueError, KeyError, TypeError):
+                    break
+                whole += len(line)
+            stream.truncate(whole)
+
+    def _opened(self) -> BinaryIO:
+        return os.fdopen(os.open(self.folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "rb+")
 
     def call(self) -> int:
         """The number of this call for completions. A run that continues makes the same calls in the same order."""
@@ -55,12 +58,11 @@ class Journal:
 
     def put(self, key: str, **entry: Any) -> None:
         """Add a unit."""
-        self._stream.write(json.dumps({"asked": key, **entry}, separators=(",", ":")).encode() + b"\n")
-        self._stream.flush()
+        with self._opened() as stream:
+            stream.write(json.dumps({"asked": key, **entry}, separators=(",", ":")).encode() + b"\n")
 
     def remove(self) -> None:
         """Delete it: what it was for is finished."""
-        self._stream.close()
         shutil.rmtree(self.folder)
 
 

@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from clinrl import paths
 from clinrl.artifacts import write_json
-from clinrl.models.engine import Engine, name_of, seed_of
+from clinrl.config.machine import Vllm
+from clinrl.models import bases
+from clinrl.models.engine import Engine, connect, name_of, seed_of
 from clinrl.models.vllm_client import Request
 from clinrl.training.adapter import write_weights
 from clinrl.training.launch import SAMPLERS
@@ -70,6 +73,27 @@ class Served:
         written = self.engine.write(requests)
         logs = [[[value] for value in one.log_probabilities] for one in written]
         return prompts, [list(one.ids) for one in written], logs, None
+
+
+def begin(
+    folder: Path, spec: Mapping[str, Any], model: Any, parent: Path | None, checkpoint: Path | None
+) -> Engine | None:
+    """The server that samples in a training, or None where the trained model does; who it is gets written down.
+
+    What rejection sampling imitates is the parent's, so its adapter is served then.
+    """
+    if spec["scale"] != "full" or spec["method"] == "sft":
+        return None
+    engine = None
+    if spec["machine"]["sampler"] == "vllm":
+        engine = connect(spec["task"], Vllm.model_validate(spec["machine"]["vllm"]))
+        if parent is not None and spec["method"] == "rejection":
+            engine.adopt(parent)
+            engine.check_adopted()
+    parts = len(list((folder / "sampled").glob("*.json")))
+    after = parts or (int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0)
+    note(folder, engine.identity if engine else bases.identity_of(model, paths.base(spec["task"])), after)
+    return engine
 
 
 def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path) -> None:

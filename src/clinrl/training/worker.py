@@ -118,11 +118,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     bound = spec["machine"]["exam_tokens"] if spec["scale"] == "full" else None
     tokens = bound or MAX_TOKENS
     sampled: dict[str, float] = {}
-    engine = _engine(spec, parent)
-    if spec["scale"] == "full" and spec["method"] != "sft":
-        identity = bases.identity_of(model, paths.base(spec["task"])) if engine is None else engine.identity
-        parts = len(list((folder / "sampled").glob("*.json")))
-        served.note(folder, identity, parts or (int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0))
+    engine = served.begin(folder, spec, model, parent, checkpoint)
     if spec["method"] == "rejection":
         sampler = engine or Sampler(
             model, tokenizer, max_tokens=tokens, shared=spec["trainer"].get("generation_path") == SHARED,
@@ -173,20 +169,6 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
             (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
     return int(trainer.state.global_step)
-
-
-def _engine(spec: dict[str, Any], parent: Path | None) -> Any:
-    """The server that samples in a training, with the adapter that it starts from; None where none does."""
-    if spec["scale"] != "full" or spec["method"] == "sft" or spec["machine"]["sampler"] != "vllm":
-        return None
-    from clinrl.config.machine import Vllm
-    from clinrl.models.engine import connect
-
-    engine = connect(spec["task"], Vllm.model_validate(spec["machine"]["vllm"]))
-    if parent is not None and spec["method"] == "rejection":
-        engine.adopt(parent)
-        engine.check_adopted()
-    return engine
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""Who answers an exam: a model that is loaded here, or a server; and where what it wrote is kept meanwhile."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.analysis.run import Run
+from clinrl.artifacts import digest, read_manifest
+from clinrl.config.machine import Machine, read_machine
+from clinrl.config.model import Model
+from clinrl.errors import EngineError
+from clinrl.evaluation.answers import SEED
+from clinrl.models.generate import SHARED, Sampler
+from clinrl.models.journal import Journal
+from clinrl.runtime import determinism
+from clinrl.tasks import importing
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+
+def open_sampler(params: "Params", model: Model) -> Sampler:
+    """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
+    from clinrl.models import bases, engine, opening
+
+    determinism.settle(SEED)
+    machine = read_machine() if params.scale == "full" else Machine()
+    bounds: dict[str, Any] = {"scale": params.scale}
+    bounds |= {"max_tokens": machine.exam_tokens} if machine.exam_tokens else {}
+    is_whole, is_adapter = ((model.folder / name).exists() for name in ("config.json", opening.CONFIG))
+    if is_adapter:
+        opening.check(model.folder)
+    if machine.sampler == "vllm":
+        if is_whole:
+            raise EngineError(
+                f"{model.name} is a full model, and `clinrl engine` serves a base with adapters; set sampler to "
+                "transformers in machine.yaml"
+            )
+        served = engine.connect(model.task.name, machine.vllm)
+        if is_adapter:
+            served.adopt(model.folder)
+            served.check_adopted()
+        return served
+    if is_whole:
+        sampler = Sampler(*bases.open_base(model.folder, for_training=False), **bounds)
+    else:
+        spec = read_manifest(model.folder).spec
+        qlora = bool(spec.get("qlora", False))
+        weights, tokenizer = bases.load(params, model.task.name, for_training=False, qlora=qlora)
+        if is_adapter:
+            weights = opening.adapted(weights, model.folder).eval()
+        is_shared = spec.get("trainer", {}).get("generation_path") == SHARED
+        sampler = Sampler(weights, tokenizer, shared=is_shared, **bounds)
+    if params.scale == "full":
+        sampler.identity = bases.identity_of(sampler.model, paths.base(model.task.name))
+    return sampler
+
+
+def open_journal(params: "Params", run: Run, inputs: Mapping[str, str]) -> Journal | None:
+    """What was written of an exam that was killed; new where nothing was. None for imported cases, of which no text is
+    kept."""
+    if any(map(importing.is_imported, run.cases)):
+        return None
+    model = run.model
+    described = [params.scale, dict(run.modes), model.variants, model.variant, SEED, run.task.version, dict(inputs)]
+    return Journal(paths.journal(model.name, digest([*described, determinism.record()])))
