@@ -12,12 +12,15 @@ import platform
 import random
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from clinrl.errors import Refused
 
 THREADS = 2
 """Intra-op threads of torch, whatever OMP_NUM_THREADS says: sums over threads are split by their count."""
+RUNNING = "CLINRL_RUNNING"
+"""Names a file that holds the number of stages that run side by side, to each of them."""
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 KERNELS = "avx2" if X86 else "default"
@@ -88,10 +91,33 @@ def settle(seed: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its module
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(THREADS)
+    share()
     # As transformers.set_seed does, whose import takes six seconds.
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def share() -> None:
+    """Have torch compute with this stage's share of the processors, where others may run beside it; at most THREADS.
+
+    Called between steps and between batches, so that a stage takes over what another leaves. No sum at the embedded
+    scale is long enough to be split between threads, so results do not change.
+    """
+    running = os.environ.get(RUNNING)
+    if not running:
+        return
+    import torch
+
+    stages = int(Path(running).read_text(encoding="ascii"))
+    threads = min(THREADS, max(1, processors() // stages))
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def record() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import Alarmed, TrainingError
+from clinrl.runtime import determinism
 from clinrl.runtime.progress import Queue
 
 if TYPE_CHECKING:
@@ -109,6 +110,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
                 self.monitor.add(finite(entry))
         self.status("running", state.global_step)
         self.line.start(state.global_step)
+
+    def on_step_begin(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
+    ) -> None:
+        determinism.share()
 
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any

@@ -1,0 +1,195 @@
+"""`dvc repro` with stages side by side: each begins as soon as the stages that it follows from have ended.
+
+DVC runs one stage after another. Here each stage has a thread. What DVC does itself (compare, hash, commit, write
+`dvc.lock`) is one thread's at a time, the one that holds the project's lock: only the commands of stages run at once.
+The first failure and an interrupt end the other commands; what they can continue, the same command continues.
+
+A small model gains little from a second thread, so side by side each stage computes with fewer of them
+(`determinism.share`), and alone with all.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from dvc.env import DVC_STAGE
+from dvc.repo import reproduce
+from dvc.stage import run
+from dvc.stage.exceptions import StageCmdFailedError
+from dvc.utils.serialize import load_yaml
+
+from clinrl.artifacts import write_text
+from clinrl.runtime import determinism
+
+AT_ONCE = 2
+"""Stages at once, at most: a lineage has hardly more that are ready, and a training takes gigabytes of memory."""
+
+
+def install() -> None:
+    """Have this process's `dvc repro` run stages side by side, where there are two processors or more.
+
+    Not at the full scale, whose stages share a GPU.
+    """
+    at_once = min(AT_ONCE, determinism.processors())
+    if at_once > 1 and load_yaml("params.yaml").get("scale") != "full":
+        reproduce._reproduce = partial(_reproduce, at_once, reproduce._reproduce)
+
+
+def _reproduce(
+    at_once: int, in_turn: Callable[..., list[Any]], stages: list[Any], graph: Any = None, **asked: Any
+) -> Any:
+    """In place of DVC's function of this name, with its arguments and its result: the stages that ran."""
+    if (
+        graph is None
+        or asked["dry"]
+        or asked["interactive"]
+        or asked["force_downstream"]
+        or asked["on_error"] != "fail"
+    ):
+        return in_turn(stages, graph=graph, **asked)
+    given = {name: value for name, value in asked.items() if name not in ("force_downstream", "on_error")}
+    commands = Commands()
+
+    def bring_up_to_date(stage: Any) -> Any:
+        with commands.turn(stage.repo):
+            return reproduce._reproduce_stage(stage, upstream=[*graph.successors(stage)], **given)
+
+    with commands.in_place_of(run), _given_back(stages[0].repo, commands), ThreadPoolExecutor(at_once) as pool:
+        try:
+            return [*_in_order(stages, graph, at_once, partial(pool.submit, bring_up_to_date))]
+        except BaseException:  # an interrupt among them; leaving the pool waits for the threads
+            commands.end()
+            raise
+
+
+def _in_order(stages: list[Any], graph: Any, at_once: int, begin: Callable[[Any], Future[Any]]) -> Iterator[Any]:
+    """Begin each stage after those that it follows from, in DVC's order where there is a choice; those that ran."""
+    place = {stage: number for number, stage in enumerate(stages)}
+    sorter = TopologicalSorter({stage: place.keys() & {*graph.successors(stage)} for stage in stages})
+    sorter.prepare()
+    ready, running = list[Any](), dict[Future[Any], Any]()
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=place.__getitem__)
+        free = at_once - len(running)
+        running |= {begin(stage): stage for stage in ready[:free]}
+        ready = ready[free:]
+        for ended in wait(running, return_when=FIRST_COMPLETED).done:
+            stage = running.pop(ended)
+            if error := ended.exception():
+                reproduce._raise_error(error, stage)
+            sorter.done(stage)
+            if ended.result():
+                yield stage
+
+
+@contextmanager
+def _given_back(repo: Any, commands: "Commands") -> Iterator[None]:
+    """Give DVC's lock to the threads, from a caller who holds it."""
+    repo.lock.unlock()
+    try:
+        yield
+    finally:
+        commands.at_work.acquire()
+        repo.lock.lock()
+
+
+class Commands:
+    """The commands of stages that run now, and the turn of DVC's own work."""
+
+    def __init__(self) -> None:
+        self.at_work = threading.Lock()
+        self.changing = threading.Lock()
+        self.running: set[subprocess.Popen[str]] = set()
+        self.is_over = False
+        self.count = Path()
+
+    @contextmanager
+    def turn(self, repo: Any) -> Iterator[None]:
+        """Work as DVC, alone in this process, with the project's lock against other processes."""
+        with self.at_work:
+            repo.lock.lock()
+            try:
+                yield
+            finally:
+                repo.lock.unlock()
+
+    @contextmanager
+    def in_place_of(self, module: Any) -> Iterator[None]:
+        """Have DVC run the commands of stages by these."""
+        before = module._run
+        with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
+            self.count = Path(folder) / "running"
+            module._run = self.run
+            try:
+                yield
+            finally:
+                module._run = before
+
+    def run(self, executable: str | None, command: str, *, env: dict[str, str], **popen: Any) -> None:
+        """A stage's command, while other threads work as DVC. Its lines are printed with the stage's name before them.
+
+        Called in a turn, with the project's lock free. Raises StageCmdFailedError as DVC does.
+        """
+        name, began_s = env[DVC_STAGE], time.monotonic()
+        self.at_work.release()
+        try:
+            with self._started(run._make_cmd(executable, command), env, **popen) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    _say(f"{name} | {line.rstrip()}")
+        finally:
+            self.at_work.acquire()
+        if process.returncode:
+            if self.is_over:
+                _say(f"{name} was ended; the same command goes on with it")
+            raise StageCmdFailedError(command, process.returncode)
+        _say(f"{name} took {time.monotonic() - began_s:.1f} s")
+
+    @contextmanager
+    def _started(
+        self, words: Sequence[str] | str, env: dict[str, str], **popen: Any
+    ) -> Iterator["subprocess.Popen[str]"]:
+        """A process with a group of its own, so that all that it started can be asked to end; none after the end."""
+        with self.changing:
+            if self.is_over:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(
+                words, **popen, env=env | {"PYTHONUNBUFFERED": "1", determinism.RUNNING: str(self.count)},
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                process_group=0,
+            )  # fmt: skip
+            self._changed({*self.running, process})
+        try:
+            with process:
+                yield process
+        finally:
+            with self.changing:
+                self._changed(self.running - {process})
+
+    def _changed(self, running: "set[subprocess.Popen[str]]") -> None:
+        self.running = running
+        write_text(self.count, str(len(running)))
+
+    def end(self) -> None:
+        """Ask the commands that run to end, as `timeout` would, and start no more."""
+        with self.changing:
+            self.is_over = True
+            for process in self.running:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
