@@ -344,6 +344,13 @@ held-out cases, and gives the process an allocator that keeps its memory.
 
 Both keys are off by default, which is TRL's way. The recipes of triage and imaging set them.
 
+## Stages side by side
+
+`make demo` runs two stages at once where there are two processors: an exam beside the next training. The models of
+the embedded scale are so small that a second thread makes a step of esi-v43 only a quarter faster (20 steps, by
+turns with one thread and with two). So each of two stages computes with one thread, and with both once it is alone. The
+bytes are the same with one thread and with two. Not at full scale, where stages share a GPU.
+
 ## On a machine that others use
 
 A thread of OpenMP that has nothing to do looks for work for milliseconds, on a processor that the thread it

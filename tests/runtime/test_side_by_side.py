@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from clinrl.runtime import starter
 
 starter.follow()
 name, how = sys.argv[1], json.loads(pathlib.Path("how.json").read_text())
-running = int(pathlib.Path(os.environ.get("CLINRL_RUNNING", "/none")).read_text()) if "CLINRL_RUNNING" in os.environ else 0
 with open("log", "a") as log:
     log.write(f"begin {name}\\n")
 pathlib.Path("begun", name).write_text(str(os.getpid()))
@@ -73,7 +71,7 @@ def project(bare: Path, tmp_path: Path) -> Path:
 
 
 def begun(
-    project: Path, *, meets_s: float = 30, fails: str = "", stays: tuple[str, ...] = ()
+    project: Path, *, meets_s: float = 60, fails: str = "", stays: tuple[str, ...] = ()
 ) -> "subprocess.Popen[str]":
     """The command in a session of its own. The middle stages wait so long for each other; one may fail or stay."""
     shutil.rmtree(project / "begun")
@@ -89,7 +87,10 @@ def begun(
 
 def said(process: "subprocess.Popen[str]", code: int) -> str:
     """All that a command printed, which ends with this exit code."""
-    text, _ = process.communicate(timeout=120)
+    try:
+        text, _ = process.communicate(timeout=300)
+    finally:
+        quietly_killed({process.pid: "itself"})
     assert process.returncode == code, text
     return text
 
@@ -153,7 +154,7 @@ def test_an_end_reaches_all_stages_and_the_same_command_completes(number: int, p
     family = below(process.pid)
     try:
         os.kill(process.pid, number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         gone(family)
     finally:
         quietly_killed(family)
@@ -172,5 +173,5 @@ def test_lines_of_many_stages_and_of_another_dvc_are_all_in_the_lock(project: Pa
     running = subprocess.Popen([*COMMAND[:-1], "all"], cwd=project, env=env, stdout=subprocess.DEVNULL)
     eventually(lambda: (project / "dvc.lock").exists())
     beside = subprocess.run([*plain[:-1], "--single-item", other], cwd=project, env=env, check=False)
-    assert [running.wait(120), beside.returncode] == [0, 0]
+    assert [running.wait(300), beside.returncode] == [0, 0]
     assert {*load_yaml(str(project / "dvc.lock"))["stages"]} == {*many, other, "all"}

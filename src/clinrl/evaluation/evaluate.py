@@ -8,6 +8,7 @@ answers, from those of the parent and from the training cases.
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ from clinrl.models.pretrain import corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
+from clinrl.runtime import forkserver
 from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
@@ -142,7 +144,8 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
     """The run with its cases answered and graded in every mode, the model loaded once.
 
     The first mode with thinking is asked under each input variant too, about the cases that have it. Where answers are
-    ordered, their probabilities are kept, input variants left out.
+    ordered, their probabilities are kept, input variants left out. What is asked is asked side by side where several
+    processors are this stage's: no answer depends on what else is asked.
     """
     model, task = run.model, run.task
     sampler = open_sampler(params, model)
@@ -151,8 +154,9 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
     for variant in model.variants if thoughtful else ():
         cases = [other for case in run.cases if (other := task.reporting.variants[variant](case)) is not None]
         asked |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
-    graded, chances = {}, {}
-    for name, (mode, shown) in asked.items():
+
+    def answered(name: str) -> tuple[list[Graded], Any]:
+        mode, shown = asked[name]
         watch = None
         if task.ordered is not None and name == mode:
             from clinrl.models.probabilities import Watch
@@ -163,11 +167,13 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
             budget = params.budget(mode, task.name)
             spec = params.mode(mode, task.name)
             transcripts = rollout(sampler, task, shown, spec, budget, SEED, progress=advance)
-        graded[name] = grade(task, mode, shown, transcripts, model.reward, judges)
-        if watch is not None:
-            chances[mode] = watch.read(task, shown, graded[mode], thinking=params.modes[mode].thinking)
-            sampler.watch = ()
-    return replace(run, graded=graded, probabilities=chances)
+        sampler.watch = ()
+        graded = grade(task, mode, shown, transcripts, model.reward, judges)
+        return graded, watch.read(task, shown, graded, thinking=params.modes[mode].thinking) if watch else None
+
+    found = dict(zip(asked, forkserver.results([partial(answered, name) for name in asked]), strict=True))
+    graded, chances = ({name: both[part] for name, both in found.items()} for part in range(2))
+    return replace(run, graded=graded, probabilities={name: rows for name, rows in chances.items() if rows is not None})
 
 
 def grade(

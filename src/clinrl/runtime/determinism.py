@@ -104,13 +104,25 @@ def share() -> None:
     Called between steps and between batches, so that a stage takes over what another leaves. No sum at the embedded
     scale is long enough to be split between threads, so results do not change.
     """
+    if own := own_processors():
+        _compute_with(min(THREADS, own))
+
+
+def own_processors() -> int:
+    """How many processors are this stage's, of several that may run side by side; 0 where nobody counts stages."""
     running = os.environ.get(RUNNING)
-    if not running:
-        return
+    return max(1, processors() // int(Path(running).read_text(encoding="ascii"))) if running else 0
+
+
+def use_one_thread() -> None:
+    """In a fork, for good: threads of OpenMP do not come along."""
+    os.environ.pop(RUNNING, None)
+    _compute_with(1)
+
+
+def _compute_with(threads: int) -> None:
     import torch
 
-    stages = int(Path(running).read_text(encoding="ascii"))
-    threads = min(THREADS, max(1, processors() // stages))
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
 

@@ -2,7 +2,7 @@
 
 DVC runs one stage after another. Here each stage has a thread. What DVC does itself (compare, hash, commit, write
 `dvc.lock`) is one thread's at a time, the one that holds the project's lock: only the commands of stages run at once.
-The first failure and an interrupt end the other commands; what they can continue, the same command continues.
+The first failure and an interrupt end the other commands; the same command goes on with them.
 
 A small model gains little from a second thread, so side by side each stage computes with fewer of them
 (`determinism.share`), and alone with all.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -33,7 +33,7 @@ from clinrl.artifacts import write_text
 from clinrl.runtime import determinism
 
 AT_ONCE = 2
-"""Stages at once, at most: a lineage has hardly more that are ready, and a training takes gigabytes of memory."""
+"""Stages at once, at most: a lineage hardly has more that are ready, and a training takes gigabytes of memory."""
 
 
 def install() -> None:
@@ -46,35 +46,38 @@ def install() -> None:
         reproduce._reproduce = partial(_reproduce, at_once, reproduce._reproduce)
 
 
-def _reproduce(
-    at_once: int, in_turn: Callable[..., list[Any]], stages: list[Any], graph: Any = None, **asked: Any
-) -> Any:
-    """In place of DVC's function of this name, with its arguments and its result: the stages that ran."""
-    if (
-        graph is None
-        or asked["dry"]
-        or asked["interactive"]
-        or asked["force_downstream"]
-        or asked["on_error"] != "fail"
-    ):
+def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], graph: Any = None, **asked: Any) -> Any:
+    """In place of DVC's function of this name, `in_turn`, with its arguments and its result: the stages that ran."""
+    usual = {"on_error": "fail", "force_downstream": False, "dry": False, "interactive": False}
+    if graph is None or usual.items() - asked.items():
         return in_turn(stages, graph=graph, **asked)
-    given = {name: value for name, value in asked.items() if name not in ("force_downstream", "on_error")}
-    commands = Commands()
+    given = {name: value for name, value in asked.items() if name not in ("on_error", "force_downstream")}
+    repo = stages[0].repo
+    with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
+        commands = Commands(Path(folder) / "running")
+        run._run = commands.run
 
-    def bring_up_to_date(stage: Any) -> Any:
-        with commands.turn(stage.repo):
-            return reproduce._reproduce_stage(stage, upstream=[*graph.successors(stage)], **given)
+        def bring_up_to_date(stage: Any) -> Any:
+            with commands.turn, _locked(repo):
+                return reproduce._reproduce_stage(stage, upstream=[*graph.successors(stage)], **given)
 
-    with commands.in_place_of(run), _given_back(stages[0].repo, commands), ThreadPoolExecutor(at_once) as pool:
+        repo.lock.unlock()  # the caller's: each thread takes it for its turn
         try:
-            return [*_in_order(stages, graph, at_once, partial(pool.submit, bring_up_to_date))]
-        except BaseException:  # an interrupt among them; leaving the pool waits for the threads
-            commands.end()
-            raise
+            with ThreadPoolExecutor(at_once) as pool:
+                try:
+                    return [*_in_order(stages, graph, at_once, lambda stage: pool.submit(bring_up_to_date, stage))]
+                except BaseException:  # an interrupt among them; the pool waits for its threads
+                    commands.end()
+                    raise
+        finally:
+            repo.lock.lock()
 
 
 def _in_order(stages: list[Any], graph: Any, at_once: int, begin: Callable[[Any], Future[Any]]) -> Iterator[Any]:
-    """Begin each stage after those that it follows from, in DVC's order where there is a choice; those that ran."""
+    """Begin each stage after those that it follows from, in DVC's order where there is a choice; those that ran.
+
+    Raises DVC's error, which names the stage, at the first that fails.
+    """
     place = {stage: number for number, stage in enumerate(stages)}
     sorter = TopologicalSorter({stage: place.keys() & {*graph.successors(stage)} for stage in stages})
     sorter.prepare()
@@ -94,95 +97,68 @@ def _in_order(stages: list[Any], graph: Any, at_once: int, begin: Callable[[Any]
 
 
 @contextmanager
-def _given_back(repo: Any, commands: "Commands") -> Iterator[None]:
-    """Give DVC's lock to the threads, from a caller who holds it."""
-    repo.lock.unlock()
+def _locked(repo: Any) -> Iterator[None]:
+    """Hold the project's lock against other processes; DVC itself gives it back while a command runs."""
+    repo.lock.lock()
     try:
         yield
     finally:
-        commands.at_work.acquire()
-        repo.lock.lock()
+        repo.lock.unlock()
 
 
 class Commands:
-    """The commands of stages that run now, and the turn of DVC's own work."""
+    """The commands of stages that run now. Their number is in a file, which they find by `determinism.RUNNING`."""
 
-    def __init__(self) -> None:
-        self.at_work = threading.Lock()
+    def __init__(self, count: Path) -> None:
+        self.count = count
+        self.turn = threading.Lock()
+        """Held by the thread that works as DVC."""
         self.changing = threading.Lock()
         self.running: set[subprocess.Popen[str]] = set()
         self.is_over = False
-        self.count = Path()
-
-    @contextmanager
-    def turn(self, repo: Any) -> Iterator[None]:
-        """Work as DVC, alone in this process, with the project's lock against other processes."""
-        with self.at_work:
-            repo.lock.lock()
-            try:
-                yield
-            finally:
-                repo.lock.unlock()
-
-    @contextmanager
-    def in_place_of(self, module: Any) -> Iterator[None]:
-        """Have DVC run the commands of stages by these."""
-        before = module._run
-        with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
-            self.count = Path(folder) / "running"
-            module._run = self.run
-            try:
-                yield
-            finally:
-                module._run = before
 
     def run(self, executable: str | None, command: str, *, env: dict[str, str], **popen: Any) -> None:
-        """A stage's command, while other threads work as DVC. Its lines are printed with the stage's name before them.
+        """In place of DVC's `_run`: a stage's command, while other threads work as DVC.
 
-        Called in a turn, with the project's lock free. Raises StageCmdFailedError as DVC does.
+        Its lines are printed behind the stage's name. Called in a turn, with the project's lock free. Raises
+        StageCmdFailedError as DVC does.
         """
         name, began_s = env[DVC_STAGE], time.monotonic()
-        self.at_work.release()
+        env |= {"PYTHONUNBUFFERED": "1", determinism.RUNNING: str(self.count)}
+        self.turn.release()
         try:
-            with self._started(run._make_cmd(executable, command), env, **popen) as process:
+            with self._begun(run._make_cmd(executable, command), env=env, **popen) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     _say(f"{name} | {line.rstrip()}")
+            with self.changing:
+                self._change(self.running - {process})
         finally:
-            self.at_work.acquire()
+            self.turn.acquire()
         if process.returncode:
             if self.is_over:
                 _say(f"{name} was ended; the same command goes on with it")
             raise StageCmdFailedError(command, process.returncode)
         _say(f"{name} took {time.monotonic() - began_s:.1f} s")
 
-    @contextmanager
-    def _started(
-        self, words: Sequence[str] | str, env: dict[str, str], **popen: Any
-    ) -> Iterator["subprocess.Popen[str]"]:
-        """A process with a group of its own, so that all that it started can be asked to end; none after the end."""
+    def _begun(self, words: Any, **popen: Any) -> "subprocess.Popen[str]":
+        """A process in a group of its own, so that all that it started can be asked to end; none after the end."""
         with self.changing:
             if self.is_over:
                 raise KeyboardInterrupt
             process = subprocess.Popen(
-                words, **popen, env=env | {"PYTHONUNBUFFERED": "1", determinism.RUNNING: str(self.count)},
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                process_group=0,
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                errors="replace", process_group=0, **popen,
             )  # fmt: skip
-            self._changed({*self.running, process})
-        try:
-            with process:
-                yield process
-        finally:
-            with self.changing:
-                self._changed(self.running - {process})
+            self._change(self.running | {process})
+        return process
 
-    def _changed(self, running: "set[subprocess.Popen[str]]") -> None:
+    def _change(self, running: "set[subprocess.Popen[str]]") -> None:
         self.running = running
         write_text(self.count, str(len(running)))
 
     def end(self) -> None:
-        """Ask the commands that run to end, as `timeout` would, and start no more."""
+        """Ask the commands that run to end, and start no more. SIGINT would be ignored below `make demo &`."""
         with self.changing:
             self.is_over = True
             for process in self.running:
