@@ -57,7 +57,7 @@ from clinrl.models.pretrain import corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
-from clinrl.runtime import forkserver
+from clinrl.runtime import determinism, forkserver
 from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
@@ -156,6 +156,7 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
         asked |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
 
     def answered(name: str) -> tuple[list[Graded], Any]:
+        determinism.share()
         mode, shown = asked[name]
         watch = None
         if task.ordered is not None and name == mode:
@@ -172,8 +173,11 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
         return graded, watch.read(task, shown, graded, thinking=params.modes[mode].thinking) if watch else None
 
     found = dict(zip(asked, forkserver.results([partial(answered, name) for name in asked]), strict=True))
-    graded, chances = ({name: both[part] for name, both in found.items()} for part in range(2))
-    return replace(run, graded=graded, probabilities={name: rows for name, rows in chances.items() if rows is not None})
+    return replace(
+        run,
+        graded={name: graded for name, (graded, _) in found.items()},
+        probabilities={name: chances for name, (_, chances) in found.items() if chances is not None},
+    )
 
 
 def grade(
@@ -297,7 +301,6 @@ def models_of(model: Model) -> dict[str, str]:
 def open_sampler(params: "Params", model: Model) -> Sampler:
     """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
     from clinrl.models import bases, opening
-    from clinrl.runtime import determinism
 
     determinism.settle(SEED)
     tokens = read_machine().exam_tokens if params.scale == "full" else None

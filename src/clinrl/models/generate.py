@@ -9,7 +9,6 @@ from clinrl.config.base import Scale
 from clinrl.errors import DataError
 from clinrl.models import memory
 from clinrl.models.chat import Completion, decode, encode, end_tokens, opens, render, results
-from clinrl.runtime import determinism
 from clinrl.types import Message
 
 if TYPE_CHECKING:
@@ -147,7 +146,6 @@ class Sampler:
             with weights, torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
                 for batch, width in self._batches(lengths, budget):
-                    determinism.share()
                     rows = [ids[index] for index in batch]
                     with memory.place(self.place, memory.fewer_tokens(self.scale, len(rows), width + budget)):
                         written = self._write(rows, width, config)

@@ -91,7 +91,6 @@ def settle(seed: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its module
     torch.backends.cudnn.benchmark = False
     torch.set_num_threads(THREADS)
-    share()
     # As transformers.set_seed does, whose import takes six seconds.
     random.seed(seed)
     np.random.seed(seed)
@@ -101,8 +100,8 @@ def settle(seed: int) -> None:
 def share() -> None:
     """Have torch compute with this stage's share of the processors, where others may run beside it; at most THREADS.
 
-    Called between steps and between batches, so that a stage takes over what another leaves. No sum at the embedded
-    scale is long enough to be split between threads, so results do not change.
+    Called between steps and between modes, so that a stage takes over what another leaves. Only where results stay the
+    same: torch splits sums of 32,768 numbers and more between its threads, and short episodes have none.
     """
     if own := own_processors():
         _compute_with(min(THREADS, own))

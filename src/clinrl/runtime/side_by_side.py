@@ -49,7 +49,7 @@ def install() -> None:
 def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], graph: Any = None, **asked: Any) -> Any:
     """In place of DVC's function of this name, `in_turn`, with its arguments and its result: the stages that ran."""
     usual = {"on_error": "fail", "force_downstream": False, "dry": False, "interactive": False}
-    if graph is None or usual.items() - asked.items():
+    if graph is None or {name: asked.get(name) for name in usual} != usual:
         return in_turn(stages, graph=graph, **asked)
     given = {name: value for name, value in asked.items() if name not in ("on_error", "force_downstream")}
     repo = stages[0].repo

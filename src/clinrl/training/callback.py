@@ -89,6 +89,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.monitor = alerts.Monitor()
         self.moved: Callable[[], bool] = lambda: False
         self.has_moved = False
+        self.shares = False
+        """Whether fewer threads leave the bytes as they are."""
         self.stop_requested = False
         self.step = 0
         self.saved = 0
@@ -114,7 +116,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     def on_step_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
     ) -> None:
-        determinism.share()
+        if self.shares:
+            determinism.share()
 
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
