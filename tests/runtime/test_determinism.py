@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,3 +127,26 @@ def test_the_record_names_no_build_and_no_machine() -> None:
     assert record["threads"] == 2
     assert record["versions"].keys() >= {"torch", "trl", "peft", "transformers"}
     assert not [version for version in record["versions"].values() if "+" in version]
+
+
+@pytest.mark.parametrize(("stages", "processors", "threads"), [(1, 2, 2), (2, 2, 1), (2, 4, 2), (2, 3, 1), (1, 16, 2)])
+def test_a_stage_beside_others_has_its_share_of_the_processors(
+    stages: int, processors: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(determinism, "processors", lambda: processors)
+    (tmp_path / "running").write_text(str(stages))
+    try:
+        torch.set_num_threads(3)
+        determinism.share()
+        assert torch.get_num_threads() == 3  # nobody said that others run
+        assert determinism.own_processors() == 0
+        monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
+        determinism.share()
+        assert torch.get_num_threads() == threads
+        assert determinism.own_processors() == processors // stages
+        determinism.use_one_thread()
+        determinism.share()
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -151,7 +151,9 @@ def test_a_demo_ends_with_make(project: Path, victim: Callable[[dict[int, str]],
 
 def test_the_demo_names_make_as_its_starter() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    assert f"{starter.STARTER}=$$PPID python -m clinrl.runtime.forkserver $(DVC) repro" in makefile
+    recipe = makefile.split("\ndemo:")[1].split("\n\n")[0]
+    assert f"{starter.STARTER}=$$PPID python -m clinrl.runtime.forkserver" in recipe
+    assert "exec $(DVC) --side-by-side repro" in recipe
 
 
 @pytest.mark.parametrize(

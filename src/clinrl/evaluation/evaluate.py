@@ -8,6 +8,7 @@ answers, from those of the parent and from the training cases.
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -56,6 +57,7 @@ from clinrl.models.pretrain import corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
+from clinrl.runtime import determinism, forkserver
 from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
@@ -156,8 +158,9 @@ def answer_exam(
     """The run with its cases answered and graded in every mode, the model loaded once.
 
     The first mode with thinking is asked under each input variant too, about the cases that have it. Where answers are
-    ordered, their probabilities are kept, input variants left out; vLLM is not asked for them. Raises ArtefactError if
-    the answers of `parent` are by another sampler, before anything is asked.
+    ordered, their probabilities are kept, input variants left out; vLLM is not asked for them. Modes and variants are
+    asked side by side where several processors are this stage's: no answer depends on what else is asked. Raises
+    ArtefactError if the answers of `parent` are by another sampler, before anything is asked.
     """
     model, task = run.model, run.task
     sampler = open_sampler(params, model)
@@ -169,8 +172,11 @@ def answer_exam(
     for variant in model.variants if thoughtful else ():
         cases = [other for case in run.cases if (other := task.reporting.variants[variant](case)) is not None]
         asked |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
-    graded, chances = {}, {}
-    for name, (mode, shown) in asked.items():
+
+    def answered(name: str) -> tuple[list[Graded], Any]:
+        if task.episodes is None:  # sums over long episodes are split between threads, whose number stays
+            determinism.share()
+        mode, shown = asked[name]
         watch = None
         if task.ordered is not None and name == mode and sampler.can_watch:
             from clinrl.models.probabilities import Watch
@@ -181,11 +187,18 @@ def answer_exam(
             budget = params.budget(mode, task.name)
             spec = params.mode(mode, task.name)
             transcripts = rollout(sampler, task, shown, spec, budget, SEED, progress=advance)
-        graded[name] = grade(task, mode, shown, transcripts, model.reward, judges)
-        if watch is not None:
-            chances[mode] = watch.read(task, shown, graded[mode], thinking=params.modes[mode].thinking)
-            sampler.watch = ()
-    return replace(run, graded=graded, probabilities=chances)
+        sampler.watch = ()
+        graded = grade(task, mode, shown, transcripts, model.reward, judges)
+        return graded, watch.read(task, shown, graded, thinking=params.modes[mode].thinking) if watch else None
+
+    programs = [partial(answered, name) for name in asked]
+    results = forkserver.results(programs) if task.episodes is None else [program() for program in programs]
+    found = dict(zip(asked, results, strict=True))
+    return replace(
+        run,
+        graded={name: graded for name, (graded, _) in found.items()},
+        probabilities={name: chances for name, (_, chances) in found.items() if chances is not None},
+    )
 
 
 def grade(

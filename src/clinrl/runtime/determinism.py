@@ -12,12 +12,15 @@ import platform
 import random
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from clinrl.errors import Refused
 
 THREADS = 2
 """Intra-op threads of torch, whatever OMP_NUM_THREADS says: sums over threads are split by their count."""
+RUNNING = "CLINRL_RUNNING"
+"""Names a file that holds the number of stages that run side by side, to each of them."""
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 KERNELS = "avx2" if X86 else "default"
@@ -92,6 +95,40 @@ def settle(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def share() -> None:
+    """Have torch compute with this stage's share of the processors, where others may run beside it; at most THREADS.
+
+    Called between steps and between modes, so that a stage takes over what another leaves. Only where results stay the
+    same: torch splits sums of 32,768 numbers and more between its threads, and short episodes have none.
+    """
+    if own := own_processors():
+        _compute_with(min(THREADS, own))
+
+
+def own_processors() -> int:
+    """How many processors are this stage's, of several that may run side by side; 0 where nobody counts stages."""
+    running = os.environ.get(RUNNING)
+    return max(1, processors() // int(Path(running).read_text(encoding="ascii"))) if running else 0
+
+
+def use_one_thread() -> None:
+    """In a fork, for good: threads of OpenMP do not come along."""
+    os.environ.pop(RUNNING, None)
+    _compute_with(1)
+
+
+def _compute_with(threads: int) -> None:
+    import torch
+
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def record() -> dict[str, Any]:

@@ -3,6 +3,8 @@
 DVC reads and writes the whole file anew after each stage, by a YAML of pure Python that keeps comments: eight seconds
 at the 30,000 lines of a hundred versions. Here the other stages stay text. The file has the same bytes either way, and
 takes its place whole, where DVC's is cut short by a kill.
+
+With `--side-by-side` before DVC's own words, stages run side by side (`clinrl.runtime.side_by_side`).
 """
 
 import re
@@ -18,6 +20,7 @@ from dvc.cli import main
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml_for_update
 
 from clinrl.artifacts import write_text
+from clinrl.runtime import side_by_side
 
 HEAD = "schema: '2.0'\nstages:\n"
 """How a lock begins that holds stages alone."""
@@ -64,4 +67,8 @@ def _by_blocks(path: str, text: str) -> Iterator[dict[str, Any]]:
 
 if __name__ == "__main__":
     dvcfile.modify_yaml = modify
-    sys.exit(main())
+    words = sys.argv[1:]
+    if words[:1] == ["--side-by-side"]:
+        side_by_side.install()
+        words = words[1:]
+    sys.exit(main(words))

@@ -17,6 +17,7 @@ from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import Alarmed, TrainingError
+from clinrl.runtime import determinism
 from clinrl.runtime.progress import Queue
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         self.monitor = alerts.Monitor()
         self.moved: Callable[[], bool] = lambda: False
         self.has_moved = False
+        self.shares = False
+        """Whether fewer threads leave the bytes as they are."""
         self.stop_requested = False
         self.step = 0
         self.saved = 0
@@ -109,6 +112,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
                 self.monitor.add(finite(entry))
         self.status("running", state.global_step)
         self.line.start(state.global_step)
+
+    def on_step_begin(
+        self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
+    ) -> None:
+        if self.shares:
+            determinism.share()
 
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any

@@ -145,6 +145,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     if spec["trainer"].get("held_out"):
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
     trainer.remove_callback(PrinterCallback)
+    watch.shares = task.episodes is None  # theirs are long enough for torch to split sums
     trainer.add_callback(watch)
     if sampled:
         trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)

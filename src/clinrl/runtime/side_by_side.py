@@ -1,0 +1,171 @@
+"""`dvc repro` with stages side by side: each begins as soon as the stages that it follows from have ended.
+
+DVC runs one stage after another. Here each stage has a thread. What DVC does itself (compare, hash, commit, write
+`dvc.lock`) is one thread's at a time, the one that holds the project's lock: only the commands of stages run at once.
+The first failure and an interrupt end the other commands; the same command goes on with them.
+
+A small model gains little from a second thread, so side by side each stage computes with fewer of them
+(`determinism.share`), and alone with all.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from functools import partial
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from dvc.env import DVC_STAGE
+from dvc.repo import reproduce
+from dvc.stage import run
+from dvc.stage.exceptions import StageCmdFailedError
+from dvc.utils.serialize import load_yaml
+
+from clinrl.artifacts import write_text
+from clinrl.runtime import determinism
+
+AT_ONCE = 2
+"""Stages at once, at most: a lineage hardly has more that are ready, and a training takes gigabytes of memory."""
+
+
+def install() -> None:
+    """Have this process's `dvc repro` run stages side by side, where there are two processors or more.
+
+    Not at the full scale, whose stages share a GPU.
+    """
+    at_once = min(AT_ONCE, determinism.processors())
+    if at_once > 1 and load_yaml("params.yaml").get("scale") != "full":
+        reproduce._reproduce = partial(_reproduce, at_once, reproduce._reproduce)
+
+
+def _reproduce(at_once: int, in_turn: Callable[..., Any], stages: list[Any], graph: Any = None, **asked: Any) -> Any:
+    """In place of DVC's function of this name, `in_turn`, with its arguments and its result: the stages that ran."""
+    usual = {"on_error": "fail", "force_downstream": False, "dry": False, "interactive": False}
+    if graph is None or {name: asked.get(name) for name in usual} != usual:
+        return in_turn(stages, graph=graph, **asked)
+    given = {name: value for name, value in asked.items() if name not in ("on_error", "force_downstream")}
+    repo = stages[0].repo
+    with tempfile.TemporaryDirectory(prefix="clinrl-") as folder:
+        commands = Commands(Path(folder) / "running")
+        run._run = commands.run
+
+        def bring_up_to_date(stage: Any) -> Any:
+            with commands.turn, _locked(repo):
+                return reproduce._reproduce_stage(stage, upstream=[*graph.successors(stage)], **given)
+
+        repo.lock.unlock()  # the caller's: each thread takes it for its turn
+        try:
+            with ThreadPoolExecutor(at_once) as pool:
+                try:
+                    return [*_in_order(stages, graph, at_once, lambda stage: pool.submit(bring_up_to_date, stage))]
+                except BaseException:  # an interrupt among them; the pool waits for its threads
+                    commands.end()
+                    raise
+        finally:
+            repo.lock.lock()
+
+
+def _in_order(stages: list[Any], graph: Any, at_once: int, begin: Callable[[Any], Future[Any]]) -> Iterator[Any]:
+    """Begin each stage after those that it follows from, in DVC's order where there is a choice; those that ran.
+
+    Raises DVC's error, which names the stage, at the first that fails.
+    """
+    place = {stage: number for number, stage in enumerate(stages)}
+    sorter = TopologicalSorter({stage: place.keys() & {*graph.successors(stage)} for stage in stages})
+    sorter.prepare()
+    ready, running = list[Any](), dict[Future[Any], Any]()
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=place.__getitem__)
+        free = at_once - len(running)
+        running |= {begin(stage): stage for stage in ready[:free]}
+        ready = ready[free:]
+        for ended in wait(running, return_when=FIRST_COMPLETED).done:
+            stage = running.pop(ended)
+            if error := ended.exception():
+                reproduce._raise_error(error, stage)
+            sorter.done(stage)
+            if ended.result():
+                yield stage
+
+
+@contextmanager
+def _locked(repo: Any) -> Iterator[None]:
+    """Hold the project's lock against other processes; DVC itself gives it back while a command runs."""
+    repo.lock.lock()
+    try:
+        yield
+    finally:
+        repo.lock.unlock()
+
+
+class Commands:
+    """The commands of stages that run now. Their number is in a file, which they find by `determinism.RUNNING`."""
+
+    def __init__(self, count: Path) -> None:
+        self.count = count
+        self.turn = threading.Lock()
+        """Held by the thread that works as DVC."""
+        self.changing = threading.Lock()
+        self.running: set[subprocess.Popen[str]] = set()
+        self.is_over = False
+
+    def run(self, executable: str | None, command: str, *, env: dict[str, str], **popen: Any) -> None:
+        """In place of DVC's `_run`: a stage's command, while other threads work as DVC.
+
+        Its lines are printed behind the stage's name. Called in a turn, with the project's lock free. Raises
+        StageCmdFailedError as DVC does.
+        """
+        name, began_s = env[DVC_STAGE], time.monotonic()
+        env |= {"PYTHONUNBUFFERED": "1", determinism.RUNNING: str(self.count)}
+        self.turn.release()
+        try:
+            with self._begun(run._make_cmd(executable, command), env=env, **popen) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    _say(f"{name} | {line.rstrip()}")
+            with self.changing:
+                self._change(self.running - {process})
+        finally:
+            self.turn.acquire()
+        if process.returncode:
+            if self.is_over:
+                _say(f"{name} was ended; the same command goes on with it")
+            raise StageCmdFailedError(command, process.returncode)
+        _say(f"{name} took {time.monotonic() - began_s:.1f} s")
+
+    def _begun(self, words: Any, **popen: Any) -> "subprocess.Popen[str]":
+        """A process in a group of its own, so that all that it started can be asked to end; none after the end."""
+        with self.changing:
+            if self.is_over:
+                raise KeyboardInterrupt
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                errors="replace", process_group=0, **popen,
+            )  # fmt: skip
+            self._change(self.running | {process})
+        return process
+
+    def _change(self, running: "set[subprocess.Popen[str]]") -> None:
+        self.running = running
+        write_text(self.count, str(len(running)))
+
+    def end(self) -> None:
+        """Ask the commands that run to end, and start no more. SIGINT would be ignored below `make demo &`."""
+        with self.changing:
+            self.is_over = True
+            for process in self.running:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
