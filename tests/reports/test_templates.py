@@ -73,9 +73,10 @@ def test_the_card_of_an_adapter_keeps_its_bytes(method, digest):
     assert hashlib.sha256(card.encode()).hexdigest() == digest
 
 
-def test_templates_are_part_of_the_package():
+def test_templates_and_tables_are_part_of_the_package():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["clinrl"]
-    assert "**/*.j2" in declared
+    files = [path for path in (ROOT / "src/clinrl").rglob("*.*") if path.is_file() and "__pycache__" not in path.parts]
+    assert not [path for path in files if path.suffix != ".py" and not any(map(path.match, declared))]
     assert all(path.name.endswith((".md.j2", ".html.j2")) for path in TEMPLATES.iterdir())
 
 

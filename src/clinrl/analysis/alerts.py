@@ -8,13 +8,13 @@ training before more of it is wasted. An alarm is raised once at each level for 
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from clinrl.errors import ArtefactError
+from clinrl.tasks.tables import read_table
 from clinrl.types import Strict
 
 Line = Mapping[str, float | None]
@@ -26,13 +26,18 @@ NUMBERS = ("loss", "grad_norm", "reward", "kl")
 """What must be finite at every step."""
 
 
+Level = Literal["warn", "stop"]
+LEVELS: Final[tuple[Level, ...]] = ("stop", "warn")
+"""The worse first."""
+
+
 class Alarm(Strict):
     """Something that is wrong with a run, since a step."""
 
     name: str
     about: str
     """A mode or an answer; empty where the whole run is meant."""
-    level: Literal["warn", "stop"]
+    level: Level
     step: int
     observed: float | None
     """Mean over the rule's window; None for a number that was not finite."""
@@ -41,31 +46,44 @@ class Alarm(Strict):
     helps: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(Strict):
     """What is observed over a window of steps, and from which value on it is an alarm. Greater is worse."""
 
     name: str
-    window: int
+    of: str = ""
+    """The metric whose mean is observed, or the prefix of several; empty: observed by a function of `_BY_NAME`."""
+    window: int = 1
     """Steps that are looked at together; nothing is said before there are so many."""
     warn: float
     stop: float
-    observe: Callable[[Sequence[Line]], Mapping[str, float]]
-    """From what it is about to its value over the window; what cannot be said is left out."""
     says: str
-    """One clause with the fields about, observed and window."""
+    """One clause with the fields about, observed, shown (of held-out cases), window and baseline."""
     helps: str
 
+    def observe(self, lines: Sequence[Line]) -> Mapping[str, float]:
+        """From what it is about to its value over the window; what cannot be said is left out."""
+        if not self.of:
+            return _BY_NAME[self.name](lines)
+        if self.of.endswith("/"):
+            return _means(self.of, lines)
+        mean = _mean(lines, self.of)
+        return {} if mean is None else {"": mean}
 
-def _means(prefix: str) -> Callable[[Sequence[Line]], Mapping[str, float]]:
-    """The mean of every metric `<prefix>/<about>` that the last line has and at least half of the window."""
 
-    def observe(lines: Sequence[Line]) -> dict[str, float]:
-        names = {name for name in lines[-1] if name.startswith(f"{prefix}/")}
-        means = {name.removeprefix(f"{prefix}/"): _mean(lines, name) for name in sorted(names)}
-        return {about: mean for about, mean in means.items() if mean is not None}
+class _Rules(Strict):
+    rules: tuple[Rule, ...]
+    others: Mapping[str, Rule]
 
-    return observe
+
+_RULES: Final = read_table(__file__, _Rules)
+RULES: Final = _RULES.rules
+
+
+def _means(prefix: str, lines: Sequence[Line]) -> dict[str, float]:
+    """The mean of every metric `<prefix><about>` that the last line has and at least half of the window."""
+    names = sorted(name for name in lines[-1] if name.startswith(prefix))
+    means = {name.removeprefix(prefix): _mean(lines, name) for name in names}
+    return {about: mean for about, mean in means.items() if mean is not None}
 
 
 def _mean(lines: Sequence[Line], name: str) -> float | None:
@@ -80,16 +98,8 @@ def _mean(lines: Sequence[Line], name: str) -> float | None:
 
 def _excess(lines: Sequence[Line]) -> dict[str, float]:
     """By how much each answer is given more often than it is right."""
-    given, right = _means("answer")(lines), _means("gold")(lines)
+    given, right = _means("answer/", lines), _means("gold/", lines)
     return {label: share - right[label] for label, share in given.items() if label in right}
-
-
-def _one(name: str) -> Callable[[Sequence[Line]], Mapping[str, float]]:
-    def observe(lines: Sequence[Line]) -> dict[str, float]:
-        mean = _mean(lines, name)
-        return {} if mean is None else {"": mean}
-
-    return observe
 
 
 def _still(lines: Sequence[Line]) -> dict[str, float]:
@@ -104,93 +114,8 @@ def _first(lines: Sequence[Line]) -> dict[str, float]:
     return {} if lines[-1]["step"] != 1 or kl is None else {"": kl}
 
 
-HIDES = "make that answer cost where it is wrong, or lower trainer.lr: it is where this policy hides"
-
-RULES = (
-    Rule(
-        name="clipped", window=3, warn=0.2, stop=0.5, observe=_means("clipped"),
-        says="{observed:.0%} of the completions in mode {about} ran out of tokens over {window} steps",
-        helps="raise trainer.max_completion, or train this mode with a shorter form of answer",
-    ),
-    Rule(
-        name="no_parse", window=3, warn=0.1, stop=0.3, observe=_means("parse_fail"),
-        says="{observed:.0%} of the answers in mode {about} could not be read over {window} steps",
-        helps="make an unreadable answer the worst outcome of the reward, and look whether answers are cut short",
-    ),
-    Rule(
-        name="not_submitted", window=3, warn=0.25, stop=0.6, observe=_means("not_submitted"),
-        says="{observed:.0%} of the episodes in mode {about} were not submitted over {window} steps",
-        helps="raise trainer.max_completion if they run out of tokens, or make an episode cost that is never handed in",
-    ),
-    Rule(
-        name="malformed_calls", window=3, warn=0.1, stop=0.3, observe=_means("malformed"),
-        says="{observed:.0%} of the turns in mode {about} wrote a call that could not be read over {window} steps",
-        helps="imitate more episodes before this, lower trainer.temperature, or make a malformed call cost",
-    ),
-    Rule(
-        name="tool_failures", window=3, warn=0.1, stop=0.3, observe=_one("tools/failure_frequency"),
-        says="{observed:.0%} of the calls named no tool or not its arguments over {window} steps",
-        helps="look whether the prompt shows the tools that there are, and make such a call cost",
-    ),
-    Rule(
-        name="level_share", window=5, warn=0.7, stop=0.9, observe=_means("answer"),
-        says="{observed:.0%} of all answers are {about} over {window} steps",
-        helps="lower the repeat or the cap of that label in the stream, or make a false one cost",
-    ),
-    Rule(
-        name="over_called", window=6, warn=0.1, stop=0.2, observe=_excess,
-        says="{about} is answered {observed:.0%} of the time more often than it is right, over {window} steps",
-        helps=HIDES,
-    ),
-    Rule(
-        name="no_signal", window=5, warn=0.4, stop=0.7, observe=_one("groups/all_wrong"),
-        says="in {observed:.0%} of the groups no completion was right over {window} steps",
-        helps="start from a parent that is sometimes right, or give easier cases: such groups teach nothing",
-    ),
-    Rule(
-        name="converged", window=10, warn=0.97, stop=2.0, observe=_one("groups/all_right"),
-        says="in {observed:.0%} of the groups every completion was right over {window} steps",
-        helps="stop here, or give harder cases: such groups teach nothing",
-    ),
-    Rule(
-        name="unmoved", window=10, warn=2.0, stop=1.0, observe=_still,
-        says="no step had a gradient over {window} steps although rewards differed",
-        helps="look at what is trainable: the adapter is not what the optimiser sees",
-    ),
-    Rule(
-        name="kl", window=1, warn=0.1, stop=0.5, observe=_one("kl"),
-        says="the policy is {observed:.2g} nats a token from its parent",
-        helps="lower trainer.lr, or raise trainer.beta",
-    ),
-    Rule(
-        name="held_out_kl", window=1, warn=0.2, stop=1.0, observe=_one("held_out/kl"),
-        says="on held-out cases the policy is {observed:.2g} nats a token from its parent",
-        helps="lower trainer.lr, or raise trainer.beta",
-    ),
-    Rule(
-        name="sampler_gap", window=1, warn=0.1, stop=0.5, observe=_one("sampling/sampling_logp_difference/mean"),
-        says="trainer and engine give the same tokens log-probabilities that differ by {observed:.2g} in the mean",
-        helps="the engine serves another adapter, base or number format than is trained: start it again with "
-        "`clinrl engine`, or set sampler to transformers in machine.yaml",
-    ),
-    Rule(
-        name="first_kl", window=1, warn=1.0e-4, stop=1.0e-2, observe=_first,
-        says="before anything was learned the policy is {observed:.2g} nats a token from its reference",
-        helps="the reference is not the parent: look at how both adapters were loaded",
-    ),
-)  # fmt: skip
-"""Limits after the thresholds that users of such trainers report as telling, adjusted on runs of the series: a run that
-ends well raises none of them. Windows are short because an embedded run has a few dozen steps."""
-
+_BY_NAME = {"over_called": _excess, "unmoved": _still, "first_kl": _first}
 ENTROPY_WINDOW = 3
-ENTROPY_FALLS = (0.3, 0.1)
-"""Warn and stop: entropy as a share of its baseline."""
-ENTROPY_RISES = (4.0, 10.0)
-"""Warn and stop: entropy as a multiple of its baseline."""
-OVER_CALLED = (0.06, 0.15)
-"""Warn and stop: by how much a label is answered more often than it is right on held-out cases, and than at first."""
-DIVERGES = (0.05, 0.1)
-"""Warn and stop: how far the held-out share of exact answers falls below its best value while the reward is up."""
 
 
 class Monitor:
@@ -213,8 +138,7 @@ class Monitor:
             if len(self._recent) >= rule.window:
                 lines = list(self._recent)[-rule.window :]
                 for about, observed in rule.observe(lines).items():
-                    says = rule.says.format(about=about, observed=observed, window=rule.window)
-                    found += _reached(rule.name, about, line, observed, (rule.warn, rule.stop), says, rule.helps)
+                    found += _reached(rule, line, observed, about)
         if "reward" in line:  # an imitation's entropy falls by design
             found += self._entropy(line)
         found += self._over_called(line)
@@ -230,8 +154,7 @@ class Monitor:
     def _not_finite(self, line: Line) -> Iterable[Alarm]:
         for name in NUMBERS:
             if name in line and line[name] is None:
-                helps = "lower trainer.lr, or look at the rows of this step"
-                yield _alarm("not_finite", name, "stop", line, None, 0.0, f"{name} is not a finite number", helps)
+                yield _alarm(_RULES.others["not_finite"], "stop", line, None, name)
 
     def _entropy(self, line: Line) -> Iterable[Alarm]:
         value = line.get("entropy")
@@ -242,21 +165,18 @@ class Monitor:
             return
         baseline = median(self._entropies[:BASELINE])
         ratio = fmean(self._entropies[-ENTROPY_WINDOW:]) / baseline if baseline else 1.0
-        text = f"entropy is {ratio:.2g} times what it was in the first {BASELINE} steps"
-        falls, rises = "explore more: raise trainer.temperature", "lower trainer.lr: the policy is losing its form"
-        for level, low, high in zip(("stop", "warn"), reversed(ENTROPY_FALLS), reversed(ENTROPY_RISES), strict=True):
-            if ratio <= low or ratio >= high:
-                limit, helps = (low, falls) if ratio <= low else (high, rises)
-                yield _alarm("entropy", "", level, line, ratio, limit, text, helps)
+        falls, rises = _RULES.others["entropy_falls"], _RULES.others["entropy_rises"]
+        for level in LEVELS:
+            if ratio <= getattr(falls, level) or ratio >= getattr(rises, level):
+                yield _alarm(falls if ratio <= getattr(falls, level) else rises, level, line, ratio)
                 return
 
     def _over_called(self, line: Line) -> Iterable[Alarm]:
-        excess = _means("held_out/excess")([line])
+        excess = _means("held_out/excess/", [line])
         self._first_excess = self._first_excess or excess
         for about, value in excess.items():
             observed = min(value, value - self._first_excess[about])
-            says = f"{about} is answered {value:.0%} of the time more often than it is right, on held-out cases"
-            yield from _reached("over_called", about, line, observed, OVER_CALLED, says, HIDES)
+            yield from _reached(_RULES.others["over_called"], line, observed, about, shown=value)
 
     def _divergence(self, line: Line) -> Iterable[Alarm]:
         exact, reward = line.get("held_out/exact"), line.get("reward")
@@ -268,19 +188,21 @@ class Monitor:
         fallen = [best - now for now, _ in self._held_out[-2:]]
         if len(self._held_out) < 3 or self._held_out[-1][1] <= first_reward:
             return
-        says = f"exact answers on held-out cases fell by {min(fallen):.0%} while the reward rose"
-        helps = "the reward pays for something else than right answers; compare its terms"
-        yield from _reached("diverged", "", line, min(fallen), DIVERGES, says, helps)
+        yield from _reached(_RULES.others["diverged"], line, min(fallen))
 
 
-def _reached(
-    name: str, about: str, line: Line, observed: float, limits: tuple[float, float], says: str, helps: str
-) -> Iterable[Alarm]:
-    """The alarm of a value at the worse of its limits, warn and stop, that it reaches; none below both."""
-    for level, limit in zip(("stop", "warn"), reversed(limits), strict=True):
-        if observed >= limit:
-            yield _alarm(name, about, level, line, observed, limit, says, helps)
-            return
+def _reached(rule: Rule, line: Line, observed: float, about: str = "", shown: float = 0.0) -> Iterable[Alarm]:
+    """The alarm of a value at the worse of its rule's limits that it reaches; none below both."""
+    level = next((level for level in LEVELS if observed >= getattr(rule, level)), None)
+    return [_alarm(rule, level, line, observed, about, shown)] if level else []
+
+
+def _alarm(rule: Rule, level: Level, line: Line, observed: float | None, about: str = "", shown: float = 0.0) -> Alarm:
+    says = rule.says.format(about=about, observed=observed, shown=shown, window=rule.window, baseline=BASELINE)
+    return Alarm(
+        name=rule.name, about=about, level=level, step=int(line["step"] or 0), limit=getattr(rule, level), says=says,
+        observed=None if observed is None else round(observed, 6), helps=rule.helps,
+    )  # fmt: skip
 
 
 def alarms(history: Iterable[Line]) -> list[Alarm]:
@@ -310,11 +232,3 @@ def read(path: Path) -> list[dict[str, Any]]:
                 f"{path} line {number} is no step of a history; restore it with `dvc checkout`"
             ) from None
     return lines
-
-
-def _alarm(
-    name: str, about: str, level: Any, line: Line, observed: float | None, limit: float, says: str, helps: str
-) -> Alarm:
-    step = int(line["step"] or 0)
-    rounded = None if observed is None else round(observed, 6)
-    return Alarm(name=name, about=about, level=level, step=step, observed=rounded, limit=limit, says=says, helps=helps)

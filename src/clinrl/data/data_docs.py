@@ -27,34 +27,6 @@ DROPPED: Final = frozenset(
 """Elements that are dropped with all that they hold."""
 VOID: Final = frozenset(("br", "hr"))
 ATTRIBUTES: Final = frozenset(("class", "colspan", "hidden", "id", "rowspan"))
-STYLE: Final = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; --link: #0a58ca }
-@media (prefers-color-scheme: dark) { :root { --link: #79b0ff } }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem 1.5rem 4rem }
-a { color: var(--link); text-decoration: none } a:hover { text-decoration: underline }
-h1 { font-size: 1.5rem } h4, h5, h6 { font-size: 1.05rem; margin: .3rem 0 } h6 { font-size: .95rem }
-.navbar > div > nav > div { display: none }
-.ge-breadcrumbs { display: flex; gap: .6rem; list-style: none; margin: 0 0 1rem; padding: 0; font-size: .9rem }
-.breadcrumb-item + .breadcrumb-item::before { content: "/"; margin-right: .6rem; opacity: .5 }
-.container-fluid > .row > .col-lg-2 { float: left; width: 15rem; font-size: .9rem }
-.container-fluid > .row > .col-lg-10 { margin-left: 17rem }
-.sticky > .mb-3, a[href*="collapse-body"] { display: none }
-.nav-pills { list-style: none; margin: 0; padding: 0 } .nav-pills li { padding: .1rem 0 }
-.alert { background: var(--soft); border-left: .25rem solid var(--line); margin: 1.5rem 0 .5rem; padding: .5rem .8rem }
-table { border-collapse: collapse; width: 100%; margin: .4rem 0 }
-th, td { border-bottom: 1px solid var(--line); padding: .35rem .6rem; text-align: left; vertical-align: top }
-li:has(> hr) { display: none }
-.table-sm td:first-child { width: 45% } th { font-weight: 600 } td:first-child { overflow-wrap: break-word }
-tr ul { margin: 0; padding-left: 1.1rem }
-.badge { background: var(--soft); border: 1px solid var(--line); border-radius: .3rem; padding: 0 .35rem }
-.badge { font-family: ui-monospace, monospace; font-size: .85em; overflow-wrap: anywhere }
-.text-success::before { content: "\\2713\\a0"; color: #1a7f37; font-weight: 700; font-style: normal }
-.text-danger::before { content: "\\2717\\a0"; color: #cf222e; font-weight: 700; font-style: normal }
-.text-warning::before { content: "!\\a0"; color: #bf8700; font-weight: 700; font-style: normal }
-.cooltip .top { display: none } .cooltip:hover .top { display: inline; opacity: .75 }
-@media (max-width: 50rem) { .container-fluid > .row > .col-lg-2 { display: none }
-  .container-fluid > .row > .col-lg-10 { margin-left: 0 } }
-"""
 
 
 def detach(folder: Path, name: str) -> None:
@@ -98,11 +70,12 @@ def _verdict(page: Path) -> str:
 
 
 def _page(title: str, body: str) -> str:
+    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="UTF-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 

@@ -21,6 +21,7 @@ from clinrl.merging.check import Check, Part, check
 from clinrl.models import hub
 from clinrl.models.bases import REFERENCE
 from clinrl.models.chat import render
+from clinrl.reports.render import render as render_page
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task
@@ -259,51 +260,11 @@ def _prompts(params: "Params", task: Task, adapter: Path) -> list[str]:
 
 def _card(name: str, task: Task, result: Mapping[str, Any]) -> str:
     """The README.md: a Hugging Face model card."""
-    full = result["method"] not in ("cat", "svd")
-    library, loader = ("transformers", "AutoModelForCausalLM") if full else ("peft", "AutoPeftModelForCausalLM")
-    base, trained_above = str(paths.base(task.name)), ""
-    if (reference := paths.base(task.name) / REFERENCE).exists():
-        named = json.loads(reference.read_text(encoding="utf-8"))
-        base = named["repo"]
-        if named["quantize"] != "none":
-            trained_above = (
-                f"\nThe versions were trained above a copy of the base in {named['quantize']}; this is the base itself "
-                "with what they changed, so only an exam of its own says how well it answers.\n"
-            )
-    rows = "\n".join(f"| {version} | {weight:g} |" for version, weight in result["versions"].items())
-    return f"""---
-library_name: {library}
-base_model: {base}
-base_model_relation: {"merge" if full else "adapter"}
-pipeline_tag: text-generation
-language: en
-tags:
-- merge
-- {result["method"]}
-- clinical
-- synthetic-data
-- research-only
----
-
-# {name}
-
-{"A full model" if full else "A LoRA adapter"} for the clinrl task `{task.name}` (version {task.version}), made without
-training by the method `{result["method"]}` of:
-
-| version | weight |
-| --- | --- |
-{rows}
-{trained_above}
-**Research only.** Its versions were trained and examined on synthetic cases; no patient's data were used and no
-clinician has validated it. It must not inform the care of any person.
-
-## Use
-
-```python
-from {library} import {loader}
-
-model = {loader}.from_pretrained("{paths.merged(name)}")
-```
-
-`{RESULT}` says how it was made and how far it is from base and adapters; `manifest.json` holds every file's digest.
-"""
+    base, reference = {"repo": str(paths.base(task.name)), "quantize": "none"}, paths.base(task.name) / REFERENCE
+    if reference.exists():
+        base = json.loads(reference.read_text(encoding="utf-8"))
+    return render_page(
+        "merge_card", name=name, task=task, method=result["method"], versions=result["versions"], base=base["repo"],
+        quantize=base["quantize"], full=result["method"] not in ("cat", "svd"), folder=paths.merged(name),
+        result=RESULT,
+    )  # fmt: skip

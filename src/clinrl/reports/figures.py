@@ -7,7 +7,8 @@ equal numbers give equal bytes.
 import csv
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,21 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 110
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.4,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "axes.axisbelow": True,
-}
 PANELS: tuple[tuple[str, str, str], ...] = (
     ("Reward", "mean total, points", r"reward(?:/(.+))?"),
     ("Loss", "cross-entropy, nats a token", r"(loss)"),
@@ -99,8 +85,7 @@ def confusion(counts: Confusion, title: str, path: Path, *, counted: str = "case
 
     `counted` says what is counted.
     """
-    with _styled():
-        figure = _figure(5.2, 4.2)
+    with _drawn(path, 5.2, 4.2) as figure:
         axes = figure.add_subplot()
         levels = len(counts.columns) - 1
         # Half a cell of space before the last column: an unreadable answer is no sixth level.
@@ -123,7 +108,6 @@ def confusion(counts: Confusion, title: str, path: Path, *, counted: str = "case
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         axes.set_aspect("equal")
-        _save(figure, path)
 
 
 def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: Path) -> None:
@@ -132,8 +116,7 @@ def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: P
     A row is the group's name, that cost, the mean cost of one of its answers, whose interval scales to the bar's, and
     its count of cases. The first row is on top.
     """
-    with _styled():
-        figure = _figure(7.5, 0.9 + 0.32 * max(1, len(rows)))
+    with _drawn(path, 7.5, 0.9 + 0.32 * max(1, len(rows))) as figure:
         axes = figure.add_subplot()
         for place, (_, total, mean, _n) in enumerate(rows):
             axes.barh(place, total, color="tab:blue", height=0.65)
@@ -146,7 +129,6 @@ def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: P
         axes.set_xlabel("clinical cost for every 100 answers, with 95% interval")
         axes.grid(visible=False, axis="y")
         axes.set_title(title, pad=10)
-        _save(figure, path)
 
 
 def arms(
@@ -160,9 +142,9 @@ def arms(
     labels of both axes, and name, kind and two series of shares of each line, its first point a marker apart.
     """
     names = list(dict.fromkeys(name for _, rows in panels for name, _, _ in rows))
-    with _styled():
-        width, height = 5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names)
-        whole: Any = _figure(max(width, 9.0 if curves else 0.0), height + (4.8 if curves else 0.0))
+    whole: Any
+    width, height = 5.6 + 3.2 * (len(panels) - 1) + 1.4, 1.3 + 0.36 * len(names)
+    with _drawn(path, max(width, 9.0 if curves else 0.0), height + (4.8 if curves else 0.0)) as whole:
         figure = whole
         if curves:
             figure, lower = whole.subfigures(2, 1, height_ratios=(height, 4.8))
@@ -191,7 +173,6 @@ def arms(
         if lines:
             figure.legend(loc="outside lower center", ncols=len(lines))
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        _save(whole, path)
 
 
 def _curves(
@@ -219,9 +200,8 @@ def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ())
     panels = _panels(history, [str(label) for label in labels])
     if not panels:
         raise ArtefactError(f"{title}: its log holds none of the quantities that a curve shows")
-    with _styled():
-        rows = (len(panels) + 1) // 2
-        figure = _figure(10.0, 0.5 + 2.3 * rows)
+    rows = (len(panels) + 1) // 2
+    with _drawn(path, 10.0, 0.5 + 2.3 * rows) as figure:
         grid = figure.subplots(rows, 2, squeeze=False).flatten()
         for place, (axes, (name, keys)) in enumerate(zip(grid, panels.items(), strict=False)):
             _panel(axes, name, keys, history)
@@ -234,7 +214,6 @@ def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ())
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-        _save(figure, path)
 
 
 def phases(history: History) -> list[tuple[float, float]]:
@@ -312,21 +291,20 @@ def _lines(label: str) -> str:
     return textwrap.fill(label.replace("_", " "), 12, break_long_words=False)
 
 
-def _styled() -> Any:
-    from matplotlib import rc_context, rcParamsDefault
-
-    return rc_context({**rcParamsDefault, **STYLE, "backend": "agg"})
-
-
-def _figure(width: float, height: float) -> "Figure":
-    """A figure in inches that no window or global state knows of."""
+@contextmanager
+def _drawn(path: Path, width: float, height: float) -> "Iterator[Figure]":
+    """A figure of so many inches that no window or global state knows of; written at the end."""
+    from matplotlib import rc_context, rc_params_from_file, rcParamsDefault
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.07))
-    FigureCanvasAgg(figure)
-    return figure
+    style = rc_params_from_file(Path(__file__).with_suffix(".mplstyle"), use_default_template=False)
+    with rc_context({**rcParamsDefault, **style, "backend": "agg"}):
+        figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(h_pad=0.07, w_pad=0.07))
+        FigureCanvasAgg(figure)
+        yield figure
+        _save(figure, path)
 
 
 def _save(figure: "Figure", path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 from clinrl.errors import DataError
+from clinrl.tasks.importing import WHOLE, Row, Unclear
 
 _MARK = "\ufeff".encode()
 MARKS = (_MARK.decode("cp1252").encode().decode("cp1252").encode(), _MARK.decode("cp1252").encode(), _MARK)
@@ -23,9 +24,6 @@ MARKS = (_MARK.decode("cp1252").encode().decode("cp1252").encode(), _MARK.decode
 
 MAX_CELL_CHARACTERS = 1 << 20
 """Characters. The csv module's own limit is below what the abstracts of one record can take."""
-
-Row = tuple[int, list[str]]
-"""The line on which a record begins, from 1, and its cells."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +38,25 @@ class Table:
     """Physical lines: at least the number of records, since a cell may hold line ends."""
     _mark: int
 
-    def indices(self, names: Sequence[str]) -> tuple[int, ...]:
-        """Where each column stands. Raises DataError naming all that are missing."""
+    def require(self, names: Sequence[str]) -> None:
+        """Raise DataError naming all columns that are missing."""
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise DataError(
                 f"{self.path} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; "
                 "give the file as it was published, with its header and separated by commas"
             )
-        return tuple(self.columns.index(name) for name in names)
 
     def rows(self) -> Iterator[Row]:
-        """Every record after the header, with as many cells as it has; lines without any cell are no records.
+        """Every record after the header, with its cells by column."""
+        for line, cells in self.cells():
+            if len(cells) == len(self.columns):
+                yield line, dict(zip(self.columns, cells, strict=True))
+            else:
+                yield line, Unclear(WHOLE, "has another number of cells than the header")
+
+    def cells(self) -> Iterator[tuple[int, list[str]]]:
+        """The line on which each record begins, and as many cells as it has; lines without any cell are no records.
 
         Raises DataError for a quote that is not closed, or closed in the middle of a cell.
         """

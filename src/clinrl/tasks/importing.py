@@ -64,7 +64,6 @@ for word."""
 _CONTROL = re.compile(CONTROL_CHARACTERS)
 _IDENTIFIERS = [(kind, re.compile(shape)) for kind, shape in (*IDENTIFIERS.items(), *IDENTIFIERS_OF_IMPORTS.items())]
 _WORD = re.compile(r"\w+")
-_Read = TypeVar("_Read")
 _Named = TypeVar("_Named", str, bytes)
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
@@ -75,6 +74,20 @@ class Unclear(Exception):
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(f"{column}: {reason}")
         self.column, self.reason = column, reason
+
+
+WHOLE = "(the whole row)"
+"""Stands for the column of what is wrong with all of a row."""
+Fields = Mapping[str, Any]
+Row = tuple[int, Fields | Unclear]
+"""The line on which a record begins, from 1, and its fields, or why it has none."""
+
+
+def fields_of(found: Fields | Unclear) -> Fields:
+    """The fields of a row. Raises Unclear if it has none."""
+    if isinstance(found, Unclear):
+        raise found
+    return found
 
 
 @dataclass
@@ -146,16 +159,16 @@ class Taken:
     """The one in `key`, whatever it is called there."""
 
 
-def contested(rows: Iterable[tuple[int, _Read]], claim: Callable[[_Read], tuple[_Named, Any]]) -> frozenset[_Named]:
+def contested(rows: Iterable[Row], claim: Callable[[Fields], tuple[_Named, Any]]) -> frozenset[_Named]:
     """What is given one label by a row and another by another: both are refused, since either may be the wrong one.
 
     `claim` tells of a row what it labels and how, or raises Unclear if the row is refused anyway.
     """
     labels: dict[_Named, Any] = {}
     found = set()
-    for _, cells in rows:
+    for _, row in rows:
         try:
-            named, label = claim(cells)
+            named, label = claim(fields_of(row))
         except Unclear:
             continue
         if labels.setdefault(named, label) != label:
@@ -166,34 +179,34 @@ def contested(rows: Iterable[tuple[int, _Read]], claim: Callable[[_Read], tuple[
 def sift(
     task: str,
     name: str,
-    rows: Callable[[], Iterable[tuple[int, _Read]]],
-    take: Callable[[_Read, set[str]], Taken],
+    rows: Callable[[], Iterable[Row]],
+    take: Callable[[Fields, set[str]], Taken],
     use: Pool,
     intake: Intake,
 ) -> Iterator[str]:
     """The rows of one pool as lines of cases.
 
-    `name` is the file's, for the list of refused rows; `rows` begins anew each time, and gives rows with the lines that
-    they begin on. `take` reads one (its cells, or whatever the source yields) or raises Unclear; the set holds what it
-    puts there, such as ids of earlier rows. Rows that give one narrative (`plain_text`) different labels are refused.
-    So is a narrative that an earlier row has, of whatever pool, so that no text is in two pools of one source.
+    `name` is the file's, for the list of refused rows; `rows` begins anew each time. `take` reads the fields of a row
+    or raises Unclear; the set holds what it puts there, such as ids of earlier rows. Rows that give one narrative
+    (`plain_text`) different labels are refused. So is a narrative that an earlier row has, of whatever pool, so that no
+    text is in two pools of one source.
     """
     earlier: set[str] = set()
-    disputed = contested(rows(), lambda cells: _narrative_and_label(take(cells, earlier)))
+    disputed = contested(rows(), lambda fields: _narrative_and_label(take(fields, earlier)))
     earlier.clear()
     seen: set[bytes] = set()
-    for line, cells in rows():
+    for line, row in rows():
         intake.read += 1
         try:
-            taken = take(cells, earlier)
+            taken = take(fields_of(row), earlier)
             check_marks(taken)
             text = fingerprint(plain_text(taken.facts))
             if taken.pseudonym in intake.without or text in intake.without:
-                raise Unclear("(the whole row)", "its patient or narrative is among those that are left out")
+                raise Unclear(WHOLE, "its patient or narrative is among those that are left out")
             if text in disputed:
-                raise Unclear("(the whole row)", "another row gives the same narrative another label")
+                raise Unclear(WHOLE, "another row gives the same narrative another label")
             if text in seen:
-                raise Unclear("(the whole row)", "an earlier row has the same narrative")
+                raise Unclear(WHOLE, "an earlier row has the same narrative")
         except Unclear as unclear:
             intake.refuse(name, line, unclear)
             continue

@@ -13,18 +13,12 @@ from typing import Any, BinaryIO, Final
 
 from clinrl.errors import DataError
 from clinrl.tasks.csv_reader import MARKS, Table, open_table, opened, reading
-from clinrl.tasks.importing import Unclear
+from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
 """Bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which needs no memory."""
 MAX_ROW_BYTES: Final = 1 << 20
 """Bytes of a line of JSON Lines. One beyond it is refused unread, so that no file can fill the memory."""
-
-WHOLE: Final = "(the whole row)"
-
-Fields = Mapping[str, Any]
-Row = tuple[int, Fields | Unclear]
-"""The line on which a record begins, from 1, and its fields, or why it has none."""
 
 TWICE: Final = object()
 """Stands for a JSON object that names a field twice: which of the two is meant is not certain."""
@@ -34,11 +28,11 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True)
 class Records:
-    """A file whose form is known and whose first record was read."""
+    """A file of JSON whose form is known and whose first record was read: what a `Table` is of CSV."""
 
     path: Path
     columns: tuple[str, ...]
-    """Names of fields: of the header of a CSV file, else of the first record."""
+    """Names of fields of the first record."""
     lines: int
     """About how many records there are, at least as many."""
     rows: Callable[[], Iterator[Row]]
@@ -61,7 +55,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("too deep") from None
 
 
-def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | None:
+def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records | Table | None:
     """The records of a file; None if it has other ones. `wanted` tells by the names of fields whether they are ours.
 
     Raises DataError if the file is missing or damaged.
@@ -73,7 +67,7 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
     opening = first.lstrip()[:1]
     if opening not in (b"{", b"["):
         table = open_table(path)
-        return _of_table(table) if wanted(table.columns) else None
+        return table if wanted(table.columns) else None
     record = _line(first)
     if isinstance(record, Mapping) and not any(
         isinstance(value, list) and _objects(value) for value in record.values()
@@ -86,20 +80,6 @@ def recognise(path: Path, wanted: Callable[[tuple[str, ...]], bool]) -> Records 
 
 def _objects(values: list[Any]) -> bool:
     return bool(values) and all(isinstance(value, Mapping) or value is TWICE for value in values)
-
-
-# CSV
-
-
-def _of_table(table: Table) -> Records:
-    def rows() -> Iterator[Row]:
-        for line, cells in table.rows():
-            if len(cells) == len(table.columns):
-                yield line, dict(zip(table.columns, cells, strict=True))
-            else:
-                yield line, Unclear(WHOLE, "has another number of cells than the header")
-
-    return Records(table.path, table.columns, table.lines, rows)
 
 
 # JSON Lines

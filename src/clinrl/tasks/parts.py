@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from clinrl.intervals import Counts
-from clinrl.types import Case, Score, Transcript, Unreadable
+from clinrl.types import Case, Score, Strict, Transcript, Unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,21 +221,19 @@ class Ordered:
     """The share of those that are more cautious."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedRow:
+class PublishedRow(Strict):
     """What somebody published about a system on an exam of their own."""
 
     name: str
     hits: Mapping[str, int]
     """Share of the task's metrics to the count of cases that it holds for."""
-    statistics: Mapping[str, float]
+    statistics: Mapping[str, float] = {}
     """Statistic of the task's metrics to its published value."""
     source: str
     """Where the numbers come from, and how they were read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Published:
+class Published(Strict):
     """Published results on one and the same exam."""
 
     exam: str

@@ -38,6 +38,7 @@ from clinrl.tasks.esi.rules import (
 )
 from clinrl.tasks.esi.vitals import vitals
 from clinrl.tasks.esi.words import Readers
+from clinrl.tasks.tables import read_table
 from clinrl.types import Case, Pool, Strict
 
 
@@ -76,13 +77,19 @@ class EsiCase(Case):
     key: Annotated[EsiKey | ImportedKey, BeforeValidator(_key)]
 
 
-MIXES: Mapping[str, Mapping[int, float]] = {
-    "natural": {1: 0.06, 2: 0.33, 3: 0.54, 4: 0.067, 5: 0.003},
-    "balanced": dict.fromkeys((1, 2, 3, 4, 5), 0.2),
-    "reporting": {1: 0.39, 2: 0.31, 3: 0.14, 4: 0.11, 5: 0.06},
-}
-"""Class shares by level: "natural" is close to an emergency department's (MIMIC-like, unverified), "reporting" to
-MIETIC-36's; in "balanced", repeated cases of one level soon dominate."""
+class _Shares(Strict):
+    mixes: Mapping[str, Mapping[int, float]]
+    cells: Mapping[int, Mapping[str, float]]
+    rule_findings: Mapping[str, tuple[Finding, ...]]
+
+
+_SHARES = read_table(__file__, _Shares)
+MIXES = _SHARES.mixes
+"""Class shares by level."""
+CELLS = _SHARES.cells
+"""What decides within each level by the fifth edition, with weights."""
+RULE_FINDINGS = _SHARES.rule_findings
+"""The findings that a rule needs one of, where it is not the rule's own id."""
 
 READERS: Mapping[Pool, Readers] = {"base": "base", "train": "training", "mine": "base_only", "exam": "base_only"}
 """Whose words the notes of a pool are written in."""
@@ -90,45 +97,8 @@ READERS: Mapping[Pool, Readers] = {"base": "base", "train": "training", "mine": 
 POOL_SHARE: Mapping[Pool, int] = {"base": 40, "train": 25, "mine": 15, "exam": 20}
 """Percentage of templates in each pool."""
 
-CELLS: Mapping[int, Mapping[str, float]] = {
-    1: {
-        "done_intervention": 0.20, "unresponsive": 0.10, "active_seizure": 0.10, "respiratory_failure": 0.14,
-        "shock": 0.14, "anaphylaxis": 0.08, "overdose_depression": 0.07, "major_bleeding": 0.10, "cardiac_arrest": 0.07,
-    },
-    2: {
-        DANGER_VITALS: 0.30, "severe_pain": 0.11, "open_injury": 0.07, "acs": 0.05, "stroke_signs": 0.05,
-        "thunderclap": 0.02, "new_confusion": 0.04, "breathing_distress": 0.04, "suspected_sepsis": 0.04,
-        "immunosuppressed_fever": 0.02, "infant_fever": 0.03, "ectopic": 0.02, "pregnancy_emergency": 0.02,
-        "torsion": 0.01, "suicidal": 0.03, "dangerous_behaviour": 0.02, "assaulted": 0.02, "overdose": 0.01,
-        "high_fall": 0.02, "limb_threat": 0.02, "vision_loss": 0.01, "chemical_eye": 0.01, "major_burn": 0.01,
-        "sickle_crisis": 0.01, "hypotension": 0.01, "extreme_temperature": 0.01,
-    },
-    3: {"resources_many": 0.95, CHILD_FEVER: 0.05},
-    4: {"resources_one": 1.0},
-    5: {"resources_none": 1.0},
-}  # fmt: skip
-"""What decides within each level by the fifth edition, with weights. Danger vitals are the most common reason for a
-level 2, and may stand beside any number of resources."""
-
 DECIDED_AT_A_OR_B: frozenset[str] = frozenset(rule.id for rule in RULES)
 """Cells that a rule of point A or B decides, so that any pain score leaves them where they are."""
-
-RULE_FINDINGS: Mapping[str, tuple[str, ...]] = {
-    "done_intervention": ("intubated", "chest_tube", "central_line"),
-    "unresponsive": ("unresponsive",),
-    "active_seizure": ("seizing",),
-    "respiratory_failure": ("distress", "slow_breathing"),
-    "shock": ("hypoperfusion",),
-    "anaphylaxis": ("anaphylaxis",),
-    "overdose_depression": ("overdose",),
-    "major_bleeding": ("major_bleeding",),
-    "cardiac_arrest": ("arrest",),
-    "open_injury": ("open_fracture", "penetrating"),
-    "breathing_distress": ("distress",),
-    "suspected_sepsis": ("sepsis_signs",),
-    "immunosuppressed_fever": ("immunosuppressed",),
-}
-"""The findings that a rule needs one of, where it is not the rule's own id."""
 
 EVERYBODY: tuple[Finding, ...] = (
     "unresponsive", "hypoperfusion", "major_bleeding", "intubated", "chest_tube", "central_line", "distress", "seizing",
@@ -137,12 +107,8 @@ EVERYBODY: tuple[Finding, ...] = (
 """Findings that any patient whose complaint is not minor may have, and anybody deny."""
 
 DENIED_FOR_THE_SILENT: tuple[Finding, ...] = (
-    "chest_tube",
-    "central_line",
-    "major_bleeding",
-    "open_fracture",
-    "penetrating",
-)
+    "chest_tube", "central_line", "major_bleeding", "open_fracture", "penetrating",
+)  # fmt: skip
 
 
 def pool_of(group: str) -> Pool:

@@ -6,13 +6,13 @@ source: the structured columns may contradict it on purpose, and most of the oth
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.esi import imported, measured
 from clinrl.tasks.importing import (
-    Intake,
+    Fields,
     Source,
     Taken,
     Unclear,
@@ -59,31 +59,30 @@ _QUESTIONS: Final = (
 )
 
 
+Take = Callable[[Fields, set[str]], Taken]
+
+
 def validation(table: Table) -> Source:
     """The validation file as a source. Raises DataError if it lacks a column that is needed."""
-    table.indices(USED)
-    return Source(
-        kind=VALIDATION,
-        files={table.path.name: table.path},
-        used=frozenset(USED),
-        dropped=frozenset(table.columns) - set(USED),
-        uses=("exam",),
-        lines=table.lines,
-        cases=lambda use, intake: _validation(table, use, intake),
-    )
+    table.require(USED)
+    return _source(VALIDATION, table, USED, ("exam",), lambda: _of_validation(table))
 
 
 def instructions(table: Table) -> Source:
     """The main file as a source. Raises DataError if it lacks a column."""
-    table.indices(ASKED)
+    table.require(ASKED)
+    return _source(INSTRUCTIONS, table, ASKED[:2], ("train", "mine"), lambda: _of_instructions)
+
+
+def _source(kind: str, table: Table, used: Sequence[str], uses: tuple[Pool, ...], taker: Callable[[], Take]) -> Source:
     return Source(
-        kind=INSTRUCTIONS,
+        kind=kind,
         files={table.path.name: table.path},
-        used=frozenset(ASKED[:2]),
-        dropped=frozenset(table.columns) - set(ASKED[:2]),
-        uses=("train", "mine"),
+        used=frozenset(used),
+        dropped=frozenset(table.columns) - set(used),
+        uses=uses,
         lines=table.lines,
-        cases=lambda use, intake: _instructions(table, use, intake),
+        cases=lambda use, intake: sift("esi", table.path.name, table.rows, taker(), use, intake),
     )
 
 
@@ -97,49 +96,35 @@ def level_of(instruction: str) -> int:
     return levels[0]
 
 
-def _validation(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
-    subject_at, stay_at, acuity_at, text_at, decision_at = table.indices(USED)
-
-    def stay_and_level(cells: list[str]) -> tuple[str, int]:
-        _check_width(cells, table)
-        decision = cells[decision_at].strip().upper()
+def _of_validation(table: Table) -> Take:
+    def stay_and_level(row: Fields) -> tuple[str, int]:
+        decision = row["final_decision"].strip().upper()
         if decision != "RETAIN":
             known = decision == "REMOVE"
             raise Unclear("final_decision", "is REMOVE" if known else "is neither RETAIN nor REMOVE")
-        return measured.identifier(cells[stay_at], "stay_id"), measured.acuity(cells[acuity_at])
+        return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
     disputed = contested(table.rows(), stay_and_level)
 
-    def take(cells: list[str], seen: set[str]) -> Taken:
-        stay_id, level = stay_and_level(cells)
+    def take(row: Fields, seen: set[str]) -> Taken:
+        stay_id, level = stay_and_level(row)
         measured.check_stay(stay_id, seen, disputed)
-        text = _text(cells[text_at], "tiragecase")
-        subject = pseudonym("subject", measured.identifier(cells[subject_at], "subject_id"))
+        text = _text(row["tiragecase"], "tiragecase")
+        subject = pseudonym("subject", measured.identifier(row["subject_id"], "subject_id"))
         return Taken("exam", subject, {"narrative": text}, imported.fields(VALIDATION, level), level)
 
-    yield from sift("esi", table.path.name, table.rows, take, use, intake)
+    return take
 
 
-def _instructions(table: Table, use: Pool, intake: Intake) -> Iterator[str]:
-    question_at, text_at = table.indices(ASKED[:2])
-
-    def take(cells: list[str], _: set[str]) -> Taken:
-        _check_width(cells, table)
-        level = level_of(cells[question_at])
-        text = _text(cells[text_at], "input")
-        whose = pseudonym("narrative", normalise(text))
-        pool: Pool = "train" if percentile(whose) < SHARES["train"] else "mine"
-        return Taken(pool, whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level), level)
-
-    yield from sift("esi", table.path.name, table.rows, take, use, intake)
+def _of_instructions(row: Fields, _: set[str]) -> Taken:
+    level = level_of(row["instruction"])
+    text = _text(row["input"], "input")
+    whose = pseudonym("narrative", normalise(text))
+    pool: Pool = "train" if percentile(whose) < SHARES["train"] else "mine"
+    return Taken(pool, whose, {"narrative": text}, imported.fields(INSTRUCTIONS, level), level)
 
 
 def _text(cell: str, column: str) -> str:
     text = clean(cell)
     imported.check("" if text.lower() in measured.BLANK else text, column)
     return text
-
-
-def _check_width(cells: list[str], table: Table) -> None:
-    if len(cells) != len(table.columns):
-        raise Unclear("(the whole row)", "has another number of cells than the header")

@@ -14,7 +14,19 @@ from clinrl.tasks.base import pool_at
 from clinrl.tasks.csv_reader import Table, locate, open_table
 from clinrl.tasks.esi import imported, measured
 from clinrl.tasks.esi.rules import Sex
-from clinrl.tasks.importing import Intake, Source, Taken, Unclear, clean, contested, percentile, pseudonym, sift
+from clinrl.tasks.importing import (
+    Fields,
+    Intake,
+    Source,
+    Taken,
+    Unclear,
+    clean,
+    contested,
+    fields_of,
+    percentile,
+    pseudonym,
+    sift,
+)
 from clinrl.types import Pool
 
 KIND: Final = "mimic-iv-ed"
@@ -24,6 +36,10 @@ TRIAGE: Final = (
     "subject_id", "stay_id", "temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain", "acuity",
     "chiefcomplaint",
 )  # fmt: skip
+VITALS: Final = {
+    "hr_bpm": "heartrate", "rr_bpm": "resprate", "spo2_pct": "o2sat", "sbp_mmhg": "sbp", "dbp_mmhg": "dbp",
+}  # fmt: skip
+"""Whole-numbered signs: the field of a case, and its column."""
 STAYS: Final = ("subject_id", "stay_id", "intime", "gender", "arrival_transport")
 PATIENTS: Final = ("subject_id", "anchor_age", "anchor_year")
 
@@ -66,7 +82,7 @@ def recognise(folder: Path) -> Source | None:
     triage, stays, patients = (open_table(found[name]) for name in NAMES)
     wanted = {triage: TRIAGE, stays: STAYS, patients: PATIENTS}
     for table, names in wanted.items():
-        table.indices(names)
+        table.require(names)
     return Source(
         kind=KIND,
         files={str(path.relative_to(folder)): path for path in found.values()},
@@ -91,22 +107,17 @@ def pool_of_subject(pseudonym: str) -> Pool:
 
 def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Intake) -> Iterator[str]:
     born, visits = _born(patients), _visits(stays)
-    subject_at, stay_at, *rest = triage.indices(TRIAGE)
-    (acuity_at,) = triage.indices(["acuity"])
-    width = len(triage.columns)
     complaints: dict[str, str] = {}
 
-    def stay_of(cells: list[str]) -> str:
-        if len(cells) != width:
-            raise Unclear("(the whole row)", "has another number of cells than the header")
-        return measured.identifier(cells[stay_at], "stay_id")
+    def stay_and_level(row: Fields) -> tuple[str, int]:
+        return measured.identifier(row["stay_id"], "stay_id"), measured.acuity(row["acuity"])
 
-    disputed = contested(triage.rows(), lambda cells: (stay_of(cells), measured.acuity(cells[acuity_at])))
+    disputed = contested(triage.rows(), stay_and_level)
 
-    def take(cells: list[str], seen: set[str]) -> Taken:
-        stay_id = stay_of(cells)
+    def take(row: Fields, seen: set[str]) -> Taken:
+        stay_id = measured.identifier(row["stay_id"], "stay_id")
         measured.check_stay(stay_id, seen, disputed)
-        subject_id = measured.identifier(cells[subject_at], "subject_id")
+        subject_id = measured.identifier(row["subject_id"], "subject_id")
         stay = visits.get(stay_id, _ABSENT)
         if stay is None:
             raise Unclear("stay_id", "has several rows in edstays")
@@ -114,21 +125,16 @@ def _cases(triage: Table, stays: Table, patients: Table, use: Pool, intake: Inta
             raise Unclear("stay_id", "has no row in edstays")
         if stay.subject != subject_id:
             raise Unclear("subject_id", "is not that of the stay in edstays")
-        return _taken([cells[at] for at in rest], stay, born, complaints)
+        return _taken(row, stay, born, complaints)
 
     yield from sift("esi", triage.path.name, triage.rows, take, use, intake)
 
 
-def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complaints: dict[str, str]) -> Taken:
-    temperature, heartrate, resprate, o2sat, sbp, dbp, pain, acuity, complaint = cells
-    level = measured.acuity(acuity)
-    temp_c = measured.temperature_c(temperature)
-    hr_bpm = measured.vital(heartrate, "hr_bpm", "heartrate")
-    rr_bpm = measured.vital(resprate, "rr_bpm", "resprate")
-    spo2_pct = measured.vital(o2sat, "spo2_pct", "o2sat")
-    sbp_mmhg, dbp_mmhg = measured.vital(sbp, "sbp_mmhg", "sbp"), measured.vital(dbp, "dbp_mmhg", "dbp")
-    measured.pressures(sbp_mmhg, dbp_mmhg)
-    score = measured.pain(pain)
+def _taken(row: Fields, stay: Stay, born: Mapping[str, int | None], complaints: dict[str, str]) -> Taken:
+    level, temp_c = measured.acuity(row["acuity"]), measured.temperature_c(row["temperature"])
+    signs = {name: measured.vital(row[column], name, column) for name, column in VITALS.items()}
+    measured.pressures(signs["sbp_mmhg"], signs["dbp_mmhg"])
+    score, complaint = measured.pain(row["pain"]), row["chiefcomplaint"]
     chief = complaints.get(complaint)
     if chief is None:
         chief = clean(complaint).rstrip(" .,;")
@@ -145,9 +151,8 @@ def _taken(cells: list[str], stay: Stay, born: Mapping[str, int | None], complai
         raise Unclear("arrival_transport", "is no known way of arrival")
     age = _age(stay, born)
     key = imported.fields(
-        KIND, level, complaint=chief, age_years=float(age), sex=sex, hr_bpm=hr_bpm, rr_bpm=rr_bpm, spo2_pct=spo2_pct,
-        sbp_mmhg=sbp_mmhg, dbp_mmhg=dbp_mmhg, temp_c=temp_c, pain=score,
-    )  # fmt: skip
+        KIND, level, complaint=chief, age_years=float(age), sex=sex, **signs, temp_c=temp_c, pain=score
+    )
     subject = _pseudonym(stay.subject)
     facts = {"narrative": narrative(age, sex, arrival, chief, key)}
     return Taken(pool_of_subject(subject), subject, facts, key, level)
@@ -200,23 +205,21 @@ _ABSENT = Stay("", 0, "", "")
 
 def _visits(stays: Table) -> dict[str, Stay | None]:
     """Stays by stay_id; None where there are several rows. Strings that repeat are kept once."""
-    subject_at, stay_at, intime_at, gender_at, arrival_at = stays.indices(STAYS)
     kept: dict[str, str] = {}
     found: dict[str, Stay | None] = {}
-    for _, cells in stays.rows():
-        if len(cells) != len(stays.columns):
-            continue  # its triage row is then refused for having no stay
+    for _, found_row in stays.rows():
         try:
-            stay_id = measured.identifier(cells[stay_at], "stay_id")
-            subject = measured.identifier(cells[subject_at], "subject_id")
+            row = fields_of(found_row)
+            stay_id = measured.identifier(row["stay_id"], "stay_id")
+            subject = measured.identifier(row["subject_id"], "subject_id")
         except Unclear:
-            continue
+            continue  # its triage row is then refused for having no stay
         if stay_id in found:
             found[stay_id] = None
             continue
-        intime = cells[intime_at].strip()
+        intime = row["intime"].strip()
         year = int(intime[:4]) if intime[:4].isdecimal() and intime[4:5] in ("-", "/") else 0
-        gender, arrival = cells[gender_at].strip().lower(), " ".join(cells[arrival_at].lower().split())
+        gender, arrival = row["gender"].strip().lower(), " ".join(row["arrival_transport"].lower().split())
         arrival = "" if arrival in measured.BLANK else arrival
         found[stay_id] = Stay(subject, year, kept.setdefault(gender, gender), kept.setdefault(arrival, arrival))
     return found
@@ -224,20 +227,18 @@ def _visits(stays: Table) -> dict[str, Stay | None]:
 
 def _born(patients: Table) -> dict[str, int | None]:
     """The year of age 0 by subject_id, in shifted years; None where there are several rows, -1 where it is unclear."""
-    subject_at, age_at, year_at = patients.indices(PATIENTS)
     found: dict[str, int | None] = {}
-    for _, cells in patients.rows():
-        if len(cells) != len(patients.columns):
-            continue
+    for _, found_row in patients.rows():
         try:
-            subject = measured.identifier(cells[subject_at], "subject_id")
+            row = fields_of(found_row)
+            subject = measured.identifier(row["subject_id"], "subject_id")
         except Unclear:
             continue
         if subject in found:
             found[subject] = None
             continue
         try:
-            age, year = (measured.number(cells[at], "anchor_age") for at in (age_at, year_at))
+            age, year = (measured.number(row[name], "anchor_age") for name in PATIENTS[1:])
         except Unclear:
             age = year = None
         whole = age is not None and year is not None and age == int(age) and year == int(year) and year > age

@@ -13,56 +13,21 @@ from functools import lru_cache
 from typing import Final
 
 from clinrl.tasks.imaging.sentences import citations, drop_citations, plain_words
+from clinrl.tasks.tables import read_table
+from clinrl.types import Strict
 
-AXES: Final[Mapping[str, Mapping[str, str]]] = {
-    "yield": {
-        "good": r"well|excellent(?:ly)?|good|reliabl[ey]|accurate(?:ly)?"
-        r"|(?:rarely|seldom|hardly ever|never) miss(?:es)?",
-        "fair": r"in part|half|fair(?:ly)?|as often as not|moderate(?:ly)?",
-        "poor": r"bad(?:ly)?|poor(?:ly)?|unreliabl[ey]|inaccurate(?:ly)?"
-        r"|(?:seldom|rarely|hardly ever|never) (?:seen|shown|found)|(?:mostly|usually|often) miss(?:es)?",
-    },
-    "stance": {
-        "for": r"support(?:s|ed|ing)?|agrees?|confirm(?:s|ed)?|in favou?r|favou?rs?|speaks? for|justif(?:y|ies|ied)",
-        "against": r"otherwise|disagrees?|contradict(?:s|ed)?|oppose[sd]?|against|refute[sd]?|conflicts?",
-        "beside": r"another question|other question|irrelevant|unrelated|elsewhere",
-    },
-    "safety": {
-        "safe": r"safe(?:ly)?|harmless|no risk",
-        "unsafe": r"unsafe|harmful|dangerous|hazardous|risky",
-    },
-    "use": {
-        "adds": r"adds?|useful|helps?|helpful|valuable|beneficial|worthwhile",
-        "idle": r"(?:adds?|settled) (?:nothing|little)|useless|futile|of no use|worthless",
-    },
-    "need": {
-        "needed": r"need(?:s|ed)?|calls? for|required?|indicated|warranted|should not wait|cannot wait|must not wait",
-        "spared": r"unnecessary|superfluous|can wait|too much|(?:need(?:s|ed)?|calls? for) no"
-        r"|no (?:\w+ ){0,2}(?:is )?needed",
-    },
-    "flag": {"raised": r"red flags?|alarm signs?", "none": r"(?:no|without(?: any)?) (?:red flags?|alarm signs?)"},
-    "fit": {"fits": r"appropriate|suitable", "unfit": r"inappropriate|unsuitable"},
-}  # fmt: skip
+
+class _Cues(Strict):
+    axes: Mapping[str, Mapping[str, str]]
+    flipped: Mapping[str, str]
+    modalities: Mapping[str, str]
+
+
+_CUES: Final = read_table(__file__, _Cues)
+AXES: Final = _CUES.axes
 """Axis to side to the words of it. Sides of one axis exclude each other; a longer match is taken before a shorter."""
-
-FLIPPED: Final[Mapping[str, str]] = {
-    "good": "poor", "poor": "good", "for": "against", "against": "for", "safe": "unsafe", "unsafe": "safe",
-    "adds": "idle", "idle": "adds", "needed": "spared", "spared": "needed", "raised": "none", "none": "raised",
-    "fits": "unfit", "unfit": "fits", "fair": "fair", "beside": "for",
-}  # fmt: skip
+FLIPPED: Final = _CUES.flipped
 """What a side becomes behind a negation."""
-
-MODALITIES: Final[Mapping[str, str]] = {
-    "xray": r"radiograph(?:y|s)?|x[ -]?rays?|plain films?",
-    "ultrasound": r"ultrasound|ultrasonography|sonography|us scan",
-    "fluoroscopy": r"fluoroscopy",
-    "ct": r"ct|computed tomography",
-    "mri": r"mri?|magnetic resonance(?: imaging)?",
-    "scintigraphy": r"bone scan|scintigraphy",
-    "pet": r"pet(?: ct)?",
-    "angiography": r"angiograph(?:y|ies)|angiogram",
-    "mammography": r"mammograph(?:y|ies)|mammogram",
-}
 
 _TURNS: Final = r"not|no|never|without|cannot|neither|nor|hardly|\w+n t"
 _NEGATOR: Final = rf"{_TURNS}|nothing|none|lacks?|lacking"
@@ -82,7 +47,7 @@ _DENIAL: Final = (
 _NOT = re.compile(rf"\b(?:{_DENIAL}|{_NEGATOR})\b")
 _BROUGHT = re.compile(r"\b(?:do|does|did)\b|\|")
 _TURN = re.compile(rf"\b(?:{_TURNS})\b")
-_MODALITY = re.compile("|".join(f"(?P<{name}>\\b(?:{words})\\b)" for name, words in MODALITIES.items()))
+_MODALITY = re.compile("|".join(f"(?P<{name}>\\b(?:{words})\\b)" for name, words in _CUES.modalities.items()))
 _CLAUSE = re.compile(r"[,;:]\s")
 _FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 

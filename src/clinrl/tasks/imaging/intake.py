@@ -15,22 +15,26 @@ from typing import Any, Final
 from clinrl.errors import DataError
 from clinrl.tasks import json_reader
 from clinrl.tasks.base import pool_at
+from clinrl.tasks.csv_reader import Table
 from clinrl.tasks.imaging import answer, imported
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.sentences import citations, split
 from clinrl.tasks.importing import (
+    WHOLE,
+    Fields,
     Intake,
     Source,
     Taken,
     Unclear,
     check_text,
     clean,
+    fields_of,
     normalise,
     percentile,
     pseudonym,
     sift,
 )
-from clinrl.tasks.json_reader import TWICE, WHOLE, Fields, Records
+from clinrl.tasks.json_reader import TWICE, Records
 from clinrl.types import Pool, Unreadable
 
 CONDITION: Final = ("condition", "category")
@@ -74,7 +78,7 @@ class Part:
     """A file of a source, and the use that it is for; None: each variant's hash decides."""
 
     name: str
-    records: Records
+    records: Records | Table
     use: Pool | None
 
 
@@ -130,7 +134,7 @@ def _parts(path: Path) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _records(path: Path) -> Records:
+def _records(path: Path) -> Records | Table:
     found = json_reader.recognise(path, lambda columns: all(not set(columns).isdisjoint(names) for names in NEEDED))
     if found is None:
         raise DataError(f"{path} has other columns, or its first record lacks some; {EXPECTED}")
@@ -140,8 +144,8 @@ def _records(path: Path) -> Records:
 def _cases(parts: tuple[Part, ...], use: Pool, intake: Intake) -> Iterator[str]:
     contested, astray = _conflicts(parts)
 
-    def taker(part: Part) -> Callable[[Fields | Unclear, set[str]], Taken]:
-        def take(row: Fields | Unclear, seen: set[str]) -> Taken:
+    def taker(part: Part) -> Callable[[Fields, set[str]], Taken]:
+        def take(row: Fields, seen: set[str]) -> Taken:
             request = read_request(row)
             triplet, whose = request.triplet, request.whose
             if whose in astray:
@@ -168,7 +172,7 @@ def _conflicts(parts: tuple[Part, ...]) -> tuple[set[str], set[str]]:
     for part in parts:
         for _, row in part.records.rows():
             try:
-                request = read_request(row)
+                request = read_request(fields_of(row))
             except Unclear:
                 continue  # it is refused for that
             if labels.setdefault(request.triplet, request.label) != request.label:
@@ -178,10 +182,8 @@ def _conflicts(parts: tuple[Part, ...]) -> tuple[set[str], set[str]]:
     return contested, astray
 
 
-def read_request(row: Fields | Unclear) -> Request:
+def read_request(row: Fields) -> Request:
     """The request and the label of a row. Raises Unclear."""
-    if isinstance(row, Unclear):
-        raise Unclear(row.column, row.reason)
     condition, variant, procedure = (_request_text(row, names) for names in (CONDITION, VARIANT, PROCEDURE))
     column, value = _value(row, LABEL)
     return Request(condition, variant, procedure, label_of(_string(value, column), column))
@@ -248,8 +250,7 @@ def reasoning_of(value: Any, column: str) -> tuple[str, ...]:
     return found
 
 
-def _taken(row: Fields | Unclear, request: Request, pool: Pool) -> Taken:
-    assert not isinstance(row, Unclear)
+def _taken(row: Fields, request: Request, pool: Pool) -> Taken:
     column, value = _value(row, REASONING)
     reasoning = reasoning_of(value, column)
     if isinstance(answer.parse(imported.gold(request.label, reasoning, thinking=True)), Unreadable):

@@ -11,6 +11,8 @@ from typing import Final, Literal, NamedTuple
 
 from clinrl.tasks.imaging.guideline import ELSEWHERE, MODALITIES, TARGETS
 from clinrl.tasks.imaging.rules import Decision, Scenario
+from clinrl.tasks.tables import read_table
+from clinrl.types import Strict
 
 
 class Statement(NamedTuple):
@@ -26,86 +28,16 @@ Stance = Literal["agrees", "disagrees", "elsewhere"]
 CITES: Final = "cites"
 RATING: Final = "rating"
 
-WORDINGS: Final[Mapping[str, tuple[str, str, str]]] = {
-    "shows_good": (
-        "{modality} shows {target} well here.",
-        "Here {target} is seen well on {modality}.",
-        "{modality} rarely misses {target} here.",
-    ),
-    "shows_fair": (
-        "{modality} shows {target} in part of the patients here.",
-        "Here {target} is seen on {modality} about half of the time.",
-        "{modality} misses {target} as often as not here.",
-    ),
-    "shows_poor": (
-        "{modality} shows {target} badly here.",
-        "Here {target} is seldom seen on {modality}.",
-        "{modality} mostly misses {target} here.",
-    ),
-    "wrong_region": (
-        "A study of the {region} does not cover the question.",
-        "The {region} is not where the question lies.",
-        "Images of the {region} miss the place that matters.",
-    ),
-    "repeat": (
-        "{modality} was done already and did not answer.",
-        "A second {modality} would repeat what gave no answer.",
-        "The earlier {modality} settled nothing, so another adds little.",
-    ),
-    "plain_first": (
-        "Without red flags a first look needs no {modality}.",
-        "There is no red flag, so {modality} can wait.",
-        "{modality} is too much for a first look without red flags.",
-    ),
-    "red_flag": (
-        "A red flag speaks for {modality} now.",
-        "With a red flag {modality} should not wait.",
-        "The red flag justifies {modality}.",
-    ),
-    "pregnancy": (
-        "She is pregnant and {modality} brings radiation.",
-        "Radiation from {modality} should be kept from a pregnancy.",
-        "The pregnancy speaks against the radiation of {modality}.",
-    ),
-    "child": (
-        "A child should be spared the radiation of {modality}.",
-        "{modality} is much radiation for a child.",
-        "At this age the radiation of {modality} weighs heavily.",
-    ),
-    "kidneys": (
-        "Contrast is unsafe with kidneys this weak.",
-        "The filtration rate is too low for contrast.",
-        "These kidneys should not be given contrast.",
-    ),
-    "contrast_lacking": (
-        "Without contrast {target} may be overlooked.",
-        "To see {target} fully, contrast is needed.",
-        "{target} calls for contrast, which is lacking.",
-    ),
-    "contrast_idle": (
-        "Contrast adds nothing for {target}.",
-        "For {target} no contrast is needed.",
-        "{target} is seen as well without contrast.",
-    ),
-    CITES: (
-        "Study [{number}] {stance}.",
-        "According to its figures, [{number}] {stance}.",
-        "Of the evidence, [{number}] {stance}.",
-    ),
-    RATING: (
-        "That makes {rating} of 9.",
-        "The rating is {rating} of 9.",
-        "On balance this is {rating} of 9.",
-    ),
-}
+
+class _Words(Strict):
+    stances: Mapping[Stance, str]
+    wordings: Mapping[str, tuple[str, str, str]]
+
+
+_WORDS: Final = read_table(__file__, _Words)
+STANCES: Final = _WORDS.stances
+WORDINGS: Final = _WORDS.wordings
 """Three wordings of every kind of statement."""
-
-STANCES: Final[Mapping[Stance, str]] = {
-    "agrees": "supports this",
-    "disagrees": "says otherwise",
-    "elsewhere": "asks another question",
-}
-
 SLOTS: Final[Mapping[str, Sequence[str]]] = {
     "modality": MODALITIES,
     "target": TARGETS,
