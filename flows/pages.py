@@ -8,20 +8,20 @@ from prefect.artifacts import create_image_artifact, create_markdown_artifact, c
 
 from clinrl import paths
 from clinrl.analysis.alerts import stored
+from clinrl.config.params import Params
 from clinrl.evaluation.answers import ALARMS, load_report
 from clinrl.reports import numbers
 from clinrl.reports import render as markdown
 
 if TYPE_CHECKING:
     from clinrl.analysis.exam import EvalReport
-    from clinrl.config.params import Params
     from clinrl.pipeline.propose import Draft
     from clinrl.release.gate import Decision
 
 CURVES = "curves.png"
 
 
-def show_exam(params: "Params", name: str) -> None:
+def show_exam(params: Params, name: str) -> None:
     """Put the comparison table of a version or a merge on the run's page, and its training curves if it has any."""
     reports = [load_report(name, mode) for mode in params.modes]
     create_table_artifact(

@@ -3,6 +3,7 @@
 The project root is the working directory; every command starts there, as DVC does.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 LIVE_FILE = "live.jsonl"
@@ -14,9 +15,49 @@ REFUSED_FILE = "refused.tsv"
 IMPORT_FILE = "import.json"
 
 
-def cases(data: str) -> Path:
-    """Folder of a data set: `cases.jsonl` and its manifest."""
-    return Path("data/cases") / data
+def _named_in(folder: str, suffix: str = "") -> Callable[[str], Path]:
+    """Where in a folder the artefact of a name lives."""
+    return lambda name: Path(folder) / f"{name}{suffix}"
+
+
+cases = _named_in("data/cases")
+"""Folder of a data set: `cases.jsonl` and its manifest."""
+data_proof = _named_in("data/reports/data", ".json")
+"""Proof that a data set passed validation; exists only on success."""
+data_docs = _named_in("data/docs")
+"""Great Expectations' pages for a data set (they hold run times, so git and DVC ignore them)."""
+probe_proof = _named_in("data/reports/probe", ".json")
+"""Proof that a version's stream and reward passed the probe; exists only on success."""
+base = _named_in("data/bases")
+"""The embedded base of a task, or the pinned reference to its hub checkpoint."""
+adapter = _named_in("data/adapters")
+"""A version's adapter; `<task>-base` is the adapter that changes nothing."""
+graded = _named_in("data/graded")
+"""Graded exam transcripts of a version: one JSONL a mode."""
+report = _named_in("data/reports")
+"""Folder of a version's reports: `<mode>.json`, `summary.json`, curves and plots."""
+mined = _named_in("data/mined")
+"""A version's graded answers to its mine data: one JSONL a mode."""
+mine_report = _named_in("data/reports/mine", ".json")
+"""Where a version errs; the page and the plot lie beside it."""
+draft = _named_in("data/reports/drafts", ".json")
+"""From what a version was drafted, and what became of it."""
+external_report = _named_in("data/reports/external", ".json")
+"""A version's external exam; the page lies beside it."""
+protocol_report = _named_in("data/reports/protocol", ".json")
+"""The published protocol and the sampled exam of a version or a base; the page lies beside it."""
+comparison_report = _named_in("data/reports/comparisons", ".json")
+"""A comparison of recipes over seeds; the page and the plot lie beside it."""
+comparison_pages = _named_in("data/reports/comparisons")
+"""The full tables of a comparison, `tables.md`, to which its page leads."""
+preregistration = _named_in("data/preregistrations", ".json")
+"""What was written down before the runs of a comparison; in git, and never written again."""
+merged = _named_in("data/merged")
+"""A merge: a full model that needs no PEFT, or a blended adapter."""
+attestations = _named_in("data/attestations")
+"""Signed statements of others that they rebuilt a version or a merge; in git, one file a key."""
+dossier = _named_in("data/dossiers")
+"""The papers of a version: Markdown, one HTML page, and every number with its source. Git and DVC ignore them."""
 
 
 def import_record(data: str) -> Path:
@@ -29,84 +70,9 @@ def params_proof() -> Path:
     return Path("data/reports/params.json")
 
 
-def data_proof(data: str) -> Path:
-    """Proof that a data set passed validation; exists only on success."""
-    return Path("data/reports/data") / f"{data}.json"
-
-
-def data_docs(data: str) -> Path:
-    """Great Expectations' pages for a data set (they hold run times, so git and DVC ignore them)."""
-    return Path("data/docs") / data
-
-
-def probe_proof(version: str) -> Path:
-    """Proof that a version's stream and reward passed the probe; exists only on success."""
-    return Path("data/reports/probe") / f"{version}.json"
-
-
-def base(task: str) -> Path:
-    """The embedded base of a task, or the pinned reference to its hub checkpoint."""
-    return Path("data/bases") / task
-
-
-def adapter(version: str) -> Path:
-    """A version's adapter; `<task>-base` is the adapter that changes nothing."""
-    return Path("data/adapters") / version
-
-
-def graded(version: str) -> Path:
-    """Graded exam transcripts of a version: one JSONL a mode."""
-    return Path("data/graded") / version
-
-
-def report(version: str) -> Path:
-    """Folder of a version's reports: `<mode>.json`, `summary.json`, curves and plots."""
-    return Path("data/reports") / version
-
-
 def exam_record(task: str, name: str) -> Path:
     """What an exam of a version, a merge or a base left, by digest; a comparison depends on the folder of its task."""
     return Path("data/reports/exams") / task / f"{name}.json"
-
-
-def mined(version: str) -> Path:
-    """A version's graded answers to its mine data: one JSONL a mode."""
-    return Path("data/mined") / version
-
-
-def mine_report(version: str) -> Path:
-    """Where a version errs; the page and the plot lie beside it."""
-    return Path("data/reports/mine") / f"{version}.json"
-
-
-def draft(version: str) -> Path:
-    """From what a version was drafted, and what became of it."""
-    return Path("data/reports/drafts") / f"{version}.json"
-
-
-def external_report(version: str) -> Path:
-    """A version's external exam; the page lies beside it."""
-    return Path("data/reports/external") / f"{version}.json"
-
-
-def protocol_report(name: str) -> Path:
-    """The published protocol and the sampled exam of a version or a base; the page lies beside it."""
-    return Path("data/reports/protocol") / f"{name}.json"
-
-
-def comparison_report(name: str) -> Path:
-    """A comparison of recipes over seeds; the page and the plot lie beside it."""
-    return Path("data/reports/comparisons") / f"{name}.json"
-
-
-def comparison_pages(name: str) -> Path:
-    """The full tables of a comparison, `tables.md`, to which its page leads."""
-    return Path("data/reports/comparisons") / name
-
-
-def preregistration(name: str) -> Path:
-    """What was written down before the runs of a comparison; in git, and never written again."""
-    return Path("data/preregistrations") / f"{name}.json"
 
 
 def retraining_report() -> Path:
@@ -129,11 +95,6 @@ def engine(task: str) -> Path:
     return Path(".clinrl/engines") / f"{task}.json"
 
 
-def merged(name: str) -> Path:
-    """A merge: a full model that needs no PEFT, or a blended adapter."""
-    return Path("data/merged") / name
-
-
 def champions_answers(digest: str) -> Path:
     """The graded answers of a champion, by the identity of its adapter, for comparison with whoever comes next."""
     return Path(".clinrl/champions") / digest[:32]
@@ -142,16 +103,6 @@ def champions_answers(digest: str) -> Path:
 def locks() -> Path:
     """Folder of the locks of what one process at a time may do here."""
     return Path(".clinrl/locks")
-
-
-def attestations(name: str) -> Path:
-    """Signed statements of others that they rebuilt a version or a merge; in git, one file a key."""
-    return Path("data/attestations") / name
-
-
-def dossier(version: str) -> Path:
-    """The papers of a version: Markdown, one HTML page, and every number with its source. Git and DVC ignore them."""
-    return Path("data/dossiers") / version
 
 
 def audit_log() -> Path:

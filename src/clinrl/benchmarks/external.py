@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from clinrl.analysis.exam import EvalReport, build, estimates
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, verified, write_json, write_text
 from clinrl.artifacts import identity as identity_of
+from clinrl.config.params import Params
 from clinrl.data.dataset import manifest_of
 from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import open_run
@@ -28,9 +29,6 @@ from clinrl.reports.render import load, render
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import NO_RESPONSES, Published, Responses
 from clinrl.types import Estimate, Strict
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 POOL = "exam"
 
@@ -64,7 +62,7 @@ class ExternalReport(Strict):
     note: str
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Let a version answer its external data; write the report as JSON and page.
 
     Raises ParamsError if params.yaml names no external exam of `name`, ArtefactError if an input is missing, altered or

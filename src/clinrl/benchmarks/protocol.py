@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from clinrl import paths
 from clinrl.analysis import baselines
@@ -33,6 +33,7 @@ from clinrl.benchmarks.record import (
     verdicts,
 )
 from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.errors import ArtefactError, DataError, ParamsError, did_you_mean
 from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read_graded
 from clinrl.evaluation.evaluate import check_apart
@@ -45,14 +46,11 @@ from clinrl.tasks.base import Task, parts_of
 from clinrl.tasks.parts import NO_RESPONSES
 from clinrl.types import Case, Transcript
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 MAX_DRAWN: Final = 1000
 """Cases that are drawn of a seed before a level is given up."""
 
 
-def stage(params: "Params", name: str) -> None:
+def stage(params: Params, name: str) -> None:
     """Evaluate a version or a base in the published protocol, and on its exam at a temperature; write report and page.
 
     Raises ParamsError if params.yaml has no protocol of `name`, or one of more episodes than the exam has,
@@ -168,7 +166,7 @@ def _before(head: ProtocolReport) -> ProtocolReport | None:
 
 
 def _sample(
-    params: "Params", model: Model, temperature: float, drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case]
+    params: Params, model: Model, temperature: float, drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case]
 ) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:
     """The episodes of the cells and of the exam, sampled with the model loaded once. A cell has its own seed."""
     sampler = open_sampler(params, model)

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from clinrl.cli.names import check_name
+from clinrl.config.params import Params
 
 if TYPE_CHECKING:
     from clinrl.config.base import Scale
-    from clinrl.config.params import Params
     from clinrl.models.needs import Need, Room
     from clinrl.models.step_time import Rates, Times
 
@@ -23,7 +23,7 @@ NAME = 32
 """Characters of a name in the table."""
 
 
-def stage(params: "Params", names: Sequence[str] = (), *, scale: "Scale | None" = None, as_json: bool = False) -> int:
+def stage(params: Params, names: Sequence[str] = (), *, scale: "Scale | None" = None, as_json: bool = False) -> int:
     """Print what each task needs, or the versions of `names`, at a scale, by default the active one. 0 if all fits.
 
     Raises ParamsError for an unknown name, for a wrong machine.yaml, and for a GPU in it that is not there.

@@ -1,20 +1,17 @@
 """The names of params.yaml that a command takes, and the sentence for one that it does not take."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from clinrl.cli.commands import COMMANDS
+from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean, format_value
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 BASED = dict.fromkeys(("show", "protocol", "compare", "params", "doctor"), ("BASE",))
 BESIDES = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
 """Kinds that a command takes besides the one that its usage shows."""
 
 
-def names(params: "Params", kind: str) -> Mapping[str, str]:
+def names(params: Params, kind: str) -> Mapping[str, str]:
     """The names of a kind, each with its task."""
     versions = {name: spec.task for name, spec in params.versions.items()}
     merges = {name: merge.task for name, merge in params.merges.all.items()}
@@ -31,7 +28,7 @@ def names(params: "Params", kind: str) -> Mapping[str, str]:
     }[kind]
 
 
-def check_name(params: "Params", name: str, command: str, *, kind: str = "", task: str = "") -> str:
+def check_name(params: Params, name: str, command: str, *, kind: str = "", task: str = "") -> str:
     """The task of a name that a command takes. `kind` is that of its usage unless another is given.
 
     Raises ParamsError for another name: with those of `task`, or of the task that the name begins with, where that is

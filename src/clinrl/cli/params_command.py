@@ -2,21 +2,19 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
 from clinrl.artifacts import dump_yaml
 from clinrl.config.base import check_known
+from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
 from clinrl.config.schema import Merge, VersionSpec
 from clinrl.signing.keys import Key
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
-
-def stage(params: "Params", name: str | None = None, *, resolved: bool = False, as_json: bool = False) -> None:
+def stage(params: Params, name: str | None = None, *, resolved: bool = False, as_json: bool = False) -> None:
     """Print the parameters of a version, a merge or `<task>-base`, or all of them, as YAML or JSON.
 
     `resolved` fills in every default and, of a name, keeps the active scale alone. Raises ParamsError for an
@@ -29,7 +27,7 @@ def stage(params: "Params", name: str | None = None, *, resolved: bool = False, 
     print(dump_yaml(content), end="")
 
 
-def uses(params: "Params", name: str, *, resolved: bool) -> dict[str, Any]:
+def uses(params: Params, name: str, *, resolved: bool) -> dict[str, Any]:
     """What a version, a merge or a base is made of and examined with, each block under the name of its use."""
     built: dict[str, VersionSpec | Merge] = {**params.versions, **params.merges.all}
     check_known("params.yaml", name, [*built, *params.roots], "a version, a merge or a base")

@@ -1,18 +1,15 @@
 """`clinrl plan`: the table of the versions, or the tree of a task with how its gates decided."""
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from clinrl import paths
+from clinrl.config.params import Params
 from clinrl.errors import ParamsError, Refused
 from clinrl.pipeline import plan as plans
 from clinrl.release import audit_log
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
-
-def plan(params: "Params", version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
+def plan(params: Params, version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
     """Print the plan of a version's lineage or of all, or with `graph` the tree of a task; of each if that is empty.
 
     Raises ParamsError for an unknown version or task.

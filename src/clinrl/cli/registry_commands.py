@@ -3,13 +3,14 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.analysis import alerts
 from clinrl.cli.names import check_name
 from clinrl.cli.stage_commands import make
 from clinrl.config.model import MERGED
+from clinrl.config.params import Params
 from clinrl.errors import ParamsError
 from clinrl.evaluation import notebook
 from clinrl.evaluation.answers import HISTORY
@@ -21,9 +22,6 @@ from clinrl.reports import numbers
 from clinrl.reports.tables import show
 from clinrl.signing.approval import check_token, sign_approval
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
 NARROW = COLUMNS[:-2]
 """For a terminal on which a digest would be cut in two."""
@@ -33,12 +31,12 @@ DRAFT = ("version", "parent", "lever", "rule", "cases", "worth", "mean cost")
 LINKS = ("version", "link", "state", "digest", "says")
 
 
-def register(params: "Params", name: str) -> None:
+def register(params: Params, name: str) -> None:
     """Register a version or a merge and print its row."""
     _show(registry.register(params, name))
 
 
-def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
+def decide(params: Params, name: str, *, as_json: bool = False) -> int:
     """Decide on a version; print every finding and the figures of each model: what an approver sees.
 
     The reasons go to stderr, with the decision's digest, which an approval is about. 0: may be promoted.
@@ -70,7 +68,7 @@ def decide(params: "Params", name: str, *, as_json: bool = False) -> int:
     return 0 if decision.promote else 1
 
 
-def promote(params: "Params", name: str, *, approver: str, token: str | None = None) -> None:
+def promote(params: Params, name: str, *, approver: str, token: str | None = None) -> None:
     """Decide on a version, promote it if it may be, and print its row."""
     approver = promotion.check_approver(approver)
     entry = promotion.settle(params, name)  # the same command, given again after a kill
@@ -84,7 +82,7 @@ def promote(params: "Params", name: str, *, approver: str, token: str | None = N
     _show(entry)
 
 
-def rollback(params: "Params", name: str, *, approver: str) -> None:
+def rollback(params: Params, name: str, *, approver: str) -> None:
     """Bring the previous champion of a registered model back and print its row.
 
     A line on stderr if the full model of the version that lost its place is still a champion.
@@ -100,12 +98,12 @@ def rollback(params: "Params", name: str, *, approver: str) -> None:
         )
 
 
-def versions(params: "Params", name: str, *, as_json: bool = False) -> None:
+def versions(params: Params, name: str, *, as_json: bool = False) -> None:
     """Print every version of a registered model, oldest first."""
     _show(*registry.entries(name), as_json=as_json)
 
 
-def lookup(params: "Params", name: str, which: str | None, *, as_json: bool = False) -> None:
+def lookup(params: Params, name: str, which: str | None, *, as_json: bool = False) -> None:
     """Print the version that an alias, a name or a number stands for."""
     if which is None:
         raise ParamsError(f"WHICH is missing: champion, candidate, previous, a version of {name} or a number")
@@ -116,7 +114,7 @@ def lookup(params: "Params", name: str, which: str | None, *, as_json: bool = Fa
         _show(entry)
 
 
-def alarms(params: "Params", name: str, *, as_json: bool = False) -> int:
+def alarms(params: Params, name: str, *, as_json: bool = False) -> int:
     """Print the alarms of a version's training, from its history. 1 if one of them is a stop."""
     found = alerts.alarms(alerts.read(paths.adapter(name) / HISTORY))
     show(ALARMS, [alarm.model_dump(include=set(ALARMS)) for alarm in found], as_json=as_json)
@@ -127,7 +125,7 @@ def alarms(params: "Params", name: str, *, as_json: bool = False) -> int:
     return 1 if any(alarm.level == "stop" for alarm in found) else 0
 
 
-def compare(params: "Params", source: Path, name: str, other: str | None = None, *, as_json: bool = False) -> None:
+def compare(params: Params, source: Path, name: str, other: str | None = None, *, as_json: bool = False) -> None:
     """Write a comparison of params.yaml, or print the paired tests between two models, mode by mode."""
     if other is None:
         check_name(params, name, "compare", kind="COMPARISON")
@@ -153,7 +151,7 @@ def compare(params: "Params", source: Path, name: str, other: str | None = None,
 
 
 def draft(
-    params: "Params",
+    params: Params,
     name: str,
     *,
     parent: str | None = None,
@@ -190,7 +188,7 @@ def draft(
     )
 
 
-def lineage(params: "Params", name: str, *, as_json: bool = False) -> int:
+def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
     """Print every link of a version's lineage, and the broken ones again on stderr. 1 if one is broken."""
     links = lineages.walk(params, name)
     rows: list[dict[str, Any]] = [link.model_dump() for link in links]

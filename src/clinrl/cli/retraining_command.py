@@ -1,18 +1,16 @@
 """`clinrl simulate-retraining`: what a change plan lets pass in a year, in simulated lives."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.retraining import World, most_discordant, simulate
 from clinrl.artifacts import write_json, write_text
 from clinrl.config.base import check_known
+from clinrl.config.params import Params
 from clinrl.errors import ParamsError
 from clinrl.reports.numbers import percent
 from clinrl.reports.render import render
 from clinrl.reports.tables import show
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 COLUMNS = ("drafts", "rule", "useless", "worse", "better", "looks")
 LARGER = 2.5
@@ -20,7 +18,7 @@ LARGER = 2.5
 
 
 def stage(
-    params: "Params",
+    params: Params,
     name: str,
     *,
     lives: int,
@@ -63,7 +61,7 @@ def stage(
     show(COLUMNS, texts, as_json=False)
 
 
-def report(params: "Params", task: str, given: World) -> dict[str, Any]:
+def report(params: Params, task: str, given: World) -> dict[str, Any]:
     """The report on a world, on one whose models are as unlike as they can be, and on that with a larger exam."""
     plan = params.plans[task]
     unlike = given.model_copy(update={"discordance": round(most_discordant(given.wrong), 4)})

@@ -5,17 +5,13 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.names import check_name
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError
 from clinrl.provenance import lock, stages, statements
 from clinrl.runtime import dvc_state, forkserver
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 HEAVY = ("train", "evaluate")
 """Commands that spend seconds on importing libraries."""
@@ -42,7 +38,7 @@ def stage(source: Path, address: str) -> int:
     return 0
 
 
-def make(params: "Params", source: Path, command: str, name: str) -> None:
+def make(params: Params, source: Path, command: str, name: str) -> None:
     """Run a stage, and sign what it made of what. Files that dvc.lock does not record are said on stderr first."""
     _warn_of_strangers(command, name)
     import_module(f"clinrl.{COMMANDS[command].stage}").stage(params, name)

@@ -3,18 +3,16 @@
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl.config.base import check_known
+from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import State
 from clinrl.provenance.stages import STAGES, addresses_of
 from clinrl.reports.tables import show
 from clinrl.runtime import dvc_state
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")
 
@@ -23,7 +21,7 @@ NARROW = ("version", "method", "steps", "stands")
 """The columns that fit a terminal of 80."""
 
 
-def stage(params: "Params", version: str | None = None, *, as_json: bool = False) -> None:
+def stage(params: Params, version: str | None = None, *, as_json: bool = False) -> None:
     """Print the plan of one version's lineage, or of all versions: parents come before children.
 
     A table on a terminal, tab-separated lines under a header otherwise, a JSON list with `as_json`. DVC judges a stage
@@ -46,11 +44,11 @@ def first_open(states: Mapping[str, State]) -> str:
     return next((f"{stage} {state}" for stage, state in states.items() if state != "up to date"), "up to date")
 
 
-def _parents_first(params: "Params") -> Sequence[str]:
+def _parents_first(params: Params) -> Sequence[str]:
     return list(dict.fromkeys(name for version in params.versions for name in params.lineage(version)))
 
 
-def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, Any]:
+def _row(params: Params, name: str, states: Mapping[str, State]) -> dict[str, Any]:
     version = params.versions[name]
     return {
         "version": name,
@@ -65,7 +63,7 @@ def _row(params: "Params", name: str, states: Mapping[str, State]) -> dict[str, 
     }
 
 
-def draw(params: "Params", task: str = "", *, gates: Mapping[str, str]) -> None:
+def draw(params: Params, task: str = "", *, gates: Mapping[str, str]) -> None:
     """Print the tree of a task, by default of each. A line is a version; `dvc dag` draws 10,963 columns of stages.
 
     `gates` say of versions how their gate decided. Raises ParamsError for an unknown task.
@@ -84,13 +82,13 @@ def draw(params: "Params", task: str = "", *, gates: Mapping[str, str]) -> None:
             print(f"{drawn:<{width}}  {kind:<5}  {first_open(row)}{gate}")
 
 
-def _members(params: "Params", task: str) -> Iterator[str]:
+def _members(params: Params, task: str) -> Iterator[str]:
     yield f"{task}-base"
     for some in (params.versions, params.merges.folds, params.merges.blends, params.rivals):
         yield from (name for name, spec in some.items() if spec.task == task)
 
 
-def _tree(params: "Params", name: str, last: Sequence[bool]) -> Iterator[tuple[str, str, str]]:
+def _tree(params: Params, name: str, last: Sequence[bool]) -> Iterator[tuple[str, str, str]]:
     """Everything that comes from a name, the name first: with the branches that lead to it, and what it is."""
     branches = "".join("   " if ends else "│  " for ends in last[:-1]) + ("└─ " if last[-1] else "├─ ") if last else ""
     blends, folds = params.merges.blends, params.merges.folds

@@ -5,24 +5,21 @@ The file holds no time. It is committed, and git's history says whether it came 
 
 import json
 import sys
-from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.analysis.preregistration import forecasts
 from clinrl.artifacts import exclusive, write_json
+from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import open_run
 from clinrl.evaluation.preregistration import discordant_shares, plan, primary_of
 from clinrl.provenance import lock
 from clinrl.reports.tables import show
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 COLUMNS = ("mode", "cases", "seeds", "effect", "discordant", "power", "detectable")
 
 
-def stage(params: "Params", name: str, *, retrospective: bool = False, as_json: bool = False) -> None:
+def stage(params: Params, name: str, *, retrospective: bool = False, as_json: bool = False) -> None:
     """Write data/preregistrations/<name>.json and print the power of the exam, effects in points.
 
     Raises ParamsError if the comparison has no primary measure, ArtefactError if it is registered already, if one of
@@ -60,7 +57,7 @@ def stage(params: "Params", name: str, *, retrospective: bool = False, as_json: 
     print(f"clinrl: commit {path} before the runs: git's history is what says when it was written", file=sys.stderr)
 
 
-def _check_not_run(params: "Params", name: str) -> None:
+def _check_not_run(params: Params, name: str) -> None:
     """Refuse if a version of either row took its exam, here or by dvc.lock."""
     recorded = lock.read() if lock.LOCK.exists() else {}
     for versions in params.comparisons[name].primary_rows.values():

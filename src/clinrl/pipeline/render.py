@@ -4,16 +4,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from clinrl import paths
 from clinrl.benchmarks import external, protocol
+from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean
 from clinrl.evaluation import compare, error_analysis, evaluate
 from clinrl.tasks.base import get_task
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 
 class Report(NamedTuple):
@@ -27,7 +25,7 @@ class Report(NamedTuple):
     """Returns the files that are not here, and whose figures were left as they are."""
 
 
-def stage(params: "Params", names: Sequence[str]) -> None:
+def stage(params: Params, names: Sequence[str]) -> None:
     """Write the pages and figures of reports again and print which of them changed.
 
     `names` are versions, merges, bases, comparisons and tasks; none stands for all. Raises ParamsError for a name that
@@ -52,7 +50,7 @@ def stage(params: "Params", names: Sequence[str]) -> None:
     print(f"clinrl: wrote {count} pages and figures; the changed ones are listed", file=sys.stderr)
 
 
-def reports(params: "Params") -> Iterator[Report]:
+def reports(params: Params) -> Iterator[Report]:
     """Every report that is there, task by task in the order of params.yaml."""
     modes = list(params.modes)
     for name in [*params.roots, *params.versions, *params.merges.all]:

@@ -9,13 +9,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.baselines import BAG_OF_WORDS
 from clinrl.analysis.compared import ALL, Compared, Figure
 from clinrl.config.base import check_known
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, exit_code_of
 from clinrl.evaluation.answers import BETWEEN_MODES, load_report
 from clinrl.reports import render
@@ -24,13 +24,10 @@ from clinrl.reports.render import load
 from clinrl.tasks.base import get_task
 from clinrl.types import Estimate
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
-def table(params: "Params", task: str) -> str:
+def table(params: Params, task: str) -> str:
     """Markdown: a line for the base, each recipe of the comparison `<task>-series` and the classifier to beat.
 
     A recipe's number is the mean over its seeds; brackets hold 95% intervals over seeds and cases. Raises ArtefactError
@@ -58,7 +55,7 @@ def _interval(figure: Figure) -> str:
     return shown if low is None or high is None else f"{shown} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def lines(params: "Params", task: str) -> str:
+def lines(params: Params, task: str) -> str:
     """Markdown: what the exams here said of the lineage of the task's newest version, one seed of the table's rows."""
     modes, shares = list(params.modes), [*get_task(task).compared]
     newest = [name for name, version in params.versions.items() if version.task == task][-1]

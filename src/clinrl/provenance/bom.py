@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import __version__, paths
 from clinrl.artifacts import read_manifest, verified, write_text
+from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, exit_code_of
 from clinrl.provenance import lock, pins
 
 if TYPE_CHECKING:
     from clinrl.config.bases import Embedded, HubModel
-    from clinrl.config.params import Params
 
 FILE: Final = "bom.cdx.json"
 """Where the bill of a release lies in the project's root, and that of a version in its registered folder."""
@@ -55,7 +55,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 Component = dict[str, Any]
 
 
-def release(params: "Params") -> dict[str, Any]:
+def release(params: Params) -> dict[str, Any]:
     """What this checkout consists of: every pinned library, the base models at both scales, and the data sets.
 
     Raises ArtefactError if a base was altered, DataError if constraints.txt or a file beside it was.
@@ -71,7 +71,7 @@ def release(params: "Params") -> dict[str, Any]:
     return _bill(mine, libraries, [*models, *sets], graph)
 
 
-def of_version(params: "Params", name: str) -> dict[str, Any]:
+def of_version(params: Params, name: str) -> dict[str, Any]:
     """What a version or a merge was made of, and what answering with it needs.
 
     That is its base, its ancestors or parts, what each was trained and examined on, and the libraries that a registered
@@ -111,7 +111,6 @@ def text(bill: Mapping[str, Any]) -> str:
 
 def main() -> int:
     """Write the bill of the release. The exit code is that of the refusal, if something is missing or altered."""
-    from clinrl.config.params import load_params
 
     def write() -> int:
         write_text(Path(FILE), text(release(load_params())))
@@ -187,7 +186,7 @@ def _graph(libraries: Sequence[pins.Pin]) -> dict[str, set[str]]:
     return graph
 
 
-def _embedded_base(params: "Params", task: str) -> list[Component]:
+def _embedded_base(params: Params, task: str) -> list[Component]:
     """The base that is built here, and its judges, each with the digests of its files."""
     if params.scale != "embedded":
         return []
@@ -218,7 +217,7 @@ def _built_model(ref: str, name: str, spec: "Embedded", files: list[Component]) 
     }
 
 
-def _hub(params: "Params", task: str) -> list[Component]:
+def _hub(params: Params, task: str) -> list[Component]:
     """The checkpoints of the hub that the full scale starts from: by commit where the base stage has pinned one."""
     spec = params.bases[task].full
     models: list[HubModel] = [spec, *spec.judges.values(), *([spec.encoder] if spec.encoder else [])]
@@ -262,7 +261,7 @@ def _commits(path: Path) -> dict[str, str]:
     return found
 
 
-def _data(params: "Params", name: str, witness: lock.Lock) -> Component:
+def _data(params: Params, name: str, witness: lock.Lock) -> Component:
     """A data set: drawn here from rules, or read from records that are no part of the release."""
     spec = params.all_data[name]
     is_drawn = name in params.datasets
@@ -283,7 +282,7 @@ def _data(params: "Params", name: str, witness: lock.Lock) -> Component:
     }
 
 
-def _version(params: "Params", name: str, witness: lock.Lock) -> Component:
+def _version(params: Params, name: str, witness: lock.Lock) -> Component:
     """An adapter or a merged model, and how it came to be."""
     folder = params.model(name).folder
     if name in params.versions:
@@ -317,7 +316,7 @@ def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _data_and_exam(params: "Params", version: str) -> tuple[str, str]:
+def _data_and_exam(params: Params, version: str) -> tuple[str, str]:
     """What a version was trained on, and its exam."""
     return params.versions[version].data, params.versions[version].exam
 

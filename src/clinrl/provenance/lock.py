@@ -7,16 +7,14 @@ of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a f
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from clinrl import paths
+from clinrl.config.params import Params
 from clinrl.errors import ArtefactError
 from clinrl.provenance.stages import addresses_of
 from clinrl.runtime.dvc_digest import md5
 from clinrl.types import Strict
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 LOCK = Path("dvc.lock")
 MADE = "data"
@@ -73,7 +71,7 @@ def outputs(lock: Lock, stages: Iterable[str] | None = None) -> dict[str, str]:
     return {out["path"]: out["md5"] for entry in entries for out in entry.get("outs", ())}
 
 
-def exam_stage(params: "Params", name: str) -> str:
+def exam_stage(params: Params, name: str) -> str:
     """Address of the stage in which a model of params.yaml, or a rival, takes its exam. Raises KeyError for others."""
     return addresses_of(params, name)["evaluate"]
 
@@ -117,7 +115,7 @@ def facts(lock: Lock, target: str) -> list[Fact]:
     return found
 
 
-def demand(params: "Params", name: str) -> list[Fact]:
+def demand(params: Params, name: str) -> list[Fact]:
     """All that a version or a merge was made of and examined on is as dvc.lock records it; what is used of it is here.
 
     Used are itself, its base, its exam, its answers, reports and proofs. Something else that is recorded and not here,

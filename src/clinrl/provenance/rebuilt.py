@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
 from clinrl.artifacts import write_json
+from clinrl.config.params import Params
 from clinrl.errors import SignatureError
 from clinrl.provenance import lock
 from clinrl.signing import dsse
 
 if TYPE_CHECKING:
-    from clinrl.config.params import Params
     from clinrl.signing.keys import Signer
 
 PREDICATE = "https://clinrl.dev/rebuilt/v1"
@@ -52,7 +52,7 @@ def write(root: Path, claim: dict[str, Any], signer: "Signer") -> Path:
     return path
 
 
-def count(params: "Params", name: str, identity: str) -> list[str]:
+def count(params: Params, name: str, identity: str) -> list[str]:
     """Who of `rebuilders` in params.yaml signed that they rebuilt a version or a merge, in the order listed there.
 
     Their word must be about this very adapter or full model, by its identity, and about every output of its lineage as

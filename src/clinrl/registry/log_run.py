@@ -23,6 +23,7 @@ from clinrl.artifacts import (
     verified,
 )
 from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
 from clinrl.data.dataset import is_import
 from clinrl.errors import ArtefactError, Refused
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
 
-    from clinrl.config.params import Params
 
 SENT = "clinrl.sent"
 """Run tag: digest of each group of files that the run holds."""
@@ -122,7 +122,7 @@ class Recorded:
         return self.model.registered
 
 
-def collect(params: "Params", model: Model) -> Recorded:
+def collect(params: Params, model: Model) -> Recorded:
     """All that is registered of a name, each part checked against dvc.lock and against the others.
 
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
@@ -162,7 +162,7 @@ def collect(params: "Params", model: Model) -> Recorded:
     )
 
 
-def _training(params: "Params", name: str) -> Iterator[model_card.Trained]:
+def _training(params: Params, name: str) -> Iterator[model_card.Trained]:
     for version in dict.fromkeys(before for part in params.parts(name) for before in params.lineage(part)):
         spec = params.versions[version]
         profile = params.profiles[spec.profile]
@@ -170,7 +170,7 @@ def _training(params: "Params", name: str) -> Iterator[model_card.Trained]:
         yield model_card.Trained(version, spec.data, spec.data in params.imports, omitted)
 
 
-def _missing(params: "Params", name: str) -> list[str]:
+def _missing(params: Params, name: str) -> list[str]:
     seeds = params.seeds_of(name)
     done = {
         "Training with other seeds": bool(seeds) and all(paths.report(seed).exists() for seed in seeds),
@@ -189,7 +189,7 @@ def _alarms(name: str) -> str:
     return "; ".join(f"{word} at {alarm.step}" for word, alarm in zip(words, raised, strict=True)) or "none"
 
 
-def stated(params: "Params", name: str, key: str) -> str:
+def stated(params: Params, name: str, key: str) -> str:
     """What the manifest of a version says under a key, or those of the versions that a merge is made of; else empty."""
     manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
     return "; ".join(filter(None, (manifest.spec.get(key, "") for manifest in manifests)))

@@ -18,6 +18,7 @@ import clinrl_loader
 from clinrl import paths
 from clinrl.artifacts import digest, exclusive
 from clinrl.config.base import NAME
+from clinrl.config.params import Params
 from clinrl.data import validate
 from clinrl.errors import RegistryError, did_you_mean, format_value
 from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_model
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
     from clinrl.analysis.exam import EvalReport
-    from clinrl.config.params import Params
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 GATE, REFUSED = "gate", "refused"
@@ -59,7 +59,7 @@ class Entry(Strict):
     run_id: str
 
 
-def register(params: "Params", name: str) -> Entry:
+def register(params: Params, name: str) -> Entry:
     """Register a version or a merge of params.yaml that was examined, or fill in what its entry lacks.
 
     Its run gets the recipe, every metric of every mode with its interval, the training history by step, the data sets,
@@ -186,7 +186,7 @@ def load_champion(model: str) -> Champion:
     return Champion(name=entry.name, number=entry.number, digest=entry.digest, model=loaded)
 
 
-def check_intact(params: "Params", entry: Entry) -> None:
+def check_intact(params: Params, entry: Entry) -> None:
     """Refuse a registered model that is not as somebody signed it whose key counts, or that holds another adapter.
 
     The whole folder is read, from a server too. Raises SignatureError or ArtefactError naming the file, RegistryError

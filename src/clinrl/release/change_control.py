@@ -1,10 +1,10 @@
 """What a task's change plan says before its gate looks at an exam: whether a version may be asked about at all."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from clinrl import artifacts, paths
 from clinrl.config import change_plan
+from clinrl.config.params import Params
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
 from clinrl.errors import ArtefactError, ParamsError
@@ -17,11 +17,8 @@ from clinrl.signing.keys import trusted_keys
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
-
-def outside_plan(params: "Params", name: str) -> str | None:
+def outside_plan(params: Params, name: str) -> str | None:
     """Why a version, or one that a merge is made of, is outside its task's plan, as a sentence; None if none is.
 
     Raises ArtefactError if training cases are missing or altered.
@@ -34,7 +31,7 @@ def outside_plan(params: "Params", name: str) -> str | None:
     return None
 
 
-def no_look_left(params: "Params", task: str) -> str | None:
+def no_look_left(params: Params, task: str) -> str | None:
     """Why the exam of a task's plan decides on nothing more, as a sentence; None while it does, or without a plan.
 
     Raises ArtefactError if the exam is missing or altered.
@@ -48,7 +45,7 @@ def no_look_left(params: "Params", task: str) -> str | None:
     return budget.used_up(held, plan.budget, plan.changes.exam)
 
 
-def screened_out(params: "Params", name: str) -> str | None:
+def screened_out(params: Params, name: str) -> str | None:
     """Why a draft is not worth a look at the exam, as a sentence; None if it is, or if there is no plan or no champion.
 
     On the mine data of both, where a look costs nothing, it must be ahead of the champion in every mode. Raises

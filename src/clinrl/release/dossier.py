@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,6 +20,7 @@ from clinrl import paths
 from clinrl.artifacts import MANIFEST, identity, read_manifest, write_text
 from clinrl.config.files import FOLDER
 from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
 from clinrl.errors import ArtefactError, format_value
 from clinrl.intervals import LEVEL
@@ -28,9 +29,6 @@ from clinrl.provenance.cited import MARK, Cited, Place, Record, leaves, plain
 from clinrl.release import audit_log
 from clinrl.reports.render import page, render
 from clinrl.signing.keys import trusted_keys
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 PAPERS = {
     "README": "Dossier",
@@ -43,7 +41,7 @@ PAPERS = {
 HTML, NUMBERS = "dossier.html", "numbers.json"
 
 
-def stage(params: "Params", source: Path, name: str, *, out: Path | None = None, check: bool = False) -> None:
+def stage(params: Params, source: Path, name: str, *, out: Path | None = None, check: bool = False) -> None:
     """Write the dossier of a version, or compare the one that is there with its artefacts.
 
     Raises ArtefactError where two artefacts state a number differently, where one is not what dvc.lock records, and
@@ -65,7 +63,7 @@ def stage(params: "Params", source: Path, name: str, *, out: Path | None = None,
             print(folder / file)
 
 
-def make(params: "Params", source: Path, name: str) -> tuple[Cited, dict[str, str]]:
+def make(params: Params, source: Path, name: str) -> tuple[Cited, dict[str, str]]:
     """The values that a dossier states, and the text of each of its files."""
     recorded: lock.Lock = {}
     with suppress(ArtefactError):  # a project that never ran `dvc repro` has none
@@ -98,7 +96,7 @@ def _sources(text: str, sources: Mapping[str, tuple[str, str]]) -> str:
     return "\n" + render("dossier_sources", sources=found) + ("\n" + links if found else "")
 
 
-def _context(params: "Params", source: Path, model: Model, cited: Cited) -> dict[str, Any]:
+def _context(params: Params, source: Path, model: Model, cited: Cited) -> dict[str, Any]:
     """What the templates of a dossier may ask for."""
     name, task = model.name, model.task
     lineage = params.lineage(name)
@@ -138,7 +136,7 @@ def _context(params: "Params", source: Path, model: Model, cited: Cited) -> dict
     }  # fmt: skip
 
 
-def _reports(params: "Params", name: str) -> dict[str, str]:
+def _reports(params: Params, name: str) -> dict[str, str]:
     return {mode: str(paths.report(name) / f"{mode}.json") for mode in params.modes}
 
 
@@ -155,7 +153,7 @@ def _last(cited: Cited, kind: str, digest: str | None) -> str | None:
     return next((at for at in reversed(lines) if cited.look(log, at, "body", key) == digest), None)
 
 
-def _pairs(cited: Cited, params: "Params", source: Path, name: str) -> Iterator[tuple[Place, Place]]:
+def _pairs(cited: Cited, params: Params, source: Path, name: str) -> Iterator[tuple[Place, Place]]:
     """Pairs of places that state one number: reports with each other, with proofs, manifests and parameters."""
     folder, reports = paths.report(name), _reports(params, name)
     exam, first = params.versions[name].exam, next(iter(reports.values()))
@@ -194,7 +192,7 @@ def _below(cited: Cited, one: Place, other: Place) -> Iterator[tuple[Place, Plac
     yield from (((*one, *keys), (*other, *keys)) for keys, _ in leaves(cited.look(*one) or ()) if keys)
 
 
-def _check_adapters(cited: Cited, params: "Params", name: str) -> None:
+def _check_adapters(cited: Cited, params: Params, name: str) -> None:
     """Refuse a report on another adapter than the one that is here."""
     first = next(iter(_reports(params, name).values()))
     stated, folder = cited.look(first, "adapter_digest"), paths.adapter(name)

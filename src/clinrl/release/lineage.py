@@ -9,10 +9,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from clinrl import artifacts, paths
 from clinrl.config.model import Model
+from clinrl.config.params import Params
 from clinrl.data.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError
 from clinrl.evaluation.evaluate import check_apart
@@ -23,9 +24,6 @@ from clinrl.release import promotion as release
 from clinrl.signing import approval
 from clinrl.signing.keys import keyring, trusted_keys
 from clinrl.types import Manifest, Strict
-
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
 """absent: it was recorded and is not here, as in a clone. unrecorded: dvc.lock knows no run that made it. open: there
@@ -54,7 +52,7 @@ class Link(Strict):
     """What holds, or what is broken and what to do."""
 
 
-def walk(params: "Params", name: str) -> list[Link]:
+def walk(params: Params, name: str) -> list[Link]:
     """Every link of a version or a merge, then those of what it was made from. Raises ParamsError for an unknown name.
 
     A broken link is a `Link`, never an exception.
@@ -72,7 +70,7 @@ def _read_lock() -> "lock.Lock | ArtefactError":
         return error
 
 
-def _links_of(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
+def _links_of(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> Iterator[Link]:
     """The links of one version, or of one merge, without those of its parents."""
     model = params.model(name)
     task, folder = model.task.name, model.folder
@@ -116,7 +114,7 @@ def _links_of(params: "Params", name: str, recorded: "lock.Lock | ArtefactError"
     yield _registry_link(params, name, made)
 
 
-def _lock_link(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+def _lock_link(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> Link:
     """That all of a version that is here is what dvc.lock records, made of what it records.
 
     What other versions made is theirs to answer for.
@@ -138,7 +136,7 @@ def _lock_link(params: "Params", name: str, recorded: "lock.Lock | ArtefactError
     return _link(name, "lock", check)
 
 
-def _provenance_link(params: "Params", name: str, recorded: "lock.Lock | ArtefactError") -> Link:
+def _provenance_link(params: Params, name: str, recorded: "lock.Lock | ArtefactError") -> Link:
     """That who ran the stages of a version signed what they made of what. What came from a cache may lack it."""
     stages = [] if isinstance(recorded, ArtefactError) else lock.ancestors(recorded, lock.exam_stage(params, name))
     own = [stage for stage in stages if stage.partition("@")[2] == name]
@@ -186,7 +184,7 @@ def _check_data(manifest: Manifest, data: str, use: str) -> tuple[str, str]:
     return found, f"was trained on {data}, drawn from the {pool} pool and validated"
 
 
-def _check_exam(params: "Params", model: Model, adapter: str) -> tuple[str, str]:
+def _check_exam(params: Params, model: Model, adapter: str) -> tuple[str, str]:
     name, exam = model.name, model.exam
     for folder in (paths.graded(name), paths.cases(exam)):
         if not folder.exists():
@@ -231,7 +229,7 @@ def _mining_link(name: str, data: str, adapter: str) -> Link:
     return _link(name, "mining", check)
 
 
-def _registry_link(params: "Params", name: str, manifest: Manifest) -> Link:
+def _registry_link(params: Params, name: str, manifest: Manifest) -> Link:
     """That the registry holds a version as it was signed. One that nobody registered has nothing to hold yet."""
     model, digest = params.model(name).registered, artifacts.identity(manifest)
     try:
@@ -242,7 +240,7 @@ def _registry_link(params: "Params", name: str, manifest: Manifest) -> Link:
     return _link(name, "registry", lambda: _check_registered(params, name, entry, manifest))
 
 
-def _check_unregistered(params: "Params", model: str, name: str, digest: str, why: str) -> tuple[str, str]:
+def _check_unregistered(params: Params, model: str, name: str, digest: str, why: str) -> tuple[str, str]:
     """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
     lines = audit_log.read(paths.audit_log(), trusted_keys(params))
     if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
@@ -253,7 +251,7 @@ def _check_unregistered(params: "Params", model: str, name: str, digest: str, wh
     raise Refused(f"the registry has lost {name}, of which {paths.audit_log()} tells; run {again}")
 
 
-def _check_registered(params: "Params", name: str, entry: "versions.Entry", manifest: Manifest) -> tuple[str, str]:
+def _check_registered(params: Params, name: str, entry: "versions.Entry", manifest: Manifest) -> tuple[str, str]:
     digest = artifacts.identity(manifest)
     if entry.digest != digest:
         raise Refused(
@@ -267,7 +265,7 @@ def _check_registered(params: "Params", name: str, entry: "versions.Entry", mani
     return digest, f"is version {entry.number} of the registered model {entry.model}{names}"
 
 
-def _release_links(params: "Params", name: str) -> Iterator[Link]:
+def _release_links(params: Params, name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
     model = params.model(name).registered
     try:
@@ -332,7 +330,7 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_lo
 
 
 def _check_approved(
-    params: "Params",
+    params: Params,
     model: str,
     name: str,
     promotion: audit_log.Entry,

@@ -13,11 +13,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import artifacts, paths
 from clinrl.analysis import baselines
 from clinrl.analysis.paired import Answers
+from clinrl.config.params import Params
 from clinrl.data.dataset import corpora
 from clinrl.errors import ArtefactError, GateError
 from clinrl.evaluation.answers import load_answers, open_run
@@ -32,15 +33,12 @@ from clinrl.runtime.dvc_digest import md5
 from clinrl.signing import approval as approvals
 from clinrl.signing.keys import signer, trusted_keys
 
-if TYPE_CHECKING:
-    from clinrl.config.params import Params
-
 PREVIOUS = "previous"
 APPROVER = re.compile(r"[^\x00-\x1f\x7f]{2,80}")
 """A person's name as it goes into tags and the audit file."""
 
 
-def decide(params: "Params", name: str) -> Decision:
+def decide(params: Params, name: str) -> Decision:
     """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
 
     The same question asked again adds no line to the audit file. Raises GateError if the task has no gate, if the
@@ -71,7 +69,7 @@ def decide(params: "Params", name: str) -> Decision:
     return decision
 
 
-def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
+def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     """The decision on a version or a merge, from what its transcripts say. Writes nothing; raises as `decide` does.
 
     A full model is held against its version too, since that is what was approved. The simple policies are computed
@@ -121,7 +119,7 @@ def judge(params: "Params", name: str, champion: Entry | None) -> Decision:
     )
 
 
-def _is_made_of_champion(params: "Params", name: str) -> bool:
+def _is_made_of_champion(params: Params, name: str) -> bool:
     """Whether a full model is the champion of the adapters in another form: that it is better was shown for it."""
     if name not in params.merges.folds:
         return False
@@ -130,9 +128,7 @@ def _is_made_of_champion(params: "Params", name: str) -> bool:
     return held is not None and artifacts.read_manifest(paths.merged(name)).inputs.get(version) == held.digest
 
 
-def promote(
-    params: "Params", name: str, *, decision: Decision, approval: Mapping[str, Any], approved: str = ""
-) -> Entry:
+def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[str, Any], approved: str = "") -> Entry:
     """Make a version or a merge the champion of its registered model, and the champion before it `previous`.
 
     `approval` is the signed approval of the decision (`clinrl.signing.approval`), or of the decision whose digest is
@@ -174,7 +170,7 @@ def promote(
         return _complete(params, entry)
 
 
-def approval_of(params: "Params", champion: Entry) -> tuple[dict[str, Any], str]:
+def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:
     """The approval that made a version champion, and the digest of the decision that it is about.
 
     Raises GateError if the audit file has none.
@@ -185,7 +181,7 @@ def approval_of(params: "Params", champion: Entry) -> tuple[dict[str, Any], str]
     raise GateError(f"{paths.audit_log()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
 
 
-def check_folded(params: "Params", fold: str, approved: str) -> None:
+def check_folded(params: Params, fold: str, approved: str) -> None:
     """Refuse the approval of a decision that is not about the version of which a full model is made."""
     version = params.merges.folds[fold].version if fold in params.merges.folds else ""
     made_of = artifacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
@@ -199,7 +195,7 @@ def check_folded(params: "Params", fold: str, approved: str) -> None:
     )
 
 
-def settle(params: "Params", name: str) -> Entry | None:
+def settle(params: Params, name: str) -> Entry | None:
     """The champion if it is what is here under this name, with its promotion completed; None if it is another.
 
     A kill may have come between its new name and the audit file. Raises GateError if nobody approved of this champion:
@@ -212,7 +208,7 @@ def settle(params: "Params", name: str) -> Entry | None:
         return _complete(params, champion) if champion is not None and champion.digest == mine else None
 
 
-def _complete(params: "Params", entry: Entry) -> Entry:
+def _complete(params: Params, entry: Entry) -> Entry:
     """The champion, after what a kill may have left out: its line in the audit file, and that it is no candidate."""
     model, lines = entry.model, _lines(params)
     last = _last_line(model, lines)
@@ -235,13 +231,13 @@ def _complete(params: "Params", entry: Entry) -> Entry:
     return versions.holder(model, CHAMPION) or entry
 
 
-def refuse(params: "Params", decision: Decision, reason: str) -> None:
+def refuse(params: Params, decision: Decision, reason: str) -> None:
     """Write down that a version or a merge was not approved: a no, or no answer in time. The champion stays."""
     body = {"model": decision.model, "version": decision.candidate, "decision": decision.digest, "reason": reason}
     _write(params, "refusal", body)
 
 
-def rollback(params: "Params", model: str, *, approver: str) -> Entry:
+def rollback(params: Params, model: str, *, approver: str) -> Entry:
     """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
 
     The same call completes one that was killed half way. Raises GateError if there is no previous champion, if the
@@ -278,7 +274,7 @@ def rollback(params: "Params", model: str, *, approver: str) -> Entry:
         return versions.holder(model, CHAMPION) or before
 
 
-def vouch(params: "Params", reason: str) -> list[str]:
+def vouch(params: Params, reason: str) -> list[str]:
     """Sign what stands in the audit file after the key that signed its end was revoked; the keys that count no longer.
 
     Whoever does that has read those lines. Nothing is written where every line's key counts. Raises ArtefactError if
@@ -313,11 +309,11 @@ def _recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[st
     return [str(body["digest"]) for body in held]
 
 
-def _lines(params: "Params") -> list[audit_log.Entry]:
+def _lines(params: Params) -> list[audit_log.Entry]:
     return audit_log.read(paths.audit_log(), trusted_keys(params))
 
 
-def _write(params: "Params", kind: audit_log.Kind, body: dict[str, Any], **how: Any) -> None:
+def _write(params: Params, kind: audit_log.Kind, body: dict[str, Any], **how: Any) -> None:
     ours = signer(params.scale)  # the first one makes a key, which counts then
     audit_log.append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
 
@@ -343,7 +339,7 @@ def _name(entry: Entry) -> dict[str, Any]:
     return {"version": entry.name, "number": entry.number, "digest": entry.digest}
 
 
-def _champions_answers(params: "Params", champion: Entry) -> Path:
+def _champions_answers(params: Params, champion: Entry) -> Path:
     """The folder of the champion's answers: the graded ones, or those kept when it was promoted.
 
     Raises ArtefactError if its name stands for another adapter by now and nothing was kept here, or if the answers are
