@@ -22,20 +22,10 @@ from clinrl.analysis import alerts, baselines
 from clinrl.analysis.exam import Agreement, Estimates, EvalReport, build, column, row_metrics, seen_clauses, summary
 from clinrl.analysis.paired import Answers, between_modes, comparable, compare
 from clinrl.analysis.run import Run
-from clinrl.artifacts import (
-    canonical_json,
-    exclusive,
-    identity,
-    seal,
-    staged,
-    verified,
-    write_json,
-    write_text,
-)
+from clinrl.artifacts import canonical_json, exclusive, seal, staged, write_json, write_text
 from clinrl.config.bases import EmbeddedBase
 from clinrl.config.model import Model
 from clinrl.data.dataset import corpora, read_cases
-from clinrl.errors import ArtefactError
 from clinrl.evaluation import rival
 from clinrl.evaluation.answers import (
     ALARMS,
@@ -50,7 +40,7 @@ from clinrl.evaluation.answers import (
     rows_of,
 )
 from clinrl.evaluation.record import record_of, write_record
-from clinrl.evaluation.sampler import open_journal, open_sampler
+from clinrl.evaluation.sampler import models_of, open_journal, open_sampler
 from clinrl.models.journal import Journal
 from clinrl.models.judges import Judges, judge_responses, scores
 from clinrl.models.pretrain import corpus
@@ -301,22 +291,6 @@ def write_pages(folder: Path, model: Model, modes: Iterable[str]) -> list[Path]:
         return [table]
     figures.curves(figures.read_table(table), f"Training of {model.name}", folder / "curves.png", model.task.labels)
     return []
-
-
-def models_of(model: Model) -> dict[str, str]:
-    """Digests of the base and of what was made of it, both unaltered. Raises ArtefactError if they do not fit."""
-    base, made = verified(paths.base(model.task.name)), verified(model.folder)
-    if made.task_version != model.task.version:
-        raise ArtefactError(
-            f"{model.folder} was made at version {made.task_version} of the task {model.task.name}, "
-            f"which is now at {model.task.version}; rebuild it with `dvc repro`"
-        )
-    if made.inputs["base"] != identity(base):
-        raise ArtefactError(
-            f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds; "
-            f"restore both with `dvc checkout` or rebuild it"
-        )
-    return {"adapter": identity(made), "base": identity(base)}
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

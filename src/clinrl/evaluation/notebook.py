@@ -10,7 +10,8 @@ from clinrl.analysis.exam import EvalReport
 from clinrl.artifacts import digest
 from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import load_answers, open_run, run_of
-from clinrl.evaluation.evaluate import answer_exam, models_of, reports_of, responses_of
+from clinrl.evaluation.evaluate import answer_exam, reports_of, responses_of
+from clinrl.evaluation.sampler import models_of
 from clinrl.intervals import Paired
 from clinrl.models.judges import Judges
 from clinrl.types import Case
