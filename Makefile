@@ -57,7 +57,7 @@ bench: $(READY) ## measure time and memory, for an hour; writes data/reports/ben
 	@$(BIN)/python tests/bench/run.py
 
 gpu: $(READY) ## measure the full scale on a GPU, with random weights of the true shapes; writes data/reports/bench_gpu.json
-	@$(BIN)/python tests/gpu/run.py
+	@$(BIN)/python tests/gpu/acceptance.py
 	@$(BIN)/python -m pytest -m gpu tests/test_gpu.py
 
 faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour

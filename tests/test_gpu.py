@@ -29,27 +29,27 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_a_gpu_it_says_so_and_measures_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import run
+    import acceptance
 
     monkeypatch.setattr(gpus, "visible", list)
-    monkeypatch.setattr(run, "REPORT", tmp_path / "report.json")
-    assert run.main([]) == 1
+    monkeypatch.setattr(acceptance, "REPORT", tmp_path / "report.json")
+    assert acceptance.main([]) == 1
     assert capsys.readouterr().err == (
         "make gpu: no GPU is visible here, so nothing was measured; start it where nvidia-smi lists one\n"
     )
-    assert run.main(["lood"]) == 2
-    assert not run.REPORT.exists()
+    assert acceptance.main(["lood"]) == 2
+    assert not acceptance.REPORT.exists()
 
 
 @pytest.mark.usefixtures("scripts")
 def test_too_little_room_on_the_disk_is_said_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import run
+    import acceptance
 
     monkeypatch.setattr(gpus, "visible", lambda: [gpus.Gpu(0, "A", 1, 1)])
-    monkeypatch.setattr(run, "ROOM", 1e18)
-    assert run.main([]) == 1
+    monkeypatch.setattr(acceptance, "ROOM", 1e18)
+    assert acceptance.main([]) == 1
     assert "GB free, and 1000000000 are needed for random weights; set TMPDIR" in capsys.readouterr().err
 
 
@@ -66,10 +66,10 @@ def test_the_smallest_measures_every_operation(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("scripts")
 def test_a_command_that_fails_is_in_the_report_and_the_rest_runs_on(tmp_path: Path) -> None:
-    import run
+    import acceptance
 
     report = tmp_path / "report.json"
-    code = run.measure([("absent.py",), ("operations.py", "--help")], report, {"gpu": "none"}, tmp_path)
+    code = acceptance.measure([("absent.py",), ("operations.py", "--help")], report, {"gpu": "none"}, tmp_path)
     kept = json.loads(report.read_text())
     assert code == 1
     assert "No such file" in kept["absent"]["failed"]
@@ -79,9 +79,9 @@ def test_a_command_that_fails_is_in_the_report_and_the_rest_runs_on(tmp_path: Pa
 def commands() -> list[tuple[str, ...]]:
     sys.path.insert(0, str(HERE))
     try:
-        import run
+        import acceptance
 
-        return list(run.COMMANDS)
+        return list(acceptance.COMMANDS)
     finally:
         sys.path.remove(str(HERE))
 

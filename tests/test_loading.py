@@ -18,8 +18,8 @@ READERS = {"from_pretrained", "from_config"}
 """Methods that open a checkpoint, of whatever class."""
 LOADERS = {"SentenceTransformer", "CrossEncoder", "LLM", "load_dataset", "pipeline"}
 """What opens one when it is called, or a data set that may bring a script along."""
-NEVER_CODE = {"PeftModel"}
-"""Opens an adapter, which has no code that it could run."""
+NEVER_CODE = {"PeftModel", "GenerationConfig"}
+"""Open an adapter, and settings: neither has code that it could run."""
 UNPICKLING = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "diskcache"}
 
 

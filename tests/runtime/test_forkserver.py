@@ -340,7 +340,7 @@ def test_within_a_fork_the_worker_is_a_fork_that_dies_with_it(monkeypatch, tmp_p
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "commands.py").write_text(
         "import os, time\n"
-        "from clinrl.runtime.worker_process import die_with\n"
+        "from clinrl.runtime.starter import die_with\n"
         "def main(arguments):\n"
         "    die_with(int(arguments[1]))\n"
         "    open(arguments[0], 'w').write(str(os.getpid()))\n"

@@ -193,7 +193,7 @@ def test_a_run_that_was_cut_short_continues_to_the_same_bytes(trained, monkeypat
 def test_a_worker_dies_with_whoever_started_it():
     starts = (
         "import os, subprocess, sys, time\n"
-        "code = 'import sys, time; from clinrl.runtime.worker_process import die_with; die_with(int(sys.argv[1]));'\n"
+        "code = 'import sys, time; from clinrl.runtime.starter import die_with; die_with(int(sys.argv[1]));'\n"
         "code += 'print(\"begun\", flush=True); time.sleep(600)'\n"
         "child = subprocess.Popen([sys.executable, '-c', code, str(os.getpid())], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True); time.sleep(600)"

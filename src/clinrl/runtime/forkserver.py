@@ -117,7 +117,6 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
     at_once = determinism.own_processors()
     if at_once < 2 or sys.platform != "linux" or _has_gpu():
         return [program() for program in programs]
-    from clinrl.runtime.worker_process import die_with
 
     def send(program: Callable[[], T], there: Connection) -> int:
         determinism.use_one_thread()
@@ -133,7 +132,7 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
             while waiting and len(running) < at_once:
                 place, program = waiting.pop(0)
                 here, there = Pipe(duplex=False)
-                running[here] = place, Fork(partial(send, program, there), partial(die_with, os.getpid()))
+                running[here] = place, Fork(partial(send, program, there), partial(starter.die_with, os.getpid()))
                 there.close()
             for here in [end for end in wait([*running]) if isinstance(end, Connection)]:
                 value, error = here.recv()

@@ -5,6 +5,7 @@ started by DVC, or below a process that the environment names, therefore looks f
 still among its ancestors. What a person started by hand follows nobody: it may outlive its shell.
 """
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -111,3 +112,19 @@ def _of(pid: int, what: str) -> str:
     except OSError:
         return ""
     return after.split()[1] if what == "ppid" else before.partition("(")[2]
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent dies, even by SIGKILL: by the kernel on Linux.
+
+    For the worker and the forks of a stage. Without it a killed parent would drop its lock while the child went on
+    writing.
+    """
+    if sys.platform != "linux":
+        watch(parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        return
+    pr_set_pdeathsig = 1
+    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the request
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,5 @@
 """The worker's process: started in a session of its own, told of signals, and never left behind."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -98,18 +97,3 @@ def _end_group(child: Child) -> None:
     except ProcessLookupError:
         return
     child.wait(GRACE_S)
-
-
-def die_with(parent: int) -> None:
-    """Have this process killed when its parent dies, even by SIGKILL: by the kernel on Linux. For the worker.
-
-    Without it a killed parent would drop its lock while the child went on writing.
-    """
-    if sys.platform != "linux":
-        starter.watch(parent, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        return
-    pr_set_pdeathsig = 1
-    if ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the request
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -30,7 +30,7 @@ STOPPED = 4
 
 def main(arguments: list[str]) -> int:
     """Run one spec. The second argument, if given, is the process to die with. Returns the exit code."""
-    from clinrl.runtime.worker_process import die_with
+    from clinrl.runtime.starter import die_with
     from clinrl.training.launch import SPEC
 
     path = Path(arguments[0])
