@@ -331,7 +331,7 @@ def _encoded(task: Task, cases: Sequence[Case], folder: Path) -> tuple[int, int]
     from clinrl.models.chat import encoded, spelt
     from clinrl.models.rollout import schemas
 
-    tokenizer, tools = PreTrainedTokenizerFast.from_pretrained(folder), schemas(task)
+    tokenizer, tools = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False), schemas(task)
     texts = [
         spelt(tokenizer, task.prompt(case.facts), task.gold(case, thinking=True), True, tools, tokenizer.eos_token)
         for case in cases
