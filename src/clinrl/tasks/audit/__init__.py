@@ -84,6 +84,7 @@ class Audit(Task):
     checks = Checks(
         rules=policies.RULES,
         mixes=tuple(MIXES),
+        readers=("sign_reader",),
         text="narrative",
         share="share_level",
         expectations=(
@@ -158,8 +159,9 @@ class Audit(Task):
         return rewards.score(case, done.log, submitted=done.submitted, malformed=done.malformed, reward=reward)
 
     def policies(self) -> Mapping[str, Policy]:
-        """Auditors that read no record, and the mediocre one."""
-        return {name: _transcript(of) for name, of in {**policies.TRIVIAL, "mediocre": policies.mediocre}.items()}
+        """Auditors that decide by no record, one that reads signs alone, and the mediocre one."""
+        readers = {"sign_reader": policies.read_signs, "mediocre": policies.mediocre}
+        return {name: _transcript(of) for name, of in {**policies.TRIVIAL, **readers}.items()}
 
 
 TASK = Audit()
