@@ -333,12 +333,18 @@ def audit_rows() -> list[str]:
             found.append((name, shown, sat))
     idle = [row for row in reports["audit-base"]["sat"] if not row["mode"]]
     found += [
-        (row["who"], "", row) for row in idle if row["who"] in ("text_coin", "flag_all_diligent", "coin_diligent")
+        (row["who"], "", row)
+        for row in idle
+        if row["who"] in ("sign_reader", "one_flag_with_distances", "flag_all_with_distances", "text_coin")
     ]
     return [f"| {who} | {how} | {' | '.join(levels_of(sat, level) for level in LEVELS)} |" for who, how, sat in found]
 
 
 def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
+    """And before there are reports, there is no table."""
     page = (ROOT / "docs/tasks/audit.md").read_text(encoding="utf-8")
-    block = page.split("| who | decoding | easy | medium | hard |\n| --- | --- | --- | --- | --- |\n")[1]
+    _, head, block = page.partition("| who | decoding | easy | medium | hard |\n| --- | --- | --- | --- | --- |\n")
+    if not (ROOT / "data/reports/protocol/audit-v2.json").exists():
+        assert not head
+        return
     assert block.split("\n\n")[0].splitlines() == audit_rows()

@@ -175,7 +175,7 @@ def test_errors_are_as_frequent_among_clearances_as_among_rejections(level):
         action: numpy.mean([t.error is not None for _, p, t, _, _ in each(drawn(level)) if p.action == action])
         for action in ACTIONS
     }
-    assert share["clear"] == pytest.approx(share["reject"], abs=0.05)
+    assert share["clear"] == pytest.approx(share["reject"], abs=0.07)  # three standard errors
     clean = [all(truth.error is None for truth in case.key.truths) for case in drawn(level)]
     assert numpy.mean(clean) == pytest.approx(0.12, abs=0.025)
 

@@ -194,9 +194,9 @@ def test_the_published_table_adds_up():
     assert found.total == pytest.approx(sum(worth - 0.003 for *_, worth in calls))
 
 
-def test_the_published_table_pays_for_look_ups_as_much_as_for_an_audit():
+def test_the_published_table_pays_for_look_ups_nearly_as_much_as_for_an_audit():
     for level in LEVEL_NAMES:
-        assert mean("tool_farming", level, reward="dense") > 0.9 * mean("oracle", level, reward="dense")
+        assert mean("tool_farming", level, reward="dense") > 0.85 * mean("oracle", level, reward="dense")
         assert mean("tool_farming", level) < 0
 
 
@@ -229,8 +229,12 @@ def test_a_right_type_without_evidence_is_worth_half():
 
 
 def test_a_wrong_type_is_no_find():
-    case = chosen()
-    other = next(rule for rule in ERROR_TYPES if rule not in {truth.error for truth in case.key.truths})
+    case, other = next(
+        (case, rule)
+        for case in drawn("hard")
+        for rule in ERROR_TYPES
+        if (errors := {truth.error for truth in case.key.truths}) != {None} and rule not in errors
+    )
     found = edited(case, on("flag_error", error_type=other))
     assert found.terms["detection"] == found.terms["fallacy"] == 0
 
