@@ -225,6 +225,8 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             tokenizer.chat_template = without_prefill(tokenizer.get_chat_template())
         except ValueError as error:
             raise ArtefactError(f"{by} leaves the think block to the model, but {error}; leave out prefill") from None
+    if qlora and weights is not hub_sized:
+        _keep_to_one_kernel(model)
     if tokenizer.pad_token_id is None and RESERVED_PAD in tokenizer.get_vocab():
         tokenizer.pad_token = RESERVED_PAD
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -239,3 +241,15 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
         bos_token_id=tokenizer.bos_token_id,
     )
     return model, tokenizer
+
+
+def _keep_to_one_kernel(model: Any) -> None:
+    """Unpack four bits to float32 in an exam too, as in training, on every machine.
+
+    bitsandbytes asks the CPU, and not ATEN_CPU_CAPABILITY, whether to compute an exam in bfloat16 by AVX-512.
+    """
+    from bitsandbytes.nn import Linear4bit
+
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            layer.support_avx512bf16_for_cpu = False
