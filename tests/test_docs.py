@@ -253,21 +253,29 @@ def printed(number: float, scale: int, digits: int) -> str:
     return f"{round(scale * number, digits) + 0.0:.{digits}f}"
 
 
-@pytest.fixture(scope="module")
-def reported() -> set[tuple[str, ...]]:
-    """Every estimate of the committed reports: as a share in per cent, or as a number."""
-    files = [*(ROOT / "data/reports").rglob("*.json")]
-    known = {found for file in files for found in estimates(json.loads(file.read_text(encoding="utf-8")))}
-    forms = ((100, 1), (1, 2), (1, 3), (1, 4))
-    return {tuple(printed(number, *form) for number in found) for found in known for form in forms}
+def forms(file: Path) -> set[tuple[str, ...]]:
+    """Every estimate of a report: as a share in per cent, or as a number."""
+    found = set(estimates(json.loads(file.read_text(encoding="utf-8"))))
+    scales = ((100, 1), (1, 2), (1, 3), (1, 4))
+    return {tuple(printed(number, *scale) for number in numbers) for numbers in found for scale in scales}
+
+
+def named_reports(page: str) -> Iterator[Path]:
+    """The JSON behind every report that a page names. A placeholder names all of its kind; a folder, what it holds."""
+    for path in re.findall(r"data/reports/([\w./@<>-]*[\w>])", page):
+        pattern = re.sub(r"<[^>]+>", "*", path)
+        for found in (ROOT / "data/reports").glob(pattern):
+            yield from found.rglob("*.json") if found.is_dir() else [found.with_suffix(".json")]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=named)
-def test_every_interval_on_a_page_is_one_of_a_committed_report(page: Path, reported: set[tuple[str, ...]]) -> None:
-    """So nobody types a number, and none outlives the report that it came from."""
-    found = INTERVAL.findall(page.read_text(encoding="utf-8"))
+def test_every_interval_on_a_page_is_one_of_a_report_that_the_page_names(page: Path) -> None:
+    """So nobody types a number, none outlives the report that it came from, and a reader can look it up."""
+    text = page.read_text(encoding="utf-8")
+    found = INTERVAL.findall(text)
     written = {tuple(printed(float(one), 1, len(one.partition(".")[2])) for one in numbers) for numbers in found}
-    assert not written - reported
+    files = {file for file in named_reports(text) if written and file.is_file()}
+    assert not written - {estimate for file in files for estimate in forms(file)}
 
 
 def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
