@@ -330,7 +330,7 @@ def audit_rows() -> list[str]:
     """The page's rows of the audit, from the committed reports on the protocol."""
     reports = {
         name: json.loads((ROOT / f"data/reports/protocol/{name}.json").read_text(encoding="utf-8"))
-        for name in ("audit-base", "audit-v1", "audit-v2")
+        for name in ("audit-base", "audit-v3")
     }
     found = []
     for decoding, shown in (("as examined", "greedy"), ("sampled", "sampled")):
@@ -352,7 +352,7 @@ def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
     """And before there are reports, there is no table."""
     page = (ROOT / "docs/tasks/audit.md").read_text(encoding="utf-8")
     _, head, block = page.partition("| who | decoding | easy | medium | hard |\n| --- | --- | --- | --- | --- |\n")
-    if not (ROOT / "data/reports/protocol/audit-v2.json").exists():
+    if not (ROOT / "data/reports/protocol/audit-v3.json").exists():
         assert not head
         return
     assert block.split("\n\n")[0].splitlines() == audit_rows()
