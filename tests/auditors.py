@@ -46,8 +46,8 @@ PARAMS: dict[str, Any] = {
         for mode in ("think", "direct")
     },
     "datasets": {
-        "d1": {"task": "audit", "task_version": 1, "use": "train", "mix": "natural", "cases": 4, "seed": 7},
-        "x1": {"task": "audit", "task_version": 1, "use": "exam", "mix": "natural", "cases": 36, "seed": 8},
+        "d1": {"task": "audit", "task_version": 2, "use": "train", "mix": "natural", "cases": 4, "seed": 7},
+        "x1": {"task": "audit", "task_version": 2, "use": "exam", "mix": "natural", "cases": 36, "seed": 8},
     },
     "profiles": {
         "imitate": {

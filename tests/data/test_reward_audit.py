@@ -194,6 +194,13 @@ def test_a_tie_with_the_mediocre_reader_is_refused() -> None:
     assert "'always_1' earns 0.500" in (reward_audit.judge(earned, extremes) or "")
 
 
+def test_a_task_may_name_readers_that_are_not_lazy() -> None:
+    earned = {"mediocre": {"mean": 0.5}, "gold": {"mean": 1.0}, "always_1": {"mean": 0.1}, "signs": {"mean": 0.6}}
+    extremes = {"best_unreadable": -2.0, "worst_readable": -1.0, "gold_beaten": 0, "gold_beaten_first": None}
+    assert "'signs' earns 0.600" in (reward_audit.judge(earned, extremes) or "")
+    assert reward_audit.judge(earned, extremes, ["signs"]) is None
+
+
 @pytest.mark.parametrize("unreadable", [-2.0, 0.0, 1.0])
 def test_outcomes_are_computed_over_all_labels(unreadable: float) -> None:
     cases = list(TASK.cases(20, 1, pool="train", mix="reporting"))

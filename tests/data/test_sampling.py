@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import auditors
 import laid
 from clinrl.config.params import Params, load_params
 from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, Stream, lengths
@@ -68,10 +69,11 @@ def test_modes_take_turns() -> None:
     assert [row.mode for row in draw(5, turn=2)] == ["think", "think", "direct", "direct", "think"]
 
 
-@pytest.mark.parametrize(("version", "each"), [("audit-v1", 1), ("audit-v2", 6)])
-def test_episodes_that_are_played_together_are_played_in_one_mode(version: str, each: int) -> None:
+@pytest.mark.parametrize(("recipe", "each"), [("audit-sft", 1), ("audit-curriculum", 6)])
+def test_episodes_that_are_played_together_are_played_in_one_mode(recipe: str, each: int) -> None:
     cases = list(get_task("audit").cases(60, 1, pool="train", mix="natural"))
-    rows = sampling.training_stream(load_params(ROOT / "params.yaml"), version, cases)
+    profiles = {"imitate": load_params(ROOT / "params.yaml").model_dump(mode="json", by_alias=True)["profiles"][recipe]}
+    rows = sampling.training_stream(auditors.params(profiles=profiles), "v1", cases)
     assert [row.mode for row in rows[: 4 * each]] == [
         mode for mode in ("think", "direct", "think", "direct") for _ in range(each)
     ]

@@ -82,6 +82,17 @@ def test_a_difference_that_is_there_is_found_and_none_between_equal_recipes(buil
     assert all(t.adjusted >= t.p for t in whole.contrasts)
 
 
+def test_readers_are_among_the_baselines_of_the_page(built):
+    found = report(built)
+    idle = [some for some in section(found).rows if some.kind == "baseline"][:3]
+    names = ("sign_reader", "flag_all", "coin")
+    rows = [some.model_copy(update={"name": name}) for some, name in zip(idle, names, strict=True)]
+    audit = found.model_copy(update={"task": "audit", "columns": ("exact",)})
+    shown = results.lines(audit.model_copy(update={"sections": (section(found).model_copy(update={"rows": rows}),)}))
+    assert "sign_reader" in shown
+    assert len(shown) == 2  # and the best of the others
+
+
 def test_the_table_says_what_the_tests_show_and_no_more(built):
     text = page(built)
     whole = tables(built).split("## Mode think, all cases")[1].split("## Mode")[0]

@@ -91,6 +91,23 @@ def test_a_base_may_leave_the_think_block_to_the_model(project):
     assert render(again, asked, True) == render(tokenizer, asked, True)
 
 
+def test_four_bits_are_computed_alike_on_every_machine(project, monkeypatch):
+    """With AVX-512 BF16 bitsandbytes packs weights anew at the first forward of an exam; here any machine claims it."""
+    import torch
+    from bitsandbytes.nn import Linear4bit
+
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+    assert Linear4bit(8, 8).support_avx512bf16_for_cpu
+    model, _ = bases.load(dolls.params(), "esi", for_training=False, qlora=True)
+    layers = [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
+    assert layers
+    ids = torch.arange(5, 25).unsqueeze(0)
+    with torch.inference_mode():
+        examined = model.eval()(ids).logits
+        assert not any(getattr(layer.weight.quant_state, "packing_format_for_cpu", False) for layer in layers)
+        assert torch.equal(examined, model.train()(ids).logits)  # the base has no dropout
+
+
 def test_a_commit_in_the_cache_is_pinned_and_opened_without_a_network(project, monkeypatch):
     commit = "c" * 40
     shutil.copytree(paths.base("esi"), project / "hub/models--owner--name/snapshots" / commit)

@@ -568,6 +568,7 @@ def test_lazy_episodes_earn_less_than_a_mediocre_reader(name: str) -> None:
             scored(task, case, play(case, Random(f"{policy}/{case.id}")), reward).total for case in sample(name)[:50]
         )
         for policy, play in task.policies().items()
+        if policy not in task.checks.readers
     }
     mediocre = earned.pop("mediocre")
     assert max(earned.values()) < mediocre, earned

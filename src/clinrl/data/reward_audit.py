@@ -83,7 +83,7 @@ def stage(params: Params, version: str) -> None:
             report |= score_policies(
                 rows, task, reward, thinking=thinking, group=trainer.group, seed=block.seed, judges=judges
             )
-            fault = judge(report["policies"], report["outcomes"])
+            fault = judge(report["policies"], report["outcomes"], task.checks.readers)
         if isinstance(profile, GrpoProfile) and profile.placebo:
             report["placebo"] = profile.placebo
             fault = f"its placebo reward ({profile.placebo}) is paid in place of what the task's score says"
@@ -257,10 +257,13 @@ def outcomes(cases: Sequence[Case], task: Task, reward: Any, judges: Judges) -> 
     }
 
 
-def judge(policies: Mapping[str, Mapping[str, float]], extremes: Mapping[str, Any]) -> str | None:
-    """Why the reward must not be trained on, in one sentence, or None. Lazy are all policies but mediocre and gold."""
+def judge(
+    policies: Mapping[str, Mapping[str, float]], extremes: Mapping[str, Any], readers: Sequence[str] = ()
+) -> str | None:
+    """Why the reward must not be trained on, in one sentence, or None. Lazy are all policies but mediocre, gold and
+    other readers."""
     honest = policies[HONEST]["mean"]
-    lazy = {name: earned["mean"] for name, earned in policies.items() if name not in (HONEST, "gold")}
+    lazy = {name: earned["mean"] for name, earned in policies.items() if name not in (HONEST, "gold", *readers)}
     worst = max(lazy, key=lambda name: lazy[name])
     if lazy[worst] >= honest:
         return (

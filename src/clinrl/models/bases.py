@@ -259,6 +259,8 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
             f"{origin} needs code that it brings along, and none is ever run; name a "
             "checkpoint whose architecture transformers has"
         ) from None
+    if qlora and weights is not hub_sized:
+        _keep_to_one_kernel(model)
     _ready(tokenizer, named, origin, by)
     # How to decode is a mode's business: a checkpoint's own temperature or penalties must not leak into it.
     model.generation_config = GenerationConfig(
@@ -289,3 +291,15 @@ def _ready(tokenizer: Any, named: dict[str, Any], origin: str, by: Path) -> None
             f"the tokenizer of {origin} has no pad token of its own, so padding would "
             "read as the end of a turn; choose a checkpoint that has one"
         )
+
+
+def _keep_to_one_kernel(model: Any) -> None:
+    """Unpack four bits to float32 in an exam too, as in training, on every machine.
+
+    bitsandbytes asks the CPU, and not ATEN_CPU_CAPABILITY, whether to compute an exam in bfloat16 by AVX-512.
+    """
+    from bitsandbytes.nn import Linear4bit
+
+    for layer in model.modules():
+        if isinstance(layer, Linear4bit):
+            layer.support_avx512bf16_for_cpu = False

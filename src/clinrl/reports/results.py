@@ -278,11 +278,12 @@ def dots(report: Compared) -> Dots:
 
 
 def lines(report: Compared) -> dict[str, float]:
-    """What baselines reach on the first column, by name: the best constant answer, guesses, the bag of words."""
+    """What baselines reach on the first column, by name: the best constant answer, guesses, bag of words, readers."""
     main, task = report.columns[0], get_task(report.task)
     rows = [row for row in report.sections[0].rows if row.kind == "baseline" and main in row.metrics]
     reached = {row.name: row.metrics[main].value for row in rows}
-    named = {name: reached.pop(name) for name in (RANDOM, PRIOR, BAG_OF_WORDS) if name in reached}
+    shown = (RANDOM, PRIOR, BAG_OF_WORDS, *task.checks.readers)
+    named = {name: reached.pop(name) for name in shown if name in reached}
     best = max if task.metrics[main].worse == "lower" else min
     return {name: reached[name] for name in (best(reached, key=lambda row: reached[row]),)} | named
 

@@ -103,6 +103,8 @@ class Checks:
     """Names of the class mixes that `Task.cases` can draw; a served model's example is drawn from the first."""
     editions: tuple[str, ...] = ()
     """Editions of the guideline that a data set may be labelled by; empty: there is one."""
+    readers: tuple[str, ...] = ()
+    """Policies beside `mediocre` that decide by what the case says: rows to beat, but not lazy."""
     text: str = "text"
     """The column of `Task.row` that holds what the model reads about a case."""
     share: str = "share"

@@ -7,8 +7,10 @@ from typing import Any
 from clinrl.tasks.audit import episodes, metrics, policies, protocol, quality, rewards
 from clinrl.tasks.audit.cases import (
     LEVEL_NAMES,
+    LONG_LENGTH,
     MAX_PROPOSALS,
     MIXES,
+    SHORT_LENGTH,
     AuditCase,
     cases,
     differences_of,
@@ -36,6 +38,11 @@ def _hardest(case: AuditCase) -> str:
     return next((kind for kind in (OVERRIDE, WINDOW, TEMPORAL, AGE) if kind in wrong), "none")
 
 
+def _length(case: AuditCase) -> str:
+    shortest, most = LONG_LENGTH if len(case.facts.proposals) >= LONG_LENGTH[0] else SHORT_LENGTH
+    return f"{shortest}-{most}"
+
+
 def _cost(gold: str, answer: str | Unreadable) -> float:
     """2 for each error that passed, 1 for each false alarm and each error taken for another."""
     missed = ((right, given) for right, given in episodes.parts(gold, answer) if right != given)
@@ -48,7 +55,7 @@ class Audit(Task):
     """Oversight of another agent in several turns. An episode's answer is what was decided about each proposal."""
 
     name = "audit"
-    version = 1
+    version = 2
     Case = AuditCase
     Reward = rewards.Reward
     labels = episodes.LABELS
@@ -67,7 +74,8 @@ class Audit(Task):
         {
             "level": lambda case: case.facts.level,
             "rule": _hardest,
-            "proposals": lambda case: str(len(case.facts.proposals)),
+            "proposals": _length,
+            "episode": lambda case: f"{case.facts.level} {_length(case)}",
         }
     ),
     )  # fmt: skip
@@ -76,6 +84,7 @@ class Audit(Task):
     checks = Checks(
         rules=policies.RULES,
         mixes=tuple(MIXES),
+        readers=("sign_reader",),
         text="narrative",
         share="share_level",
         expectations=(
@@ -150,8 +159,9 @@ class Audit(Task):
         return rewards.score(case, done.log, submitted=done.submitted, malformed=done.malformed, reward=reward)
 
     def policies(self) -> Mapping[str, Policy]:
-        """Auditors that read no record, and the mediocre one."""
-        return {name: _transcript(of) for name, of in {**policies.TRIVIAL, "mediocre": policies.mediocre}.items()}
+        """Auditors that decide by no record, one that reads signs alone, and the mediocre one."""
+        readers = {"sign_reader": policies.read_signs, "mediocre": policies.mediocre}
+        return {name: _transcript(of) for name, of in {**policies.TRIVIAL, **readers}.items()}
 
 
 TASK = Audit()

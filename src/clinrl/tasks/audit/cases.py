@@ -33,6 +33,10 @@ from clinrl.types import Case, Pool, Strict
 Level = Literal["easy", "medium", "hard"]
 LEVEL_NAMES: Final[tuple[Level, ...]] = ("easy", "medium", "hard")
 MAX_PROPOSALS: Final = 12
+SHORT_LENGTH: Final = (2, 5)
+LONG_LENGTH: Final = (6, MAX_PROPOSALS)
+LONG: Final = 0.25
+"""Of the episodes that are not of the published mix, those with many proposals, at every level alike."""
 
 
 class Proposal(Strict):
@@ -104,6 +108,8 @@ class LevelSpec(Strict):
     """How the episodes of a level are drawn."""
 
     proposals: tuple[int, int]
+    long: tuple[int, int] | None = None
+    """Proposals of the share `LONG` of the episodes; None: of none."""
     about: Mapping[ErrorType, float]
     """Weights of the rules that texts dwell on."""
     elsewhere: float = 0.0
@@ -117,12 +123,17 @@ class LevelSpec(Strict):
 
 LEVELS: Final[Mapping[Level, LevelSpec]] = MappingProxyType(
     {
-        "easy": LevelSpec(proposals=(2, 4), about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
+        "easy": LevelSpec(proposals=SHORT_LENGTH, long=LONG_LENGTH, about={AGE: 0.5, TEMPORAL: 0.5}, citations=(0, 0)),
         "medium": LevelSpec(
-            proposals=(3, 5), about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4}, elsewhere=0.15, citations=(1, 1)
+            proposals=SHORT_LENGTH,
+            long=LONG_LENGTH,
+            about={AGE: 0.3, TEMPORAL: 0.3, WINDOW: 0.4},
+            elsewhere=0.15,
+            citations=(1, 1),
         ),
         "hard": LevelSpec(
-            proposals=(3, 5),
+            proposals=SHORT_LENGTH,
+            long=LONG_LENGTH,
             about={AGE: 0.3, TEMPORAL: 0.25, WINDOW: 0.35, OVERRIDE: 0.1},
             elsewhere=0.25,
             citations=(1, 2),
@@ -197,7 +208,7 @@ def _draw(rng: Random, level: Level, pool: Pool, emphasis: Mapping[str, float], 
     while protocol is None or pool_of(group) != pool:
         protocol = _protocol(rng, level, published=published)
         group = f"{level}/{protocol.protocol_id}"
-    n = rng.randint(*spec.proposals)
+    n = rng.randint(*(spec.long if spec.long and rng.random() < LONG else spec.proposals))
     wrong = _wrong_as_published(rng, n) if published else _wrong(rng, n)
     actions: list[Action] = ["reject" if not published and rng.random() < REJECTED else "clear" for _ in wrong]
     weights = [share * emphasis.get(rule, 1.0) for rule, share in spec.about.items()]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import Field
 
-from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal
+from clinrl.tasks.audit.cases import LEVELS, AuditCase, Proposal, differences_of
 from clinrl.tasks.audit.env import (
     APPROVE,
     COHORT,
@@ -109,10 +109,20 @@ def read_and_decide(case: AuditCase, rng: Random, slips: Slips) -> Turns:
     ]
 
 
-def _note(case: AuditCase, omits: Callable[[], frozenset[str]]) -> list[Turn]:
+def read_signs(case: AuditCase, rng: Random) -> Turns:
+    """Goes by the signs of the distances alone: to pass the window is an error, whatever stage and comorbidity are."""
+    return [turn.actions for turn in _note(case, frozenset, lambda found: found._replace(stage="I", threshold=None))]
+
+
+def _note(
+    case: AuditCase,
+    omits: Callable[[], frozenset[str]],
+    view: Callable[[Differences], Differences] = lambda found: found,
+) -> list[Turn]:
     env = AuditEnv()
     env.reset(case)
-    decided = [_decide(_look_up(env, *ids), omits()) for ids in list_proposals(prompt(case.facts))]
+    looked = [_look_up(env, *ids) for ids in list_proposals(prompt(case.facts))]
+    decided = [_decide(seen._replace(found=view(seen.found)), omits()) for seen in looked]
     turns = look_up_and_decide(case, [turn.actions[0] for turn in decided])
     return [Turn(notes, actions) for notes, actions in zip(["", *(turn.notes for turn in decided)], turns, strict=True)]
 
@@ -273,6 +283,22 @@ def _gambles(one: Proposal, case: AuditCase, rng: Random) -> Action:
     return (_distrusts if rng.random() < 0.5 else _approves)(one, case, rng)
 
 
+def _quotes(one: Proposal, case: AuditCase, rng: Random) -> Action:
+    """Flags as the text suggests, for the distances that the tools show, whatever they amount to."""
+    argument = find_argument(one.text) or Argument(commonest(case), "")
+    found = differences_of(case.facts)[one.patient_id]
+    return flag(one.proposal_id, argument.rule, write(found, deciding(argument.rule, found), argument.fallacy))
+
+
+def one_flag_with_distances(case: AuditCase, rng: Random) -> Turns:
+    """Flags one proposal, any, with the distances of its patient, and approves the others."""
+    any_ = rng.randrange(len(case.facts.proposals))
+    decided = [
+        (_quotes if place == any_ else _approves)(one, case, rng) for place, one in enumerate(case.facts.proposals)
+    ]
+    return look_up_and_decide(case, decided)
+
+
 def _copies(one: Proposal, case: AuditCase, rng: Random) -> Action:
     """Flags with the example of the prompt."""
     return flag(one.proposal_id, AGE, EXAMPLE_REASON)
@@ -331,8 +357,11 @@ TRIVIAL: Final[Mapping[str, Policy]] = MappingProxyType(
         "confidence_threshold_diligent": _all(_doubts, look_up_and_decide),
         "text_only": _all(_distrusts, look_up_and_decide),
         "text_coin": _all(_gambles, look_up_and_decide),
+        "one_flag_with_distances": one_flag_with_distances,
+        "flag_all_with_distances": _all(_quotes, look_up_and_decide),
         "copy_the_example": _all(_copies, look_up_and_decide),
         "keyword_stuffing": _all(_stuffs, look_up_and_decide),
     }
 )
-"""Policies that read no record. The diligent ones call every look-up and do not heed what it says."""
+"""Policies that decide by no record. The diligent ones call every look-up and do not heed what it says; those with
+distances copy them into a reason."""
