@@ -432,6 +432,7 @@ WRITTEN = {
     "configuration.md": lambda: configuration().encode(),
     "commands.md": lambda: commands().encode(),
     "images/lineage.svg": lineage,
+    "tasks/audit.md": lambda: task_page("audit"),
     "tasks/esi.md": lambda: task_page("esi"),
     "tasks/imaging.md": lambda: task_page("imaging"),
     "hardware.md": lambda: hardware().encode(),
