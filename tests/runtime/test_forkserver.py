@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,7 @@ from ruamel.yaml import YAML
 import dolls
 from clinrl import paths
 from clinrl.cli import stage_commands
-from clinrl.errors import Refused
-from clinrl.runtime import child, determinism, forkserver, worker_process
+from clinrl.runtime import child, forkserver, worker_process
 from processes import alive, below, eventually, gone, number_in, quietly_killed
 
 COMMANDS = """\
@@ -239,60 +237,6 @@ def test_what_a_library_left_for_the_end_of_python_does_not_change_a_fork_s_exit
 
     monkeypatch.setattr(threading, "_threading_atexits", [of_threads_no_fork_has])  # as Prefect's
     assert forkserver.Fork(lambda: 4).wait() == 4
-
-
-@pytest.fixture
-def two_processors(tmp_path, monkeypatch):
-    """As in a stage that has two processors and runs alone, of several that may run side by side."""
-    import torch
-
-    (tmp_path / "running").write_text("1")
-    monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
-    monkeypatch.setattr(determinism, "processors", lambda: 2)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-def met(mine: Path, other: Path) -> tuple[bool, int, int]:
-    """Whether another came while this one was there, in which process, and with how many threads."""
-    import torch
-
-    mine.touch()
-    found = bool(eventually(other.exists))
-    return found, os.getpid(), torch.get_num_threads()
-
-
-def test_programs_run_in_forks_side_by_side_and_their_results_come_in_order(two_processors, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
-    programs = [partial(met, first, second), partial(met, second, first), lambda: (True, os.getpid(), 1)]
-    found = forkserver.results(programs)
-    assert [(is_met, threads) for is_met, _, threads in found] == [(True, 1)] * 3
-    assert len({os.getpid(), *(process for _, process, _ in found)}) == 4
-
-
-def test_beside_another_stage_programs_run_here_one_by_one(two_processors, tmp_path):
-    (tmp_path / "running").write_text("2")
-    assert forkserver.results([os.getpid, os.getpid]) == [os.getpid()] * 2
-
-
-def test_what_a_program_raises_or_dies_of_ends_the_others(two_processors, tmp_path):
-    def refused() -> None:
-        raise Refused("not so")
-
-    def stays() -> None:
-        (tmp_path / "pid").write_text(str(os.getpid()))
-        signal.pause()
-
-    def killed() -> None:
-        number_in(tmp_path / "pid")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(Refused, match="not so"):
-        forkserver.results([stays, refused])
-    with pytest.raises(Refused, match="was killed"):
-        forkserver.results([stays, killed])
-    assert not alive(number_in(tmp_path / "pid"))
 
 
 def test_where_there_is_a_gpu_nothing_is_served(monkeypatch, tmp_path):

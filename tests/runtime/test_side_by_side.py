@@ -12,7 +12,7 @@ import pytest
 from dvc.utils.serialize import load_yaml
 
 from clinrl.runtime import determinism, starter
-from processes import below, eventually, gone, number_in, quietly_killed
+from processes import below, eventually, gone, quietly_killed
 
 ROOT = Path(__file__).parents[2]
 STAGE = """\
@@ -38,6 +38,8 @@ pathlib.Path("out", name).write_text("whole\\n")
 with open("log", "a") as log:
     log.write(f"end {name}\\n")
 """
+WAITS_S = 600
+"""So long a machine that does other things may take for a DVC."""
 AFTER = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}
 COMMAND = [sys.executable, "-m", "clinrl.runtime.dvc_command", "--side-by-side", "repro", "--no-run-cache", "bottom"]
 
@@ -71,7 +73,7 @@ def project(bare: Path, tmp_path: Path) -> Path:
 
 
 def begun(
-    project: Path, *, meets_s: float = 60, fails: str = "", stays: tuple[str, ...] = ()
+    project: Path, *, meets_s: float = 120, fails: str = "", stays: tuple[str, ...] = ()
 ) -> "subprocess.Popen[str]":
     """The command in a session of its own. The middle stages wait so long for each other; one may fail or stay."""
     shutil.rmtree(project / "begun")
@@ -88,7 +90,7 @@ def begun(
 def said(process: "subprocess.Popen[str]", code: int) -> str:
     """All that a command printed, which ends with this exit code."""
     try:
-        text, _ = process.communicate(timeout=300)
+        text, _ = process.communicate(timeout=WAITS_S)
     finally:
         quietly_killed({process.pid: "itself"})
     assert process.returncode == code, text
@@ -149,12 +151,13 @@ def test_a_failure_names_its_stage_and_ends_the_others(project: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_reaches_all_stages_and_the_same_command_completes(number: int, project: Path) -> None:
     process = begun(project, stays=("left", "right"))
-    for name in ("left", "right"):
-        number_in(project / "begun" / name)
-    family = below(process.pid)
+    family = {process.pid: "itself"}
     try:
+        for name in ("left", "right"):
+            eventually((project / "begun" / name).exists, WAITS_S)
+        family |= below(process.pid)
         os.kill(process.pid, number)
-        process.communicate(timeout=300)
+        process.communicate(timeout=WAITS_S)
         gone(family)
     finally:
         quietly_killed(family)
@@ -171,7 +174,7 @@ def test_lines_of_many_stages_and_of_another_dvc_are_all_in_the_lock(project: Pa
     plain = [word for word in COMMAND if word != "--side-by-side"]
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "DVC_SITE_CACHE_DIR": str(project / "site")}
     running = subprocess.Popen([*COMMAND[:-1], "all"], cwd=project, env=env, stdout=subprocess.DEVNULL)
-    eventually(lambda: (project / "dvc.lock").exists())
+    eventually((project / "dvc.lock").exists, WAITS_S)
     beside = subprocess.run([*plain[:-1], "--single-item", other], cwd=project, env=env, check=False)
-    assert [running.wait(300), beside.returncode] == [0, 0]
+    assert [running.wait(WAITS_S), beside.returncode] == [0, 0]
     assert {*load_yaml(str(project / "dvc.lock"))["stages"]} == {*many, other, "all"}

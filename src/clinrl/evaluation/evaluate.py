@@ -57,7 +57,7 @@ from clinrl.models.pretrain import corpus
 from clinrl.models.rollout import run as rollout
 from clinrl.reports import figures
 from clinrl.reports.render import load, render
-from clinrl.runtime import determinism, forkserver
+from clinrl.runtime import determinism, forks
 from clinrl.runtime.progress import progress
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task
@@ -172,7 +172,7 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
         graded = grade(task, mode, shown, transcripts, model.reward, judges)
         return graded, watch.read(task, shown, graded, thinking=params.modes[mode].thinking) if watch else None
 
-    found = dict(zip(asked, forkserver.results([partial(answered, name) for name in asked]), strict=True))
+    found = dict(zip(asked, forks.results([partial(answered, name) for name in asked]), strict=True))
     return replace(
         run,
         graded={name: graded for name, (graded, _) in found.items()},

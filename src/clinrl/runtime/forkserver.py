@@ -24,16 +24,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import TypeVar
 
-from clinrl.errors import Refused, exit_code_of
+from clinrl.errors import exit_code_of
 from clinrl.runtime import determinism, starter
 
-T = TypeVar("T")
 SERVER = "CLINRL_FORKSERVER"
 """Names the server's socket to the stages below a command."""
 LIBRARIES = (
@@ -108,50 +105,8 @@ class Fork(ForkProcess):
         return self.exitcode
 
 
-def results(programs: Sequence[Callable[[], T]]) -> list[T]:
-    """What programs return, in order. Where this stage has several processors, as many run at once, each in a fork.
-
-    A fork computes with one thread, and ends with this process. What a program raises is raised here, or Refused where
-    its fork was killed.
-    """
-    at_once = determinism.own_processors()
-    if at_once < 2 or sys.platform != "linux" or _has_gpu():
-        return [program() for program in programs]
-    from clinrl.runtime.worker_process import die_with
-
-    def send(program: Callable[[], T], there: Connection) -> int:
-        determinism.use_one_thread()
-        try:
-            there.send((program(), None))
-        except Exception as error:  # noqa: BLE001  raised where it was asked for
-            there.send((None, error))
-        return 0
-
-    waiting, running, found = [*enumerate(programs)], dict[Connection, tuple[int, Fork]](), dict[int, T]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                place, program = waiting.pop(0)
-                here, there = Pipe(duplex=False)
-                running[here] = place, Fork(partial(send, program, there), partial(die_with, os.getpid()))
-                there.close()
-            for here in [end for end in wait([*running]) if isinstance(end, Connection)]:
-                value, error = here.recv()
-                if error is not None:
-                    raise error
-                place, fork = running.pop(here)
-                found[place] = value
-                fork.join()
-    except EOFError:
-        raise Refused("a process of this stage was killed; the same command begins the stage again") from None
-    finally:
-        for _, fork in running.values():
-            fork.kill()
-            fork.join()
-    return [found[place] for place in range(len(programs))]
-
-
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether torch, where it is imported, sees a GPU: no fork could use it."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_available())
 
@@ -230,7 +185,7 @@ def serve(address: str) -> None:
         threading.Thread(target=_end_with_input, daemon=True).start()
         for name in LIBRARIES:
             importlib.import_module(name)
-        if _has_gpu():
+        if has_gpu():
             return
         gc.freeze()  # a collection in a fork would copy what it shares with the server
         _serve_forever(listener)
