@@ -10,6 +10,7 @@ was. At the first step that has a gradient, both ways are compared.
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -19,9 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer, SFTTrainer
 
 from clinrl.config.base import Scale
+from clinrl.errors import TrainingError
 from clinrl.models import memory
 from clinrl.models.cache import is_plain
-from clinrl.models.decoding import Rows, complete, complete_turn, folded
+from clinrl.models.decoding import Rows, complete, complete_turn, folded, numbered, write
 from clinrl.training.scores import ByLength, LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
@@ -57,6 +59,12 @@ class Checked:
 
         `loss_of` computes the loss by either. A micro-batch that does not `tell` has no gradient in either way.
         """
+        if self.accelerator.num_processes > 1:  # it calls the wrapped model, which averages gradients; ours does not
+            if self.agrees is None and self.accelerator.is_main_process:
+                _say("several processes take TRL's way to the loss")
+            self.agrees = False
+            self._metrics["train"][AGREES].append(0.0)
+            return model
         if self.agrees is None:  # a continued run goes on as it began
             self.agrees = next((entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry), None)
         if self.agrees is None and tells:
@@ -70,9 +78,6 @@ class Checked:
 
         What is not as the recipe asks is said on stderr.
         """
-        if self.accelerator.num_processes > 1:
-            _say("several processes must take the same forward passes, so the training goes on with TRL's loss")
-            return False
         logged = self._metrics
         self._metrics = {mode: defaultdict(list) for mode in logged}
         try:
@@ -104,10 +109,13 @@ class Checked:
         return agrees
 
     def loss_record(self) -> dict[str, Any]:
-        """Which way was requested and which was used (live: dead rows left out, no prompt shared), with the gaps."""
+        """Which way was requested and which was used, with the gaps. live: dead rows left out, no prompt shared. mixed:
+        the history says at which step which one, since one process and several took turns."""
+        ways = {entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry}
+        used = "mixed" if len(ways) > 1 else self._shares() if True in ways else "stock"
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
         found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
-        return {"requested": self.loss_path, "used": self._shares() if self.agrees else "stock", **found}
+        return {"requested": self.loss_path, "used": used, **found}
 
     def _shares(self) -> str:
         return "shared"
@@ -140,12 +148,20 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
     scale: Scale = "embedded"
     most_tokens: int | None = None
     """Tokens, prompts and padding included, for which completions are written at once; None: all of a step."""
+    seed: int | None = None
+    """With one, a token is drawn by its step, row and place, so that it does not depend on the number of processes;
+    None: from torch's generator."""
     _turn: Rows | None = None
     """What was read and written of the episodes of a step so far."""
+    _going: Sequence[tuple[int, Sequence[int]]] = ()
+    """Rows of the step whose episodes may go on, and the tokens of each."""
+    _turns: int = 0
 
-    def _generate(self, *arguments: Any, **named: Any) -> Any:
+    def _generate(self, prompts: list[Any]) -> Any:
+        first = self.accelerator.process_index * len(prompts)
+        self._going, self._turns = [(first + place, ()) for place in range(len(prompts))], 0
         try:
-            return super()._generate(*arguments, **named)
+            return super()._generate(prompts)
         finally:
             self._turn = None
 
@@ -157,38 +173,57 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         width, rows = max(map(len, prompt_ids)) + self.max_completion_length, len(prompt_ids)
         if self.most_tokens is not None and not self._goes_on():
             rows = max(1, min(rows, self.most_tokens // width))
+        numbers = None if self.seed is None else self._numbers(self.seed, prompt_ids)
         parts = []
         for first in range(0, len(prompt_ids), rows):
+            some = None if numbers is None else numbers[first : first + rows]
             with memory.place("generation", memory.fewer_tokens(self.scale, rows, width)):
-                parts.append(self._generate_part(prompt_ids[first : first + rows], *arguments, **named))
-        return parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
+                parts.append(self._generate_part(some, prompt_ids[first : first + rows], *arguments, **named))
+        whole = parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
+        if numbers is not None:
+            rows = zip(self._going, prompt_ids, whole[0], strict=True)
+            self._going = [(row, [*prompt, *written]) for (row, _), prompt, written in rows]
+        return whole
 
     def _goes_on(self) -> bool:
         """Whether a turn goes on from rows that the turn before left in memory, all of them together."""
         return self.generation_path != "stock" and bool(self.tools)
 
-    def _generate_part(self, *arguments: Any, **named: Any) -> Any:
-        if self.generation_path == "stock" or self.accelerator.num_processes > 1:  # these call `generate` in step
+    def _numbers(self, seed: int, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """A number for each token of a turn (B, T)."""
+        self._going = going_on(self._going, prompts)
+        self._turns += 1
+        rows = [row for row, _ in self._going]
+        return numbered(seed, self.state.global_step, self._turns, rows, self.max_completion_length)
+
+    def _generate_part(self, numbers: Tensor | None, *arguments: Any, **named: Any) -> Any:
+        if self.generation_path == "stock" and numbers is None:
             return super()._generate_single_turn(*arguments, **named)
         model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
-        model.generate = partial(self._generated, model)
+        model.generate = partial(self._generated, model, numbers)
         try:
-            with folded(model):
+            with folded(model) if self.generation_path != "stock" else nullcontext():
                 return super()._generate_single_turn(*arguments, **named)
         finally:
             del model.generate
 
     def _generated(
-        self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **_: Any
-    ) -> Tensor:
+        self, model: Any, numbers: Tensor | None, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any,
+        **_: Any,
+    ) -> Tensor:  # fmt: skip
         """Prompts, padded on the left, and their completions, as `generate` of a model returns them."""
+        drawn = None if numbers is None else numbers.to(input_ids.device)
+        if self.generation_path == "stock":
+            rows = Rows(input_ids, attention_mask, None)
+            return write(model, rows, generation_config, generation_config.max_new_tokens, drawn)[0].ids
         prompts = [ids[mask > 0].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
         if self.tools:
-            completions, self._turn = complete_turn(model, prompts, generation_config, self._turn)
+            completions, self._turn = complete_turn(model, prompts, generation_config, self._turn, drawn)
         else:
-            completions = complete(model, prompts, generation_config)
-        rows = [torch.tensor(row) for row in completions]
-        new = pad_sequence(rows, batch_first=True, padding_value=generation_config.pad_token_id)
+            completions = complete(model, prompts, generation_config, numbers=drawn)
+        new = pad_sequence(
+            [torch.tensor(row) for row in completions], batch_first=True, padding_value=generation_config.pad_token_id
+        )
         return torch.cat([input_ids, new.to(input_ids.device)], 1)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -226,6 +261,22 @@ def largest_gap(stock: Sequence[Tensor], ours: Sequence[Tensor], least: float = 
     largest = torch.stack([entry.abs().max() for entry in stock]).max().clamp(min=least)
     gap = torch.stack([(a - b).abs().max() for a, b in zip(stock, ours, strict=True)]).max()
     return float(gap / largest) if gap != 0 else 0.0
+
+
+def going_on(
+    before: Sequence[tuple[int, Sequence[int]]], prompts: Sequence[Sequence[int]]
+) -> list[tuple[int, Sequence[int]]]:
+    """The rows that prompts go on from, given those of the turn before, with the tokens of each.
+
+    Both are in one order, and of rows with equal tokens all go on or none. Raises TrainingError if one does not go on.
+    """
+    rest, found = iter(before), []
+    for prompt in prompts:
+        row = next((row for row in rest if list(prompt[: len(row[1])]) == list(row[1])), None)
+        if row is None:
+            raise TrainingError("a turn of an episode does not go on from the one before: TRL's tool loop is another")
+        found.append(row)
+    return found
 
 
 def _joined(parts: Sequence[list[Any] | None]) -> list[Any] | None:
