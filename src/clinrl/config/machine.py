@@ -1,18 +1,20 @@
-"""machine.yaml: how much this machine computes at once. It lies beside params.yaml, outside git, and may be absent.
+"""machine.yaml: how much this machine computes at once, and in how many processes.
 
-No key enters a digest or a DVC parameter, so what is set here keeps checkpoints and makes nothing stale.
+It lies beside params.yaml, outside git, and may be absent. No key enters a digest or a DVC parameter, so what is set
+here keeps checkpoints and makes nothing stale.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
-from clinrl.config.base import Count, Scale, Section, sentence
+from clinrl.config.base import Count, Scale, Section, Text, refusal, sentence
 from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError
 
 FILE = "machine.yaml"
+Words = Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]
 
 
 class Machine(Section):
@@ -26,8 +28,19 @@ class Machine(Section):
     training; 64 or more, null: 32,768 in an exam, 16,384 by a judge, a step's completions together in a training."""
     gpu: int | None = Field(default=None, ge=0)
     """The one GPU that a training is shown, by its place among the visible ones, from 0; null: the first."""
+    processes: Count = 1
+    """Processes that train a version together, one a GPU, on all machines together. The rows of a step are shared."""
+    launcher: Words | None = None
+    """What starts these processes on several machines, as the words of a command that `-m`, a module and its file
+    follow; null: torchrun on this machine, or for one process nothing."""
     try_anyway: bool = False
     """Whether a training starts although the estimate of `clinrl doctor` says that it does not fit."""
+
+    @model_validator(mode="after")
+    def _shows(self) -> "Machine":
+        if self.gpu is not None and (self.processes > 1 or self.launcher):
+            raise refusal("is set, and shows a training one GPU, while processes share all that are visible", "gpu")
+        return self
 
     def rows_at_once(self, trainer: dict[str, Any], sequences: int, scale: Scale) -> int | None:
         """Rows of a training step of `sequences` that are computed at once; None: all of them."""

@@ -6,6 +6,7 @@ reference each. Everything that needs the model loads it here, so that all stage
 """
 
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -188,7 +189,7 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     gpu = torch.cuda.is_available()
     hub_sized: dict[str, Any] = {
         "dtype": torch.bfloat16 if gpu else torch.float32,
-        "device_map": {"": 0 if gpu else "cpu"},
+        "device_map": {"": int(os.environ.get("LOCAL_RANK", 0)) if gpu else "cpu"},  # each process has its own
     }
     # A model of a few million parameters, in full precision, stays on the CPU: equal inputs give equal bytes there.
     weights: dict[str, Any] = {"dtype": torch.float32}

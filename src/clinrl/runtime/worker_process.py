@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
+from clinrl.errors import TrainingError
 from clinrl.runtime import forkserver, starter
 
 WORKER = "clinrl.training.worker"
@@ -22,14 +23,20 @@ LAST_METRICS_S = 3
 """Seconds that the end of a training waits for its last live metrics; `clinrl register` fills in the others."""
 
 
-def run_worker(spec: Path) -> int:
+def run_worker(spec: Path, command: Sequence[str] | None = None) -> int:
     """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
 
-    A second signal kills the worker's whole group. The worker dies with this process, however this process ends.
+    `command` starts it, where it is to be started by a launcher. Raises TrainingError if that is not there. A second
+    signal kills the worker's whole group. The worker dies with this process, however this process ends.
     """
     arguments = [str(spec), str(os.getpid())]
     child: Child
-    if forkserver.IS_FORK:  # the worker's libraries are in this process
+    if command is not None:
+        try:
+            child = subprocess.Popen(command, start_new_session=True)
+        except OSError as error:
+            raise TrainingError(f"machine.yaml: launcher cannot be started ({command[0]}: {error.strerror})") from None
+    elif forkserver.IS_FORK:  # the worker's libraries are in this process
         child = forkserver.Fork(lambda: import_module(WORKER).main(arguments))
     else:
         child = subprocess.Popen([sys.executable, "-m", WORKER, *arguments], start_new_session=True)

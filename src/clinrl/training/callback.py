@@ -18,6 +18,7 @@ from clinrl.analysis import alerts
 from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import Alarmed, TrainingError
 from clinrl.runtime.progress import Queue
+from clinrl.training import ranks
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -107,13 +108,14 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         for entry in state.log_history:  # of the run that this one continues
             if "loss" in entry:
                 self.monitor.add(finite(entry))
-        self.status("running", state.global_step)
-        self.line.start(state.global_step)
+        if ranks.leads():
+            self.status("running", state.global_step)
+            self.line.start(state.global_step)
 
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
     ) -> None:
-        if self.stop_requested:
+        if ranks.agreed(lambda: self.stop_requested):
             control.should_save = True
             control.should_training_stop = True
 
@@ -125,9 +127,12 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if not logs or "loss" not in logs:
-            return
-        step = self.step = state.global_step
+        if logs and "loss" in logs:
+            ranks.agreed(lambda: self._see(state.global_step, logs))
+
+    def _see(self, step: int, logs: dict[str, Any]) -> None:
+        """Check, keep and show a step."""
+        self.step = step
         for name in ("loss", "grad_norm", "reward", "kl"):
             value = logs.get(name)
             if value is not None and not math.isfinite(value):
@@ -169,12 +174,14 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             print(text, file=sys.stderr, flush=True)
 
     def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any) -> None:
-        seal_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
-        self.saved = state.global_step
-        self.status("running", self.saved)
+        ranks.gathered([None])  # each process saves the state of its random generators there, before it is sealed
+        if ranks.leads():
+            seal_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
+            self.saved = state.global_step
+            self.status("running", self.saved)
 
     def status(self, state: str, step: int, reason: str = "") -> None:
-        """Say where the run is, and the last step that a new start would continue from."""
+        """Say where the run is, and the last step that a new start would continue from. For the first process."""
         write_json(self.folder / STATUS, {"state": state, "step": step, "steps": self.steps, "reason": reason})
 
 

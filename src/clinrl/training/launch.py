@@ -6,8 +6,10 @@ digest names the folder of the run's checkpoints, so the same command continues 
 """
 
 import json
+import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
-from clinrl.config.machine import read_machine, sequences_of
+from clinrl.config.machine import Machine, read_machine
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
@@ -36,6 +38,7 @@ from clinrl.reports import model_card
 from clinrl.runtime import determinism
 from clinrl.runtime.worker_process import live_metrics, run_worker
 from clinrl.tasks.base import GIVEN, get_task
+from clinrl.training import ranks
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -56,20 +59,24 @@ def stage(params: "Params", version: str) -> None:
     training, and TrainingError if it ended without an adapter for another reason; where the same command continues the
     run, the message says from which step.
     """
-    target = paths.adapter(version)
+    ranks.refuse_launcher()
+    target, machine = paths.adapter(version), read_machine()
     with exclusive(target):
         spec, rows = resolve(params, version)
+        ranks.check(machine, spec, plays=get_task(spec["task"]).episodes is not None)
         folder = paths.checkpoints(version, digest(spec))
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
-        write_json(folder / SPEC, _on_this_machine(spec) | _trainer(params, version).model_dump(include=HANDLING))
+        write_json(
+            folder / SPEC, _on_this_machine(spec, machine) | _trainer(params, version).model_dump(include=HANDLING)
+        )
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
-        needs.check(params, version, read_machine())
+        needs.check(params, version, machine)
         if not _completed(folder, spec["trainer"]["steps"]):
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
             with live_metrics(folder) as tell:
-                code = run_worker(folder / SPEC)
+                code = run_worker(folder / SPEC, ranks.command(machine, spec, str(folder / SPEC), os.getpid()))
                 tell(_fate(code, _status(folder)["state"]))
             _judge(code, folder, version, spec["trainer"]["steps"])
         with staged(target) as out:
@@ -87,11 +94,10 @@ def _trainer(params: "Params", version: str) -> Any:
     return params.trainer(params.versions[version].profile)
 
 
-def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
+def _on_this_machine(spec: dict[str, Any], machine: Machine) -> dict[str, Any]:
     """The spec as the worker is given it. What machine.yaml says is in it, and not in its digest."""
-    machine, trainer = read_machine(), spec["trainer"]
-    rows = machine.rows_at_once(trainer, sequences_of(trainer), spec["scale"])
-    return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
+    trainer = spec["trainer"] | {"micro_batch": ranks.micro_batch(machine, spec)}
+    return {**spec, "trainer": trainer, "machine": machine.model_dump()}
 
 
 def resolve(params: "Params", version: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -208,6 +214,9 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     status = _status(folder)
     if code == 0 and _completed(folder, steps):
         return
+    if status["state"] in ("starting", "running"):  # it was ended before it could say so
+        with suppress(OSError):
+            write_json(folder / STATUS, {**status, "state": "ended"})
     resume = f"the same command continues from step {status['step']} of {steps}"
     if code == DISK_FULL:
         raise TrainingError(f"training of {version} ended because the disk is full; free some space, and {resume}")

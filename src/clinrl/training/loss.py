@@ -10,6 +10,7 @@ was. At the first step that has a gradient, both ways are compared.
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from clinrl.config.base import Scale
 from clinrl.models import memory
 from clinrl.models.cache import is_plain
 from clinrl.models.decoding import Rows, complete, complete_turn, folded
+from clinrl.training.draws import drawn
 from clinrl.training.scores import ByLength, LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
@@ -70,9 +72,6 @@ class Checked:
 
         What is not as the recipe asks is said on stderr.
         """
-        if self.accelerator.num_processes > 1:
-            _say("several processes must take the same forward passes, so the training goes on with TRL's loss")
-            return False
         logged = self._metrics
         self._metrics = {mode: defaultdict(list) for mode in logged}
         try:
@@ -103,11 +102,16 @@ class Checked:
             )
         return agrees
 
+    def _is_stock(self) -> bool:
+        """Whether TRL's loss is taken without a look at ours: several processes must take the same forward passes."""
+        return self.loss_path == "stock" or self.accelerator.num_processes > 1
+
     def loss_record(self) -> dict[str, Any]:
         """Which way was requested and which was used (live: dead rows left out, no prompt shared), with the gaps."""
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
         found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
-        return {"requested": self.loss_path, "used": self._shares() if self.agrees else "stock", **found}
+        several = {"processes": count} if (count := int(self.accelerator.num_processes)) > 1 else {}
+        return {"requested": self.loss_path, "used": self._shares() if self.agrees else "stock", **found, **several}
 
     def _shares(self) -> str:
         return "shared"
@@ -122,7 +126,7 @@ class CheckedSFTTrainer(Checked, SFTTrainer):  # type: ignore[misc]  # TRL has n
     def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
         """The loss of a micro-batch, by the way that was found right."""
         compute = super().compute_loss
-        if self.loss_path == "stock" or self.aux_loss_enabled:  # a mixture's second loss is of whole batches
+        if self._is_stock() or self.aux_loss_enabled:  # a mixture's second loss is of whole batches
             return compute(model, inputs, *arguments, **named)
         counted = self._total_train_tokens
         rows = ByLength(model, split=keeps_cache(self))
@@ -140,6 +144,8 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
     scale: Scale = "embedded"
     most_tokens: int | None = None
     """Tokens, prompts and padding included, for which completions are written at once; None: all of a step."""
+    seeds: Sequence[int] | None = None
+    """Of the completions of a step, where each is drawn with its own; None: they are drawn together."""
     _turn: Rows | None = None
     """What was read and written of the episodes of a step so far."""
 
@@ -160,20 +166,21 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         parts = []
         for first in range(0, len(prompt_ids), rows):
             with memory.place("generation", memory.fewer_tokens(self.scale, rows, width)):
-                parts.append(self._generate_part(prompt_ids[first : first + rows], *arguments, **named))
+                seeds = None if self.seeds is None else self.seeds[first : first + rows]
+                parts.append(self._generate_part(seeds, prompt_ids[first : first + rows], *arguments, **named))
         return parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
 
     def _goes_on(self) -> bool:
         """Whether a turn goes on from rows that the turn before left in memory, all of them together."""
         return self.generation_path != "stock" and bool(self.tools)
 
-    def _generate_part(self, *arguments: Any, **named: Any) -> Any:
-        if self.generation_path == "stock" or self.accelerator.num_processes > 1:  # these call `generate` in step
+    def _generate_part(self, seeds: Sequence[int] | None, *arguments: Any, **named: Any) -> Any:
+        if self.generation_path == "stock" and seeds is None:
             return super()._generate_single_turn(*arguments, **named)
         model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
-        model.generate = partial(self._generated, model)
+        model.generate = partial(self._generated, model) if seeds is None else partial(drawn, model.generate, seeds)
         try:
-            with folded(model):
+            with folded(model) if seeds is None else nullcontext():
                 return super()._generate_single_turn(*arguments, **named)
         finally:
             del model.generate
@@ -192,7 +199,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         return torch.cat([input_ids, new.to(input_ids.device)], 1)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        if self.loss_path == "stock":
+        if self._is_stock():
             return super()._compute_loss(model, inputs)
         rows = self.live_rows(model, inputs)
         compute, was = super()._compute_loss, self.agrees

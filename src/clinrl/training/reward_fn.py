@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ from clinrl.errors import TrainingError
 from clinrl.models.chat import decode, opens, read_calls, read_turn
 from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import Task, parts_of
+from clinrl.training import ranks
 from clinrl.training.placebo import placebo_rewards
 from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, transcript_of
 
@@ -153,6 +155,27 @@ def reward_function(
         return totals
 
     return task_reward
+
+
+SCORED = ("completion_ids", "completions", "case", "mode", "phase", "row")
+"""What a score reads of each completion."""
+
+
+def over_all(score: Callable[..., list[float]]) -> Callable[..., list[float]]:
+    """A score that the first process computes for the completions of all, and of which each is given its own.
+
+    So groups that lie across processes are counted whole, judges are loaded once, and a metric is that of the step.
+    """
+
+    @wraps(score)
+    def of_mine(*, log_metric: Callable[[str, float], None], **columns: Any) -> list[float]:
+        names = [name for name in SCORED if name in columns]
+        mine = list(zip(*(columns[name] for name in names), strict=True))
+        whole = dict(zip(names, zip(*ranks.gathered(mine), strict=True), strict=True))
+        rewards = ranks.agreed(lambda: score(log_metric=log_metric, **whole))
+        return rewards[ranks.rank() * len(mine) :][: len(mine)]
+
+    return of_mine
 
 
 def phase_metrics(values: Sequence[str], numbers: Sequence[int], phases: Sequence[Phase]) -> dict[str, float]:

@@ -27,9 +27,11 @@ from clinrl.models.generate import check_room, window
 from clinrl.models.judges import Judges
 from clinrl.models.rollout import schemas
 from clinrl.tasks.base import Task
+from clinrl.training import ranks
+from clinrl.training.draws import seeds_of
 from clinrl.training.loss import CheckedSFTTrainer, SharedLossTrainer
 from clinrl.training.monitor import HeldOut
-from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
+from clinrl.training.reward_fn import Reader, over_all, phase_metrics, reward_function
 from clinrl.training.rows import Row, Taught
 from clinrl.types import Message
 
@@ -158,10 +160,10 @@ def sft_trainer(
         }
     )
     batch = spec["trainer"]["batch"]
-    micro = spec["trainer"]["micro_batch"] or batch
+    micro, accumulation = ranks.share(batch, spec["trainer"]["micro_batch"], ranks.world())
     settings = SFTConfig(
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=batch // micro,
+        gradient_accumulation_steps=accumulation,
         train_sampling_strategy="sequential",
         max_length=None,
         packing=False,
@@ -236,12 +238,15 @@ class Grpo(SharedLossTrainer):
         served = [row["row"] for row in inputs]
         first = self.state.global_step * self.args.generation_batch_size
         first += self.accelerator.process_index * len(inputs)
-        planned = [(first + offset) // self.num_generations for offset in range(len(inputs))]
+        places = range(first, first + len(inputs))
+        planned = [place // self.num_generations for place in places]
         if served != planned:
             raise TrainingError(
                 f"step {self.state.global_step + 1} was served rows {sorted(set(served))[:4]}... of the stream, but "
                 f"{sorted(set(planned))[:4]}... are planned: TRL's sampler does not keep the order"
             )
+        if ranks.is_launched():
+            self.seeds = seeds_of(self.args.seed, places)
         if self.switches:
             self._play_in({row["mode"] for row in inputs})
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -281,11 +286,11 @@ def grpo_trainer(
         }
     )
     completions = trainer["prompts"] * trainer["group"]
-    micro = trainer["micro_batch"] or completions
+    micro, accumulation = ranks.share(completions, trainer["micro_batch"], ranks.world())
     settings = GRPOConfig(
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=completions // micro,
-        steps_per_generation=completions // micro,
+        gradient_accumulation_steps=accumulation,
+        steps_per_generation=accumulation,
         num_generations=trainer["group"],
         max_completion_length=trainer["max_completion"],
         temperature=trainer["temperature"],
@@ -313,7 +318,7 @@ def grpo_trainer(
     grpo = Grpo(
         model=model,
         args=settings,
-        reward_funcs=[score],
+        reward_funcs=[over_all(score) if ranks.world() > 1 else score],
         train_dataset=dataset,
         processing_class=tokenizer,
         **({} if task.episodes is None else {"environment_factory": task.episodes.environment}),

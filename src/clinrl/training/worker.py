@@ -17,6 +17,7 @@ from typing import Any
 
 from clinrl.errors import OutOfMemory, Refused, TrainingError
 from clinrl.runtime import determinism, gpus
+from clinrl.training import ranks
 
 VERDICTS = "verdicts.jsonl"
 """What the judges said in a training whose reward asks them."""
@@ -37,8 +38,8 @@ def main(arguments: list[str]) -> int:
     if path.name != SPEC or not path.is_file():
         print(f"clinrl.training.worker: {path} is not a {SPEC}; `clinrl train` writes one", file=sys.stderr)
         return 2
-    if len(arguments) > 1:
-        die_with(int(arguments[1]))
+    if len(arguments) > 1 or ranks.is_launched():
+        die_with(int(arguments[1]) if len(arguments) > 1 else os.getppid())
     spec = json.loads(path.read_text(encoding="utf-8"))
     # Deprecations between transformers and TRL are the pinned versions' business, not the reader's.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
@@ -55,31 +56,42 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
     steps = spec["trainer"]["steps"]
     heeds = spec["on_alarm"] == "stop"
     watch = Watch(folder, version=spec["version"], steps=steps, heeds=heeds, waiver=spec.get("waiver", ""))
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # Of several processes SIGINT asks for a stop. SIGTERM is torchrun's where another has failed, and ends this one.
+    for number in (signal.SIGINT,) if ranks.is_launched() else (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: watch.request_stop())
     checkpoints = folder / "trainer"
     checkpoints.mkdir(exist_ok=True)
-    checkpoint = latest_checkpoint(checkpoints)
+    checkpoint = latest_checkpoint(checkpoints) if ranks.leads() else None
     reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
+
+    def tell(state: str, step: int, reason: str = "") -> None:
+        if ranks.leads():
+            watch.status(state, step, reason)
+        elif reason:
+            print(f"clinrl: process {ranks.rank()} of {ranks.world()}: {reason}", file=sys.stderr, flush=True)
+
     try:
-        watch.status("running", reached)
-        if spec["scale"] == "full":
+        ranks.check_started(spec)
+        tell("running", reached)
+        if spec["scale"] == "full" and not ranks.is_launched():
             gpus.show_one(spec["machine"]["gpu"] or 0)
         step = _fit(folder, spec, watch, checkpoint)
-        watch.status("completed" if step == steps else "stopped", step)
-        return 0 if step == steps else STOPPED
+        tell("completed" if step == steps else "stopped", step)
+        return 0 if step == steps or not ranks.leads() else STOPPED
+    except ranks.Followed as error:
+        return error.exit_code
     except OutOfMemory as error:
         resume = f"and the same command continues from step {watch.saved} of {steps}"
-        watch.status("failed", watch.saved, f"{error}, {resume}")
+        tell("failed", watch.saved, f"{error}, {resume}")
         return TrainingError.exit_code
     except Refused as error:
-        watch.status("failed", watch.saved, str(error))
+        tell("failed", watch.saved, str(error))
         return error.exit_code
     except Exception as error:
         if disk_is_full(error, folder):
             latest_checkpoint(checkpoints)  # drops the one that was being written
             return DISK_FULL
-        watch.status("crashed", watch.saved, type(error).__name__)
+        tell("crashed", watch.saved, type(error).__name__)
         raise
     finally:
         watch.line.stop()
@@ -108,6 +120,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
+    if ranks.is_launched() and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     task = get_task(spec["task"])
     rows = read_rows(folder / ROWS, spec, task)
     model, tokenizer = bases.open_base(paths.base(spec["task"]), for_training=True, qlora=spec.get("qlora", False))
@@ -139,8 +153,15 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
         raise TrainingError("the adapter is not its parent's any more after the trainer was built")
     watch.moved = lambda: any(not torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items())
-    if spec["trainer"].get("held_out"):
+    if spec["trainer"].get("held_out") and ranks.leads():
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
+    paths_of = {"the loss": "loss_path", "completions": "generation_path"}
+    shared = [what for what, key in paths_of.items() if spec["trainer"].get(key) == SHARED]
+    if ranks.world() > 1 and ranks.leads() and shared:
+        print(
+            f"clinrl: several processes compute {' and '.join(shared)} by TRL's own path", file=sys.stderr, flush=True
+        )
+    checkpoint = ranks.agreed(lambda: checkpoint)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     if sampled:
@@ -150,6 +171,10 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     at_once, loss_type = int(trainer.args.per_device_train_batch_size), spec["trainer"].get("loss_type", "")
     with memory.place("the loss", memory.fewer_rows(spec["scale"], at_once, loss_type)):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if ranks.world() > 1:
+        torch.distributed.destroy_process_group()
+    if not ranks.leads():
+        return int(trainer.state.global_step)
     if trainer.state.global_step == spec["trainer"]["steps"]:
         if not watch.moved():
             raise TrainingError(
@@ -160,7 +185,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         adapter.mkdir()
         write_adapter(model, tokenizer, spec, adapter)
         (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
-        if spec["trainer"].get("loss_path", "stock") != "stock":
+        if spec["trainer"].get("loss_path", "stock") != "stock" or (ranks.world() > 1 and shared):
             write_json(adapter / LOSS_PATH, trainer.loss_record())
         if verdicts := judges.record():
             lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
