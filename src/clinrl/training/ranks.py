@@ -167,8 +167,8 @@ def main(arguments: list[str]) -> int:
     """
     die_with(int(arguments[0]))
     import psutil
-    from torch.distributed.run import parse_args, run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
 
     def stop(_number: int, _frame: object) -> None:
         for child in psutil.Process().children():

@@ -115,6 +115,7 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
         "disable_tqdm": True,
         "shuffle_dataset": False,
         "eval_strategy": "no",
+        "ddp_find_unused_parameters": False,  # every step trains the whole adapter
     }
 
 
