@@ -24,6 +24,7 @@ from clinrl import paths
 from clinrl.config.machine import Machine
 from clinrl.errors import Alarmed, ParamsError, Refused, TrainingError
 from clinrl.models import bases
+from clinrl.runtime import gpus
 from clinrl.runtime.worker_process import run_worker
 from clinrl.training import callback, launch, ranks, trl
 from clinrl.training.draws import RowNoise, seeds_of
@@ -96,6 +97,13 @@ def test_what_several_processes_cannot_train_is_refused() -> None:
         ranks.check(Machine(processes=2), GRPO, plays=True)
     ranks.check(Machine(processes=2), SFT, plays=True)
     ranks.check(Machine(), GRPO, plays=True)
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "visible", lambda: [gpus.Gpu(0, "H100", 80, 80)])
+    with pytest.raises(ParamsError, match="processes is 2, but 1 GPUs are visible; lower it"):
+        ranks.check(Machine(processes=2), SFT, plays=False)
+    ranks.check(Machine(processes=2, launcher=("srun",)), SFT, plays=False)
 
 
 def test_training_under_a_launcher_is_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,14 +187,16 @@ def test_only_the_first_process_writes(monkeypatch: pytest.MonkeyPatch, tmp_path
     """And all stop where the first was asked to."""
     for rank in (1, 0):
         processes(monkeypatch, rank, lambda mine: [(True, False)])
-        watch = callback.Watch(tmp_path, version="v1", steps=2)
-        state, control = SimpleNamespace(global_step=1, log_history=[]), SimpleNamespace()
+        (folder := tmp_path / str(rank) / "checkpoint-1").mkdir(parents=True)
+        watch = callback.Watch(folder.parent, version="v1", steps=2)
+        state, control = SimpleNamespace(global_step=0, log_history=[]), SimpleNamespace()
         watch.on_train_begin(None, state, control)
+        state.global_step = 1
         watch.on_log(None, state, control, logs={"loss": 1.0})
-        watch.on_save(SimpleNamespace(output_dir=tmp_path), state, control)
+        watch.on_save(SimpleNamespace(output_dir=folder.parent), state, control)
         watch.on_step_end(None, state, control)
         assert control.should_training_stop
-        assert bool(list(tmp_path.iterdir())) == (rank == 0)
+        assert len([path for path in folder.parent.rglob("*") if path.is_file()]) == (4 if rank == 0 else 0)
 
 
 TRAIN = """

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from clinrl.config.machine import Machine, sequences_of
 from clinrl.errors import ParamsError, Refused, TrainingError
+from clinrl.runtime import gpus
 from clinrl.runtime.worker_process import WORKER, die_with
 
 T = TypeVar("T")
@@ -57,6 +58,9 @@ def check(machine: Machine, spec: Mapping[str, Any], *, plays: bool) -> None:
     """Refuse what several processes cannot train. `plays`: the task is played in episodes. Raises ParamsError."""
     if processes_of(machine, spec) == 1:
         return
+    there = len(gpus.visible())
+    if there and machine.launcher is None and machine.processes > there:
+        raise ParamsError(f"machine.yaml: processes is {machine.processes}, but {there} GPUs are visible; lower it")
     what = "rejection sampling" if spec["method"] == "rejection" else "GRPO in episodes"
     if spec["method"] == "rejection" or (plays and spec["method"] == "grpo"):
         raise ParamsError(

@@ -78,8 +78,8 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
         step = _fit(folder, spec, watch, checkpoint)
         tell("completed" if step == steps else "stopped", step)
         return 0 if step == steps or not ranks.leads() else STOPPED
-    except ranks.Followed as error:
-        return error.exit_code
+    except ranks.Followed:
+        return 0  # a failure would have the first process ended before it says why
     except OutOfMemory as error:
         resume = f"and the same command continues from step {watch.saved} of {steps}"
         tell("failed", watch.saved, f"{error}, {resume}")
