@@ -4,6 +4,7 @@ Routes, fields and sentences of refusal are those of vLLM's source; what is not 
 """
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,7 +84,8 @@ class Imitation:
         rank = json.loads((folder / "adapter_config.json").read_text())["r"]
         if rank > self.max_rank:
             return 500, f"LoRA rank {rank} is greater than max_lora_rank {self.max_rank}."
-        self.first = self.first or folder
+        if self.is_stale and self.first is None:  # a copy, since the trainer removes what it no longer serves
+            self.first = Path(shutil.copytree(folder, folder.with_name("first")))
         source = self.wrong or (self.first if self.is_stale else folder)
         held = "".join(c for c in name if c.isalnum())
         if isinstance(self.model, PeftModel):
