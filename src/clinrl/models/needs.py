@@ -64,7 +64,7 @@ class Room:
     """The memory that is there. Bytes."""
 
     gpu: Gpu | None
-    """The one that is used."""
+    """The one that is used; of those of several processes, the one with the least that is free."""
     host: int
     """That is free, within the limit of a container."""
     gpus: tuple[Gpu, ...] = ()
@@ -80,17 +80,24 @@ def room(machine: Machine) -> Room:
     gpus, index = visible(), machine.gpu or 0
     if machine.gpu is not None and index >= len(gpus):
         raise ParamsError(f"machine.yaml: gpu is {index}, but {len(gpus)} are visible, counted from 0; correct it")
-    return Room(gpus[index] if gpus else None, min([free, *limits]), tuple(gpus))
+    if gpus and machine.processes > len(gpus):
+        raise ParamsError(
+            f"machine.yaml: processes is {machine.processes}, one a GPU, but {len(gpus)} are visible; lower it"
+        )
+    used = gpus[index : index + machine.processes]
+    return Room(min(used, key=lambda gpu: gpu.free, default=None), min([free, *limits]), tuple(gpus))
 
 
 def check(params: "Params", version: str, machine: Machine) -> None:
     """Refuse a training at scale full that cannot fit, before hours are lost. Raises OutOfMemory with the shortfall.
 
-    What nobody knows the shape of is not refused, nor anything under `try_anyway`.
+    What nobody knows the shape of is not refused, nor anything under `try_anyway`. Raises ParamsError as `room`.
     """
-    if params.scale == "embedded" or machine.try_anyway:
+    if params.scale == "embedded":
         return
     there = room(machine)
+    if machine.try_anyway:
+        return
     for need in needs(params, version, machine, there):
         if need.place != "exam" and not need.fits and need.host is not None:
             raise OutOfMemory(
@@ -107,12 +114,17 @@ def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Ne
     except Refused as refused:
         fields = {"task": task.name, "scale": params.scale, "name": name, "gpu": None, "host": None, "fits": False}
         return [Need(**fields, place="loading", short=str(refused))]  # type: ignore[arg-type]
-    return [_need(params.scale, task.name, place, name, size, there) for place, size in found.items()]
+    alike = machine.processes if params.scale == "full" else 1
+    return [
+        _need(params.scale, task.name, place, name, size, there, 1 if place == "exam" else alike)
+        for place, size in found.items()
+    ]
 
 
-def _need(scale: str, task: str, place: str, name: str, size: int, there: Room) -> Need:
+def _need(scale: str, task: str, place: str, name: str, size: int, there: Room, processes: int) -> Need:
+    """Of the GPU what one process needs, of the host what all do."""
     is_gpu = scale == "full" and there.gpu is not None
-    gpu, host = (size + CUDA, LIBRARIES) if is_gpu else (0, size + LIBRARIES)
+    gpu, host = (size + CUDA, LIBRARIES * processes) if is_gpu else (0, (size + LIBRARIES) * processes)
     free = there.gpu.free if there.gpu else 0
     parts = [(gpu, free, "the GPU")] if is_gpu else []
     lacks = [
@@ -148,7 +160,8 @@ def _places(params: "Params", name: str, task: Task, machine: Machine, *, is_gpu
         trainer = params.trainer(version.profile)
         fields = trainer.model_dump()
         sequences = sequences_of(fields)
-        micro = machine.rows_at_once(fields, sequences, params.scale) or sequences
+        share = sequences // (machine.world if params.scale == "full" else 1)
+        micro = machine.rows_at_once(fields, sequences, params.scale) or share
         written: int = getattr(trainer, "max_completion", gold)
         scored = micro * written if isinstance(profile, GrpoProfile) else SCORED
         asked = [] if isinstance(profile, SftProfile) else models_of(task, params.reward(name))
@@ -158,7 +171,7 @@ def _places(params: "Params", name: str, task: Task, machine: Machine, *, is_gpu
         )
         yield "training", beside + step
         if not isinstance(profile, SftProfile):
-            rows = sequences if isinstance(profile, GrpoProfile) else MAX_TOKENS // (prompt + written)
+            rows = share if isinstance(profile, GrpoProfile) else MAX_TOKENS // (prompt + written)
             rows = _rows(rows, prompt + written, tokens)
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, prompt + written, rows)
     if judges:

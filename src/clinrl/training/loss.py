@@ -179,10 +179,10 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
             some = None if numbers is None else numbers[first : first + rows]
             with memory.place("generation", memory.fewer_tokens(self.scale, rows, width)):
                 parts.append(self._generate_part(some, prompt_ids[first : first + rows], *arguments, **named))
-        whole = parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
+        whole: Any = parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
         if numbers is not None:
-            rows = zip(self._going, prompt_ids, whole[0], strict=True)
-            self._going = [(row, [*prompt, *written]) for (row, _), prompt, written in rows]
+            turns = zip(self._going, prompt_ids, whole[0], strict=True)
+            self._going = [(row, [*prompt, *written]) for (row, _), prompt, written in turns]
         return whole
 
     def _goes_on(self) -> bool:

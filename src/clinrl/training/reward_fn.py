@@ -124,14 +124,14 @@ def reward_function(
                     f"the reward of {known[text].id} is {score.total:g}, outside its declared range "
                     f"{reward.low:g} to {reward.high:g}"
                 )
-        own = list(zip(case, mode, done, earned, map(task.parse, done), strict=True))
-        texts, modes, transcripts, rewards, answers = zip(*world.gathered(own), strict=True)
+        here = list(zip(case, mode, done, earned, map(task.parse, done), strict=True))
+        texts, modes, transcripts, rewards, answers = zip(*world.gathered(here), strict=True)
         numbers = world.gathered(phase) if phases else []
         totals = [score.total for score in rewards]
         if placebo:  # the rows of the stream are numbered, so each step draws anew, and the same when it is run again
             random = Random(f"{seed}:{world.gathered(row)[0]}")
             totals = placebo_rewards(placebo, totals, answers, group, reward.low, reward.high, random)
-        paid_here = totals[world.rank * len(own) : (world.rank + 1) * len(own)]
+        paid_here = totals[world.rank * len(here) : (world.rank + 1) * len(here)]
         if not world.is_main:
             return paid_here
         known |= {text: task.Case.model_validate_json(text) for text in dict.fromkeys(texts) if text not in known}

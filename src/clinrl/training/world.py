@@ -61,6 +61,7 @@ class World:
             return
         import torch
 
+        torch.set_num_threads(1)  # those of several processes would wait for each other's processors
         torch.distributed.init_process_group("gloo" if on_cpu else "nccl", timeout=TIMEOUT)
         yield
         self.any(False)  # none ends before process 0 has written all: torchrun ends those that go on
@@ -134,7 +135,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what failed is in the status, or said already
     options = ["--signals-to-handle=SIGQUIT", f"--shutdown-timeout={GRACE_S}", *arguments[1:]]
     try:
-        run(parse_args([*options, str(os.getpid())]))
+        run(parse_args([*options, str(os.getpid())]))  # type: ignore[no-untyped-call]
     except ChildFailedError as failed:
         code: int = failed.get_first_failure()[1].exitcode
         return code if code >= 0 else 128 - code
