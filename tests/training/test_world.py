@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from safetensors.torch import load_file
 
 import dolls
+import ranks
 from clinrl import paths
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
@@ -271,3 +272,23 @@ def test_a_request_to_stop_ends_all_at_one_step(project: Params) -> None:
     found = state()
     assert found["state"] == "stopped"
     assert list(Path(".clinrl/checkpoints").glob(f"v1-*/trainer/checkpoint-{found['step']}/complete.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+def test_two_processes_play_the_episodes_of_a_step_as_one(tmp_path: Path) -> None:
+    logs, weights = [], []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={number}", ranks.__file__]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ATEN_CPU_CAPABILITY": "avx2"}
+        subprocess.run([*torchrun, str(folder)], env=environment, check=True, timeout=900)
+        logs.append(json.loads((folder / "log.json").read_text())[0])
+        weights.append(load_file(folder / "adapter.safetensors"))
+    assert gap(*weights) < 1e-6
+    one, two = logs
+    assert max(float(tensor.abs().max()) for name, tensor in weights[0].items() if "lora_B" in name) > 1e-4  # it moved
+    assert one.keys() == two.keys()
+    for name in ("num_tokens", "reward", "reward_std", "groups/all_wrong", "tools/call_frequency", "not_submitted/m"):
+        assert two[name] == pytest.approx(one[name], abs=1e-6), name

@@ -169,7 +169,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             raise TrainingError(
                 "no step gave the adapter a gradient, so it is its parent's still: every group earned equal rewards"
             )
-        told = sorted({canonical_json(verdict) for verdict in world.gathered(judges.record())})
+        lines = sorted({canonical_json(verdict) for verdict in world.gathered(judges.record())})
         if not world.is_main:
             return int(trainer.state.global_step)
         adapter = folder / "adapter"
@@ -179,8 +179,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
         if spec["trainer"].get("loss_path", "stock") != "stock":
             write_json(adapter / LOSS_PATH, trainer.loss_record())
-        if told:
-            (adapter / VERDICTS).write_text("".join(line + "\n" for line in told), encoding="utf-8")
+        if lines:
+            (adapter / VERDICTS).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return int(trainer.state.global_step)
 
 
