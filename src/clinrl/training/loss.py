@@ -54,6 +54,14 @@ class Checked:
     state: Any
     _metrics: dict[str, Any]
 
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Leave the card to `model_card`."""
+
+    def _save_rng_state(self, output: str) -> None:
+        # A checkpoint is sealed once process 0 has written it, and nothing follows from another's generators.
+        if self.accelerator.is_main_process:
+            super()._save_rng_state(output)  # type: ignore[misc]  # of the trainer
+
     def _way(self, model: Any, ours: Any, loss_of: Callable[[Any], Tensor], *, tells: bool = True) -> Any:
         """What TRL's loss is to call for a micro-batch: the model, or ours in its place.
 
@@ -111,7 +119,7 @@ class Checked:
     def loss_record(self) -> dict[str, Any]:
         """Which way was requested and which was used, with the gaps. live: dead rows left out, no prompt shared. mixed:
         the history says at which step which one, since one process and several took turns."""
-        ways = {entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry}
+        ways = {entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry} or {self.agrees}
         used = "mixed" if len(ways) > 1 else self._shares() if True in ways else "stock"
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
         found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
@@ -158,8 +166,9 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
     _turns: int = 0
 
     def _generate(self, prompts: list[Any]) -> Any:
-        first = self.accelerator.process_index * len(prompts)
-        self._going, self._turns = [(first + place, ()) for place in range(len(prompts))], 0
+        if self.seed is not None:
+            first = self.accelerator.process_index * len(prompts)
+            self._going, self._turns = [(first + place, ()) for place in range(len(prompts))], 0
         try:
             return super()._generate(prompts)
         finally:
@@ -200,7 +209,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         if self.generation_path == "stock" and numbers is None:
             return super()._generate_single_turn(*arguments, **named)
         model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
-        model.generate = partial(self._generated, model, numbers)
+        model.generate = partial(self._generated, model, numbers=numbers)
         try:
             with folded(model) if self.generation_path != "stock" else nullcontext():
                 return super()._generate_single_turn(*arguments, **named)
@@ -208,8 +217,8 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
             del model.generate
 
     def _generated(
-        self, model: Any, numbers: Tensor | None, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any,
-        **_: Any,
+        self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any,
+        numbers: Tensor | None = None, **_: Any,
     ) -> Tensor:  # fmt: skip
         """Prompts, padded on the left, and their completions, as `generate` of a model returns them."""
         drawn = None if numbers is None else numbers.to(input_ids.device)

@@ -119,24 +119,8 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
     }
 
 
-class OneWriter:
-    """What both trainers change of TRL's: no model card, and of the generators' states only those of process 0.
-
-    A checkpoint is sealed once process 0 has written it, and nothing of a training follows from another's state.
-    """
-
-    accelerator: Any
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Leave the card to `model_card`."""
-
-    def _save_rng_state(self, output: str) -> None:
-        if self.accelerator.is_main_process:
-            super()._save_rng_state(output)  # type: ignore[misc]  # of the trainer
-
-
-class Sft(OneWriter, CheckedSFTTrainer):
-    """TRL's trainer without its model card, and with a token count that survives a resumed run."""
+class Sft(CheckedSFTTrainer):
+    """TRL's trainer with a token count that survives a resumed run."""
 
     served: Sequence[Mapping[str, float]] = ()
     """Of each step, what is logged of the phases, or of what was sampled before the first."""
@@ -207,7 +191,7 @@ def _numbers(phases: Sequence[Phase], spec: Mapping[str, Any], rows: int) -> lis
     return [phase_of(row, phases, steps=steps, each=rows // steps) for row in range(rows)]
 
 
-class Grpo(OneWriter, SharedLossTrainer):
+class Grpo(SharedLossTrainer):
     """TRL's trainer for prompts that are rendered already, in the mode of their row.
 
     Overrides `_tokenize_prompts` so that no second begin-of-text token is added, and checks in
