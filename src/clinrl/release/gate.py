@@ -26,13 +26,14 @@ from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
 from clinrl.release.budget import Look, Spent
-from clinrl.release.form import Finding, FormRow, form, paired_change, value_of
-from clinrl.release.superiority import CHAMPION, compare
+from clinrl.release.form import Finding, FormRow, form, no_better_p, paired_change, value_of
 from clinrl.tasks.base import EXACT, Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict
 
 BOTH_MODES = "all modes"
+CHAMPION = "the champion"
+"""What sentences call the rival whose place a candidate would take."""
 
 
 class Decision(Strict):
@@ -116,7 +117,7 @@ def decide(
         names = f" ({', '.join(rebuilders)})" if rebuilders else ""
         signed = f"{len(rebuilders)} of the listed rebuilders{names} signed that they built the same bytes"
         findings += [_at_least("rebuilt", gate.rebuilt.least, len(rebuilders), signed)]
-    findings += compare(task, protocol, look, candidate, rivals[CHAMPION]) if protocol and look else ()
+    findings += _better(task, protocol, look, candidate, rivals[CHAMPION]) if protocol and look else ()
     broken = tuple(finding.sentence for finding in findings if not finding.passed)
     against = f"compared with {champion[0]} case by case" if champion[0] else "there is no champion"
     left = look.left(passed=not broken) if look else 0.0
@@ -179,6 +180,40 @@ def _floor(metric: str, mode: str, change: Estimate | None, other: str, limit: s
             f"n = {change.n}) from {other} on the same cases; it {demand} it with its whole interval"
         )
     return Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)
+
+
+def _better(
+    task: Task, protocol: Protocol, look: Look, candidate: Mapping[str, Answers], champion: Mapping[str, Answers]
+) -> Iterator[Finding]:
+    """Whether a candidate is better than the champion, and nowhere worse by a margin: a finding a measure and mode."""
+    level, metric = look.level, protocol.superior
+    spends = f"look {look.number} of {look.most} at this exam may spend {level:.4g}"
+    for mode, mine in candidate.items():
+        share = task.metrics[metric]
+        change = paired_change(share, metric, mine, champion[mode])
+        p = no_better_p(share, mine, champion[mode]) if isinstance(share, Share) else None
+        if change is None or p is None:
+            sentence = f"{metric} ({mode}) could not be measured against {CHAMPION}; it must be better"
+        else:
+            sentence = (
+                f"{metric} ({mode}) changes by {change.value:+.4g} against {CHAMPION} on the same cases, one-sided "
+                f"p = {p:.4g}; {spends}, so p must be at most that"
+            )
+        limit = f"better than {CHAMPION}, p at most {level:.4g}"
+        yield Finding.of(metric, mode, limit, change, passed=p is not None and p <= level, sentence=sentence)
+    for metric, margin in protocol.not_worse.items():
+        for mode, mine in candidate.items():
+            sign = -1 if task.metrics[metric].worse == "higher" else 1
+            change = paired_change(task.metrics[metric], metric, mine, champion[mode], 1 - 2 * level)
+            worst = None if change is None else sign * (change.low if sign > 0 else change.high)
+            sentence = (
+                f"{metric} ({mode}) may be worse than {CHAMPION} by "
+                f"{'an unknown amount' if worst is None else format(max(0.0, -worst), '.4g')} on the same cases, with "
+                f"an error of {level:.4g}; the plan asks for less than {margin:g}"
+            )
+            limit = f"worse than {CHAMPION} by less than {margin:g}, at {level:.4g}"
+            passed = worst is not None and worst > -margin
+            yield Finding.of(metric, mode, limit, change, passed=passed, sentence=sentence)
 
 
 def _findings(
