@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,33 @@ def test_a_journal_ends_before_the_first_line_that_is_not_whole(tmp_path: Path) 
         assert [again.get(again.key(number)) is not None for number in range(3)] == [True, True, False]
         again.put(again.key(2), ids=[[2]])
         assert file.read_bytes() == b"".join(lines)
+
+
+def test_forks_that_write_at_once_leave_whole_lines(tmp_path: Path) -> None:
+    journal, big = Journal(tmp_path), list(range(20_000))  # far beyond any buffer
+
+    def write(name: str) -> None:
+        for number in range(25):
+            journal.put(f"{name} {number}", ids=big)
+
+    forks = [get_context("fork").Process(target=write, args=(name,)) for name in ("think", "direct")]
+    for fork in forks:
+        fork.start()
+    for fork in forks:
+        fork.join()
+    found = Journal(tmp_path).found
+    assert len(found) == 50
+    assert all(entry["ids"] == big for entry in found.values())
+
+
+def test_a_part_finds_its_calls_whatever_was_asked_before_it(tmp_path: Path) -> None:
+    alone, after = Journal(tmp_path), Journal(tmp_path)
+    alone.begin("direct")
+    after.begin("think")
+    after.call()
+    assert alone.call() != after.call()
+    after.begin("direct")
+    assert after.call() == ["direct", 1]
 
 
 @pytest.mark.slow

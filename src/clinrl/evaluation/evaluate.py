@@ -166,6 +166,8 @@ def answer_exam(
     def answered(name: str) -> tuple[list[Graded], Any]:
         if task.episodes is None:  # sums over long episodes are split between threads, whose number stays
             determinism.share()
+        if journal is not None:
+            journal.begin(name)
         mode, shown = asked[name]
         watch = None
         if task.ordered is not None and name == mode and sampler.can_watch:

@@ -183,7 +183,7 @@ class Sampler:
             weights = folded(self.model) if self._is_shared else nullcontext()
             with weights, torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
-                call = self.journal.call() if self.journal else 0
+                call = self.journal.call() if self.journal else []
                 for number, (batch, width) in enumerate(self._batches(lengths, budget)):
                     rows = [ids[index] for index in batch]
                     with memory.place(self.place, memory.fewer_tokens(self.scale, len(rows), width + budget)):
@@ -197,7 +197,7 @@ class Sampler:
         return [completion for completion in completions if completion is not None]
 
     def _written(
-        self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig", *place: int
+        self, rows: Sequence[Sequence[int]], width: int, config: "GenerationConfig", *place: object
     ) -> list[list[int]]:
         """`_write`, or what the journal has in its place: tokens, what was watched, and where to draw on from."""
         if self.journal is None:

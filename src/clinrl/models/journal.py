@@ -5,6 +5,7 @@ can cut the last one short, and no other. The folder is private, outside of DVC'
 """
 
 import base64
+import errno
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.found = folder, dict[str, dict[str, Any]]()
-        self._calls = 0
+        self._part, self._calls = "", 0
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         whole = 0
@@ -43,10 +44,14 @@ class Journal:
     def _opened(self) -> BinaryIO:
         return os.fdopen(os.open(self.folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "rb+")
 
-    def call(self) -> int:
-        """The number of this call for completions. A run that continues makes the same calls in the same order."""
+    def begin(self, part: str) -> None:
+        """Count calls anew, for a part of the run that other processes may share with this one."""
+        self._part, self._calls = part, 0
+
+    def call(self) -> list[str | int]:
+        """Part and number of this call for completions. A part makes the same calls in the same order, by whomever."""
         self._calls += 1
-        return self._calls
+        return [self._part, self._calls]
 
     def key(self, *asked: Any) -> str:
         """By what a unit is found again."""
@@ -57,9 +62,11 @@ class Journal:
         return self.found.get(key)
 
     def put(self, key: str, **entry: Any) -> None:
-        """Add a unit."""
+        """Add a unit, at once: the forks of a stage write into one file, and a line in pieces could hold another."""
+        line = json.dumps({"asked": key, **entry}, separators=(",", ":")).encode() + b"\n"
         with self._opened() as stream:
-            stream.write(json.dumps({"asked": key, **entry}, separators=(",", ":")).encode() + b"\n")
+            if os.write(stream.fileno(), line) != len(line):
+                raise OSError(errno.ENOSPC, "a line was cut short", str(self.folder / FILE))
 
     def remove(self) -> None:
         """Delete it: what it was for is finished."""
