@@ -144,8 +144,7 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
     """The run with its cases answered and graded in every mode, the model loaded once.
 
     The first mode with thinking is asked under each input variant too, about the cases that have it. Where answers are
-    ordered, their probabilities are kept, input variants left out. What is asked is asked side by side where several
-    processors are this stage's: no answer depends on what else is asked.
+    ordered, their probabilities are kept, input variants left out. Where processors are free, all is asked at once.
     """
     model, task = run.model, run.task
     sampler = open_sampler(params, model)
@@ -173,11 +172,9 @@ def answer_exam(params: "Params", run: Run, judges: Judges) -> Run:
         return graded, watch.read(task, shown, graded, thinking=params.modes[mode].thinking) if watch else None
 
     found = dict(zip(asked, forks.results([partial(answered, name) for name in asked]), strict=True))
-    return replace(
-        run,
-        graded={name: graded for name, (graded, _) in found.items()},
-        probabilities={name: chances for name, (_, chances) in found.items() if chances is not None},
-    )
+    graded = {name: lines for name, (lines, _) in found.items()}
+    chances = {name: rows for name, (_, rows) in found.items() if rows is not None}
+    return replace(run, graded=graded, probabilities=chances)
 
 
 def grade(
