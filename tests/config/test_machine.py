@@ -48,6 +48,11 @@ def test_it_may_be_absent_or_empty(tmp_path: Path) -> None:
                 "https://host:99999",
             )
         ),
+        ("processes: 0", "processes is 0; it must be greater than or equal to 1"),
+        ("processes: 2\ngpu: 1", "gpu is 1, but 2 processes take a GPU each; leave out gpu"),
+        ("nodes: 2", "address must be set for several nodes, as host:port of this one, and for these alone"),
+        ("address: a:1", "address must be set for several nodes"),
+        ("nodes: 2\naddress: a b", "address is 'a b'"),
         ("- gpu", "the file is ['gpu']; it must be a mapping"),
     ],
 )
@@ -85,3 +90,35 @@ def test_a_server_is_here_or_behind_https(tmp_path: Path, url: str) -> None:
     file.write_text(f"sampler: vllm\nvllm: {{url: '{url}'}}\n")
     machine = read_machine(file)
     assert (machine.sampler, machine.vllm.url, machine.vllm.at_once) == ("vllm", url, 64)
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "rows"),
+    [
+        ({"processes": 4}, {}, 8),
+        ({"processes": 4, "nodes": 2, "address": "a:1"}, {}, 8),
+        ({"processes": 8}, {"micro_batch": None}, None),
+        ({"processes": 16, "micro_batch": 8}, {}, 4),
+        ({"processes": 4, "micro_batch": 3}, {}, 2),
+        ({"processes": 2, "micro_batch": 100}, {}, 32),
+        ({"processes": 2, "micro_batch": 1}, {"loss_type": "bnpo"}, 8),
+    ],
+)
+def test_processes_share_the_rows_of_a_step(machine: dict[str, Any], changes: dict[str, Any], rows: int | None) -> None:
+    assert Machine(**machine).rows_at_once(STEP | changes, 64, "full") == rows
+    assert Machine(**machine).world * (rows or 1) <= 64
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "sentence"),
+    [
+        ({"processes": 3}, {}, "machine.yaml: 3 processes cannot share the 64 rows of a training step evenly"),
+        ({"processes": 16}, {}, "16 processes with 8 rows at once do not divide the 64 rows .*; set micro_batch to 4"),
+        ({"processes": 16, "micro_batch": 4}, {"loss_type": "bnpo"}, "take fewer processes, since the loss bnpo"),
+    ],
+)
+def test_a_step_that_they_cannot_share_is_refused(
+    machine: dict[str, Any], changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ParamsError, match=sentence):
+        Machine(**machine).rows_at_once(STEP | changes, 64, "full")

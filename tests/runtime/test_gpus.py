@@ -41,6 +41,9 @@ def test_those_that_are_visible_are_listed_in_order(monkeypatch: pytest.MonkeyPa
     assert needs.room(Machine(gpu=1)).gpu == visible()[1]
     with pytest.raises(ParamsError, match="gpu is 2, but 2 are visible"):
         needs.room(Machine(gpu=2))
+    assert needs.room(Machine(processes=2)).gpu == visible()[1]  # the one with the least that is free
+    with pytest.raises(ParamsError, match="processes is 3, one a GPU, but 2 are visible"):
+        needs.room(Machine(processes=3))
 
 
 def test_without_a_driver_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +80,12 @@ def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch:
     few, many = (dict(_sizes(params, Machine(gpu=1, micro_batch=rows))) for rows in (1, 64))
     assert few["training"] < many["training"]
     assert few["exam"] == many["exam"]
+    alone, shared = (
+        {need.place: need for need in needs.needs(params, "esi-v46", machine, needs.room(machine))}
+        for machine in (Machine(), Machine(processes=2, micro_batch=1))
+    )
+    assert shared["generation"].gpu < alone["generation"].gpu
+    assert shared["training"].host == 2 * alone["training"].host
 
 
 def _sizes(params: Params, machine: Machine) -> list[tuple[str, int | None]]:

@@ -279,10 +279,17 @@ def test_gradient_checkpointing_keeps_no_cache_so_that_dead_rows_alone_are_left_
 
 
 def test_several_processes_take_the_stock_path(trainers, monkeypatch, capsys):
+    """Even where one process began with the shared one; then the record says that both were used."""
     trainer = trainers("qwen3")
+    monkeypatch.setattr(trainer, "agrees", True)
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    assert trainer._check((), lambda way: torch.zeros(())) is False
-    assert "goes on with TRL's loss" in capsys.readouterr().err
+    for tells in (True, False):
+        assert trainer._way("TRL's", "ours", lambda way: torch.zeros(()), tells=tells) == "TRL's"
+    assert trainer.agrees is False
+    history = [{loss.AGREES: 1.0}, {loss.AGREES: 0.0}]
+    for entries, used in ((history, "mixed"), (history[1:], "stock"), (history[:1], "shared")):
+        monkeypatch.setattr(trainer.state, "log_history", entries)
+        assert trainer.loss_record()["used"] == used
 
 
 def test_equal_completions_that_cancel_out_decide_nothing(trainers, monkeypatch):
@@ -418,7 +425,7 @@ def test_completions_stand_behind_their_prompts_as_trl_reads_them():
         found = SharedLossTrainer._generated(
             trainer, "model", input_ids=ids, attention_mask=mask, generation_config=config
         )
-    complete.assert_called_once_with("model", [[7, 8], [9, 10, 11, 12]], config)
+    complete.assert_called_once_with("model", [[7, 8], [9, 10, 11, 12]], config, numbers=None)
     assert found.tolist() == [[0, 0, 7, 8, 3, 0], [9, 10, 11, 12, 4, 5]]
 
 

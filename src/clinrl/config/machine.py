@@ -1,4 +1,5 @@
-"""machine.yaml: how much this machine computes at once. It lies beside params.yaml, outside git, and may be absent.
+"""machine.yaml: how much is computed at once, and by how many processes. It lies beside params.yaml, outside git, and
+may be absent.
 
 No key enters a digest or a DVC parameter, so what is set here keeps checkpoints and makes nothing stale. Who sampled is
 recorded all the same, where it was another than usual, since that changes answers.
@@ -69,15 +70,57 @@ class Machine(Section):
     stands in the manifests of answers and adapters."""
     vllm: Vllm = Vllm()
     """The vLLM server."""
+    processes: Count = 1
+    """Processes of a training on this machine, which share the rows of each step; one a GPU, the first visible ones."""
+    nodes: Count = 1
+    """Machines of a training, each with as many processes. This one starts it, the others join by the command that it
+    prints, and all see the project's folder."""
+    address: str | None = Field(default=None, pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")
+    """host:port of this machine where the other nodes reach it; for nodes alone."""
     try_anyway: bool = False
     """Whether a training starts although the estimate of `clinrl doctor` says that it does not fit."""
 
+    @model_validator(mode="after")
+    def _fits(self) -> "Machine":
+        if self.gpu is not None and self.processes > 1:
+            raise refusal(f"is {self.gpu}, but {self.processes} processes take a GPU each; leave out gpu", "gpu")
+        if (self.nodes > 1) != (self.address is not None):
+            raise refusal("must be set for several nodes, as host:port of this one, and for these alone", "address")
+        return self
+
+    @property
+    def world(self) -> int:
+        """Processes of a training, on all nodes."""
+        return self.processes * self.nodes
+
     def rows_at_once(self, trainer: dict[str, Any], sequences: int, scale: Scale) -> int | None:
-        """Rows of a training step of `sequences` that are computed at once; None: all of them."""
+        """Rows of a training step of `sequences` that a process computes at once; None: all of its share.
+
+        Raises ParamsError if the processes cannot share the step evenly.
+        """
         own: int | None = trainer["micro_batch"]
-        if scale == "embedded" or self.micro_batch is None or trainer.get("loss_type") == "bnpo":
+        if scale == "embedded":
             return own
-        return max(rows for rows in range(1, sequences + 1) if sequences % rows == 0 and rows <= self.micro_batch)
+        share, rest = divmod(sequences, self.world)
+        if rest:
+            raise ParamsError(
+                f"{FILE}: {self.world} processes cannot share the {sequences} rows of a training step evenly; "
+                f"take a divisor of {sequences}"
+            )
+        if self.micro_batch is not None and trainer.get("loss_type") != "bnpo":
+            return max(rows for rows in range(1, share + 1) if share % rows == 0 and rows <= self.micro_batch)
+        if own and share % own:
+            raise ParamsError(
+                f"{FILE}: {self.world} processes with {own} rows at once do not divide the {sequences} rows of a "
+                f"training step; {self._advice(trainer, share)}"
+            )
+        return own
+
+    @staticmethod
+    def _advice(trainer: dict[str, Any], share: int) -> str:
+        if trainer.get("loss_type") == "bnpo":
+            return "take fewer processes, since the loss bnpo depends on the rows at once"
+        return f"set micro_batch to {share}, or take fewer processes"
 
 
 def read_machine(path: Path = Path(FILE)) -> Machine:

@@ -23,6 +23,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from clinrl.artifacts import digest
 from clinrl.models.cache import distinct, is_plain, room
 
 STRETCH = 8
@@ -48,18 +49,20 @@ class Rows:
 
 
 def complete(
-    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, watch: Sequence[LogitsProcessor] = ()
-) -> list[list[int]]:
+    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, watch: Sequence[LogitsProcessor] = (),
+    numbers: Tensor | None = None,
+) -> list[list[int]]:  # fmt: skip
     """The completion of each prompt, with its end token and perhaps padding after it.
 
-    Greedy, or drawn at the config's temperature with one number a token from torch's generator; the config says nothing
-    else of how tokens are drawn. A row's tokens do not depend on when others end, and are those of `generate` but for
-    rounding; drawn ones have the same distribution and other values, since `generate` draws a number for each word of
-    the vocabulary. `watch` sees the scores of each token and changes none. A model whose layers keep something else
-    than keys and values reads and writes all rows whole.
+    Greedy, or drawn at the config's temperature with one number a token: of `numbers` (B, T), or without them from
+    torch's generator. The config says nothing else of how tokens are drawn. A row's tokens do not depend on when others
+    end, and are those of `generate` but for rounding; drawn ones have the same distribution and other values, since
+    `generate` draws a number for each word of the vocabulary. `watch` sees the scores of each token and changes none. A
+    model whose layers keep something else than keys and values reads and writes all rows whole.
     """
     rows = begun(model, prompts, config.pad_token_id)
-    numbers = drawn_numbers(model, len(prompts), config)
+    if numbers is None:
+        numbers = drawn_numbers(model, len(prompts), config)
     stretch = config.max_new_tokens if rows.cache is None else STRETCH
     going, written = torch.arange(len(prompts), device=model.device), [list[int]() for _ in prompts]
     for start in range(0, config.max_new_tokens, stretch):
@@ -78,12 +81,13 @@ def complete(
 
 def complete_turn(
     model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig, before: Rows | None,
-    watch: Sequence[LogitsProcessor] = (),
+    watch: Sequence[LogitsProcessor] = (), numbers: Tensor | None = None,
 ) -> tuple[list[list[int]], Rows]:  # fmt: skip
     """As `complete`, for conversations: what the turn before read or wrote is not read again. Also the rows to go on
     from, none left out."""
     rows = resumed(model, before, prompts, config.pad_token_id) or begun(model, prompts, config.pad_token_id)
-    numbers = drawn_numbers(model, len(prompts), config)
+    if numbers is None:
+        numbers = drawn_numbers(model, len(prompts), config)
     rows, new, _ = write(model, rows, config, config.max_new_tokens, numbers, watch)
     return new.tolist(), rows
 
@@ -177,6 +181,18 @@ def drawn_numbers(model: Any, rows: int, config: GenerationConfig) -> Tensor | N
     if not config.do_sample:
         return None
     return torch.rand(rows, config.max_new_tokens, dtype=torch.float64, device=model.device)
+
+
+def numbered(seed: int, step: int, turn: int, rows: Sequence[int], tokens: int) -> Tensor:
+    """A number of [0, 1) for each token (B, T) of rows of a step, in a turn of theirs.
+
+    It follows from these alone, so a row draws the same whatever it is computed beside, and by whichever process.
+    """
+    drawn = []
+    for row in rows:
+        seeded = torch.Generator().manual_seed(int(digest([seed, step, turn, row])[:15], 16))
+        drawn.append(torch.rand(tokens, dtype=torch.float64, generator=seeded))
+    return torch.stack(drawn)
 
 
 def padded(

@@ -41,14 +41,17 @@ Pair = tuple[Case, Transcript]
 class Judges:
     """Answers requests, each once. `base` is the folder of the task's base, which the judges are part of.
 
-    Verdicts are appended to `log`. Those that it holds already, from before a training was killed, are read from it.
+    Verdicts are appended to `log`. Those that it holds already, from before a training was killed, are read from it,
+    and from the `others`, which are logs of other processes.
     """
 
-    def __init__(self, base: Path, log: Path | None = None) -> None:
+    def __init__(self, base: Path, log: Path | None = None, others: Iterable[Path] = ()) -> None:
         self.base = base
         self.log = log
         self._vectors: dict[str, Any] = {}
-        self._verdicts: dict[tuple[str, str], str] = {} if log is None else _read_log(log)
+        self._verdicts: dict[tuple[str, str], str] = {}
+        for file in [*others, *([] if log is None else [log])]:
+            self._verdicts |= _read_log(file)
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
     def answer(self, requests: Iterable[Request]) -> dict[Request, Any]:

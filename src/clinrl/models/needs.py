@@ -68,7 +68,7 @@ class Room:
     """The memory that is there. Bytes."""
 
     gpu: Gpu | None
-    """The one that is used."""
+    """The one that is used; of those of several processes, the one with the least that is free."""
     host: int
     """That is free, within the limit of a container."""
     gpus: tuple[Gpu, ...] = ()
@@ -84,17 +84,24 @@ def room(machine: Machine) -> Room:
     gpus, index = visible(), machine.gpu or 0
     if machine.gpu is not None and index >= len(gpus):
         raise ParamsError(f"machine.yaml: gpu is {index}, but {len(gpus)} are visible, counted from 0; correct it")
-    return Room(gpus[index] if gpus else None, min([free, *limits]), tuple(gpus))
+    if gpus and machine.processes > len(gpus):
+        raise ParamsError(
+            f"machine.yaml: processes is {machine.processes}, one a GPU, but {len(gpus)} are visible; lower it"
+        )
+    used = gpus[index : index + machine.processes]
+    return Room(min(used, key=lambda gpu: gpu.free, default=None), min([free, *limits]), tuple(gpus))
 
 
 def check(params: "Params", version: str, machine: Machine) -> None:
     """Refuse a training at scale full that cannot fit, before hours are lost. Raises OutOfMemory with the shortfall.
 
-    What nobody knows the shape of is not refused, nor anything under `try_anyway`.
+    What nobody knows the shape of is not refused, nor anything under `try_anyway`. Raises ParamsError as `room`.
     """
-    if params.scale == "embedded" or machine.try_anyway:
+    if params.scale == "embedded":
         return
     there = room(machine)
+    if machine.try_anyway:
+        return
     for need in needs(params, version, machine, there):
         if need.place != "exam" and not need.fits and need.host is not None:
             raise OutOfMemory(
@@ -112,12 +119,16 @@ def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Ne
         fields = {"task": task, "scale": params.scale, "name": name, "gpu": None, "host": None, "fits": False}
         return [Need(**fields, place="loading", short=str(refused))]  # type: ignore[arg-type]
     found = _places(load, machine.exam_tokens if is_full else None, checkpointed=is_full)
-    return [_need(params.scale, task, place, name, size, there) for place, size in found]
+    alike = machine.processes if is_full else 1
+    return [
+        _need(params.scale, task, place, name, size, there, 1 if place == "exam" else alike) for place, size in found
+    ]
 
 
-def _need(scale: str, task: str, place: str, name: str, size: int, there: Room) -> Need:
+def _need(scale: str, task: str, place: str, name: str, size: int, there: Room, processes: int) -> Need:
+    """Of the GPU what one process needs, of the host what all do."""
     is_gpu = scale == "full" and there.gpu is not None
-    gpu, host = (size + CUDA, CUDA_LIBRARIES) if is_gpu else (0, size + LIBRARIES)
+    gpu, host = (size + CUDA, CUDA_LIBRARIES * processes) if is_gpu else (0, (size + LIBRARIES) * processes)
     free = there.gpu.free if there.gpu else 0
     parts = [(gpu, free, "the GPU")] if is_gpu else []
     lacks = [
@@ -156,7 +167,7 @@ class Training:
     method: str
     steps: int
     sequences: int
-    """Rows of a step."""
+    """Rows of a step that a process computes."""
     micro: int
     """Rows that are computed at once."""
     prompts: int
@@ -165,7 +176,7 @@ class Training:
     """Tokens of a completion, or of what is imitated: the most that are allowed, or of a model that is built here those
     that are usual, since the most is several times as much."""
     sampled: int
-    """Completions that are written, in a step of GRPO, or before the first of rejection sampling."""
+    """Completions that a process writes, in a step of GRPO, or before the first of rejection sampling."""
     together: int
     """Completions that are written at once."""
     reads: int
@@ -219,21 +230,27 @@ def _training(
     sequences, is_built = sequences_of(fields), params.scale == "embedded"
     written = int(fields.get("max_completion", gold))
     written = min(written, round(LONGER * gold)) if is_built else written
-    micro = machine.rows_at_once(fields, sequences, params.scale) or sequences
+    world = machine.world if params.scale == "full" else 1
+    share = sequences // world
+    micro = machine.rows_at_once(fields, sequences, params.scale) or share
     shares = is_built and isinstance(profile, GrpoProfile) and trainer.loss_path == SHARED
     tokens = machine.exam_tokens if params.scale == "full" else None
     is_grpo = isinstance(profile, GrpoProfile)
     keeps = task.episodes is not None and trainer.generation_path == SHARED
-    together = sequences if is_grpo else MAX_TOKENS // (prompt + written)
+    together = share if is_grpo else MAX_TOKENS // (prompt + written)
     at_most = min(HELD_OUT_TOKENS, tokens or HELD_OUT_TOKENS, LOGITS_TOGETHER // policy.vocab)
     return Training(
         method=profile.method,
         steps=trainer.steps,
-        sequences=sequences,
+        sequences=share,
         micro=micro,
         prompts=max(1, micro // fields["group"]) if shares else micro,
         written=written,
-        sampled=0 if isinstance(profile, SftProfile) else sequences if is_grpo else fields["prompts"] * fields["group"],
+        sampled=0
+        if isinstance(profile, SftProfile)
+        else share
+        if is_grpo
+        else fields["prompts"] * fields["group"] // world,
         together=together if keeps else _rows(together, prompt + written, tokens),
         reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
         beta=fields.get("beta", 0.0),

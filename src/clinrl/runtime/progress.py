@@ -18,9 +18,9 @@ class Advance(Protocol):
 
 
 @contextmanager
-def progress(title: str, rows: int) -> Iterator[Advance]:
+def progress(title: str, rows: int, *, shown: bool = True) -> Iterator[Advance]:
     """A progress bar on stderr if that is a terminal, otherwise nothing; yields the function that advances it."""
-    if not sys.stderr.isatty():
+    if not shown or not sys.stderr.isatty():
         yield lambda _rows=1: None
         return
     from rich.console import Console

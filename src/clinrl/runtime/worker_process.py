@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TypeAlias
 from clinrl.runtime import forkserver, starter
 
 WORKER = "clinrl.training.worker"
+WORLD = "clinrl.training.world"
 Child: TypeAlias = "subprocess.Popen[bytes] | forkserver.Fork"
 GRACE_S = 30
 """Seconds a child has to end after its group was told to stop for good."""
@@ -21,20 +22,25 @@ LAST_METRICS_S = 3
 """Seconds that the end of a training waits for its last live metrics; `clinrl register` fills in the others."""
 
 
-def run_worker(spec: Path) -> int:
+def run_worker(spec: Path, torchrun: Sequence[str] = ()) -> int:
     """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
 
-    A second signal kills the worker's whole group. The worker dies with this process, however this process ends.
+    A second signal kills the worker's whole group. The worker dies with this process, however this process ends. With
+    options of torchrun, that starts several workers, and the code is that of the first which failed.
     """
     arguments = [str(spec), str(os.getpid())]
     child: Child
-    if forkserver.IS_FORK:  # the worker's libraries are in this process
+    if torchrun:
+        command = [sys.executable, "-m", WORLD, str(os.getpid()), *torchrun, "-m", WORKER, str(spec)]
+        child = subprocess.Popen(command, start_new_session=True)
+    elif forkserver.IS_FORK:  # the worker's libraries are in this process
         child = forkserver.Fork(lambda: import_module(WORKER).main(arguments))
     else:
         child = subprocess.Popen([sys.executable, "-m", WORKER, *arguments], start_new_session=True)
     try:
         with _forwarded(child):
-            return child.wait()
+            code = child.wait()
+        return 128 - code if torchrun and code > 128 else code  # of a process below it that a signal ended
     finally:
         _end_group(child)
 

@@ -19,12 +19,15 @@ from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import Alarmed, TrainingError
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import Queue
+from clinrl.training.world import ALONE, World
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 SENTINEL = "complete.json"
 STATUS = "status.json"
+OTHERS = "status-{}.json"
+"""What a process other than 0 says when it fails, by its rank."""
 TIMINGS = "timings.jsonl"
 _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""
@@ -77,11 +80,15 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     """Seals checkpoints, stops at step boundaries, and raises TrainingError when a run goes wrong.
 
     `moved` tells whether the adapter differs from its start; set it once there is one. It is asked after the first
-    step whose gradient was not zero, since a step of groups with equal rewards moves nothing.
+    step whose gradient was not zero, since a step of groups with equal rewards moves nothing. In a world of several
+    processes each judges the same numbers, which are of the whole step; process 0 alone writes and speaks.
     """
 
-    def __init__(self, folder: Path, *, version: str, steps: int, heeds: bool = True, waiver: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, version: str, steps: int, heeds: bool = True, waiver: str = "", world: World = ALONE
+    ) -> None:
         self.folder = folder
+        self.world = world
         self.version = version
         self.steps = steps
         self.heeds = heeds
@@ -111,7 +118,8 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             if "loss" in entry:
                 self.monitor.add(finite(entry))
         self.status("running", state.global_step)
-        self.line.start(state.global_step)
+        if self.world.is_main:
+            self.line.start(state.global_step)
 
     def on_step_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
@@ -122,7 +130,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
     def on_step_end(
         self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any
     ) -> None:
-        if self.stop_requested:
+        if self.world.any(self.stop_requested):
             control.should_save = True
             control.should_training_stop = True
 
@@ -156,6 +164,11 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
                     "it is not what the optimiser trains, or lr is too small for its number format"
                 )
             self.has_moved = True
+        if self.world.is_main:
+            self._write(step, logs)
+        self._heed(self.monitor.add(finite({**logs, "step": step})))
+
+    def _write(self, step: int, logs: dict[str, Any]) -> None:
         with (self.folder / TIMINGS).open("a", encoding="utf-8") as stream:
             seconds = round(time.monotonic() - self.began, 3)
             clock = {"seconds": seconds, "step_s": logs.get("step_time"), "reward_s": logs.get("reward_time")}
@@ -163,7 +176,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
         with (self.folder / paths.LIVE_FILE).open("a", encoding="utf-8") as stream:
             stream.write(history([{**logs, "step": step}]))
         self.line.show(step, logs)
-        self._heed(self.monitor.add(finite({**logs, "step": step})))
 
     def _heed(self, alarms: list[alerts.Alarm]) -> None:
         """Say what the monitor raised. A stop raises Alarmed, unless `on_alarm` or a waiver lets it go on."""
@@ -173,18 +185,27 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
                     f"stopped at step {alarm.step} of {self.steps} ({alarm.name}): {alarm.says}. What usually helps: "
                     f"{alarm.helps}. The checkpoint of step {self.saved} is the last good one"
                 )
+            if not self.world.is_main:
+                continue
             waived = f", waived: {self.waiver}" if alarm.level == "stop" and self.waiver else ""
             text = f"clinrl: {self.version} {alarm.level} at step {alarm.step} ({alarm.name}): {alarm.says}{waived}"
             print(text, file=sys.stderr, flush=True)
 
     def on_save(self, args: "TrainingArguments", state: "TrainerState", control: "TrainerControl", **_: Any) -> None:
-        seal_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
+        if self.world.is_main:
+            seal_checkpoint(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}")
         self.saved = state.global_step
         self.status("running", self.saved)
 
     def status(self, state: str, step: int, reason: str = "") -> None:
-        """Say where the run is, and the last step that a new start would continue from."""
-        write_json(self.folder / STATUS, {"state": state, "step": step, "steps": self.steps, "reason": reason})
+        """Say where the run is, and the last step that a new start would continue from.
+
+        A process other than 0 says that it failed, and nothing else.
+        """
+        if not self.world.is_main and state not in ("failed", "crashed"):
+            return
+        file = STATUS if self.world.is_main else OTHERS.format(self.world.rank)
+        write_json(self.folder / file, {"state": state, "step": step, "steps": self.steps, "reason": reason})
 
 
 class ProgressLine:

@@ -6,8 +6,10 @@ digest names the folder of the run's checkpoints, so the same command continues 
 """
 
 import json
+import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from clinrl.artifacts import (
     write_json,
     write_text,
 )
-from clinrl.config.machine import read_machine, sequences_of
+from clinrl.config.machine import Machine, read_machine, sequences_of
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
@@ -34,8 +36,9 @@ from clinrl.models import needs, step_time
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
-from clinrl.runtime.worker_process import live_metrics, run_worker
+from clinrl.runtime.worker_process import WORKER, live_metrics, run_worker
 from clinrl.tasks.base import GIVEN, get_task
+from clinrl.training import world
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 SPEC = "spec.json"
 ROWS = "rows.jsonl"
 STATUS = "status.json"
+OTHERS = "status-{}.json"
+"""What a process other than 0 says when it fails."""
 ADAPTER = "adapter"
 SAMPLERS = "samplers.json"
 """Who sampled in a training at full scale, and after how many steps, or parts of what is sampled before the first."""
@@ -58,12 +63,14 @@ def stage(params: "Params", version: str) -> None:
     training, and TrainingError if it ended without an adapter for another reason; where the same command continues the
     run, the message says from which step.
     """
+    world.check_alone(os.environ)
     target = paths.adapter(version)
     with exclusive(target):
         spec, rows = resolve(params, version)
+        local = _on_this_machine(spec)
         folder = paths.checkpoints(version, digest(spec))
         write_text(folder / ROWS, "".join(canonical_json(row) + "\n" for row in rows))
-        write_json(folder / SPEC, _on_this_machine(spec) | _trainer(params, version).model_dump(include=HANDLING))
+        write_json(folder / SPEC, local | _trainer(params, version).model_dump(include=HANDLING))
         tracked = {"task": spec["task"], "version": version, "recipe": manifest_fields(spec)["spec"]}
         write_json(folder / paths.TRAINING_FILE, tracked)
         needs.check(params, version, read_machine())
@@ -71,8 +78,14 @@ def stage(params: "Params", version: str) -> None:
             step_time.tell(params, version, read_machine())
             # How an earlier attempt ended says nothing of this one, which may end before it can say anything itself.
             write_json(folder / STATUS, {**_status(folder), "state": "starting", "reason": ""})
+            for file in folder.glob(OTHERS.format("*")):
+                file.unlink()
+            machine = Machine.model_validate(local["machine"])
+            options = world.torchrun(machine) if machine.world > 1 else []
+            for node in range(1, machine.nodes):
+                _say_how_to_join(world.torchrun(machine, node), folder / SPEC)
             with live_metrics(folder) as tell:
-                code = run_worker(folder / SPEC)
+                code = run_worker(folder / SPEC, options)
                 tell(_fate(code, _status(folder)["state"]))
             _judge(code, folder, version, spec["trainer"]["steps"])
         with staged(target) as out:
@@ -95,6 +108,8 @@ def _trainer(params: "Params", version: str) -> Any:
 def _on_this_machine(spec: dict[str, Any]) -> dict[str, Any]:
     """The spec as the worker is given it. What machine.yaml says is in it, and not in its digest."""
     machine, trainer = read_machine(), spec["trainer"]
+    if spec["scale"] == "embedded":  # its bytes are those of one process
+        machine = machine.model_copy(update={"processes": 1, "nodes": 1, "address": None})
     rows = machine.rows_at_once(trainer, sequences_of(trainer), spec["scale"])
     return {**spec, "trainer": trainer | {"micro_batch": rows}, "machine": machine.model_dump()}
 
@@ -195,12 +210,20 @@ def _check_probe(version: str, data: str) -> None:
         raise ArtefactError(f"{proof} is for other data than {version} would train on; {advice}")
 
 
+def _say_how_to_join(options: list[str], spec: Path) -> None:
+    command = f"torchrun {' '.join(options)} -m {WORKER} {spec}"
+    print(f"clinrl: another node joins by `{command}`", file=sys.stderr, flush=True)
+
+
 def _status(folder: Path) -> dict[str, Any]:
+    """What process 0 says, or why another failed: that one is then the first that did."""
     try:
         status: dict[str, Any] = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {"state": "absent", "step": 0, "reason": ""}
-    return status
+    others = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(OTHERS.format("*")))]
+    failed = [other for other in others if other["state"] == "failed" and status["state"] != "failed"]
+    return failed[0] if failed else status
 
 
 def _completed(folder: Path, steps: int) -> bool:
@@ -213,6 +236,8 @@ def _judge(code: int, folder: Path, version: str, steps: int) -> None:
     status = _status(folder)
     if code == 0 and _completed(folder, steps):
         return
+    if status["state"] in ("starting", "running"):  # it was ended before it could say so
+        write_json(folder / STATUS, {**status, "state": "ended"})
     resume = f"the same command continues from step {status['step']} of {steps}"
     if code == DISK_FULL:
         raise TrainingError(f"training of {version} ended because the disk is full; free some space, and {resume}")

@@ -10,6 +10,7 @@ was. At the first step that has a gradient, both ways are compared.
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -19,9 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer, SFTTrainer
 
 from clinrl.config.base import Scale
+from clinrl.errors import TrainingError
 from clinrl.models import memory
 from clinrl.models.cache import is_plain
-from clinrl.models.decoding import Rows, complete, complete_turn, folded
+from clinrl.models.decoding import Rows, complete, complete_turn, folded, numbered, write
 from clinrl.training.scores import ByLength, LiveRows
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
@@ -52,11 +54,25 @@ class Checked:
     state: Any
     _metrics: dict[str, Any]
 
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """Leave the card to `model_card`."""
+
+    def _save_rng_state(self, output: str) -> None:
+        # A checkpoint is sealed once process 0 has written it, and nothing follows from another's generators.
+        if self.accelerator.is_main_process:
+            super()._save_rng_state(output)  # type: ignore[misc]  # of the trainer
+
     def _way(self, model: Any, ours: Any, loss_of: Callable[[Any], Tensor], *, tells: bool = True) -> Any:
         """What TRL's loss is to call for a micro-batch: the model, or ours in its place.
 
         `loss_of` computes the loss by either. A micro-batch that does not `tell` has no gradient in either way.
         """
+        if self.accelerator.num_processes > 1:  # it calls the wrapped model, which averages gradients; ours does not
+            if self.agrees is None and self.accelerator.is_main_process:
+                _say("several processes take TRL's way to the loss")
+            self.agrees = False
+            self._metrics["train"][AGREES].append(0.0)
+            return model
         if self.agrees is None:  # a continued run goes on as it began
             self.agrees = next((entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry), None)
         if self.agrees is None and tells:
@@ -70,9 +86,6 @@ class Checked:
 
         What is not as the recipe asks is said on stderr.
         """
-        if self.accelerator.num_processes > 1:
-            _say("several processes must take the same forward passes, so the training goes on with TRL's loss")
-            return False
         logged = self._metrics
         self._metrics = {mode: defaultdict(list) for mode in logged}
         try:
@@ -104,10 +117,13 @@ class Checked:
         return agrees
 
     def loss_record(self) -> dict[str, Any]:
-        """Which way was requested and which was used (live: dead rows left out, no prompt shared), with the gaps."""
+        """Which way was requested and which was used, with the gaps. live: dead rows left out, no prompt shared. mixed:
+        the history says at which step which one, since one process and several took turns."""
+        ways = {entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry} or {self.agrees}
+        used = "mixed" if len(ways) > 1 else self._shares() if True in ways else "stock"
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
         found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
-        return {"requested": self.loss_path, "used": self._shares() if self.agrees else "stock", **found}
+        return {"requested": self.loss_path, "used": used, **found}
 
     def _shares(self) -> str:
         return "shared"
@@ -142,14 +158,24 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
     """Most tokens of one turn of an episode; None: what is left of its budget."""
     most_tokens: int | None = None
     """Tokens, prompts and padding included, for which completions are written at once; None: all of a step."""
+    seed: int | None = None
+    """With one, a token is drawn by its step, row and place, so that it does not depend on the number of processes;
+    None: from torch's generator."""
     _turn: Rows | None = None
     """What was read and written of the episodes of a step so far."""
     _openings: Sequence[Sequence[int]] | None = None
     """How they began."""
+    going: Sequence[tuple[int, Sequence[int]]] = ()
+    """With a seed, the rows of the step whose episodes may go on, and the tokens of each."""
+    turns: int = 0
+    """With a seed, how many turns of the step were begun."""
 
-    def _generate(self, *arguments: Any, **named: Any) -> Any:
+    def _generate(self, prompts: list[Any]) -> Any:
+        if self.seed is not None:
+            first = self.accelerator.process_index * len(prompts)
+            self.going, self.turns = [(first + place, ()) for place in range(len(prompts))], 0
         try:
-            return super()._generate(*arguments, **named)
+            return super()._generate(prompts)
         finally:
             self._turn = self._openings = None
 
@@ -158,21 +184,35 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
 
         Raises OutOfMemory, with the bound to set.
         """
+        if self.seed is not None:
+            self.going, self.turns = going_on(self.going, prompt_ids), self.turns + 1
         if self.use_vllm:  # which has its own bound of what is under way
-            return super()._generate_single_turn(prompt_ids, *arguments, **named)
-        budget = self._turn_budget(prompt_ids)
+            whole: Any = super()._generate_single_turn(prompt_ids, *arguments, **named)
+        else:
+            whole = self._in_parts(prompt_ids, *arguments, **named)
+        if self.seed is not None:
+            turns = zip(self.going, prompt_ids, whole[0], strict=True)
+            self.going = [(row, [*prompt, *written]) for (row, _), prompt, written in turns]
+        return whole
+
+    def _in_parts(self, prompt_ids: Any, *arguments: Any, **named: Any) -> Any:
+        budget = self.turn_budget(prompt_ids)
         width, rows = max(map(len, prompt_ids)) + budget, len(prompt_ids)
         if self.most_tokens is not None and not self._goes_on():
             rows = max(1, min(rows, self.most_tokens // width))
-        parts = []
-        if self.tools and not self.use_vllm:
+        parts, numbers = [], None
+        if self.seed is not None:
+            numbered_rows = [row for row, _ in self.going]
+            numbers = numbered(self.seed, self.state.global_step, self.turns, numbered_rows, self.max_completion_length)
+        if self.tools:
             self.generation_config.max_new_tokens = budget
         for first in range(0, len(prompt_ids), rows):
+            some = None if numbers is None else numbers[first : first + rows]
             with memory.place("generation", memory.fewer_tokens(self.scale, rows, width)):
-                parts.append(self._generate_part(prompt_ids[first : first + rows], *arguments, **named))
+                parts.append(self._generate_part(some, prompt_ids[first : first + rows], *arguments, **named))
         return parts[0] if len(parts) == 1 else tuple(_joined(some) for some in zip(*parts, strict=True))
 
-    def _turn_budget(self, prompt_ids: Sequence[Sequence[int]]) -> int:
+    def turn_budget(self, prompt_ids: Sequence[Sequence[int]]) -> int:
         """Tokens that are written at most in a turn.
 
         TRL asks for a whole episode's in each turn, and then drops what exceeds the episode. At full scale no more is
@@ -195,28 +235,34 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         """Whether a turn goes on from rows that the turn before left in memory, all of them together."""
         return self.generation_path != "stock" and bool(self.tools)
 
-    def _generate_part(self, *arguments: Any, **named: Any) -> Any:
-        if self.generation_path == "stock" or self.accelerator.num_processes > 1:  # these call `generate` in step
+    def _generate_part(self, numbers: Tensor | None, *arguments: Any, **named: Any) -> Any:
+        if self.generation_path == "stock" and numbers is None:
             return super()._generate_single_turn(*arguments, **named)
         model = self.accelerator.unwrap_model(self.model_wrapped)  # of which TRL calls `generate`
-        model.generate = partial(self._generated, model)
+        model.generate = partial(self._generated, model, numbers=numbers)
         try:
-            with folded(model):
+            with folded(model) if self.generation_path != "stock" else nullcontext():
                 return super()._generate_single_turn(*arguments, **named)
         finally:
             del model.generate
 
     def _generated(
-        self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any, **_: Any
-    ) -> Tensor:
+        self, model: Any, *, input_ids: Tensor, attention_mask: Tensor, generation_config: Any,
+        numbers: Tensor | None = None, **_: Any,
+    ) -> Tensor:  # fmt: skip
         """Prompts, padded on the left, and their completions, as `generate` of a model returns them."""
+        drawn = None if numbers is None else numbers.to(input_ids.device)
+        if self.generation_path == "stock":
+            rows = Rows(input_ids, attention_mask, None)
+            return write(model, rows, generation_config, generation_config.max_new_tokens, drawn)[0].ids
         prompts = [ids[mask > 0].tolist() for ids, mask in zip(input_ids, attention_mask, strict=True)]
         if self.tools:
-            completions, self._turn = complete_turn(model, prompts, generation_config, self._turn)
+            completions, self._turn = complete_turn(model, prompts, generation_config, self._turn, numbers=drawn)
         else:
-            completions = complete(model, prompts, generation_config)
-        rows = [torch.tensor(row) for row in completions]
-        new = pad_sequence(rows, batch_first=True, padding_value=generation_config.pad_token_id)
+            completions = complete(model, prompts, generation_config, numbers=drawn)
+        new = pad_sequence(
+            [torch.tensor(row) for row in completions], batch_first=True, padding_value=generation_config.pad_token_id
+        )
         return torch.cat([input_ids, new.to(input_ids.device)], 1)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -254,6 +300,22 @@ def largest_gap(stock: Sequence[Tensor], ours: Sequence[Tensor], least: float = 
     largest = torch.stack([entry.abs().max() for entry in stock]).max().clamp(min=least)
     gap = torch.stack([(a - b).abs().max() for a, b in zip(stock, ours, strict=True)]).max()
     return float(gap / largest) if gap != 0 else 0.0
+
+
+def going_on(
+    before: Sequence[tuple[int, Sequence[int]]], prompts: Sequence[Sequence[int]]
+) -> list[tuple[int, Sequence[int]]]:
+    """The rows that prompts go on from, given those of the turn before, with the tokens of each.
+
+    Both are in one order, and of rows with equal tokens all go on or none. Raises TrainingError if one does not go on.
+    """
+    rest, found = iter(before), []
+    for prompt in prompts:
+        row = next((row for row in rest if list(prompt[: len(row[1])]) == list(row[1])), None)
+        if row is None:
+            raise TrainingError("a turn of an episode does not go on from the one before: TRL's tool loop is another")
+        found.append(row)
+    return found
 
 
 def _joined(parts: Sequence[list[Any] | None]) -> list[Any] | None:

@@ -23,6 +23,7 @@ from clinrl.models.rollout import run
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task
 from clinrl.training.rows import Row, Taught
+from clinrl.training.world import ALONE, World
 from clinrl.types import Case, Transcript, last_turn
 
 TOGETHER = 64
@@ -33,23 +34,26 @@ Paid = tuple[Transcript, float]
 
 def sample(
     folder: Path, sampler: Sampler, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], judges: Judges,
-    stops: Callable[[], bool] = lambda: False,
+    stops: Callable[[], bool] = lambda: False, world: World = ALONE,
 ) -> list[list[Paid]] | None:  # fmt: skip
     """Of each row, `group` completions and their rewards; None if `stops` said so before the last.
 
-    Each part is written to `folder` once, and read there by a run that continues: the folder is that of one spec.
+    Each part is written to `folder` once, and read there by a run that continues: the folder is that of one spec. The
+    processes take the parts in turn; a part is the same whoever samples it.
     """
     trainer, group, budget = spec["trainer"], spec["trainer"]["group"], spec["trainer"]["max_completion"]
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
     found: dict[int, list[Paid]] = {}
     places = {name: [place for place, row in enumerate(rows) if row.mode == name] for name in spec["modes"]}
     parts = [(name, first) for name, some in places.items() for first in range(0, len(some), TOGETHER)]
-    with progress(f"{spec['version']} samples", len(rows)) as advance:
-        for name, first in parts:
+    mine, is_stopped = parts[world.rank :: world.size], False
+    total = sum(len(places[name][first : first + TOGETHER]) for name, first in mine)
+    with progress(f"{spec['version']} samples", total, shown=world.is_main) as advance:
+        for name, first in mine:
             part, file = places[name][first : first + TOGETHER], folder / f"{name}-{first}.json"
             if not file.exists():
-                if stops():
-                    return None
+                if is_stopped := stops():
+                    break
                 cases = [rows[place].case for place in part for _ in range(group)]
                 tokens: dict[Scale, int] = {"embedded": budget, "full": budget}
                 mode = Mode(
@@ -61,10 +65,14 @@ def sample(
                 earned = scores(task, list(zip(cases, written, strict=True)), reward, judges)
                 lines = [[one.model_dump(mode="json"), score.total] for one, score in zip(written, earned, strict=True)]
                 write_text(file, canonical_json(lines))
-            lines = json.loads(file.read_text(encoding="utf-8"))
-            done = [(Transcript.model_validate(one), paid) for one, paid in lines]
-            found |= {place: done[number * group : (number + 1) * group] for number, place in enumerate(part)}
             advance(len(part))
+    if world.any(is_stopped):
+        return None
+    for name, first in parts:
+        lines = json.loads((folder / f"{name}-{first}.json").read_text(encoding="utf-8"))
+        done = [(Transcript.model_validate(one), paid) for one, paid in lines]
+        for number, place in enumerate(places[name][first : first + TOGETHER]):
+            found[place] = done[number * group : (number + 1) * group]
     return [found[place] for place in range(len(rows))]
 
 

@@ -12,6 +12,7 @@ from clinrl.models.chat import decode, opens, read_calls, read_turn
 from clinrl.models.judges import Judges, scores
 from clinrl.tasks.base import Task, parts_of
 from clinrl.training.placebo import placebo_rewards
+from clinrl.training.world import ALONE, World
 from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, transcript_of
 
 
@@ -74,6 +75,7 @@ def reward_function(
     phases: Sequence[Phase] = (),
     placebo: str = "",
     seed: int = 0,
+    world: World = ALONE,
 ) -> Callable[..., list[float]]:
     """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
 
@@ -84,6 +86,9 @@ def reward_function(
     turns with malformed calls.
     With `phases`, also the share of rows of each value that these serve. With a `placebo`, drawn with `seed`, that is
     paid; terms are still those of the task's score. Whatever the score raises ends the training.
+
+    In a `world` of several processes each scores its own completions. What is paid and logged is of the whole step: of
+    the completions of all, in the order of their ranks, which is that of the stream. Process 0 logs it.
     """
 
     def task_reward(
@@ -98,8 +103,6 @@ def reward_function(
         **_: Any,
     ) -> list[float]:
         known = {text: task.Case.model_validate_json(text) for text in dict.fromkeys(case)}
-        means: dict[str, list[float]] = {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
-        right: list[bool] = []
         if task.episodes is None:
             written = [decode(tokenizer, ids, ends) for ids in completion_ids]
             done = [
@@ -115,17 +118,27 @@ def reward_function(
         began = time.monotonic()
         earned = scores(task, pairs, reward, judges)
         log_metric("reward_time", time.monotonic() - began)  # no part of the history: a clock decides it
-        answers = [task.parse(transcript) for transcript in done]
-        totals = [score.total for score in earned]
-        if placebo:  # the rows of the stream are numbered, so each step draws anew, and the same when it is run again
-            random = Random(f"{seed}:{row[0]}")
-            totals = placebo_rewards(placebo, totals, answers, group, reward.low, reward.high, random)
-        for transcript, answer, score, paid, text, name in zip(done, answers, earned, totals, case, mode, strict=True):
+        for score, text in zip(earned, case, strict=True):
             if not reward.low - 1e-6 <= score.total <= reward.high + 1e-6:
                 raise TrainingError(
                     f"the reward of {known[text].id} is {score.total:g}, outside its declared range "
                     f"{reward.low:g} to {reward.high:g}"
                 )
+        here = list(zip(case, mode, done, earned, map(task.parse, done), strict=True))
+        texts, modes, transcripts, rewards, answers = zip(*world.gathered(here), strict=True)
+        numbers = world.gathered(phase) if phases else []
+        totals = [score.total for score in rewards]
+        if placebo:  # the rows of the stream are numbered, so each step draws anew, and the same when it is run again
+            random = Random(f"{seed}:{world.gathered(row)[0]}")
+            totals = placebo_rewards(placebo, totals, answers, group, reward.low, reward.high, random)
+        paid_here = totals[world.rank * len(here) : (world.rank + 1) * len(here)]
+        if not world.is_main:
+            return paid_here
+        known |= {text: task.Case.model_validate_json(text) for text in dict.fromkeys(texts) if text not in known}
+        means: dict[str, list[float]] = {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
+        right: list[bool] = []
+        everything = zip(transcripts, answers, rewards, totals, texts, modes, strict=True)
+        for transcript, answer, score, paid, text, name in everything:
             for term, value in score.terms.items():
                 means.setdefault(f"terms/{term}", []).append(value)
             gold = task.label(known[text])
@@ -148,9 +161,9 @@ def reward_function(
             log_metric(name, sum(values) / len(values))
         if phases:
             of = task.reporting.slices[phases[0].slice]
-            for name, value in phase_metrics([of(known[text]) for text in case], phase, phases).items():
+            for name, value in phase_metrics([of(known[text]) for text in texts], numbers, phases).items():
                 log_metric(name, value)
-        return totals
+        return paid_here
 
     return task_reward
 

@@ -31,13 +31,11 @@ class Served:
 
     def __init__(self, engine: Engine, trainer: Any, spec: Mapping[str, Any], folder: Path) -> None:
         self.engine, self.trainer, self.spec, self.folder = engine, trainer, spec, folder
-        self._turn = 0
 
     def sync_weights(self) -> None:
         """Have the adapter served as it is now. One process does it; all check by its name that it was done."""
         accelerator, former = self.trainer.accelerator, self.engine.adapter
         model = accelerator.unwrap_model(self.trainer.model)
-        self._turn = 0
         partial = self.folder / f"process-{accelerator.process_index}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -57,19 +55,17 @@ class Served:
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
         """A turn of each row, and of each of its tokens the log-probability, as TRL's generator returns them."""
-        args, step, process = self.trainer.args, self.trainer.state.global_step, self.trainer.accelerator.process_index
-        requests, budget = [], self.trainer._turn_budget(prompts)
-        for row, ids in enumerate(prompts):
+        args, step, turn = self.trainer.args, self.trainer.state.global_step, self.trainer.turns
+        requests, budget = [], self.trainer.turn_budget(prompts)
+        for (row, _), ids in zip(self.trainer.going, prompts, strict=True):
             # Of later turns TRL keeps what is left of the budget, for which there is room if there was for the first.
-            room = self.engine.client.max_length - len(ids) if self._turn else budget
-            place = [process * len(prompts) + row] if self._turn == 0 else [self._turn, process, row]
+            room = self.engine.client.max_length - len(ids) if turn > 1 else budget
             requests.append(
                 Request(
                     name=f"row {row} of step {step + 1}", ids=ids, budget=max(1, min(budget, room)),
-                    temperature=args.temperature, top_p=1.0, seed=seed_of(self.spec["seed"], step, *place),
+                    temperature=args.temperature, top_p=1.0, seed=seed_of(self.spec["seed"], step, turn, row),
                 )
             )  # fmt: skip
-        self._turn += 1
         written = self.engine.write(requests)
         logs = [[[value] for value in one.log_probabilities] for one in written]
         return prompts, [list(one.ids) for one in written], logs, None

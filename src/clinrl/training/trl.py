@@ -31,6 +31,7 @@ from clinrl.training.loss import CheckedSFTTrainer, SharedLossTrainer
 from clinrl.training.monitor import HeldOut
 from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
 from clinrl.training.rows import Row, Taught
+from clinrl.training.world import ALONE, World, is_on_cpu
 from clinrl.types import Message
 
 WEIGHTS = "adapter_model.safetensors"
@@ -80,7 +81,7 @@ def restore_precision(model: Any, start: Mapping[str, torch.Tensor]) -> None:
 def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
     """Arguments that both trainers share. The embedded scale stays on the CPU, where its bytes can be promised; there,
     and without a GPU, TrainingError is raised for an optimizer that needs CUDA."""
-    on_cpu = spec["scale"] == "embedded" or not torch.cuda.is_available()
+    on_cpu = is_on_cpu(spec["scale"])
     trainer = Trainer.model_validate(
         {key: value for key, value in spec["trainer"].items() if key in Trainer.model_fields}
     )
@@ -102,6 +103,8 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
         "seed": spec["seed"],
         "data_seed": spec["seed"],
         "use_cpu": on_cpu,
+        "ddp_backend": "gloo" if on_cpu and torch.distributed.is_initialized() else None,
+        "ddp_find_unused_parameters": False,
         "bf16": not on_cpu,
         "gradient_checkpointing": spec["scale"] != "embedded",
         "report_to": "none",
@@ -117,7 +120,7 @@ def common_settings(spec: Mapping[str, Any], output: Path) -> dict[str, Any]:
 
 
 class Sft(CheckedSFTTrainer):
-    """TRL's trainer without its model card, and with a token count that survives a resumed run."""
+    """TRL's trainer with a token count that survives a resumed run."""
 
     served: Sequence[Mapping[str, float]] = ()
     """Of each step, what is logged of the phases, or of what was sampled before the first."""
@@ -128,9 +131,6 @@ class Sft(CheckedSFTTrainer):
             logs = {**logs, **self.served[self.state.global_step - 1]}
         super().log(logs, *arguments, **named)
 
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Leave the card to `model_card`."""
-
     def count_from(self, checkpoint: Path) -> None:
         """Go on counting tokens where the checkpoint's last logged step left off."""
         log = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
@@ -138,8 +138,9 @@ class Sft(CheckedSFTTrainer):
 
 
 def sft_trainer(
-    model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Taught], output: Path
-) -> Sft:
+    model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Taught], output: Path,
+    world: World = ALONE,
+) -> Sft:  # fmt: skip
     """Supervised fine-tuning on the transcripts of the rows. The loss covers the model's turns and their ends, not what
     its tools returned."""
     tools = schemas(task)
@@ -158,10 +159,10 @@ def sft_trainer(
         }
     )
     batch = spec["trainer"]["batch"]
-    micro = spec["trainer"]["micro_batch"] or batch
+    micro = spec["trainer"]["micro_batch"] or batch // world.size
     settings = SFTConfig(
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=batch // micro,
+        gradient_accumulation_steps=batch // (micro * world.size),
         train_sampling_strategy="sequential",
         max_length=None,
         packing=False,
@@ -198,7 +199,9 @@ class Grpo(SharedLossTrainer):
     """
 
     held_out: HeldOut | None = None
-    """Asked before the first step and every so many steps after it."""
+    """Asked before the first step and every so many steps after it; in process 0 alone, and the others wait."""
+    looks_every: int = 0
+    """Steps between two looks; 0: none."""
     switches: Mapping[str, bool] = MappingProxyType({})
     """Whether a mode thinks, where cases are played in an environment."""
     offered: Sequence[Mapping[str, Any]] = ()
@@ -207,9 +210,8 @@ class Grpo(SharedLossTrainer):
     """Tokens that end a turn."""
     thinking: bool = True
     """Of the step that is played."""
-
-    def create_model_card(self, *_: Any, **__: Any) -> None:
-        """Leave the card to `model_card`."""
+    world: World = ALONE
+    """The processes that share a step."""
 
     def _play_in(self, modes: Collection[str]) -> None:
         if len(modes) > 1:
@@ -243,10 +245,11 @@ class Grpo(SharedLossTrainer):
                 f"{sorted(set(planned))[:4]}... are planned: TRL's sampler does not keep the order"
             )
         if self.switches:
-            self._play_in({row["mode"] for row in inputs})
+            self._play_in(set(self.world.gathered([row["mode"] for row in inputs])))
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        if self.held_out is not None and self.state.global_step % self.held_out.every == 0:
-            for name, value in self.held_out.look(self.accelerator.unwrap_model(self.model)).items():
+        if self.looks_every and self.state.global_step % self.looks_every == 0:
+            looks = [] if self.held_out is None else [self.held_out.look(self.accelerator.unwrap_model(self.model))]
+            for name, value in self.world.gathered(looks)[0].items():
                 self._metrics["train"][f"held_out/{name}"].append(value)
         return scored
 
@@ -259,6 +262,7 @@ def grpo_trainer(
     rows: Sequence[Row],
     output: Path,
     judges: Judges,
+    world: World = ALONE,
 ) -> Grpo:
     """GRPO on the task's reward: each row is one group of completions, each step one round of generation.
 
@@ -281,11 +285,11 @@ def grpo_trainer(
         }
     )
     completions = trainer["prompts"] * trainer["group"]
-    micro = trainer["micro_batch"] or completions
+    micro = trainer["micro_batch"] or completions // world.size
     settings = GRPOConfig(
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=completions // micro,
-        steps_per_generation=completions // micro,
+        gradient_accumulation_steps=completions // (micro * world.size),
+        steps_per_generation=completions // (micro * world.size),
         num_generations=trainer["group"],
         max_completion_length=trainer["max_completion"],
         temperature=trainer["temperature"],
@@ -308,6 +312,7 @@ def grpo_trainer(
         phases=phases,
         placebo=spec.get("placebo", ""),
         seed=spec["seed"],
+        world=world,
     )
     grpo = Grpo(
         model=model,
@@ -320,6 +325,9 @@ def grpo_trainer(
     grpo.loss_path = trainer.get("loss_path", "stock")
     grpo.generation_path = trainer.get("generation_path", "stock")
     grpo.turn_tokens = trainer.get("turn_tokens")
+    grpo.world, grpo.looks_every = world, (trainer.get("held_out") or {"every": 0})["every"]
+    if spec["scale"] == "full" or world.size > 1:  # at the embedded scale the bytes of one process are promised
+        grpo.seed = spec["seed"]
     if task.episodes is not None:
         grpo.switches, grpo.offered, grpo.ends = switches, tools, end_tokens(model, tokenizer)
     return grpo

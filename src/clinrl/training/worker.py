@@ -1,4 +1,4 @@
-"""The training process: `python -m clinrl.training.worker <spec.json>`, started by `launch.stage`.
+"""The training process: `python -m clinrl.training.worker <spec.json>`, started by `launch.stage`, or by torchrun.
 
 Reads the resolved spec and the rows beside it, trains (or continues from the newest whole checkpoint), and leaves the
 adapter in the folder `adapter` beside the spec. `status.json` says how it ended; the exit code is 0 only if it is done.
@@ -17,6 +17,7 @@ from typing import Any
 
 from clinrl.errors import EngineError, OutOfMemory, Refused, TrainingError
 from clinrl.runtime import determinism, gpus
+from clinrl.training.world import World, is_on_cpu, world_of
 
 VERDICTS = "verdicts.jsonl"
 """What the judges said in a training whose reward asks them."""
@@ -44,29 +45,36 @@ def main(arguments: list[str]) -> int:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
     warnings.filterwarnings("ignore", message=".*environment_factory.*")  # experimental; TRL's version is pinned
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # reports optional CPU kernels as errors
+    try:
+        world = world_of(os.environ, spec["machine"])
+    except Refused as error:
+        print(f"clinrl.training.worker: {error}", file=sys.stderr)
+        return error.exit_code
     determinism.settle(spec["seed"])
-    return _train(path.parent, spec)
+    return _train(path.parent, spec, world)
 
 
-def _train(folder: Path, spec: dict[str, Any]) -> int:
+def _train(folder: Path, spec: dict[str, Any], world: World) -> int:
     from clinrl.training.callback import Watch, disk_is_full, latest_checkpoint
     from clinrl.training.launch import DISK_FULL
 
     steps = spec["trainer"]["steps"]
     heeds = spec["on_alarm"] == "stop"
-    watch = Watch(folder, version=spec["version"], steps=steps, heeds=heeds, waiver=spec.get("waiver", ""))
+    waiver = spec.get("waiver", "")
+    watch = Watch(folder, version=spec["version"], steps=steps, heeds=heeds, waiver=waiver, world=world)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: watch.request_stop())
     checkpoints = folder / "trainer"
     checkpoints.mkdir(exist_ok=True)
-    checkpoint = latest_checkpoint(checkpoints)
-    reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
     try:
-        watch.status("running", reached)
         if spec["scale"] == "full":
-            gpus.show_one(spec["machine"]["gpu"] or 0)
-        step = _fit(folder, spec, watch, checkpoint)
-        watch.status("completed" if step == steps else "stopped", step)
+            gpus.show_one(world.local if world.size > 1 else spec["machine"]["gpu"] or 0)
+        with world.joined(on_cpu=is_on_cpu(spec["scale"])):
+            (checkpoint,) = world.gathered([latest_checkpoint(checkpoints)] if world.is_main else [])
+            reached = int(checkpoint.name.rsplit("-", 1)[1]) if checkpoint else 0
+            watch.status("running", reached)
+            step = _fit(folder, spec, watch, checkpoint)
+            watch.status("completed" if step == steps else "stopped", step)
         return 0 if step == steps else STOPPED
     except (EngineError, OutOfMemory) as error:
         resume = f"and the same command continues from step {watch.saved} of {steps}"
@@ -77,7 +85,8 @@ def _train(folder: Path, spec: dict[str, Any]) -> int:
         return error.exit_code
     except Exception as error:
         if disk_is_full(error, folder):
-            latest_checkpoint(checkpoints)  # drops the one that was being written
+            if world.is_main:
+                latest_checkpoint(checkpoints)  # drops the one that was being written
             return DISK_FULL
         watch.status("crashed", watch.saved, type(error).__name__)
         raise
@@ -114,7 +123,9 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     parent = None if spec["parent"] == f"{spec['task']}-base" else paths.adapter(spec["parent"])
     model = trl.start_adapter(model, spec, parent)
     start = trl.adapter_state(model)
-    judges = Judges(paths.base(spec["task"]), log=folder / VERDICTS)
+    world: World = watch.world
+    verdicts = folder / (VERDICTS if world.is_main else f"verdicts-{world.rank}.jsonl")
+    judges = Judges(paths.base(spec["task"]), verdicts, sorted(folder.glob("verdicts*.jsonl")))
     bound = spec["machine"]["exam_tokens"] if spec["scale"] == "full" else None
     tokens = bound or MAX_TOKENS
     sampled: dict[str, float] = {}
@@ -124,16 +135,19 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             model, tokenizer, max_tokens=tokens, shared=spec["trainer"].get("generation_path") == SHARED,
             scale=spec["scale"], place="generation",
         )  # fmt: skip
-        written = rejection.sample(folder / "sampled", sampler, task, spec, rows, judges, lambda: watch.stop_requested)
+        written = rejection.sample(
+            folder / "sampled", sampler, task, spec, rows, judges, lambda: watch.stop_requested, world
+        )
         if written is None:
             return 0
         rows, sampled = rejection.taught(task, spec, rows, written)
         kept = f"{sampled['sampled/kept']:,} of {sampled['sampled/completions']:,} sampled completions"
-        print(f"clinrl: {spec['version']} imitates {kept}", file=sys.stderr, flush=True)
+        if world.is_main:
+            print(f"clinrl: {spec['version']} imitates {kept}", file=sys.stderr, flush=True)
     trainer = (
-        trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges)
+        trl.grpo_trainer(model, tokenizer, task, spec, rows, folder / "trainer", judges, world)
         if spec["method"] == "grpo"
-        else trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer")
+        else trl.sft_trainer(model, tokenizer, task, spec, rows, folder / "trainer", world)
     )
     trainer.scale, trainer.most_tokens = spec["scale"], bound
     if engine is not None and spec["method"] == "grpo":
@@ -142,7 +156,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     if not all(torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items()):
         raise TrainingError("the adapter is not its parent's any more after the trainer was built")
     watch.moved = lambda: any(not torch.equal(tensor, start[name]) for name, tensor in trl.adapter_state(model).items())
-    if spec["trainer"].get("held_out"):
+    if spec["trainer"].get("held_out") and world.is_main:
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
     trainer.remove_callback(PrinterCallback)
     watch.shares = task.episodes is None  # theirs are long enough for torch to split sums
@@ -159,6 +173,9 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
             raise TrainingError(
                 "no step gave the adapter a gradient, so it is its parent's still: every group earned equal rewards"
             )
+        lines = sorted({canonical_json(verdict) for verdict in world.gathered(judges.record())})
+        if not world.is_main:
+            return int(trainer.state.global_step)
         adapter = folder / "adapter"
         shutil.rmtree(adapter, ignore_errors=True)
         adapter.mkdir()
@@ -166,9 +183,8 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
         (adapter / "history.jsonl").write_text(history(trainer.state.log_history), encoding="utf-8")
         if spec["trainer"].get("loss_path", "stock") != "stock":
             write_json(adapter / LOSS_PATH, trainer.loss_record())
-        if verdicts := judges.record():
-            lines = (canonical_json(verdict) + "\n" for verdict in verdicts)
-            (adapter / VERDICTS).write_text("".join(lines), encoding="utf-8")
+        if lines:
+            (adapter / VERDICTS).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return int(trainer.state.global_step)
 
 

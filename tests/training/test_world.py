@@ -1,0 +1,294 @@
+"""Several processes of one training: the adapter of one process, and an end for all when one of them ends."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from ruamel.yaml import YAML
+from safetensors.torch import load_file
+
+import dolls
+import ranks
+from clinrl import paths
+from clinrl.config.machine import Machine
+from clinrl.config.params import Params, load_params
+from clinrl.errors import Refused, TrainingError
+from clinrl.models import bases
+from clinrl.models.decoding import numbered
+from clinrl.runtime.worker_process import WORKER
+from clinrl.training import launch, trl, worker, world
+from clinrl.training.loss import going_on
+from clinrl.training.world import ALONE, World
+
+TRAIN = """
+import sys
+from clinrl.cli.main import main
+sys.exit(main(["train", sys.argv[1]]))
+"""
+STEPS = 40
+"""Of the imitation: long enough to be killed on the way."""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """The doll's project at full scale on the CPU, above its own base as a checkpoint; entered."""
+    shutil.copytree(dolls.built(), tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    shutil.copytree(paths.base("esi"), "checkpoint")
+    base: dict[str, Any] = {**dolls.PARAMS["bases"]["esi"]}
+    base["full"] = {"repo": str(tmp_path / "checkpoint"), "revision": "main", "quantize": "none"}
+    profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]), object_hook=dolls._integer_keys)
+    profiles["imitate"]["trainer"]["full"] |= {"steps": STEPS, "micro_batch": 1, "lr": 1.0e-4}
+    profiles["reward"]["trainer"]["full"] |= {"steps": 3, "held_out": {"cases": 4, "every": 2}}
+    profiles["reward"] |= {"placebo": "majority", "waiver": "A control."}
+    YAML(typ="safe").dump(
+        dolls.PARAMS | {"scale": "full", "bases": {"esi": base}, "profiles": profiles}, Path("params.yaml")
+    )
+    params = load_params()
+    bases.stage(params, "esi")
+    return params
+
+
+def processes(number: int) -> None:
+    Path("machine.yaml").write_text(f"processes: {number}\ntry_anyway: true\n")
+
+
+def begin(version: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_WAIT_POLICY": "PASSIVE"}
+    command = [sys.executable, "-c", TRAIN, version]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def trained(version: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    """The weights of an adapter and its history, moved out of the way."""
+    shutil.rmtree("before", ignore_errors=True)
+    paths.adapter(version).rename("before")
+    lines = Path("before/history.jsonl").read_text().splitlines()
+    return load_file(Path("before") / trl.WEIGHTS), [json.loads(line) for line in lines]
+
+
+def by_one(params: Params, version: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+    processes(1)
+    with dolls.in_process():
+        launch.stage(params, version)
+    return trained(version)
+
+
+def gap(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def state() -> dict[str, Any]:
+    (file,) = Path(".clinrl/checkpoints").glob("v*/status.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def rank(number: int) -> psutil.Process:
+    """The worker of a rank, below this process."""
+    for child in psutil.Process().children(recursive=True):
+        words = child.cmdline()
+        if WORKER in words and "clinrl.training.world" not in words and child.environ().get("RANK") == str(number):
+            return child
+    raise AssertionError(f"there is no rank {number}")
+
+
+def wait_for_checkpoint(running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and running.poll() is None:
+        if list(Path(".clinrl/checkpoints").glob("v1-*/trainer/checkpoint-*/complete.json")):
+            return
+        time.sleep(0.02)
+    raise AssertionError(running.communicate()[1])
+
+
+# What is the same for any number of processes
+
+
+def test_a_draw_follows_from_its_seed_step_turn_and_row_alone() -> None:
+    whole = numbered(7, 3, 1, range(8), 16)
+    assert torch.equal(torch.cat([numbered(7, 3, 1, range(4), 16), numbered(7, 3, 1, range(4, 8), 16)]), whole)
+    assert torch.equal(numbered(7, 3, 1, [5], 8), whole[5:6, :8])
+    others = [numbered(8, 3, 1, range(8), 16), numbered(7, 4, 1, range(8), 16), numbered(7, 3, 2, range(8), 16)]
+    assert len({float(found.sum()) for found in [whole, *others]}) == 4
+    assert len(set(whole[:, 0].tolist())) == 8
+    assert 0 <= float(whole.min()) <= float(whole.max()) < 1
+
+
+def test_a_turn_goes_on_from_the_row_that_it_continues() -> None:
+    before = [(4, [1, 2, 3]), (5, [1, 2, 3]), (6, [1, 4]), (7, [1, 2])]
+    assert [row for row, _ in going_on(before, [[1, 2, 3, 9], [1, 2, 3, 9], [1, 2, 8]])] == [4, 5, 7]
+    assert [row for row, _ in going_on(before, [[1, 4, 0, 0]])] == [6]
+    with pytest.raises(TrainingError, match="does not go on from the one before"):
+        going_on(before, [[1, 4, 0], [1, 4, 0]])
+
+
+def test_one_process_gathers_what_it_has() -> None:
+    assert ALONE.gathered(["a"]) == ["a"]
+    assert ALONE.any(True)
+    assert not ALONE.any(False)
+    with ALONE.joined(on_cpu=True):
+        assert not torch.distributed.is_initialized()
+
+
+# Launchers
+
+
+def test_a_worker_takes_the_place_that_the_launcher_gave_it_and_no_other_number_of_processes() -> None:
+    machine = Machine(processes=2, nodes=2, address="node-a:29500").model_dump()
+    place = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+    assert world.world_of(place, machine) == World(4, 3, 1)
+    assert world.world_of({}, Machine().model_dump()) == ALONE
+    with pytest.raises(Refused, match="4 processes were started for a training by 1; set processes and nodes"):
+        world.world_of(place, Machine().model_dump())
+    with pytest.raises(Refused, match="1 processes were started for a training by 4"):
+        world.world_of({}, machine)
+
+
+def test_the_options_of_each_node() -> None:
+    assert world.torchrun(Machine(processes=8)) == ["--nproc-per-node=8"]
+    machine = Machine(processes=8, nodes=2, address="10.0.0.1:29500")
+    assert world.torchrun(machine, 1) == [
+        "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29500",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE"])
+def test_a_launcher_around_the_whole_command_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(Refused, match=r"a launcher such as torchrun started this command, .* without a launcher"):
+        launch.stage(dolls.params(), "v1")
+
+
+def test_a_step_that_the_processes_cannot_share_is_refused_before_anything_is_loaded(project: Params) -> None:
+    processes(3)
+    with pytest.raises(Refused, match="3 processes cannot share the 4 rows of a training step evenly"):
+        launch.stage(project, "v1")
+    assert not Path(".clinrl/checkpoints").exists()
+
+
+def test_a_spec_for_two_is_refused_by_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / launch.SPEC
+    spec.write_text(json.dumps({"machine": Machine(processes=2).model_dump(), "seed": 1}))
+    assert worker.main([str(spec)]) == 1
+    assert "1 processes were started for a training by 2" in capfd.readouterr().err
+
+
+def test_at_the_embedded_scale_one_process_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    processes(2)
+    spec = {"scale": "embedded", "trainer": {"micro_batch": None, "batch": 3}}
+    assert launch._on_this_machine(spec)["machine"]["processes"] == 1
+
+
+def test_why_another_process_failed_is_told_before_that_process_0_lost_it(tmp_path: Path) -> None:
+    (tmp_path / launch.STATUS).write_text(json.dumps({"state": "crashed", "step": 4, "reason": "RuntimeError"}))
+    failed = {"state": "failed", "step": 4, "reason": "out of memory in the loss"}
+    (tmp_path / launch.OTHERS.format(1)).write_text(json.dumps(failed))
+    with pytest.raises(TrainingError, match="training of v1 failed: out of memory in the loss"):
+        launch._judge(1, tmp_path, "v1", 10)
+
+
+def test_a_status_does_not_stay_running_when_the_trainer_was_killed(tmp_path: Path) -> None:
+    (tmp_path / launch.STATUS).write_text(json.dumps({"state": "running", "step": 4, "reason": ""}))
+    with pytest.raises(TrainingError, match=r"was killed \(signal 9.*continues from step 4 of 10"):
+        launch._judge(-signal.SIGKILL, tmp_path, "v1", 10)
+    assert json.loads((tmp_path / launch.STATUS).read_text()) == {"state": "ended", "step": 4, "reason": ""}
+
+
+# Two processes, started as a training starts them
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["v1", "v3"])
+def test_two_processes_make_the_adapter_of_one(project: Params, version: str) -> None:
+    weights, history = by_one(project, version)
+    processes(2)
+    launch.stage(project, version)
+    others, told = trained(version)
+    assert gap(weights, others) < 1e-6
+    assert [line["step"] for line in told] == [line["step"] for line in history]
+    for name in ["num_tokens", *(["reward", "groups/all_right", "answer/1"] if version == "v3" else [])]:
+        assert [line[name] for line in told] == [line[name] for line in history]
+    for line, other in zip(history, told, strict=True):
+        assert other.keys() == line.keys()
+        assert other["loss"] == pytest.approx(line["loss"], abs=1e-5)
+    assert not list(Path(".clinrl/checkpoints").iterdir())
+
+
+@pytest.fixture
+def killed(project: Params) -> tuple[Params, dict[str, torch.Tensor]]:
+    """A training of two processes, one of which was killed; and the weights that one process makes unbroken."""
+    weights, _ = by_one(project, "v1")
+    processes(2)
+    running = begin("v1")
+    wait_for_checkpoint(running)
+    rank(1).send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    _, errors = running.communicate()
+    assert time.monotonic() - began < 60  # seconds on an idle machine
+    assert running.returncode == 3, errors
+    assert "the trainer of v1 was killed (signal 9" in errors
+    assert state()["state"] not in ("running", "starting", "completed")
+    return project, weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_killed_process_ends_all_and_the_same_command_goes_on(
+    killed: tuple[Params, dict[str, torch.Tensor]], number: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    params, weights = killed
+    step = state()["step"]
+    assert 0 < step < STEPS
+    processes(number)
+    launch.stage(params, "v1")
+    assert f"v1 trains from step {step} to {STEPS}" in capfd.readouterr().err
+    others, told = trained("v1")
+    assert gap(weights, others) < 1e-6
+    assert [line["step"] for line in told] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_a_request_to_stop_ends_all_at_one_step(project: Params) -> None:
+    processes(2)
+    running = begin("v1")
+    wait_for_checkpoint(running)
+    running.send_signal(signal.SIGTERM)
+    _, errors = running.communicate()
+    assert running.returncode == 3, errors
+    assert "training of v1 was stopped; the same command continues" in errors
+    found = state()
+    assert found["state"] == "stopped"
+    assert list(Path(".clinrl/checkpoints").glob(f"v1-*/trainer/checkpoint-{found['step']}/complete.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
+def test_two_processes_play_the_episodes_of_a_step_as_one(tmp_path: Path) -> None:
+    logs, weights = [], []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={number}", ranks.__file__]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ATEN_CPU_CAPABILITY": "avx2"}
+        subprocess.run([*torchrun, str(folder)], env=environment, check=True, timeout=900)
+        logs.append(json.loads((folder / "log.json").read_text())[0])
+        weights.append(load_file(folder / "adapter.safetensors"))
+    assert gap(*weights) < 1e-6
+    one, two = logs
+    assert max(float(tensor.abs().max()) for name, tensor in weights[0].items() if "lora_B" in name) > 1e-4  # it moved
+    assert one.keys() == two.keys()
+    for name in ("num_tokens", "reward", "reward_std", "groups/all_wrong", "tools/call_frequency", "not_submitted/m"):
+        assert two[name] == pytest.approx(one[name], abs=1e-6), name
