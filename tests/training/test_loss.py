@@ -433,7 +433,7 @@ def test_episodes_go_on_from_their_turn_before_and_a_step_from_none(monkeypatch)
     trainer = trainer_of("qwen3")
     trainer.tools, trainer.generation_path = ["look up"], "shared"
     given, rows = [], iter("abc")
-    monkeypatch.setattr(loss, "complete_turn", lambda *found: given.append(found[3]) or ([[1]], next(rows)))
+    monkeypatch.setattr(loss, "complete_turn", lambda *found, **_: given.append(found[3]) or ([[1]], next(rows)))
 
     def two_turns(self, prompts):
         for _ in range(2):

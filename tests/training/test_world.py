@@ -24,6 +24,7 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import Refused, TrainingError
 from clinrl.models import bases
 from clinrl.models.decoding import numbered
+from clinrl.runtime import worker_process
 from clinrl.runtime.worker_process import WORKER
 from clinrl.training import launch, trl, worker, world
 from clinrl.training.loss import going_on
@@ -292,3 +293,23 @@ def test_two_processes_play_the_episodes_of_a_step_as_one(tmp_path: Path) -> Non
     assert one.keys() == two.keys()
     for name in ("num_tokens", "reward", "reward_std", "groups/all_wrong", "tools/call_frequency", "not_submitted/m"):
         assert two[name] == pytest.approx(one[name], abs=1e-6), name
+
+
+def operations(params: Params, version: str, number: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Floating-point operations of all processes that train a version."""
+    processes(number)
+    monkeypatch.setattr(worker_process, "WORKER", "counted")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    launch.stage(params, version)
+    trained(version)
+    return sum(int(Path(f"counted-{rank}").read_text()) for rank in range(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["v1", "v3"])
+def test_two_processes_compute_little_more_than_one(
+    project: Params, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (operations(project, version, number, monkeypatch) for number in (1, 2))
+    print(f"{version}: {two / one - 1:+.2%}")
+    assert two <= 1.05 * one
