@@ -2,8 +2,10 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +39,10 @@ sys.exit(main(["train", sys.argv[1]]))
 """
 STEPS = 40
 """Of the imitation: long enough to be killed on the way."""
+SAMPLED = {
+    "lr": 1.0e-3, "steps": 3, "batch": 4, "checkpoint_every": 1, "prompts": 12, "group": 4, "temperature": 0.5,
+    "max_completion": 32, "threshold": -1.25,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -51,12 +57,15 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]), object_hook=dolls._integer_keys)
     profiles["imitate"]["trainer"]["full"] |= {"steps": STEPS, "micro_batch": 1, "lr": 1.0e-4}
     profiles["reward"]["trainer"]["full"] |= {"steps": 3, "held_out": {"cases": 4, "every": 2}}
+    own = {key: profiles["reward"][key] for key in ("modes", "lora", "stream", "reward")}
+    profiles["sampled"] = own | {"method": "rejection", "trainer": dict.fromkeys(("embedded", "full"), SAMPLED)}
     profiles["reward"] |= {"placebo": "majority", "waiver": "A control."}
-    YAML(typ="safe").dump(
-        dolls.PARAMS | {"scale": "full", "bases": {"esi": base}, "profiles": profiles}, Path("params.yaml")
-    )
+    versions = dolls.PARAMS["versions"] | {"v4": dolls.PARAMS["versions"]["v3"] | {"profile": "sampled", "seed": 4}}
+    changed = {"scale": "full", "bases": {"esi": base}, "profiles": profiles, "versions": versions}
+    YAML(typ="safe").dump(dolls.PARAMS | changed, Path("params.yaml"))
     params = load_params()
     bases.stage(params, "esi")
+    dolls.prove(params)
     return params
 
 
@@ -212,7 +221,7 @@ def test_a_status_does_not_stay_running_when_the_trainer_was_killed(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["v1", "v3"])
+@pytest.mark.parametrize("version", ["v1", "v3", "v4"])
 def test_two_processes_make_the_adapter_of_one(project: Params, version: str) -> None:
     weights, history = by_one(project, version)
     processes(2)
@@ -259,6 +268,26 @@ def test_a_killed_process_ends_all_and_the_same_command_goes_on(
     others, told = trained("v1")
     assert gap(weights, others) < 1e-6
     assert [line["step"] for line in told] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+def test_two_nodes_make_the_adapter_of_one_process(project: Params) -> None:
+    weights, _ = by_one(project, "v3")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    Path("machine.yaml").write_text(f"nodes: 2\naddress: 127.0.0.1:{port}\ntry_anyway: true\n")
+    first = begin("v3")
+    said = next(line for line in first.stderr or () if "another node joins by" in line)
+    join = shlex.split(said.split("`")[1])
+    assert join[0] == "torchrun"
+    second = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *join[1:]],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    _, errors = first.communicate()
+    assert (first.returncode, second.returncode) == (0, 0), errors + second.stderr
+    assert gap(weights, trained("v3")[0]) < 1e-6
 
 
 @pytest.mark.slow
