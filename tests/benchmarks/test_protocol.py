@@ -3,6 +3,7 @@
 import shutil
 from contextlib import chdir
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -181,6 +182,16 @@ def test_a_report_of_other_episodes_is_refused(own):
     changed = found.model_copy(update={"exam_digest": "0" * 64})
     paths.protocol_report("audit-base").write_text(changed.model_dump_json())
     with pytest.raises(ArtefactError, match=r"audit-base\.json has other exam digest than v1 would have"):
+        protocol.stage(auditors.params(), "v1")
+
+
+def test_a_report_by_another_sampler_is_refused(own, monkeypatch):
+    found = report("audit-base")
+    changed = found.model_copy(update={"sampler": {"name": "vllm", "version": "0.30.0"}})
+    paths.protocol_report("audit-base").write_text(changed.model_dump_json())
+    another = SimpleNamespace(identity={"name": "transformers", "version": "5.23.0"})
+    monkeypatch.setattr(protocol, "open_sampler", lambda *_: another)
+    with pytest.raises(ArtefactError, match=r"v1 and audit-base cannot be compared: transformers 5\.23\.0 wrote"):
         protocol.stage(auditors.params(), "v1")
 
 

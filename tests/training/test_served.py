@@ -60,6 +60,30 @@ def train(**trainer: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (paths.adapter("v3") / "history.jsonl").read_text().splitlines()]
 
 
+def test_what_is_imitated_is_written_by_the_server(server: engines.Imitation) -> None:
+    params, before = project(), weights(server.model)
+    reward = params.model_dump()["profiles"]["reward"]
+    settings = {"lr": 1.0e-3, "steps": 2, "batch": 4, "checkpoint_every": 1, "prompts": 4, "group": 4}
+    settings |= {"temperature": 0.5, "max_completion": 32, "threshold": -1.25}
+    own = {key: reward[key] for key in ("modes", "lora", "stream", "reward")} | {"method": "rejection"}
+    own["trainer"] = dict.fromkeys(("embedded", "full"), settings)
+    versions = dolls.PARAMS["versions"] | {"v4": dolls.PARAMS["versions"]["v2"] | {"profile": "own"}}  # above v1
+    profiles = params.model_dump()["profiles"] | {"own": own}
+    bases_of = params.model_dump()["bases"]
+    changed = dolls.params(scale="full", bases=bases_of, profiles=profiles, versions=versions)
+    dolls.prove(changed)
+    with dolls.in_process():
+        launch.stage(changed, "v1")
+        launch.stage(changed, "v4")
+    spec = read_manifest(paths.adapter("v4")).spec
+    assert [entry["sampler"]["name"] for entry in spec["samplers"]] == ["vllm"]
+    _, _, *asked = server.asked  # the first two find out whether the adapter makes a difference
+    assert len(asked) == 4 * 4
+    assert {body["model"] for body in asked} == set(server.adapters)
+    assert len({body["seed"] for body in asked}) == len(asked)
+    assert all(map(torch.equal, before, weights(server.model)))
+
+
 def weights(model: Any) -> list[torch.Tensor]:
     return [tensor.clone() for name, tensor in model.state_dict().items() if "lora_" not in name]
 

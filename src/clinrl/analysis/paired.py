@@ -54,10 +54,15 @@ def comparable(a: "Answers | EvalReport", b: "Answers | EvalReport") -> None:
                 f"{a.name} and {b.name} cannot be compared: their {what} differs ({mine} and {theirs}); "
                 f"evaluate both on the same exam, in the same mode and at the same task version"
             )
-    mine, theirs = (" ".join(one.sampler[key] for key in ("name", "version") if one.sampler) for one in (a, b))
+    same_sampler(a.name, a.sampler, b.name, b.sampler)
+
+
+def same_sampler(first: str, of_first: Mapping[str, str], second: str, of_second: Mapping[str, str]) -> None:
+    """Raise ArtefactError if two models were sampled by two samplers; empty: not known, as at the embedded scale."""
+    mine, theirs = (" ".join(one[key] for key in ("name", "version") if one) for one in (of_first, of_second))
     if mine and theirs and mine != theirs:
         raise ArtefactError(
-            f"{a.name} and {b.name} cannot be compared: {mine} wrote the answers of one, {theirs} those of the other, "
+            f"{first} and {second} cannot be compared: {mine} wrote the answers of one, {theirs} those of the other, "
             "which changes answers by itself; evaluate both with one sampler (`sampler` in machine.yaml)"
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from clinrl import paths
 from clinrl.analysis import baselines
 from clinrl.analysis.exam import estimates, measured
+from clinrl.analysis.paired import same_sampler
 from clinrl.analysis.run import Run
 from clinrl.artifacts import exclusive, identity, read_manifest, verified, write_json, write_text
 from clinrl.benchmarks.record import (
@@ -39,6 +40,7 @@ from clinrl.evaluation.answers import SEED, answer, load_answers, open_run, read
 from clinrl.evaluation.evaluate import check_apart
 from clinrl.evaluation.sampler import open_sampler
 from clinrl.intervals import DIGITS, mean, rate
+from clinrl.models.generate import Sampler
 from clinrl.models.rollout import run as rollout
 from clinrl.reports.render import load, render
 from clinrl.runtime.progress import progress
@@ -54,9 +56,9 @@ def stage(params: Params, name: str) -> None:
     """Evaluate a version or a base in the published protocol, and on its exam at a temperature; write report and page.
 
     Raises ParamsError if params.yaml has no protocol of `name`, or one of more episodes than the exam has,
-    ArtefactError if an input is missing or altered, if the exam was answered by another adapter, or if the report that
-    it is compared with is missing or of other episodes, DataError if a seed draws no case of a level or a prompt leaves
-    no room for the budget, and Busy if another command writes the same report.
+    ArtefactError if an input is missing or altered, if the exam was answered by another adapter or sampler, or if the
+    report that it is compared with is missing, of other episodes or by another sampler, DataError if a seed draws no
+    case of a level or a prompt leaves no room for the budget, and Busy if another command writes the same report.
     """
     protocols = params.protocols
     if name not in protocols.all:
@@ -82,7 +84,12 @@ def stage(params: Params, name: str) -> None:
         places = chosen(task, run.cases, spec.levels, spec.episodes, f"the exam {model.exam}")
         kept = {(mode, EXAMINED): _kept(run, mode, places) for mode in run.modes}
         exam = [run.cases[place] for place in places]
-        played, sampled = _sample(params, model, spec.temperature, drawn, exam)
+        sampler = open_sampler(params, model)
+        head = head.model_copy(update={"sampler": dict(sampler.identity)})
+        examined = read_manifest(paths.graded(name)).spec.get("sampler", {})
+        for who, theirs in ((f"{name} as examined", examined), *([(before.name, before.sampler)] if before else [])):
+            same_sampler(name, head.sampler, who, theirs)
+        played, sampled = _sample(params, model, sampler, spec.temperature, drawn, exam)
         report = report_of(head, task, before, list(drawn.values()), played, exam, sampled | kept)
         write_json(target, report.model_dump(mode="json"))
         write_pages(target, task, params.modes)
@@ -166,10 +173,10 @@ def _before(head: ProtocolReport) -> ProtocolReport | None:
 
 
 def _sample(
-    params: Params, model: Model, temperature: float, drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case]
-) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:
+    params: Params, model: Model, sampler: Sampler, temperature: float,
+    drawn: Mapping[tuple[int, str], Case], exam: Sequence[Case],
+) -> tuple[dict[str, list[Transcript]], dict[tuple[str, str], list[Transcript]]]:  # fmt: skip
     """The episodes of the cells and of the exam, sampled with the model loaded once. A cell has its own seed."""
-    sampler = open_sampler(params, model)
     decoded = {name: params.mode(name, model.task.name) for name in params.modes}
     modes = {name: mode.model_copy(update={"temperature": temperature}) for name, mode in decoded.items()}
     played, sampled = {}, {}

@@ -85,6 +85,8 @@ class ProtocolReport(Strict):
     """Seeds, levels, temperature and episodes."""
     modes: dict[str, dict[str, Any]]
     """Decoding of the exam in each mode; of what is sampled all but the temperature."""
+    sampler: dict[str, str] = Field(default_factory=dict, exclude_if=lambda sampler: not sampler)
+    """Who wrote what is sampled, at the full scale."""
     cells: tuple[Cell, ...] = Field(min_length=1)
     played: tuple[Played, ...]
     """The version in each mode, what it is against, policies, the oracle."""
