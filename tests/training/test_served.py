@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
 
 import dolls
 import engines
@@ -58,6 +61,25 @@ def train(**trainer: Any) -> list[dict[str, Any]]:
     with dolls.in_process():
         launch.stage(project(**trainer), "v3")
     return [json.loads(line) for line in (paths.adapter("v3") / "history.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_two_processes_ask_one_server_and_make_the_adapter_of_one(
+    server: engines.Imitation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    machine = YAML(typ="safe").load(Path("machine.yaml"))
+    found, asked = [], []
+    for number in (1, 2):
+        YAML(typ="safe").dump(machine | {"processes": number, "try_anyway": True}, Path("machine.yaml"))
+        first = len(server.asked)
+        launch.stage(project(steps=3), "v3")
+        found.append(load_file(paths.adapter("v3") / trl.WEIGHTS))
+        asked.append(sorted((body["seed"], tuple(body["prompt"])) for body in server.asked[first:]))
+        shutil.rmtree(paths.adapter("v3"))
+    assert asked[0] == asked[1]
+    assert max(float((found[0][name] - found[1][name]).abs().max()) for name in found[0]) < 1e-6
+    assert len(server.adapters) == 2, "the last of each training"
 
 
 def test_what_is_imitated_is_written_by_the_server(server: engines.Imitation) -> None:

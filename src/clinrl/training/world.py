@@ -132,6 +132,7 @@ def main(arguments: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with eight lines about it
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what failed is in the status, or said already
     options = ["--signals-to-handle=SIGQUIT", f"--shutdown-timeout={GRACE_S}", *arguments[1:]]
     try:
