@@ -594,7 +594,7 @@ def test_a_turn_in_training_is_asked_for_what_is_left(tmp_path, scale, turn_toke
     grpo.scale = scale
     openings = [[5] * 20, [5] * 10 + [6]]
     turns = [openings, [[*openings[0], *[7] * 100], [*openings[1], *[7] * 350]], [[*openings[1], *[7] * 370]]]
-    assert [grpo._turn_budget(prompts) for prompts in turns] == asked
+    assert [grpo.turn_budget(prompts) for prompts in turns] == asked
 
 
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")

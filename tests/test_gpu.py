@@ -38,6 +38,7 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
         "make gpu: no GPU is visible here, so nothing was measured; start it where nvidia-smi lists one\n"
     )
     assert acceptance.main(["lood"]) == 2
+    assert acceptance.main(["--help"]) == 0
     assert not acceptance.REPORT.exists()
 
 

@@ -1,7 +1,8 @@
 """Acceptance of the full scale on a GPU: every command of this folder in a process of its own, each under ten minutes.
 
 Rows go to data/reports/bench_gpu.json, with the GPU, its driver and the versions. Weights are random, of the true
-shapes; nothing is downloaded, and 80 GB of disk are needed. `run.py training` repeats the commands of one script.
+shapes; nothing is downloaded, and 80 GB of disk are needed. `acceptance.py training` repeats the commands of one
+script.
 """
 
 import importlib.metadata
@@ -44,6 +45,9 @@ def main(names: list[str]) -> int:
     """Run the commands of the named scripts, or all. 1 without a GPU, or if one of them failed; the rest runs on."""
     determinism.pin()
     scripts = {command[0].removesuffix(".py") for command in COMMANDS}
+    if "--help" in names or "-h" in names:
+        print(f"usage: acceptance.py [{'|'.join(sorted(scripts))} ...]\n\n{__doc__}")
+        return 0
     if unknown := [name for name in names if name not in scripts]:
         print(f"no measurement {unknown[0]!r}; there are {', '.join(sorted(scripts))}", file=sys.stderr)
         return 2

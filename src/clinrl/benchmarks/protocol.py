@@ -87,8 +87,8 @@ def stage(params: Params, name: str) -> None:
         sampler = open_sampler(params, model)
         head = head.model_copy(update={"sampler": dict(sampler.identity)})
         examined = read_manifest(paths.graded(name)).spec.get("sampler", {})
-        for who, theirs in ((f"{name} as examined", examined), *([(before.name, before.sampler)] if before else [])):
-            same_sampler(name, head.sampler, who, theirs)
+        for other, theirs in ((f"{name} as examined", examined), *([(before.name, before.sampler)] if before else [])):
+            same_sampler(name, head.sampler, other, theirs)
         played, sampled = _sample(params, model, sampler, spec.temperature, drawn, exam)
         report = report_of(head, task, before, list(drawn.values()), played, exam, sampled | kept)
         write_json(target, report.model_dump(mode="json"))

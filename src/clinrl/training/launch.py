@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +81,7 @@ def stage(params: "Params", version: str) -> None:
                 file.unlink()
             machine = Machine.model_validate(local["machine"])
             options = world.torchrun(machine) if machine.world > 1 else []
-            for node in range(1, machine.nodes):
-                _say_how_to_join(world.torchrun(machine, node), folder / SPEC)
+            world.say_how_to_join(machine, WORKER, folder / SPEC)
             with live_metrics(folder) as tell:
                 code = run_worker(folder / SPEC, options)
                 tell(_fate(code, _status(folder)["state"]))
@@ -208,11 +206,6 @@ def _check_probe(version: str, data: str) -> None:
         raise ArtefactError(f"{proof} is not the proof of a probe; {advice}") from None
     if named != data:
         raise ArtefactError(f"{proof} is for other data than {version} would train on; {advice}")
-
-
-def _say_how_to_join(options: list[str], spec: Path) -> None:
-    command = f"torchrun {' '.join(options)} -m {WORKER} {spec}"
-    print(f"clinrl: another node joins by `{command}`", file=sys.stderr, flush=True)
 
 
 def _status(folder: Path) -> dict[str, Any]:

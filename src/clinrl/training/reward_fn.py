@@ -1,4 +1,4 @@
-"""What a model wrote in training, as TRL hands it over: read as the exam reads it, scored, and logged in parts."""
+"""What a model wrote in training, as TRL hands it over: read as the exam reads it, scored, and logged."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -6,14 +6,14 @@ from random import Random
 from typing import Any
 
 from clinrl.config.recipes import Phase
-from clinrl.data.sampling import served
 from clinrl.errors import TrainingError
 from clinrl.models.chat import decode, opens, read_calls, read_turn
 from clinrl.models.judges import Judges, scores
-from clinrl.tasks.base import Task, parts_of
+from clinrl.tasks.base import Task
 from clinrl.training.placebo import placebo_rewards
+from clinrl.training.step_metrics import phase_metrics, step_metrics
 from clinrl.training.world import ALONE, World
-from clinrl.types import Call, Message, Transcript, Unreadable, is_malformed, transcript_of
+from clinrl.types import Call, Message, Transcript, transcript_of
 
 
 class Reader:
@@ -64,28 +64,15 @@ def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool, most: int) -> T
 
 
 def reward_function(
-    task: Task,
-    reward: Any,
-    *,
-    thinking: Mapping[str, bool],
-    tokenizer: Any,
-    ends: frozenset[int],
-    group: int,
-    judges: Judges,
-    phases: Sequence[Phase] = (),
-    placebo: str = "",
-    seed: int = 0,
-    world: World = ALONE,
-) -> Callable[..., list[float]]:
+    task: Task, reward: Any, *, thinking: Mapping[str, bool], tokenizer: Any, ends: frozenset[int], group: int,
+    judges: Judges, phases: Sequence[Phase] = (), placebo: str = "", seed: int = 0, world: World = ALONE,
+) -> Callable[..., list[float]]:  # fmt: skip
     """The task's score as TRL calls it: once for all completions of a step, whose asks are asked together.
 
     Each completion is decoded from its token ids, so that the reward sees the very text the model wrote, and carries
-    its case with it; an episode is taken from TRL's own turns. Logs the mean of every term, the shares of each answer
-    and of each gold label, of groups of `group` completions that were all right or all wrong, and per mode the mean
-    total and the shares of unreadable (of episodes: not submitted) and clipped transcripts, of episodes also that of
-    turns with malformed calls.
-    With `phases`, also the share of rows of each value that these serve. With a `placebo`, drawn with `seed`, that is
-    paid; terms are still those of the task's score. Whatever the score raises ends the training.
+    its case with it; an episode is taken from TRL's own turns. Logs `step_metrics` of groups of `group` completions,
+    with `phases` also `phase_metrics`. With a `placebo`, drawn with `seed`, that is paid; terms are still those of the
+    task's score. Whatever the score raises ends the training.
 
     In a `world` of several processes each scores its own completions. What is paid and logged is of the whole step: of
     the completions of all, in the order of their ranks, which is that of the stream. Process 0 logs it.
@@ -135,41 +122,12 @@ def reward_function(
         if not world.is_main:
             return paid_here
         known |= {text: task.Case.model_validate_json(text) for text in dict.fromkeys(texts) if text not in known}
-        means: dict[str, list[float]] = {f"{what}/{label}": [] for what in ("answer", "gold") for label in task.labels}
-        right: list[bool] = []
-        everything = zip(transcripts, answers, rewards, totals, texts, modes, strict=True)
-        for transcript, answer, score, paid, text, name in everything:
-            for term, value in score.terms.items():
-                means.setdefault(f"terms/{term}", []).append(value)
-            gold = task.label(known[text])
-            parts = parts_of(task, gold, answer)
-            for label in task.labels:
-                means[f"answer/{label}"].append(sum(given == label for _, given in parts) / len(parts))
-                means[f"gold/{label}"].append(sum(right_one == label for right_one, _ in parts) / len(parts))
-            right.append(answer == gold)
-            means.setdefault(f"reward/{name}", []).append(paid)
-            silent = "parse_fail" if task.episodes is None else "not_submitted"
-            means.setdefault(f"{silent}/{name}", []).append(float(isinstance(answer, Unreadable)))
-            means.setdefault(f"clipped/{name}", []).append(float(transcript.stop == "max_tokens"))
-            if task.episodes is not None:
-                own = [turn for turn in transcript.messages if turn.role == "assistant"]
-                means.setdefault(f"malformed/{name}", []).append(sum(map(is_malformed, own)) / len(own))
-        groups = [right[i : i + group] for i in range(0, len(right), group)]
-        means["groups/all_right"] = [float(all(some)) for some in groups]
-        means["groups/all_wrong"] = [float(not any(some)) for some in groups]
-        for name, values in means.items():
-            log_metric(name, sum(values) / len(values))
+        cases = [known[text] for text in texts]
+        logged = step_metrics(task, list(zip(cases, modes, transcripts, answers, rewards, totals, strict=True)), group)
         if phases:
-            of = task.reporting.slices[phases[0].slice]
-            for name, value in phase_metrics([of(known[text]) for text in texts], numbers, phases).items():
-                log_metric(name, value)
+            logged |= phase_metrics([task.reporting.slices[phases[0].slice](one) for one in cases], numbers, phases)
+        for name, value in logged.items():
+            log_metric(name, value)
         return paid_here
 
     return task_reward
-
-
-def phase_metrics(values: Sequence[str], numbers: Sequence[int], phases: Sequence[Phase]) -> dict[str, float]:
-    """What is logged of the rows of a step, given the value and the phase of each: the share of each value that a phase
-    serves, and the phase."""
-    found = {f"served/{value}": share for value, share in served(values, phases).items()}
-    return found | {"phase": sum(numbers) / len(numbers)}

@@ -29,8 +29,9 @@ from clinrl.models.rollout import schemas
 from clinrl.tasks.base import Task
 from clinrl.training.loss import CheckedSFTTrainer, SharedLossTrainer
 from clinrl.training.monitor import HeldOut
-from clinrl.training.reward_fn import Reader, phase_metrics, reward_function
+from clinrl.training.reward_fn import Reader, reward_function
 from clinrl.training.rows import Row, Taught
+from clinrl.training.step_metrics import phase_metrics
 from clinrl.training.world import ALONE, World, is_on_cpu
 from clinrl.types import Message
 
@@ -255,15 +256,9 @@ class Grpo(SharedLossTrainer):
 
 
 def grpo_trainer(
-    model: Any,
-    tokenizer: Any,
-    task: Task,
-    spec: Mapping[str, Any],
-    rows: Sequence[Row],
-    output: Path,
-    judges: Judges,
+    model: Any, tokenizer: Any, task: Task, spec: Mapping[str, Any], rows: Sequence[Row], output: Path, judges: Judges,
     world: World = ALONE,
-) -> Grpo:
+) -> Grpo:  # fmt: skip
     """GRPO on the task's reward: each row is one group of completions, each step one round of generation.
 
     A task with an environment is played through TRL's tool loop, the rows of a step in one mode: what tools return is
@@ -302,18 +297,9 @@ def grpo_trainer(
     reward = task.Reward.model_validate_json(json.dumps(spec["reward"]))
     switches = {mode: switch["thinking"] for mode, switch in spec["modes"].items()}
     score = reward_function(
-        task,
-        reward,
-        thinking=switches,
-        tokenizer=tokenizer,
-        ends=end_tokens(model, tokenizer),
-        group=trainer["group"],
-        judges=judges,
-        phases=phases,
-        placebo=spec.get("placebo", ""),
-        seed=spec["seed"],
-        world=world,
-    )
+        task, reward, thinking=switches, tokenizer=tokenizer, ends=end_tokens(model, tokenizer), group=trainer["group"],
+        judges=judges, phases=phases, placebo=spec.get("placebo", ""), seed=spec["seed"], world=world,
+    )  # fmt: skip
     grpo = Grpo(
         model=model,
         args=settings,

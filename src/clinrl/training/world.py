@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from clinrl.config.machine import Machine
@@ -110,6 +111,13 @@ def torchrun(machine: Machine, node: int = 0) -> list[str]:
             f"--master-port={port}",
         ]
     return options
+
+
+def say_how_to_join(machine: Machine, worker: str, spec: Path) -> None:
+    """Say on stderr by which command each other node takes part."""
+    for node in range(1, machine.nodes):
+        command = f"torchrun {' '.join(torchrun(machine, node))} -m {worker} {spec}"
+        print(f"clinrl: another node joins by `{command}`", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
