@@ -4,6 +4,7 @@ import functools
 import inspect
 import io
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -278,18 +279,41 @@ def test_gradient_checkpointing_keeps_no_cache_so_that_dead_rows_alone_are_left_
     assert trainer.loss_record()["used"] == "live"
 
 
-def test_several_processes_take_the_stock_path(trainers, monkeypatch, capsys):
-    """Even where one process began with the shared one; then the record says that both were used."""
+class Wrapped:
+    """A module in a wrapper that counts its forwards."""
+
+    def __init__(self) -> None:
+        self.module, self.forwards = torch.nn.Linear(2, 1), 0
+
+    def __call__(self, *arguments, **named):
+        self.forwards += 1
+        return self.module(*arguments, **named)
+
+
+def test_ours_is_computed_inside_the_wrapper_that_averages_gradients():
+    wrapped, rows = Wrapped(), torch.ones(1, 2)
+    found = loss.inside(wrapped, lambda rows, *, times: sum(wrapped.module(rows) for _ in range(times)), rows, times=3)
+    assert torch.equal(found, 3 * wrapped.module(rows))
+    assert wrapped.forwards == 1
+    with pytest.raises(ZeroDivisionError):
+        loss.inside(wrapped, lambda _: 1 / 0, rows)
+    assert torch.equal(wrapped(rows), wrapped.module(rows))
+
+
+@pytest.mark.parametrize(
+    ("gaps", "agrees"),
+    [([], None), ([(0.0, 1e-5)], True), ([(0.0, 0.0), (0.0, 1.0)], False), ([(0.0, 0.0), (0.0, math.nan)], False)],
+)
+def test_all_processes_take_the_way_that_agrees_for_each(trainers, monkeypatch, gaps, agrees):
     trainer = trainers("qwen3")
-    monkeypatch.setattr(trainer, "agrees", True)
-    monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
-    for tells in (True, False):
-        assert trainer._way("TRL's", "ours", lambda way: torch.zeros(()), tells=tells) == "TRL's"
-    assert trainer.agrees is False
-    history = [{loss.AGREES: 1.0}, {loss.AGREES: 0.0}]
-    for entries, used in ((history, "mixed"), (history[1:], "stock"), (history[:1], "shared")):
-        monkeypatch.setattr(trainer.state, "log_history", entries)
-        assert trainer.loss_record()["used"] == used
+    monkeypatch.setattr(trainer, "agrees", None)
+    world = SimpleNamespace(size=2, is_main=False, any=bool, gathered=lambda _: gaps)
+    monkeypatch.setattr(trainer, "world", world)
+    inputs = a_batch(live=True) | {"num_items_in_batch": torch.tensor(16)}
+    ours = trainer.live_rows(trainer.model, inputs)
+    taken = trainer._way(trainer.model, ours, lambda way: GRPOTrainer._compute_loss(trainer, way, inputs))
+    assert trainer.agrees is agrees
+    assert (taken is trainer.model) != bool(agrees)
 
 
 def test_equal_completions_that_cancel_out_decide_nothing(trainers, monkeypatch):

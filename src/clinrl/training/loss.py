@@ -25,6 +25,7 @@ from clinrl.models import memory
 from clinrl.models.cache import is_plain
 from clinrl.models.decoding import Rows, complete, complete_turn, folded, numbered, write
 from clinrl.training.scores import ByLength, LiveRows
+from clinrl.training.world import ALONE, World
 
 AGREES, LOSS_GAP, GRADIENT_GAP = "loss_path/agrees", "loss_path/loss_gap", "loss_path/gradient_gap"
 """Logged where the shared path is asked for: whether it agreed with TRL's, and at the step of the check by how much."""
@@ -48,6 +49,8 @@ class Checked:
     """What a gap of the loss is relative to, where the loss is smaller."""
     agrees: bool | None = None
     """Whether the shared path gave TRL's loss and gradient; None, and TRL's loss, before a step with a gradient."""
+    world: World = ALONE
+    """The processes that share a step."""
     accelerator: Any
     args: Any
     model: Any
@@ -65,24 +68,21 @@ class Checked:
     def _way(self, model: Any, ours: Any, loss_of: Callable[[Any], Tensor], *, tells: bool = True) -> Any:
         """What TRL's loss is to call for a micro-batch: the model, or ours in its place.
 
-        `loss_of` computes the loss by either. A micro-batch that does not `tell` has no gradient in either way.
+        `loss_of` computes the loss by either. A micro-batch that does not `tell` has no gradient in either way. Of
+        several processes each compares its own, and all take the same way.
         """
-        if self.accelerator.num_processes > 1:  # it calls the wrapped model, which averages gradients; ours does not
-            if self.agrees is None and self.accelerator.is_main_process:
-                _say("several processes take TRL's way to the loss")
-            self.agrees = False
-            self._metrics["train"][AGREES].append(0.0)
-            return model
         if self.agrees is None:  # a continued run goes on as it began
             self.agrees = next((entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry), None)
-        if self.agrees is None and tells:
-            self.agrees = self._check((model, ours), loss_of)
+        if self.agrees is None and self.world.any(tells):
+            self.agrees = self._check((self.accelerator.unwrap_model(model), ours), loss_of)
         if self.agrees is not None:
             self._metrics["train"][AGREES].append(float(self.agrees))
-        return ours if self.agrees or not tells else model
+        if not self.agrees and tells:
+            return model
+        return ours if self.world.size == 1 else partial(inside, model, ours)
 
     def _check(self, ways: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> bool | None:
-        """Compare both ways on a micro-batch; None where TRL's gradient is too small to tell.
+        """Compare both ways on a micro-batch of each process; None where TRL's gradient is too small to tell.
 
         What is not as the recipe asks is said on stderr.
         """
@@ -98,17 +98,17 @@ class Checked:
                 gradients.append(torch.autograd.grad(loss, trained))
         finally:
             self._metrics = logged
-        if max(float(entry.abs().max()) for entry in gradients[0]) < CANCELLED:
+        tells = max(float(entry.abs().max()) for entry in gradients[0]) >= CANCELLED
+        here = (largest_gap(losses[0], losses[1], self.least_loss), largest_gap(gradients[0], gradients[1]))
+        found = self.world.gathered([here] if tells else [])
+        if not found:
             return None
-        gaps = {
-            LOSS_GAP: largest_gap(losses[0], losses[1], self.least_loss),
-            GRADIENT_GAP: largest_gap(gradients[0], gradients[1]),
-        }
+        gaps = dict(zip((LOSS_GAP, GRADIENT_GAP), (largest(some) for some in zip(*found, strict=True)), strict=True))
         for name, gap in gaps.items():
             self._metrics["train"][name].append(gap)
         allowed = BFLOAT16_TOLERANCE if self.args.bf16 or self.model.dtype is torch.bfloat16 else TOLERANCE
         agrees = all(gap <= allowed for gap in gaps.values())
-        if not agrees:
+        if not agrees and self.world.is_main:
             _say(
                 f"the shared loss path differs from TRL's at step {self.state.global_step + 1} (loss by "
                 f"{gaps[LOSS_GAP]:.2g}, gradient by {gaps[GRADIENT_GAP]:.2g}, allowed {allowed:g}), so the training "
@@ -117,10 +117,9 @@ class Checked:
         return agrees
 
     def loss_record(self) -> dict[str, Any]:
-        """Which way was requested and which was used, with the gaps. live: dead rows left out, no prompt shared. mixed:
-        the history says at which step which one, since one process and several took turns."""
+        """Which way was requested and which was used, with the gaps. live: dead rows left out, no prompt shared."""
         ways = {entry[AGREES] > 0 for entry in self.state.log_history if AGREES in entry} or {self.agrees}
-        used = "mixed" if len(ways) > 1 else self._shares() if True in ways else "stock"
+        used = self._shares() if True in ways else "stock"
         gaps: dict[str, Any] = next((entry for entry in self.state.log_history if GRADIENT_GAP in entry), {})
         found = {name.split("/")[1]: gaps.get(name) for name in (LOSS_GAP, GRADIENT_GAP)}
         return {"requested": self.loss_path, "used": used, **found}
@@ -141,7 +140,7 @@ class CheckedSFTTrainer(Checked, SFTTrainer):  # type: ignore[misc]  # TRL has n
         if self.loss_path == "stock" or self.aux_loss_enabled:  # a mixture's second loss is of whole batches
             return compute(model, inputs, *arguments, **named)
         counted = self._total_train_tokens
-        rows = ByLength(model, split=keeps_cache(self))
+        rows = ByLength(self.accelerator.unwrap_model(model), split=keeps_cache(self))
         way = self._way(model, rows, lambda way: compute(way, inputs, *arguments, **named))
         self._total_train_tokens = counted  # a comparison counts the batch as well
         return compute(way, inputs, *arguments, **named)
@@ -271,7 +270,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         rows = self.live_rows(model, inputs)
         compute, was = super()._compute_loss, self.agrees
         way = self._way(model, rows, lambda way: compute(way, inputs), tells=bool(rows.live.any()))
-        if self.agrees and not was and not rows.share_prompts:
+        if self.agrees and not was and not rows.share_prompts and self.world.is_main:
             _say("prompts cannot be shared (gradient checkpointing, or layers without keys); dead rows are left out")
         return compute(way, inputs)
 
@@ -279,7 +278,7 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
         """What TRL's loss calls in the model's place, for a micro-batch as TRL scored it."""
         advantages, mask = inputs["advantages"], inputs["completion_mask"]
         return LiveRows(
-            model,
+            self.accelerator.unwrap_model(model),
             live=torch.ones_like(advantages, dtype=torch.bool) if self.beta else advantages != 0,
             mask=mask * inputs["tool_mask"] if "tool_mask" in inputs else mask,
             old=inputs.get("old_per_token_logps"),
@@ -288,6 +287,28 @@ class SharedLossTrainer(Checked, GRPOTrainer):  # type: ignore[misc]  # TRL has 
 
     def _shares(self) -> str:
         return "shared" if keeps_cache(self) else "live"
+
+
+def inside(wrapper: Any, ours: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """What ours returns, called as the forward of the wrapper that averages the gradients of several processes: it does
+    so for a backward that follows a forward of its own."""
+    module = wrapper.module
+    forward = module.forward
+
+    def once(*arguments: Any, **named: Any) -> Any:
+        module.forward = forward  # ours calls the module itself, perhaps several times
+        return ours(*arguments, **named)
+
+    module.forward = once
+    try:
+        return wrapper(*arguments, **named)
+    finally:
+        module.forward = forward
+
+
+def largest(gaps: Sequence[float]) -> float:
+    """The largest of some differences, NaN if one is."""
+    return float(torch.tensor(gaps).max())
 
 
 def keeps_cache(trainer: Any) -> bool:

@@ -171,7 +171,7 @@ def sft_trainer(
         **common_settings(spec, output),
     )
     sft = Sft(model=model, args=settings, train_dataset=dataset, processing_class=tokenizer)
-    sft.loss_path = spec["trainer"].get("loss_path", "stock")
+    sft.loss_path, sft.world = spec["trainer"].get("loss_path", "stock"), world
     if phases := phases_of(spec):
         of, numbers = task.reporting.slices[phases[0].slice], _numbers(phases, spec, len(rows))
         sft.served = [
@@ -211,8 +211,6 @@ class Grpo(SharedLossTrainer):
     """Tokens that end a turn."""
     thinking: bool = True
     """Of the step that is played."""
-    world: World = ALONE
-    """The processes that share a step."""
 
     def _play_in(self, modes: Collection[str]) -> None:
         if len(modes) > 1:
