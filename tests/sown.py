@@ -4,12 +4,11 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-from clinrl.tasks.esi import mietic, synthetic
-from clinrl.tasks.esi.mimic import LEAKS
+import esi_sources as synthetic
 
 TEXT, COMPLAINT, LEAK, PERSON = "Zyxwarble", "Qvoxgrumble", "Jkwyttle", "918273640"
 CANARIES = (TEXT, COMPLAINT, LEAK, PERSON)
-AFTERWARDS = {*mietic.LEAKS, *LEAKS, "output"}
+AFTERWARDS = {*synthetic.LEAKS, *synthetic.MIMIC_LEAKS, "output"}
 """Columns that nobody at the triage desk knows, in every source."""
 
 

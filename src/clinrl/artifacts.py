@@ -42,6 +42,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def files_of(path: Path) -> list[Path]:
+    """The files of a folder and of those in it, sorted; of a file, itself; none where nothing is."""
+    return [file for file in ([path] if path.is_file() else sorted(path.rglob("*"))) if file.is_file()]
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write readable, sorted, newline-terminated JSON at once: a reader sees the old file or the new one."""
     write_text(path, json.dumps(value, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -129,11 +134,7 @@ def _alive(pid: int) -> bool:
 
 def seal(folder: Path, **fields: Any) -> Manifest:
     """Write the manifest of a finished folder: the given fields plus the digest of every file in it."""
-    files = {
-        str(path.relative_to(folder)): sha256_file(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
+    files = {str(path.relative_to(folder)): sha256_file(path) for path in files_of(folder) if path.name != MANIFEST}
     manifest = Manifest(files=files, **fields)
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
     return manifest

@@ -122,6 +122,7 @@ def test_each_alarm_is_raised_once_at_each_level_and_a_stop_is_not_warned_of():
     assert found.count(("level_share", "1", "warn")) == 1
     assert found.count(("level_share", "1", "stop")) == 1
     assert raised(run(**{"clipped/think": lambda n: 0.9})) == [("clipped", "think", "stop")]
+    assert raised(run(**{"clipped/think": lambda n: 0.55})) == [("clipped", "think", "stop")]
 
 
 def test_an_alarm_says_when_what_and_what_helps():

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from fold import peak
 
+import esi_sources as synthetic
 from clinrl.config.params import load_params
 from clinrl.config.schema import ImportSpec
 from clinrl.data import dataset
 from clinrl.runtime import determinism
-from clinrl.tasks.esi import synthetic
 
 ROWS = 425_000
 

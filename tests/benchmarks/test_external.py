@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import dolls
+import esi_sources as synthetic
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.benchmarks import external
@@ -17,7 +18,6 @@ from clinrl.errors import ArtefactError, DataError, ParamsError
 from clinrl.evaluation.evaluate import grade
 from clinrl.intervals import quadratic_kappa
 from clinrl.tasks.base import get_task
-from clinrl.tasks.esi import synthetic
 from clinrl.tasks.esi.published import PUBLISHED
 from clinrl.types import Message, Transcript
 

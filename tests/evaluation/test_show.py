@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 import auditors
 import dolls
+import esi_sources as synthetic
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli import main as cli
@@ -22,7 +23,6 @@ from clinrl.evaluation.answers import read_graded
 from clinrl.evaluation.show import place
 from clinrl.reports.episode import WIDTH, WITHHELD, Episode, Part, episode_of, write
 from clinrl.tasks.base import get_task
-from clinrl.tasks.esi import synthetic
 from clinrl.types import Call, Message, Score, Transcript, Unreadable
 
 EPISODE = Episode(

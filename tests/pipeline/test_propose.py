@@ -97,6 +97,15 @@ def test_the_missed_rules_are_found_without_being_told(project):
     assert "severe_pain" in version.why
 
 
+def test_a_rule_that_may_cost_nothing_is_no_target(project):
+    report = propose.read_report(project, "v2")
+    by_chance = [
+        group.model_copy(update={"cost": group.cost.model_copy(update={"low": 0.0})}) for group in report.groups
+    ]
+    assert propose.find_missed(report)
+    assert not propose.find_missed(report.model_copy(update={"groups": tuple(by_chance)}))
+
+
 def test_no_file_of_a_person_is_touched(project):
     before = laid.held(Path())
     propose.stage(project, "esi", parent="v2")

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dolls
+import esi_sources as synthetic
 import sown
 from clinrl import artifacts, paths
 from clinrl.artifacts import canonical_json
@@ -21,7 +22,7 @@ from clinrl.data import dataset
 from clinrl.errors import DataError
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task, is_sound_id
-from clinrl.tasks.esi import imported, mietic, mimic, synthetic
+from clinrl.tasks.esi import imported, mietic, mimic
 from clinrl.tasks.esi.intake import recognise
 from clinrl.tasks.importing import Intake
 from clinrl.types import Message, Transcript, transcript_of
@@ -129,8 +130,8 @@ def test_every_column_is_either_read_or_named_as_dropped(kind, tmp_path):
     record = taken(files(kind, tmp_path), uses(kind)[0])[1]
     assert not set(record["columns_used"]) & set(record["columns_dropped"])
     dropped = {name.split(".")[-1] for name in record["columns_dropped"]}
-    known = {"mietic-validation": {*mietic.LEAKS, *mietic.AFTER_TRIAGE}, "mietic": {"output"}}
-    assert dropped == known.get(kind, {*mimic.LEAKS, "gender"})
+    known = {"mietic-validation": {*synthetic.LEAKS, *synthetic.AFTER_TRIAGE}, "mietic": {"output"}}
+    assert dropped == known.get(kind, {*synthetic.MIMIC_LEAKS, "gender"})
 
 
 def test_the_published_columns_are_57(tmp_path):
@@ -506,7 +507,7 @@ def test_the_shipped_files_are_what_the_script_writes(kind, tmp_path):
 def test_help_has_examples(capsys):
     with pytest.raises(SystemExit):
         synthetic.main(["--help"])
-    assert "python -m clinrl.tasks.esi.synthetic mimic-iv-ed /tmp/mimic --rows 2000" in capsys.readouterr().out
+    assert "python tests/esi_sources.py mimic-iv-ed /tmp/mimic --rows 2000" in capsys.readouterr().out
 
 
 def test_the_patients_of_an_exam_can_be_left_out(tmp_path, monkeypatch):

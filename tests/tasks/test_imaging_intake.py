@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dolls
+import imaging_sources as synthetic
 from clinrl import artifacts, paths
 from clinrl.artifacts import canonical_json
 from clinrl.data import dataset, validate
@@ -17,7 +18,7 @@ from clinrl.errors import DataError
 from clinrl.evaluation import evaluate
 from clinrl.tasks import importing, json_reader
 from clinrl.tasks.base import get_task, is_sound_id
-from clinrl.tasks.imaging import imported, intake, synthetic
+from clinrl.tasks.imaging import imported, intake
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import with_evidence
 from clinrl.tasks.imaging.intake import recognise
@@ -638,6 +639,6 @@ def test_the_writer_prints_its_path_and_help_has_examples(tmp_path, capsys):
     assert (tmp_path / "appropriateness.csv").read_bytes().startswith(synthetic.MARK)
     with pytest.raises(SystemExit):
         synthetic.main(["--help"])
-    assert "python -m clinrl.tasks.imaging.synthetic /tmp/imaging --rows 2000" in capsys.readouterr().out
+    assert "python tests/imaging_sources.py /tmp/imaging --rows 2000" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         synthetic.main([str(tmp_path), "--rows", "0"])

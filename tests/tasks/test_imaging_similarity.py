@@ -127,6 +127,18 @@ def test_contradictions_are_seen_in_both_directions(a, b):
     assert cues.agree(cues.of(a), cues.of(a))
 
 
+@pytest.mark.parametrize(
+    ("sentence", "axis", "side"),
+    [
+        ("CT does not show a stone well here.", "yield", "poor"),
+        ("CT does not show a stone badly here.", "yield", "good"),
+        ("Study [1] does not support this.", "stance", "against"),
+    ],
+)
+def test_a_negation_turns_a_side_into_its_opposite(sentence, axis, side):
+    assert cues.of(sentence).sides == {axis: {side}}
+
+
 @given(st.text(), st.text())
 def test_agreement_is_symmetric_and_everything_agrees_with_itself(a, b):
     assert cues.agree(cues.of(a), cues.of(b)) == cues.agree(cues.of(b), cues.of(a))

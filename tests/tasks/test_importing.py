@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dolls
+import esi_sources as synthetic
 import sown
 from clinrl import artifacts, paths
 from clinrl.config.params import Params
@@ -20,7 +21,6 @@ from clinrl.provenance import stages
 from clinrl.reports.render import render
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
-from clinrl.tasks.esi import synthetic
 from clinrl.tasks.esi.imported import fields
 from clinrl.tasks.importing import (
     check_apart,

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy
+from numpy.random import Generator
 from pydantic import Field
 
 from clinrl.intervals import LEVEL, no_better, wilson
 from clinrl.types import Estimate, Strict
 
 if TYPE_CHECKING:
-    from numpy.random import Generator
-
     from clinrl.config.change_plan import ChangePlan
 
 SHARED = 0.75
@@ -25,29 +25,19 @@ SHARED = 0.75
 cases, and whose modes agree in 98.4%."""
 POINT = 0.01
 
-Gains = Callable[["Generator", int, int], Any]
+Gains = Callable[[Generator, int, int], Any]
 """By how much the draft of each week, a row, is better than the champion of each life, a column: a share of cases."""
 
 
 def _always(gain: float) -> Gains:
-    def gains(_: "Generator", weeks: int, lives: int) -> Any:
-        import numpy
-
-        return numpy.full((weeks, lives), gain)
-
-    return gains
+    return lambda _, weeks, lives: numpy.full((weeks, lives), gain)
 
 
 def _once(gain: float) -> Gains:
-    def gains(generator: "Generator", weeks: int, lives: int) -> Any:
-        import numpy
-
-        return gain * (numpy.arange(weeks)[:, None] == generator.integers(0, weeks, lives))
-
-    return gains
+    return lambda generator, weeks, lives: gain * (numpy.arange(weeks)[:, None] == generator.integers(0, weeks, lives))
 
 
-def _mixed(generator: "Generator", weeks: int, lives: int) -> Any:
+def _mixed(generator: Generator, weeks: int, lives: int) -> Any:
     return generator.choice([-1.0, -0.5, 0.0, 0.5, 1.0], size=(weeks, lives)) * POINT
 
 
@@ -120,7 +110,6 @@ class _Rule:
 
     def passes(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
         """Which drafts are promoted, and for which the exam was looked at; one of each life."""
-        import numpy
         from scipy.stats import norm
 
         gained, squares = exam.mean_gain()
@@ -133,8 +122,6 @@ class _Even(_Rule):
     level: float
 
     def passes(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
-        import numpy
-
         p = exam.p()
         return p <= self.level, numpy.ones(len(p), bool)
 
@@ -143,14 +130,10 @@ class _Planned(_Rule):
     """The screen, the test and the account of a change plan, as `clinrl.release` has them, for many lives at once."""
 
     def __init__(self, plan: "ChangePlan", lives: int) -> None:
-        import numpy
-
         self.plan = plan
         self.left, self.looks = numpy.full(lives, plan.budget.alpha), numpy.zeros(lives, int)
 
     def passes(self, exam: "_Drafts", mine: "_Drafts") -> tuple[Any, Any]:
-        import numpy
-
         looked = (mine.p() <= self.plan.protocol.screen) & (self.looks < self.plan.budget.looks)
         level = self.plan.budget.spend * self.left
         passed = looked & (exam.p() <= level)
@@ -172,8 +155,6 @@ class _Drafts:
 
     def p(self) -> Any:
         """The larger one-sided p of both modes: better in both is what a plan asks for."""
-        import numpy
-
         r, b = self.repaired, self.broken
         return numpy.maximum(*(no_better(r[0] + r[mode], b[0] + b[mode]) for mode in (1, 2)))
 
@@ -188,7 +169,7 @@ class _Drafts:
 class _Cases:
     """One set of cases in every life: which the champion gets wrong. Rows as in `_Drafts`."""
 
-    def __init__(self, world: World, generator: "Generator") -> None:
+    def __init__(self, world: World, generator: Generator) -> None:
         once, both = world.wrong * (1 - SHARED), world.wrong * SHARED
         shares = [both, once, once, 1 - both - 2 * once]
         self.generator, self.cases = generator, world.cases
@@ -196,22 +177,16 @@ class _Cases:
 
     def drafts(self, repairs: Any, breaks: Any) -> _Drafts:
         """Drafts that repair this share of what is wrong, and break this share of what is right in both modes."""
-        import numpy
-
         right = self.cases - self.wrong.sum(axis=0)
         broken = [self.generator.binomial(right, breaks * share) for share in (SHARED, 1 - SHARED, 1 - SHARED)]
         return _Drafts(self.cases, self.generator.binomial(self.wrong, repairs), numpy.array(broken))
 
     def promote(self, passed: Any, drafts: _Drafts) -> None:
         """Let drafts that passed be champion."""
-        import numpy
-
         self.wrong = numpy.where(passed, self.wrong - drafts.repaired + drafts.broken, self.wrong)
 
 
 def _live(world: World, number: int, scenario: str, name: RuleName, rule: _Rule) -> Row:
-    import numpy
-
     # Streams of their own, so that all rules meet the same drafts for as long as they promote the same.
     planned, exam_draws, mine_draws = (numpy.random.default_rng([world.seed, number, stream]) for stream in range(3))
     gains = SCENARIOS[scenario](planned, world.weeks, world.lives)

@@ -123,7 +123,7 @@ INSPECT = {
         "date, stale, missing, or unknown. A table on a terminal, tab-separated otherwise. --graph draws versions "
         "and merges as a tree, with the first stage that is not up to date and how the gate decided.",
         examples="clinrl plan\nclinrl plan --graph esi\nclinrl plan esi-v46 --json\nclinrl plan | cut -f 1,2,12",
-        runs="cli.plan_command:plan",
+        runs="cli.registry_commands:plan",
         arguments=(
             arg("version", metavar="VERSION", nargs="?", help="only this version and its ancestors"),
             arg("--graph", metavar="TASK", nargs="?", const="", help="draw the versions of TASK, or all, as a tree"),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from clinrl.cli.names import check_name
 from clinrl.cli.stage_commands import make
 from clinrl.config.model import MERGED
 from clinrl.config.params import Params
-from clinrl.errors import ParamsError
+from clinrl.errors import ParamsError, Refused
 from clinrl.evaluation import notebook
 from clinrl.evaluation.answers import HISTORY
+from clinrl.pipeline import plan as plans
 from clinrl.pipeline import propose as drafts
 from clinrl.registry import versions as registry
+from clinrl.release import audit_log, promotion
 from clinrl.release import lineage as lineages
-from clinrl.release import promotion
 from clinrl.reports import numbers
 from clinrl.reports.tables import show
 from clinrl.signing.approval import check_token, sign_approval
@@ -199,6 +201,28 @@ def lineage(params: Params, name: str, *, as_json: bool = False) -> int:
     for link in broken:
         print(f"clinrl: {link.version}, {link.link}: {link.says}", file=sys.stderr)
     return 1 if broken else 0
+
+
+def plan(params: Params, version: str | None = None, *, graph: str | None = None, as_json: bool = False) -> None:
+    """Print the plan of a version's lineage or of all, or with `graph` the tree of a task; of each if that is empty.
+
+    Raises ParamsError for an unknown version or task.
+    """
+    if graph is None:
+        plans.stage(params, version, as_json=as_json)
+    elif version or as_json:
+        raise ParamsError("--graph draws the tree of a task; leave the version and --json out")
+    else:
+        plans.draw(params, graph, gates=_gate_verdicts())
+
+
+def _gate_verdicts() -> dict[str, str]:
+    """How the last decision on each version ended, as far as there is an audit file that can be read."""
+    with suppress(Refused):
+        entries = audit_log.read(paths.audit_log()) if paths.audit_log().exists() else []
+        decisions = [entry.body for entry in entries if entry.kind == "decision"]
+        return {body["candidate"]: "passed" if body["promote"] else "refused" for body in decisions}
+    return {}
 
 
 def _show(*entries: registry.Entry, as_json: bool = False) -> None:

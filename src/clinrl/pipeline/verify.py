@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from clinrl import paths
-from clinrl.artifacts import identity, read_manifest, sha256_file
+from clinrl.artifacts import files_of, identity, read_manifest, sha256_file
 from clinrl.config.params import Params, load_params
 from clinrl.errors import ArtefactError, Refused
 from clinrl.provenance import dvc_yaml, lock, rebuilt
@@ -198,8 +198,7 @@ def _entry_digest(entry: Mapping[str, Any]) -> str:
 
 
 def _files(path: Path, name: str) -> dict[str, str]:
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    return {str(Path(name) / file.relative_to(path)): f"sha256:{sha256_file(file)}" for file in files}
+    return {str(Path(name) / file.relative_to(path)): f"sha256:{sha256_file(file)}" for file in files_of(path)}
 
 
 def _target(address: str, params: Params) -> str:

@@ -65,7 +65,7 @@ def release(params: Params) -> dict[str, Any]:
     models += [model for task in params.bases for model in _hub(params, task)]
     models = list({model["bom-ref"]: model for model in models}.values())
     sets = [_data(params, name, witness) for name in params.all_data]
-    mine = {"type": "application", "bom-ref": PROJECT, "name": PROJECT, "version": __version__, **_licences(LICENCE)}
+    mine = _component("application", PROJECT, PROJECT, LICENCE, {}, version=__version__)
     graph = _graph(libraries)
     graph[PROJECT] |= {model["bom-ref"] for model in [*models, *sets]}
     return _bill(mine, libraries, [*models, *sets], graph)
@@ -151,16 +151,11 @@ def _library(pin: pins.Pin) -> Component:
     """A library; the hashes are those of the files on the index that may be installed."""
     hashes = [{"alg": "SHA-256", "content": found} for found in pin.hashes]
     index = {"type": "distribution", "url": f"https://pypi.org/simple/{pin.name}/", "hashes": hashes}
-    made = {
-        "type": "machine-learning-model" if pin.name == ENCODER else "library",
-        "bom-ref": _purl(pin),
-        "name": pin.name,
-        "version": pin.version,
-        "purl": _purl(pin),
-        "externalReferences": [index],
-        **_licences(pin.licence),
-    }
-    return made | _properties({"marker": pin.marker})
+    return _component(
+        "machine-learning-model" if pin.name == ENCODER else "library",
+        _purl(pin), pin.name, pin.licence, {"marker": pin.marker},
+        version=pin.version, purl=_purl(pin), externalReferences=[index],
+    )  # fmt: skip
 
 
 def _with_dependencies(libraries: Iterable[pins.Pin], roots: Collection[str]) -> list[pins.Pin]:
@@ -204,17 +199,11 @@ def _embedded_base(params: Params, task: str) -> list[Component]:
 
 def _built_model(ref: str, name: str, spec: "Embedded", files: list[Component]) -> Component:
     (weights,) = (file["hashes"] for file in files if file["name"].endswith("model.safetensors"))
-    return {
-        "type": "machine-learning-model",
-        "bom-ref": ref,
-        "name": name,
-        "description": "Trained here from random weights, on text rendered from synthetic cases.",
-        "hashes": weights,
-        "components": files,
-        "modelCard": _card(spec.architecture, "self-supervised", []),
-        **_licences(LICENCE),
-        **_properties({"scale": "embedded", "seed": spec.seed, "steps": spec.steps}),
-    }
+    return _component(
+        "machine-learning-model", ref, name, LICENCE, {"scale": "embedded", "seed": spec.seed, "steps": spec.steps},
+        description="Trained here from random weights, on text rendered from synthetic cases.",
+        hashes=weights, components=files, modelCard=_card(spec.architecture, "self-supervised", []),
+    )  # fmt: skip
 
 
 def _hub(params: Params, task: str) -> list[Component]:
@@ -226,20 +215,14 @@ def _hub(params: Params, task: str) -> list[Component]:
     for model in models:
         revision = commits.get(model.repo, model.revision)
         ref = f"base/{task}" if model is spec and params.scale == "full" else f"hub/{model.repo}@{revision}"
-        made.append(
-            {
-                "type": "machine-learning-model",
-                "bom-ref": ref,
-                "name": model.repo,
-                "version": revision,
-                **({} if Path(model.repo).is_dir() else {"purl": f"pkg:huggingface/{model.repo}@{revision}"}),
-                "description": "Fetched from the Hugging Face hub at scale full; not part of the release.",
-                "scope": "required" if params.scale == "full" else "optional",
-                "modelCard": _card("", "self-supervised", []),
-                **(_licences(HUB_LICENCES[model.repo]) if model.repo in HUB_LICENCES else {}),
-                **_properties({"scale": "full"}),
-            }
-        )
+        address = {} if Path(model.repo).is_dir() else {"purl": f"pkg:huggingface/{model.repo}@{revision}"}
+        found = _component(
+            "machine-learning-model", ref, model.repo, HUB_LICENCES.get(model.repo, ""), {"scale": "full"},
+            description="Fetched from the Hugging Face hub at scale full; not part of the release.",
+            version=revision, scope="required" if params.scale == "full" else "optional",
+            modelCard=_card("", "self-supervised", []), **address,
+        )  # fmt: skip
+        made.append(found)
     return made
 
 
@@ -271,20 +254,18 @@ def _data(params: Params, name: str, witness: lock.Lock) -> Component:
     description = (
         "Synthetic cases, drawn from rules; about nobody." if is_drawn else "Records from elsewhere; never shipped."
     )
-    return {
-        "type": "data",
-        "bom-ref": f"data/{name}",
-        "name": name,
-        "description": description,
-        "data": [{"type": "dataset", "name": name, "classification": "synthetic" if is_drawn else "restricted"}],
-        **(_licences(LICENCE) if is_drawn else {}),
-        **_properties(settings | {"dvc:md5": _recorded_digest(witness, paths.cases(name))}),
-    }
+    classification = "synthetic" if is_drawn else "restricted"
+    return _component(
+        "data", f"data/{name}", name, LICENCE if is_drawn else "",
+        settings | {"dvc:md5": _recorded_digest(witness, paths.cases(name))},
+        description=description, data=[{"type": "dataset", "name": name, "classification": classification}],
+    )  # fmt: skip
 
 
 def _version(params: Params, name: str, witness: lock.Lock) -> Component:
     """An adapter or a merged model, and how it came to be."""
     folder = params.model(name).folder
+    about: dict[str, Any]
     if name in params.versions:
         spec = params.versions[name]
         how = "reinforcement-learning" if params.profiles[spec.profile].method == "grpo" else "supervised"
@@ -292,15 +273,9 @@ def _version(params: Params, name: str, witness: lock.Lock) -> Component:
         card = _card("", how, [spec.data])
     else:
         about, card = {"parts": ", ".join(params.parts(name))}, _card("", "", [])
-    return {
-        "type": "machine-learning-model",
-        "bom-ref": _ref(name),
-        "name": name,
-        "description": USE,
-        "modelCard": card,
-        **_licences(LICENCE),
-        **_properties({**about, "scale": params.scale, "dvc:md5": _recorded_digest(witness, folder)}),
-    }
+    about |= {"scale": params.scale, "dvc:md5": _recorded_digest(witness, folder)}
+    kind = "machine-learning-model"
+    return _component(kind, _ref(name), name, LICENCE, about, description=USE, modelCard=card)
 
 
 def _card(family: str, approach: str, data: Sequence[str]) -> dict[str, Any]:
@@ -339,15 +314,16 @@ def _recorded_digest(witness: lock.Lock, path: Path) -> str:
     return lock.outputs(witness).get(str(path), "")
 
 
-def _licences(licence: str) -> Component:
-    if " " in licence:
-        return {"licenses": [{"expression": licence}]}
-    return {"licenses": [{"license": {"name" if licence.startswith("LicenseRef-") else "id": licence}}]}
-
-
-def _properties(facts: Mapping[str, Any]) -> Component:
-    found = [{"name": f"{PROJECT}:{key}", "value": str(value)} for key, value in sorted(facts.items()) if value != ""]
-    return {"properties": found} if found else {}
+def _component(kind: str, ref: str, name: str, licence: str, properties: Mapping[str, Any], **facts: Any) -> Component:
+    """A component with its reference, its licence and its properties, those that are empty left out."""
+    made = {"type": kind, "bom-ref": ref, "name": name, **facts}
+    if licence:
+        named = {"license": {"name" if licence.startswith("LicenseRef-") else "id": licence}}
+        made["licenses"] = [{"expression": licence} if " " in licence else named]
+    kept = sorted((key, str(value)) for key, value in properties.items() if value != "")
+    if kept:
+        made["properties"] = [{"name": f"{PROJECT}:{key}", "value": value} for key, value in kept]
+    return made
 
 
 def _line(value: Any) -> str:

@@ -36,12 +36,8 @@ def statement(
     wholes = {path: {"dvcMd5": digest} for path, digest in outs.items()}
     each = {path: {"sha256": digest} for path, digest in files.items()}
     subjects = {path: wholes.get(path, {}) | each.get(path, {}) for path in sorted(wholes.keys() | each.keys())}
-    return {
-        "_type": dsse.STATEMENT,
-        "subject": [{"name": path, "digest": digest} for path, digest in subjects.items()],
-        "predicateType": PREDICATE,
-        "predicate": {"name": name, "commit": commit, "identity": identity, "equal": True},
-    }
+    claim = {"name": name, "commit": commit, "identity": identity, "equal": True}
+    return dsse.statement(PREDICATE, subjects, claim)
 
 
 def write(root: Path, claim: dict[str, Any], signer: "Signer") -> Path:
@@ -68,7 +64,7 @@ def count(params: Params, name: str, identity: str) -> list[str]:
             predicate = claim["predicate"]
             agrees = _outs(claim["subject"]).items() >= outs.items()
             about = (claim["predicateType"], predicate["name"], predicate["identity"], predicate["equal"])
-        except (SignatureError, OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        except (SignatureError, OSError, *dsse.MALFORMED):
             continue
         if agrees and about == (PREDICATE, name, identity, True):
             found.add(signer)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clinrl.artifacts import MANIFEST, sha256_file, write_json
+from clinrl.artifacts import MANIFEST, files_of, sha256_file, write_json
 from clinrl.errors import ArtefactError, Refused, SignatureError
 from clinrl.provenance import dvc_yaml
 from clinrl.provenance.dvc_yaml import ABSENT, Stage
@@ -63,7 +63,7 @@ def of_stages(addresses: Iterable[str]) -> list[tuple[str, dict[str, Any]]]:
             _, claim = dsse.open_envelope(envelope, ring)
             stage = claim["predicate"]["buildDefinition"]["externalParameters"]["stage"]
             subjects = {subject["name"]: subject["digest"].get("sha256") for subject in claim["subject"]}
-        except (SignatureError, ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        except (SignatureError, *dsse.MALFORMED) as error:
             why = str(error) if isinstance(error, SignatureError) else "it is no provenance"
             raise SignatureError(f"{path}: {why}; remove it, and the next run of {address} writes it again") from None
         if (claim["predicateType"], stage) != (PREDICATE, address):
@@ -83,19 +83,14 @@ def statement(stage: Stage) -> dict[str, Any]:
     if absent := [key for key, value in values.items() if value is ABSENT]:
         raise ArtefactError(f"{dvc_yaml.PIPELINE} names {absent[0]}, which params.yaml does not have")
     params = json.loads(json.dumps(values, default=str))  # keys that are numbers in YAML are text in JSON
-    return {
-        "_type": dsse.STATEMENT,
-        "subject": [subject for path in stage.outs for subject in _subjects(Path(path))],
-        "predicateType": PREDICATE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD,
-                "externalParameters": {"stage": stage.address, "command": stage.command, "params": params},
-                "resolvedDependencies": [used for path in stage.deps for used in _inputs(Path(path))],
-            },
-            "runDetails": {"builder": {"id": BUILDER}},
-        },
+    subjects = {name: digests for path in stage.outs for name, digests in _subjects(Path(path))}
+    used = [{"name": name, "digest": digests} for path in stage.deps for name, digests in _inputs(Path(path))]
+    build = {
+        "buildType": BUILD,
+        "externalParameters": {"stage": stage.address, "command": stage.command, "params": params},
+        "resolvedDependencies": used,
     }
+    return dsse.statement(PREDICATE, subjects, {"buildDefinition": build, "runDetails": {"builder": {"id": BUILDER}}})
 
 
 def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage | None:
@@ -110,30 +105,19 @@ def find(command: str, name: str, source: Path = Path("params.yaml")) -> Stage |
     return next((stage for stage in stages if command_of(stage.address) == (command, name)), None)
 
 
-def _subjects(path: Path) -> Iterator[dict[str, Any]]:
+def _subjects(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """An output with the digest that dvc.lock will record, and each file of it."""
     whole = {"dvcMd5": md5(path)}
-    if not path.is_dir():
-        yield _named_digest(path, whole | {"sha256": sha256_file(path)})
-        return
-    yield _named_digest(path, whole)
-    for file in _files(path):
-        yield _named_digest(file, {"sha256": sha256_file(file)})
+    if path.is_dir():
+        yield path.as_posix(), whole
+        whole = {}
+    yield from ((file.as_posix(), whole | {"sha256": sha256_file(file)}) for file in files_of(path))
 
 
-def _inputs(path: Path) -> Iterator[dict[str, Any]]:
+def _inputs(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """An input: a file, the manifest of a folder that names all its files, or else each of them."""
-    files = [path] if path.is_file() else [path / MANIFEST] if (path / MANIFEST).exists() else _files(path)
-    for file in files:
-        yield _named_digest(file, {"sha256": sha256_file(file)})
-
-
-def _named_digest(path: Path, digest: dict[str, str]) -> dict[str, Any]:
-    return {"name": path.as_posix(), "digest": digest}
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
+    for file in [path / MANIFEST] if (path / MANIFEST).exists() else files_of(path):
+        yield file.as_posix(), {"sha256": sha256_file(file)}
 
 
 def _holds(path: Path, claim: dict[str, Any]) -> bool:

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.analysis.alerts import stored as raised_in
 from clinrl.analysis.exam import EvalReport
-from clinrl.artifacts import (
-    MANIFEST,
-    canonical_json,
-    digest,
-    identity,
-    read_manifest,
-    sha256_file,
-    verified,
-)
+from clinrl.artifacts import MANIFEST, canonical_json, digest, files_of, identity, read_manifest, sha256_file, verified
 from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.config.recipes import SftProfile
@@ -282,7 +274,7 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
     sent = json.loads(run.data.tags.get(SENT, "{}"))
     current = dict(sent)
     for group, sources in groups.items():
-        files = {str(file): sha256_file(file) for source in sources for file in _files(source)}
+        files = {str(file): sha256_file(file) for source in sources for file in files_of(source)}
         if not files or sent.get(group) == digest(files)[:16]:
             continue
         for source in sources:
@@ -297,10 +289,6 @@ def _log_files(client: "MlflowClient", run: "Run", made: Recorded) -> None:
         current["card"] = digest(card)[:16]
     if current != sent:
         client.set_tag(run.info.run_id, SENT, canonical_json(current))
-
-
-def _files(source: Path) -> list[Path]:
-    return [path for path in (sorted(source.rglob("*")) if source.is_dir() else [source]) if path.is_file()]
 
 
 def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedModel":

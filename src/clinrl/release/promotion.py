@@ -102,6 +102,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
     if name in params.merges.folds:
         version = params.merges.folds[name].version
         rivals[version] = answers(version, paths.graded(version))
+    moved = _last_line(model.registered, _lines(params))
     return gate.decide(
         model.task,
         params.gates[task],
@@ -112,7 +113,7 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         model=model.registered,
         digest=digest,
         champion=(champion.name, champion.digest) if champion else (None, None),
-        moved=_last_move(model.registered, _lines(params)),
+        moved=moved.digest if moved else None,
         rebuilders=rebuilt.count(params, name, digest) if params.gates[task].rebuilt else (),
         protocol=plan.protocol if plan else None,
         look=look,
@@ -161,7 +162,11 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         answers = artifacts.identity(artifacts.read_manifest(paths.graded(name)))
         body = {"model": model, **_name(entry), "decision": decision.digest, "approver": approver, "answers": answers}
         body |= {"approved": about, "approval": dict(approval)}
-        _write(params, "approval", body, unless=lambda lines: _last_about(model, lines) == body)
+
+        def is_recorded(lines: Sequence[audit_log.Entry]) -> bool:
+            return (last := _last_line(model, lines, "approval")) is not None and last.body == body
+
+        _write(params, "approval", body, unless=is_recorded)
         versions.tag(entry, {"approver": approver, "decision": decision.digest, "gate": "passed"})
         _keep_answers(name, entry.digest)
         if before is not None:
@@ -211,12 +216,12 @@ def settle(params: Params, name: str) -> Entry | None:
 def _complete(params: Params, entry: Entry) -> Entry:
     """The champion, after what a kill may have left out: its line in the audit file, and that it is no candidate."""
     model, lines = entry.model, _lines(params)
-    last = _last_line(model, lines)
+    last = _last_line(model, lines, "approval")
     # Of a registry that was lost, the audit file knows the champion already: the new approval needs its promotion too.
     if last is not None and last.kind == "approval" and last.body["digest"] == entry.digest:
 
         def is_recorded(now: Sequence[audit_log.Entry]) -> bool:
-            after = _last_line(model, now)
+            after = _last_line(model, now, "approval")
             return after is not None and after.kind != "approval" and recorded_champion(model, now) == entry.digest
 
         _write(params, "promotion", last.body, unless=is_recorded)
@@ -250,7 +255,8 @@ def rollback(params: Params, model: str, *, approver: str) -> Entry:
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
         lines = _lines(params)
-        if (_last_about(model, lines) or {}).get("digest") == now.digest:  # a promotion, perhaps cut short at its end
+        last = _last_line(model, lines, "approval")
+        if last is not None and last.body.get("digest") == now.digest:  # a promotion, perhaps cut short at its end
             now = _complete(params, now)
             lines = _lines(params)
         recorded = recorded_champion(model, lines)
@@ -318,20 +324,9 @@ def _write(params: Params, kind: audit_log.Kind, body: dict[str, Any], **how: An
     audit_log.append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
 
 
-def _last_about(model: str, lines: Sequence[audit_log.Entry]) -> dict[str, Any] | None:
-    """What the last line says that moved, or was to move, the champion's name of a model."""
-    last = _last_line(model, lines)
-    return None if last is None else last.body
-
-
-def _last_move(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
-    """Digest of the line that tells of the last promotion or rollback of a model; None before the first."""
-    moves = ("promotion", "rollback")
-    return next((line.digest for line in reversed(lines) if line.kind in moves and line.body["model"] == model), None)
-
-
-def _last_line(model: str, lines: Sequence[audit_log.Entry]) -> audit_log.Entry | None:
-    kinds = ("approval", "promotion", "rollback")
+def _last_line(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.Kind) -> audit_log.Entry | None:
+    """The last line that moved the champion's name of a model; with the kind `approval`, or was to move it."""
+    kinds = (*before, "promotion", "rollback")
     return next((line for line in reversed(lines) if line.kind in kinds and line.body["model"] == model), None)
 
 

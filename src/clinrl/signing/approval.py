@@ -28,12 +28,7 @@ def statement(decision: str, approver: str) -> dict[str, Any]:
         raise SignatureError(
             "a decision is approved by its digest, 64 characters of 0-9 and a-f; `clinrl decide NAME` prints it"
         )
-    return {
-        "_type": dsse.STATEMENT,
-        "subject": [{"name": "decision", "digest": {"sha256": decision}}],
-        "predicateType": PREDICATE,
-        "predicate": {"approver": approver},
-    }
+    return dsse.statement(PREDICATE, {"decision": {"sha256": decision}}, {"approver": approver})
 
 
 def token(decision: str, approver: str, signer: "Signer") -> str:

@@ -15,7 +15,19 @@ from clinrl_loader import opened as read
 if TYPE_CHECKING:
     from clinrl.signing.keys import Key, Signer
 
-__all__ = ["LARGEST", "PAYLOAD_TYPE", "STATEMENT", "envelope", "make_envelope", "open_envelope", "pae", "signed_bytes"]
+__all__ = [
+    "LARGEST", "MALFORMED", "PAYLOAD_TYPE", "STATEMENT", "envelope", "make_envelope", "open_envelope", "pae",
+    "signed_bytes", "statement",
+]  # fmt: skip
+
+MALFORMED = (ValueError, RecursionError, LookupError, TypeError, AttributeError)
+"""What reading an envelope from a file, or a key of its statement, raises where it is of another form."""
+
+
+def statement(kind: str, digests: Mapping[str, Mapping[str, str]], predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """An in-toto statement: a predicate of a kind about subjects, each with its digests, in their order."""
+    subjects = [{"name": name, "digest": {**found}} for name, found in digests.items()]
+    return {"_type": STATEMENT, "subject": subjects, "predicateType": kind, "predicate": {**predicate}}
 
 
 def signed_bytes(statement: Mapping[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import FORM, Task
 from clinrl.tasks.esi import answer, metrics, rewards, triggers
 from clinrl.tasks.esi.cases import MIXES, EsiCase, cases, pool_of, retold
 from clinrl.tasks.esi.complaints import HELD_OUT
@@ -59,6 +59,10 @@ POLICIES = lazy_policies(
 """Ways to answer without reading, and the mediocre reader."""
 
 
+_RESOURCE_RULES = ("resources_none", "resources_one", "resources_many")
+_LEVEL_IN_TEXT = r"(?i)\bESI\b|\blevel [1-5]\b|\bANSWER\b"
+
+
 def _within(column: str, of: str = "all") -> Expect:
     low, high = BOUNDS[column]
     return expect("ExpectColumnValuesToBeBetween", column, of=of, min_value=low, max_value=high)
@@ -74,26 +78,10 @@ class Esi(Task):
     labels = LEVELS
     metrics = metrics.METRICS
     reporting = Reporting(
-        headline=(
-            "critical_under",
-            "exact",
-            "adjacent",
-            "dangerous",
-            "high_risk_sensitivity",
-            "kappa",
-            "no_parse",
-            "clipped",
-        ),
+        headline=("critical_under", "exact", "adjacent", "dangerous", "high_risk_sensitivity", "kappa", *FORM),
         row_metrics=("exact", "critical_under", "adjacent", "dangerous"),
         external=(
-            "exact",
-            "adjacent",
-            "under_triage",
-            "over_triage",
-            "critical_under",
-            "dangerous",
-            "kappa",
-            "no_parse",
+            "exact", "adjacent", "under_triage", "over_triage", "critical_under", "dangerous", "kappa", FORM[0],
         ),
         approval=("exact", "critical_under", "dangerous"),
         slices=MappingProxyType(
@@ -113,7 +101,7 @@ class Esi(Task):
             }
         ),
         clauses=lambda case: clauses(case.facts.narrative),
-    )
+    )  # fmt: skip
     safety = Safety(metric="critical_under", errors="critical patients under-triaged", answer="level")
     ordered = Ordered(answers=LEVELS, prefix="ANSWER: ESI ", under="under_triage", over="over_triage")
     improvement = Improvement(
@@ -136,30 +124,13 @@ class Esi(Task):
         expectations=(
             expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^esi-[0-9a-f]{16}$"),
             expect("ExpectColumnValuesToBeInSet", "level", value_set=list(LEVELS)),
-            expect(
-                "ExpectColumnValuesToBeInSet",
-                "rule",
-                of="drawn",
-                value_set=[*RULE_IDS, "resources_none", "resources_one", "resources_many"],
-            ),
+            expect("ExpectColumnValuesToBeInSet", "rule", of="drawn", value_set=[*RULE_IDS, *_RESOURCE_RULES]),
             expect("ExpectColumnValuesToBeInSet", "rule", of="imported", value_set=[RULE]),
-            _within("age_years"),
-            _within("hr_bpm"),
-            _within("rr_bpm"),
-            _within("spo2_pct"),
-            _within("sbp_mmhg"),
-            _within("dbp_mmhg", of="imported"),
-            _within("temp_c"),
-            _within("pain"),
+            *(_within(column, of="imported" if column == "dbp_mmhg" else "all") for column in BOUNDS),
             expect("ExpectColumnValuesToBeBetween", "pulse_pressure_mmhg", min_value=MIN_PULSE_PRESSURE_MMHG),
             expect("ExpectColumnValueLengthsToBeBetween", "narrative", of="drawn", min_value=20, max_value=1200),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", regex=r"[\x00-\x1f\x7f]"),
-            expect(
-                "ExpectColumnValuesToNotMatchRegex",
-                "narrative",
-                of="drawn",
-                regex=r"(?i)\bESI\b|\blevel [1-5]\b|\bANSWER\b",
-            ),
+            expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="drawn", regex=_LEVEL_IN_TEXT),
             expect("ExpectColumnValuesToNotMatchRegex", "narrative", of="imported", regex=NAMES_A_LEVEL),
             expect(
                 "ExpectColumnValuesToBeBetween",
@@ -211,14 +182,7 @@ class Esi(Task):
             "narrative": case.facts.narrative,
             "level": case.key.level,
             "rule": case.key.rule,
-            "age_years": p.age_years,
-            "hr_bpm": p.hr_bpm,
-            "rr_bpm": p.rr_bpm,
-            "spo2_pct": p.spo2_pct,
-            "sbp_mmhg": p.sbp_mmhg,
-            "dbp_mmhg": p.dbp_mmhg,
-            "temp_c": p.temp_c,
-            "pain": p.pain,
+            **{column: getattr(p, column) for column in BOUNDS},
             "pulse_pressure_mmhg": None if p.sbp_mmhg is None or p.dbp_mmhg is None else p.sbp_mmhg - p.dbp_mmhg,
             "has_missing_vital": missing,
             "has_done_intervention": case.key.rule == "done_intervention",

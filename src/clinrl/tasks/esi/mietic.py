@@ -29,24 +29,6 @@ VALIDATION: Final = "mietic-validation"
 INSTRUCTIONS: Final = "mietic"
 
 USED: Final = ("subject_id", "stay_id", "acuity", "tiragecase", "final_decision")
-AFTER_TRIAGE: Final = (
-    "gender", "age", "arrival_transport", "temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain",
-    "chiefcomplaint",
-)  # fmt: skip
-"""Known at triage, but deliberately unlike the narrative in places: not read."""
-LEAKS: Final = (
-    "hadm_id", "intime", "outtime", "race", "disposition",
-    "invasive_ventilation", "invasive_ventilation_beyond_1h", "non_invasive_ventilation", "transfer2surgeryin1h",
-    "transfer_to_surgery_beyond_1h", "transfer_to_icu_in_1h", "transfer_to_icu_beyond_1h", "transfer_within_1h",
-    "transfer_beyond_1h", "expired_within_1h", "expired_beyond_1h", "tier1_med_usage_1h", "tier1_med_usage_beyond_1h",
-    "tier2_med_usage", "tier3_med_usage", "tier4_med_usage", "critical_procedure", "psychotropic_med_within_120min",
-    "transfusion_within_1h", "transfusion_beyond_1h", "red_cell_order_more_than_1", "intraosseous_line_placed",
-    "lab_event_count", "microbio_event_count", "exam_count", "intravenous_fluids", "intravenous", "intramuscular",
-    "nebulized_medications", "oral_medications", "consults_count", "procedure_count", "resources_used",
-    "expert_1_opinion", "expert_2_opinion", "expert_3_opinion",
-)  # fmt: skip
-"""What happened after triage and what reviewers said of it: never read."""
-
 ASKED: Final = ("instruction", "input", "output")
 
 SHARES: Final = {"train": 80, "mine": 20}

@@ -1,7 +1,8 @@
 """MIMIC-IV-ED as cases: one triage row, joined to its stay and its patient, rendered as a short note.
 
 Only what is known at the triage desk is told: age, sex, way of arrival, chief complaint, vital signs and pain. The
-level is the one that the triage nurse gave.
+level is the one that the triage nurse gave. What is known after triage, or may not decide it, is never read; of
+`intime` the year alone is, for the age.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,9 +43,6 @@ VITALS: Final = {
 """Whole-numbered signs: the field of a case, and its column."""
 STAYS: Final = ("subject_id", "stay_id", "intime", "gender", "arrival_transport")
 PATIENTS: Final = ("subject_id", "anchor_age", "anchor_year")
-
-LEAKS: Final = frozenset({"hadm_id", "outtime", "race", "disposition", "dod", "anchor_year_group"})
-"""What is known after triage, or may not decide it: never read. Of `intime` the year alone is, for the age."""
 
 SHARES: Final[Mapping[Pool, int]] = {"train": 65, "mine": 15, "exam": 20}
 """Percentage of patients in each pool, by the hash of their subject_id."""

@@ -128,11 +128,11 @@ def _cells(rng: Random, record: Record) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a synthetic source; print its path."""
     parser = argparse.ArgumentParser(
-        prog="python -m clinrl.tasks.imaging.synthetic",
+        prog="python tests/imaging_sources.py",
         description="Writes a synthetic file in the published form of appropriateness records. Nothing is clinical.",
         epilog="examples:\n"
-        "  python -m clinrl.tasks.imaging.synthetic /tmp/imaging\n"
-        "  python -m clinrl.tasks.imaging.synthetic /tmp/imaging --rows 2000 --seed 3 --format csv",
+        "  python tests/imaging_sources.py /tmp/imaging\n"
+        "  python tests/imaging_sources.py /tmp/imaging --rows 2000 --seed 3 --format csv",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write; made if need be")

@@ -16,8 +16,28 @@ from typing import Final
 
 from clinrl.tasks.csv_reader import MARKS
 from clinrl.tasks.esi.cases import EsiCase, EsiKey, cases
-from clinrl.tasks.esi.mietic import ASKED, LEAKS
+from clinrl.tasks.esi.mietic import ASKED
 from clinrl.tasks.esi.rules import Presentation
+
+AFTER_TRIAGE: Final = (
+    "gender", "age", "arrival_transport", "temperature", "heartrate", "resprate", "o2sat", "sbp", "dbp", "pain",
+    "chiefcomplaint",
+)  # fmt: skip
+"""Known at triage, but deliberately unlike the narrative in places: not read."""
+LEAKS: Final = (
+    "hadm_id", "intime", "outtime", "race", "disposition",
+    "invasive_ventilation", "invasive_ventilation_beyond_1h", "non_invasive_ventilation", "transfer2surgeryin1h",
+    "transfer_to_surgery_beyond_1h", "transfer_to_icu_in_1h", "transfer_to_icu_beyond_1h", "transfer_within_1h",
+    "transfer_beyond_1h", "expired_within_1h", "expired_beyond_1h", "tier1_med_usage_1h", "tier1_med_usage_beyond_1h",
+    "tier2_med_usage", "tier3_med_usage", "tier4_med_usage", "critical_procedure", "psychotropic_med_within_120min",
+    "transfusion_within_1h", "transfusion_beyond_1h", "red_cell_order_more_than_1", "intraosseous_line_placed",
+    "lab_event_count", "microbio_event_count", "exam_count", "intravenous_fluids", "intravenous", "intramuscular",
+    "nebulized_medications", "oral_medications", "consults_count", "procedure_count", "resources_used",
+    "expert_1_opinion", "expert_2_opinion", "expert_3_opinion",
+)  # fmt: skip
+"""What happened after triage and what reviewers said of it: never read."""
+MIMIC_LEAKS: Final = frozenset({"hadm_id", "outtime", "race", "disposition", "dod", "anchor_year_group"})
+"""What is known after triage, or may not decide it: never read."""
 
 KINDS: Final = ("mietic-validation", "mietic", "mimic-iv-ed")
 
@@ -206,12 +226,12 @@ MAKERS: Final = {"mietic-validation": mietic_validation, "mietic": mietic, "mimi
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a synthetic source; print the paths."""
     parser = argparse.ArgumentParser(
-        prog="python -m clinrl.tasks.esi.synthetic",
+        prog="python tests/esi_sources.py",
         description="Writes synthetic files in the published form of a triage data set. No row is about a person.",
         epilog="examples:\n"
-        "  python -m clinrl.tasks.esi.synthetic mietic-validation /tmp/mietic\n"
-        "  python -m clinrl.tasks.esi.synthetic mietic /tmp/mietic --rows 500\n"
-        "  python -m clinrl.tasks.esi.synthetic mimic-iv-ed /tmp/mimic --rows 2000 --seed 3",
+        "  python tests/esi_sources.py mietic-validation /tmp/mietic\n"
+        "  python tests/esi_sources.py mietic /tmp/mietic --rows 500\n"
+        "  python tests/esi_sources.py mimic-iv-ed /tmp/mimic --rows 2000 --seed 3",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
