@@ -96,6 +96,7 @@ def serve(trainer: Any, engine: Engine, spec: Mapping[str, Any], folder: Path) -
     """Let an engine write what a trainer of GRPO learns from."""
     trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "server", -1
     trainer.vllm_importance_sampling_mode = CORRECTION
+    trainer.seed = spec["seed"]  # so that rows are numbered in their step
     trainer.vllm_generation = Served(engine, trainer, spec, folder)
 
 
