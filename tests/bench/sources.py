@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fold import peak
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import esi_sources as synthetic
 from clinrl.config.params import load_params
 from clinrl.config.schema import ImportSpec
