@@ -150,7 +150,7 @@ def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(pro
 
 def with_drafts(content: Any) -> None:
     """Mine data for v2, and a schedule that drafts."""
-    content["datasets"]["m1"] = {**content["datasets"]["x1"], "use": "mine", "mix": "reporting", "cases": 80}
+    content["datasets"]["m1"] = {**content["datasets"]["x1"], "use": "mine", "mix": "reporting", "cases": 320}
     content["mining"] = {"v2": {"task": "esi", "data": "m1"}}
     content["schedules"]["esi"]["draft"] = True
     content["plans"] = {
