@@ -211,7 +211,7 @@ def in_process() -> Iterator[None]:
     """Train in this process: one of its own takes longer to import what it needs than to train a doll."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with (
-        mock.patch.object(launch, "run_worker", lambda spec, _=(): worker.main([str(spec)])),
+        mock.patch.object(launch, "run_worker", lambda spec, **_: worker.main([str(spec)])),
         warnings.catch_warnings(),
     ):
         try:

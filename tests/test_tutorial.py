@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     home.mkdir(parents=True)
     (home / "__init__.py").write_text(block("python"), encoding="utf-8")
     monkeypatch.setattr(clinrl.tasks, "__path__", [*clinrl.tasks.__path__, str(home.parent)])
-    monkeypatch.setattr(launch, "run_worker", lambda spec, _=(): worker.main([str(spec)]))
+    monkeypatch.setattr(launch, "run_worker", lambda spec, **_: worker.main([str(spec)]))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     folder = tmp_path / "project"

@@ -23,7 +23,7 @@ import ranks
 from clinrl import paths
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
-from clinrl.errors import Refused, TrainingError
+from clinrl.errors import Alarmed, Refused, TrainingError
 from clinrl.models import bases
 from clinrl.models.decoding import numbered
 from clinrl.runtime import worker_process
@@ -56,7 +56,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     base["full"] = {"repo": str(tmp_path / "checkpoint"), "revision": "main", "quantize": "none"}
     profiles = json.loads(json.dumps(dolls.PARAMS["profiles"]), object_hook=dolls._integer_keys)
     profiles["imitate"]["trainer"]["full"] |= {"steps": STEPS, "micro_batch": 1, "lr": 1.0e-4}
-    profiles["reward"]["trainer"]["full"] |= {"steps": 3, "held_out": {"cases": 4, "every": 2}}
+    profiles["reward"]["trainer"]["full"] |= {"steps": 6, "held_out": {"cases": 4, "every": 2}}
     own = {key: profiles["reward"][key] for key in ("modes", "lora", "stream", "reward")}
     profiles["sampled"] = own | {"method": "rejection", "trainer": dict.fromkeys(("embedded", "full"), SAMPLED)}
     profiles["reward"] |= {"placebo": "majority", "waiver": "A control."}
@@ -122,10 +122,10 @@ def rank(number: int) -> psutil.Process:
     raise AssertionError(f"there is no rank {number}")
 
 
-def wait_for_checkpoint(running: subprocess.Popen[str]) -> None:
+def wait_for_checkpoint(running: subprocess.Popen[str], version: str = "v1") -> None:
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and running.poll() is None:
-        if list(Path(".clinrl/checkpoints").glob("v1-*/trainer/checkpoint-*/complete.json")):
+        if list(Path(".clinrl/checkpoints").glob(f"{version}-*/trainer/checkpoint-*/complete.json")):
             return
         time.sleep(0.02)
     raise AssertionError(running.communicate()[1])
@@ -174,12 +174,15 @@ def test_a_worker_takes_the_place_that_the_launcher_gave_it_and_no_other_number_
         world.world_of({}, machine)
 
 
-def test_the_options_of_each_node() -> None:
-    assert world.torchrun(Machine(processes=8)) == ["--nproc-per-node=8"]
+def test_a_process_knows_its_place_and_where_it_meets_the_others() -> None:
+    alone = world.place(Machine(processes=8), 0, 3, "folder")
+    assert (alone["RANK"], alone["LOCAL_RANK"], alone["WORLD_SIZE"]) == ("3", "3", "8")
+    assert (alone[world.MEETING], alone["GLOO_SOCKET_IFNAME"], "MASTER_ADDR" in alone) == ("folder/store", "lo", False)
     machine = Machine(processes=8, nodes=2, address="10.0.0.1:29500")
-    assert world.torchrun(machine, 1) == [
-        "--nproc-per-node=8", "--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29500",
-    ]  # fmt: skip
+    assert world.place(machine, 1, 3, "folder") == {
+        "RANK": "11", "LOCAL_RANK": "3", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE"])
@@ -230,7 +233,8 @@ def test_a_status_does_not_stay_running_when_the_trainer_was_killed(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("version", "path"), [("v1", "stock"), ("v1", "shared"), ("v3", "stock"), ("v3", "shared"), ("v4", "stock")]
+    ("version", "path"),
+    [("v1", "stock"), ("v1", "shared"), ("v3", "stock"), ("v3", "shared"), ("v4", "stock"), ("v4", "shared")],
 )
 def test_two_processes_make_the_adapter_of_one(project: Params, version: str, path: str) -> None:
     project = by_path(project, version, path)
@@ -241,7 +245,7 @@ def test_two_processes_make_the_adapter_of_one(project: Params, version: str, pa
     assert gap(weights, others) < 1e-6
     if path == "shared":  # gradient checkpointing keeps no cache, so what is left out are dead rows
         used = json.loads(Path("before/loss_path.json").read_text())["used"]
-        assert used == {"v1": "shared", "v3": "live"}[version]
+        assert used == {"v1": "shared", "v3": "live", "v4": "shared"}[version]
     assert [line["step"] for line in told] == [line["step"] for line in history]
     for name in ["num_tokens", *(["reward", "groups/all_right", "answer/1"] if version == "v3" else [])]:
         assert [line[name] for line in told] == [line[name] for line in history]
@@ -293,10 +297,10 @@ def test_two_nodes_make_the_adapter_of_one_process(project: Params) -> None:
     Path("machine.yaml").write_text(f"nodes: 2\naddress: 127.0.0.1:{port}\ntry_anyway: true\n")
     first = begin("v3")
     said = next(line for line in first.stderr or () if "another node joins by" in line)
-    join = shlex.split(said.split("`")[1])
-    assert join[0] == "torchrun"
+    python, *join = shlex.split(said.split("`")[1])
+    assert python == "python"
     second = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *join[1:]],
+        [sys.executable, *join],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     _, errors = first.communicate()
@@ -305,17 +309,55 @@ def test_two_nodes_make_the_adapter_of_one_process(project: Params) -> None:
 
 
 @pytest.mark.slow
-def test_a_request_to_stop_ends_all_at_one_step(project: Params) -> None:
+@pytest.mark.parametrize("version", ["v1", "v3"])
+def test_a_request_to_stop_ends_all_at_one_step_and_one_process_goes_on(project: Params, version: str) -> None:
+    project = by_path(project, version, "shared")
+    weights, _ = by_one(project, version)
     processes(2)
-    running = begin("v1")
-    wait_for_checkpoint(running)
+    running = begin(version)
+    wait_for_checkpoint(running, version)
     running.send_signal(signal.SIGTERM)
     _, errors = running.communicate()
     assert running.returncode == 3, errors
-    assert "training of v1 was stopped; the same command continues" in errors
+    assert f"training of {version} was stopped; the same command continues" in errors
     found = state()
     assert found["state"] == "stopped"
-    assert list(Path(".clinrl/checkpoints").glob(f"v1-*/trainer/checkpoint-{found['step']}/complete.json"))
+    assert list(Path(".clinrl/checkpoints").glob(f"{version}-*/trainer/checkpoint-{found['step']}/complete.json"))
+    assert gap(weights, by_one(project, version)[0]) < 1e-6
+
+
+@pytest.mark.slow
+def test_an_alarm_of_process_0_ends_all(project: Params) -> None:
+    tree = YAML(typ="safe").load(Path("params.yaml"))
+    reward = tree["profiles"]["reward"]
+    del reward["waiver"], reward["placebo"]
+    reward["trainer"]["full"]["on_alarm"] = "stop"
+    YAML(typ="safe").dump(tree, Path("params.yaml"))
+    processes(2)
+    with pytest.raises(Alarmed, match=r"training of v3 failed: stopped at step \d+ of \d+ \(no_parse\)"):
+        launch.stage(load_params(), "v3")
+    assert state()["state"] == "failed"
+
+
+@pytest.mark.slow
+def test_nobody_from_outside_can_reach_them_and_none_is_left_when_their_parent_is_killed(project: Params) -> None:
+    processes(2)
+    running = begin("v1")
+    wait_for_checkpoint(running)
+    workers = [rank(0), rank(1)]
+    family = psutil.Process(running.pid).children(recursive=True)
+    assert {one.pid for one in workers} < {one.pid for one in family}
+    addresses = {
+        found.laddr.ip
+        for one in family
+        for found in one.net_connections(kind="inet")
+        if found.status == psutil.CONN_LISTEN
+    }
+    assert addresses <= {"127.0.0.1", "::1"}
+    running.kill()
+    running.communicate()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
 
 
 @pytest.mark.slow

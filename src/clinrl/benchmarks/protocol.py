@@ -86,9 +86,10 @@ def stage(params: Params, name: str) -> None:
         exam = [run.cases[place] for place in places]
         sampler = open_sampler(params, model)
         head = head.model_copy(update={"sampler": dict(sampler.identity)})
-        examined = read_manifest(paths.graded(name)).spec.get("sampler", {})
-        for other, theirs in ((f"{name} as examined", examined), *([(before.name, before.sampler)] if before else [])):
-            same_sampler(name, head.sampler, other, theirs)
+        of_exam = read_manifest(paths.graded(name)).spec.get("sampler", {})
+        same_sampler(name, head.sampler, f"{name} as examined", of_exam)
+        if before:
+            same_sampler(name, head.sampler, before.name, before.sampler)
         played, sampled = _sample(params, model, sampler, spec.temperature, drawn, exam)
         report = report_of(head, task, before, list(drawn.values()), played, exam, sampled | kept)
         write_json(target, report.model_dump(mode="json"))

@@ -107,20 +107,15 @@ class Machine(Section):
                 f"{FILE}: {self.world} processes cannot share the {sequences} rows of a training step evenly; "
                 f"take a divisor of {sequences}"
             )
-        if self.micro_batch is not None and trainer.get("loss_type") != "bnpo":
-            return max(rows for rows in range(1, share + 1) if share % rows == 0 and rows <= self.micro_batch)
+        if trainer.get("loss_type") != "bnpo":
+            most = self.micro_batch or own
+            return most and max(rows for rows in range(1, share + 1) if share % rows == 0 and rows <= most)
         if own and share % own:
             raise ParamsError(
-                f"{FILE}: {self.world} processes with {own} rows at once do not divide the {sequences} rows of a "
-                f"training step; {self._advice(trainer, share)}"
+                f"{FILE}: {self.world} processes have {share} rows of a training step each, which {own} rows at once "
+                "do not divide; take fewer processes, since the loss bnpo depends on the rows at once"
             )
         return own
-
-    @staticmethod
-    def _advice(trainer: dict[str, Any], share: int) -> str:
-        if trainer.get("loss_type") == "bnpo":
-            return "take fewer processes, since the loss bnpo depends on the rows at once"
-        return f"set micro_batch to {share}, or take fewer processes"
 
 
 def read_machine(path: Path = Path(FILE)) -> Machine:

@@ -239,6 +239,7 @@ def _training(
     keeps = task.episodes is not None and trainer.generation_path == SHARED
     together = share if is_grpo else MAX_TOKENS // (prompt + written)
     at_most = min(HELD_OUT_TOKENS, tokens or HELD_OUT_TOKENS, LOGITS_TOGETHER // policy.vocab)
+    sampled = 0 if isinstance(profile, SftProfile) else fields["prompts"] * fields["group"] // world
     return Training(
         method=profile.method,
         steps=trainer.steps,
@@ -246,11 +247,7 @@ def _training(
         micro=micro,
         prompts=max(1, micro // fields["group"]) if shares else micro,
         written=written,
-        sampled=0
-        if isinstance(profile, SftProfile)
-        else share
-        if is_grpo
-        else fields["prompts"] * fields["group"] // world,
+        sampled=sampled,
         together=together if keeps else _rows(together, prompt + written, tokens),
         reads=task.episodes.turns if task.episodes is not None and not keeps else 1,
         beta=fields.get("beta", 0.0),

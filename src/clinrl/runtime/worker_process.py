@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -22,16 +22,16 @@ LAST_METRICS_S = 3
 """Seconds that the end of a training waits for its last live metrics; `clinrl register` fills in the others."""
 
 
-def run_worker(spec: Path, torchrun: Sequence[str] = ()) -> int:
+def run_worker(spec: Path, *, several: bool = False) -> int:
     """Run the worker in a session of its own and return its exit code; ask it to stop on SIGINT, SIGTERM and SIGHUP.
 
     A second signal kills the worker's whole group. The worker dies with this process, however this process ends. With
-    options of torchrun, that starts several workers, and the code is that of the first which failed.
+    `several`, so many as the spec says are started on this machine, and the code is that of one which failed.
     """
     arguments = [str(spec), str(os.getpid())]
     child: Child
-    if torchrun:
-        command = [sys.executable, "-m", WORLD, str(os.getpid()), *torchrun, "-m", WORKER, str(spec)]
+    if several:
+        command = [sys.executable, "-m", WORLD, str(spec), "0", str(os.getpid())]
         child = subprocess.Popen(command, start_new_session=True)
     elif forkserver.IS_FORK:  # the worker's libraries are in this process
         child = forkserver.Fork(lambda: import_module(WORKER).main(arguments))
@@ -40,7 +40,7 @@ def run_worker(spec: Path, torchrun: Sequence[str] = ()) -> int:
     try:
         with _forwarded(child):
             code = child.wait()
-        return 128 - code if torchrun and code > 128 else code  # of a process below it that a signal ended
+        return 128 - code if several and code > 128 else code  # of a process below it that a signal ended
     finally:
         _end_group(child)
 

@@ -81,7 +81,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
 
     `moved` tells whether the adapter differs from its start; set it once there is one. It is asked after the first
     step whose gradient was not zero, since a step of groups with equal rewards moves nothing. In a world of several
-    processes each judges the same numbers, which are of the whole step; process 0 alone writes and speaks.
+    processes process 0 alone writes, speaks and raises alarms: what is logged of the whole step is logged by it.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
             self.has_moved = True
         if self.world.is_main:
             self._write(step, logs)
-        self._heed(self.monitor.add(finite({**logs, "step": step})))
+            self._heed(self.monitor.add(finite({**logs, "step": step})))
 
     def _write(self, step: int, logs: dict[str, Any]) -> None:
         with (self.folder / TIMINGS).open("a", encoding="utf-8") as stream:
@@ -185,8 +185,6 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # transformers has no types
                     f"stopped at step {alarm.step} of {self.steps} ({alarm.name}): {alarm.says}. What usually helps: "
                     f"{alarm.helps}. The checkpoint of step {self.saved} is the last good one"
                 )
-            if not self.world.is_main:
-                continue
             waived = f", waived: {self.waiver}" if alarm.level == "stop" and self.waiver else ""
             text = f"clinrl: {self.version} {alarm.level} at step {alarm.step} ({alarm.name}): {alarm.says}{waived}"
             print(text, file=sys.stderr, flush=True)

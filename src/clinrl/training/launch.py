@@ -35,7 +35,7 @@ from clinrl.models import needs, step_time
 from clinrl.models.judges import identities
 from clinrl.reports import model_card
 from clinrl.runtime import determinism
-from clinrl.runtime.worker_process import WORKER, live_metrics, run_worker
+from clinrl.runtime.worker_process import live_metrics, run_worker
 from clinrl.tasks.base import GIVEN, get_task
 from clinrl.training import world
 
@@ -80,10 +80,9 @@ def stage(params: "Params", version: str) -> None:
             for file in folder.glob(OTHERS.format("*")):
                 file.unlink()
             machine = Machine.model_validate(local["machine"])
-            options = world.torchrun(machine) if machine.world > 1 else []
-            world.say_how_to_join(machine, WORKER, folder / SPEC)
+            world.say_how_to_join(machine, folder / SPEC)
             with live_metrics(folder) as tell:
-                code = run_worker(folder / SPEC, options)
+                code = run_worker(folder / SPEC, several=machine.world > 1)
                 tell(_fate(code, _status(folder)["state"]))
             _judge(code, folder, version, spec["trainer"]["steps"])
         with staged(target) as out:

@@ -1,4 +1,4 @@
-"""The training process: `python -m clinrl.training.worker <spec.json>`, started by `launch.stage`, or by torchrun.
+"""The training process: `python -m clinrl.training.worker <spec.json>`, started by `launch.stage` or `world`.
 
 Reads the resolved spec and the rows beside it, trains (or continues from the newest whole checkpoint), and leaves the
 adapter in the folder `adapter` beside the spec. `status.json` says how it ended; the exit code is 0 only if it is done.

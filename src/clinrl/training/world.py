@@ -4,12 +4,16 @@ Each holds the whole model and computes its share of a step's rows, whose gradie
 Process 0 alone writes. One process is a world of one, in which nothing here does anything.
 """
 
-import logging
+import json
 import os
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,12 +26,15 @@ T = TypeVar("T")
 TIMEOUT = timedelta(hours=2)
 """How long a process waits for another that lives, such as one that looks at held-out cases. A dead one ends all."""
 GRACE_S = 5
-"""Seconds that the others have to end once one has failed, before torchrun kills them."""
+"""Seconds that the others have to end once one has failed, before they are killed."""
+MEETING = "CLINRL_MEETING"
+"""The variable with the file by which processes of one machine find each other. Torch's store for this, and so its
+launcher, listens on every address, and what processes send each other is pickled."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a training, as torchrun numbers them from 0."""
+    """The processes of a training, numbered from 0."""
 
     size: int = 1
     rank: int = 0
@@ -63,9 +70,13 @@ class World:
         import torch
 
         torch.set_num_threads(1)  # those of several processes would wait for each other's processors
-        torch.distributed.init_process_group("gloo" if on_cpu else "nccl", timeout=TIMEOUT)
+        meeting = os.environ.get(MEETING)  # without one, by the address that the variables of torchrun name
+        store = torch.distributed.FileStore(meeting, self.size) if meeting else None  # type: ignore[attr-defined]
+        torch.distributed.init_process_group(
+            "gloo" if on_cpu else "nccl", store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
+        )
         yield
-        self.any(False)  # none ends before process 0 has written all: torchrun ends those that go on
+        self.any(False)  # none ends before process 0 has written all
         torch.distributed.destroy_process_group()
 
 
@@ -99,56 +110,65 @@ def check_alone(environment: Mapping[str, str]) -> None:
         )
 
 
-def torchrun(machine: Machine, node: int = 0) -> list[str]:
-    """The options with which torchrun starts the processes of one node."""
-    options = [f"--nproc-per-node={machine.processes}"]
-    if machine.address is not None:
-        host, port = machine.address.rsplit(":", 1)
-        options += [
-            f"--nnodes={machine.nodes}",
-            f"--node-rank={node}",
-            f"--master-addr={host}",
-            f"--master-port={port}",
-        ]
-    return options
-
-
-def say_how_to_join(machine: Machine, worker: str, spec: Path) -> None:
+def say_how_to_join(machine: Machine, spec: Path) -> None:
     """Say on stderr by which command each other node takes part."""
     for node in range(1, machine.nodes):
-        command = f"torchrun {' '.join(torchrun(machine, node))} -m {worker} {spec}"
+        command = f"python -m clinrl.training.world {spec} {node}"
         print(f"clinrl: another node joins by `{command}`", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Run torchrun with these arguments, of which the first is the process to die with; the failed process's code.
+    """Start the processes of a node, and end all once one has failed; the failed one's code, 128 and more for a signal.
 
-    SIGTERM and SIGINT are passed on, and ask for an end at the next step: torchrun itself would kill the processes
-    after some seconds.
+    Arguments: the spec, the node's number, and perhaps the process to die with. SIGTERM and SIGINT are passed on, and
+    ask for an end at the next step.
     """
-    import psutil
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
     from clinrl.runtime.starter import die_with
+    from clinrl.runtime.worker_process import WORKER
 
-    die_with(int(arguments[0]))
-
-    def ask(number: int, _frame: object) -> None:
-        for child in psutil.Process().children():
-            child.send_signal(signal.SIGTERM)
-
+    spec, node, *parents = arguments
+    for parent in parents:
+        die_with(int(parent))
+    machine = Machine.model_validate(json.loads(Path(spec).read_text(encoding="utf-8"))["machine"])
+    children, asked = list[subprocess.Popen[bytes]](), list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, ask)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, with eight lines about it
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # what failed is in the status, or said already
-    options = ["--signals-to-handle=SIGQUIT", f"--shutdown-timeout={GRACE_S}", *arguments[1:]]
-    try:
-        run(parse_args([*options, str(os.getpid())]))  # type: ignore[no-untyped-call]
-    except ChildFailedError as failed:
-        code: int = failed.get_first_failure()[1].exitcode
-        return code if code >= 0 else 128 - code
-    return 0
+        signal.signal(number, lambda number, _: asked.append(number))
+    with tempfile.TemporaryDirectory(prefix="clinrl-world-") as folder:
+        for local in range(machine.processes):
+            command = [sys.executable, "-m", WORKER, spec, str(os.getpid())]
+            children.append(subprocess.Popen(command, env=os.environ | place(machine, int(node), local, folder)))
+        while None in (codes := [child.poll() for child in children]) and not any(codes):
+            time.sleep(0.1)
+            if asked:
+                asked.clear()
+                _ask(children)
+        _ask(children)
+        deadline = time.monotonic() + GRACE_S
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, deadline - time.monotonic()))
+            child.kill()
+            child.wait()
+    code = min((code for code in codes if code), default=0)  # a signal before what a process says of losing another
+    return code if code >= 0 else 128 - code
+
+
+def _ask(children: Sequence["subprocess.Popen[bytes]"]) -> None:
+    for child in children:
+        child.terminate()
+
+
+def place(machine: Machine, node: int, local: int, folder: str) -> dict[str, str]:
+    """The variables by which a process knows its place, as torchrun names them, and where it meets the others."""
+    rank = node * machine.processes + local
+    sizes = {"WORLD_SIZE": machine.world, "LOCAL_WORLD_SIZE": machine.processes}
+    numbers = {"RANK": rank, "LOCAL_RANK": local, **sizes, "OMP_NUM_THREADS": 1}
+    named = {name: str(number) for name, number in numbers.items()}
+    if machine.address is not None:
+        host, port = machine.address.rsplit(":", 1)
+        return named | {"MASTER_ADDR": host, "MASTER_PORT": port}
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    return named | {MEETING: f"{folder}/store", "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
 
 
 if __name__ == "__main__":
