@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from clinrl import artifacts, paths
+from clinrl.config.params import load_params
 from clinrl.training.launch import STATUS
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -117,8 +118,10 @@ def prepared(project: Path) -> Path:
     shutil.copytree(ROOT / "params", project / "params")
     for folder in (paths.base("esi"), paths.adapter("esi-base")):
         shutil.copytree(ROOT / folder, project / folder)
-    clinrl(project, "dataset", "esi-d1")
-    clinrl(project, "validate", "esi-d1")
+    versions = load_params(project / "params.yaml").versions
+    for data in dict.fromkeys(versions[name].data for name in KILLS):
+        clinrl(project, "dataset", data)
+        clinrl(project, "validate", data)
     for version in KILLS:
         clinrl(project, "probe", version)
     return project

@@ -570,7 +570,10 @@ def heard(event, words):
         with open(sys.argv[2], "a") as log:
             log.write(f"{words[0]} {words[1]}\\n")
 sys.addaudithook(heard)
-sys.modules.update(dict.fromkeys(json.loads(sys.argv[3])))  # whoever imports one of these is told that it is not there
+gone = json.loads(sys.argv[3])
+for name in [name for name in sys.modules if name.partition(".")[0] in gone]:
+    del sys.modules[name]  # a fork has them
+sys.modules.update(dict.fromkeys(gone))  # whoever imports one of these is told that it is not there
 import mlflow, pandas
 model = mlflow.pyfunc.load_model("models:/esi@candidate")
 table = model.predict(pandas.DataFrame({"narrative": json.loads(sys.argv[1]), "mode": "think"}))

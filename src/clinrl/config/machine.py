@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, model_validator
 
 from clinrl.config.base import Count, Scale, Section, refusal, sentence
-from clinrl.config.plain_yaml import read_yaml
 from clinrl.errors import ParamsError
 
 FILE = "machine.yaml"
@@ -120,6 +119,8 @@ class Machine(Section):
 
 def read_machine(path: Path = Path(FILE)) -> Machine:
     """The record of machine.yaml; that of defaults if there is none. Raises ParamsError as `load_params`."""
+    from clinrl.config.plain_yaml import read_yaml  # a registered model, which asks what to set, has no YAML library
+
     content = read_yaml(path) if path.exists() else None
     try:
         return Machine.model_validate({} if content is None else content)
