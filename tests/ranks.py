@@ -19,7 +19,7 @@ from clinrl.training.world import World
 from clinrl.types import Call, Message
 
 
-def play(folder: Path, world: World) -> None:
+def play(folder: Path, world: World, path: str) -> None:
     """Train on eight episodes, of which those of the second case are short, and write adapter and log."""
     warnings.filterwarnings("ignore", message=".*environment_factory.*")
     determinism.settle(1)
@@ -29,7 +29,7 @@ def play(folder: Path, world: World) -> None:
     unknown = write_turn(Message(role="assistant", content="", calls=(Call(name="x", arguments={}),)), False)
     scripts = [read, episodes.odd_turns(cases[0]), [*read[:1], "Done."], [unknown, unknown, "So."]]
     scripts += [["Never."], [unknown, "Then."], ["So be it."], ["No."]]
-    spec = episodes.training({"m": False}, group=4, max_completion=2000)
+    spec = episodes.training({"m": False}, group=4, max_completion=2000, loss_path=path)
     adapted = trl.start_adapter(episodes.model(), spec, None)
     trl.Grpo = episodes.Played
     rows = [Row(case, "m", False) for case in cases]
@@ -47,4 +47,4 @@ if __name__ == "__main__":
     determinism.pin()
     place = World(*(int(os.environ[name]) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK")))
     with place.joined(on_cpu=True):
-        play(Path(sys.argv[1]), place)
+        play(Path(sys.argv[1]), place, sys.argv[2])

@@ -26,7 +26,6 @@ from clinrl.config.params import Params, load_params
 from clinrl.errors import Alarmed, Refused, TrainingError
 from clinrl.models import bases
 from clinrl.models.decoding import numbered
-from clinrl.runtime import worker_process
 from clinrl.runtime.worker_process import WORKER
 from clinrl.training import launch, trl, worker, world
 from clinrl.training.loss import going_on
@@ -362,14 +361,15 @@ def test_nobody_from_outside_can_reach_them_and_none_is_left_when_their_parent_i
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*environment_factory.*:UserWarning")
-def test_two_processes_play_the_episodes_of_a_step_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["stock", "shared"])
+def test_two_processes_of_torchrun_play_the_episodes_of_a_step_as_one(tmp_path: Path, path: str) -> None:
     logs, weights = [], []
     for number in (1, 2):
         folder = tmp_path / str(number)
         folder.mkdir()
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={number}", ranks.__file__]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ATEN_CPU_CAPABILITY": "avx2"}
-        subprocess.run([*torchrun, str(folder)], env=environment, check=True, timeout=900)
+        subprocess.run([*torchrun, str(folder), path], env=environment, check=True, timeout=900)
         logs.append(json.loads((folder / "log.json").read_text())[0])
         weights.append(load_file(folder / "adapter.safetensors"))
     assert gap(*weights) < 1e-6
@@ -380,11 +380,18 @@ def test_two_processes_play_the_episodes_of_a_step_as_one(tmp_path: Path) -> Non
         assert two[name] == pytest.approx(one[name], abs=1e-6), name
 
 
+def counted(spec: Path, *, several: bool) -> int:
+    """A trainer whose operations are counted, or two, which torchrun starts."""
+    torchrun = ["torch.distributed.run", "--nproc-per-node=2", "-m"] if several else []
+    return subprocess.run([sys.executable, "-m", *torchrun, "counted", str(spec)], check=False).returncode
+
+
 def operations(params: Params, version: str, number: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Floating-point operations of all processes that train a version."""
     processes(number)
-    monkeypatch.setattr(worker_process, "WORKER", "counted")
+    monkeypatch.setattr(launch, "run_worker", counted)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     launch.stage(params, version)
     trained(version)
     return sum(int(Path(f"counted-{rank}").read_text()) for rank in range(number))
