@@ -184,6 +184,19 @@ def test_a_process_knows_its_place_and_where_it_meets_the_others() -> None:
     }  # fmt: skip
 
 
+def test_a_node_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / launch.SPEC
+    spec.write_text(json.dumps({"machine": Machine(nodes=2, address="a:1").model_dump()}))
+    for arguments, says in (
+        ([], "give the spec and the number of this node"),
+        ([str(spec), "one"], "give the spec and the number of this node"),
+        ([str(tmp_path / "none"), "1"], "give the spec and the number of this node"),
+        ([str(spec), "2"], "there is no node 2, of 2 counted from 0"),
+    ):
+        assert world.main(arguments) == 2
+        assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["LOCAL_RANK", "WORLD_SIZE"])
 def test_a_launcher_around_the_whole_command_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "2")

@@ -126,10 +126,18 @@ def main(arguments: list[str]) -> int:
     from clinrl.runtime.starter import die_with
     from clinrl.runtime.worker_process import WORKER
 
+    if len(arguments) < 2 or not Path(arguments[0]).is_file() or not arguments[1].isdecimal():
+        print(
+            "clinrl.training.world: give the spec and the number of this node, as `clinrl train` says", file=sys.stderr
+        )
+        return 2
     spec, node, *parents = arguments
     for parent in parents:
         die_with(int(parent))
     machine = Machine.model_validate(json.loads(Path(spec).read_text(encoding="utf-8"))["machine"])
+    if int(node) >= machine.nodes:
+        print(f"clinrl.training.world: there is no node {node}, of {machine.nodes} counted from 0", file=sys.stderr)
+        return 2
     children, asked = list[subprocess.Popen[bytes]](), list[int]()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: asked.append(number))
