@@ -1,4 +1,4 @@
-"""What the command line says of versions, planned and registered: one function a command, which prints and gives the exit code."""
+"""What the command line says of versions, planned and registered: one function a command, with its exit code."""
 
 import json
 import sys
