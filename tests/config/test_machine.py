@@ -1,5 +1,6 @@
 """machine.yaml: what it may hold, and that it decides how much is computed at once and nothing else."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,14 @@ def test_a_step_that_they_cannot_share_is_refused(
 ) -> None:
     with pytest.raises(ParamsError, match=sentence):
         Machine(**machine).rows_at_once(STEP | changes, 64, "full")
+
+
+def test_the_examples_of_the_documentation_are_accepted(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/full-scale.md").read_text(encoding="utf-8")
+    (one,) = re.findall(r"```yaml\n(# machine\.yaml.*?)```", page, re.DOTALL)
+    several = re.sub(r"^gpu: .*\n", "", one, flags=re.MULTILINE)
+    several = re.sub(r"^# (processes|nodes|address)", r"\1", several, flags=re.MULTILINE)
+    file = tmp_path / "machine.yaml"
+    for text, world in ((one, 1), (several, 16)):
+        file.write_text(text)
+        assert read_machine(file).world == world
