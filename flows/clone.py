@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import chdir, contextmanager
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 from clinrl.artifacts import write_text
@@ -28,8 +28,8 @@ BUILT = "built"
 """What branches begin with that hold what one worker made of one commit."""
 AUTHOR = {"NAME": "clinrl", "EMAIL": "clinrl@localhost"}
 """Who commits in clones; a person merges."""
-OWN = Path(".dvc/config.local")
-"""What a checkout keeps of its DVC remote outside of git."""
+OWN = (Path(".dvc/config.local"), Path("machine.yaml"))
+"""What a machine says of itself outside of git: in the checkout, or in the folder of its clones."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -57,7 +57,8 @@ def at(commit: str, name: str) -> Iterator[None]:
     checkout = Path.cwd()
     origin = git("config", "--default", str(checkout), "--get", "remote.origin.url")
     os.environ.setdefault("MLFLOW_TRACKING_URI", mlflow_store.store())  # before the folder changes
-    with _own(Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute(), name) as folder:
+    clones = Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
+    with _own(clones, name) as folder:
         if not (folder / ".git").is_dir():
             part = folder.with_name(f"{folder.name}.partial")  # a kill may leave half a clone
             shutil.rmtree(part, ignore_errors=True)
@@ -67,8 +68,9 @@ def at(commit: str, name: str) -> Iterator[None]:
             git("fetch", "--quiet", "--", origin, commit)
             git("checkout", "--quiet", "--force", "--detach", commit)
             git("clean", "--quiet", "--force", "-d")  # what git ignores stays
-            if (checkout / OWN).exists():
-                shutil.copy2(checkout / OWN, OWN)
+            for place, own in product((checkout, clones), OWN):
+                if (place / own).exists():
+                    shutil.copy2(place / own, own)
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])
             dvc_state.fence()
             yield
