@@ -84,6 +84,7 @@ class Plant:
         self.env = clean | keys | {
             "AWS_ENDPOINT_URL": s3,
             "MLFLOW_S3_ENDPOINT_URL": s3,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # seven processes, which nothing here needs
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"postgresql+asyncpg://{database}/prefect",
             "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
