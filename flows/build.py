@@ -99,13 +99,13 @@ def outcomes(names: list[str], commit: str) -> Mapping[str, str | None]:
         for name, state in ended.items():
             if state.is_crashed() and tries[name] < TRIES:
                 tries[name] += 1
-                logger.warning("%s: its worker was lost (%s); try %d", name, state.message, tries[name])
+                logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
                 with runs.prefect_errors():
                     given[name] = _give(name, commit)
                 continue
             del given[name]
             found[name] = None if state.is_completed() else state.message or state.name or "it failed"
-            logger.info("%s: %s; %d to go", name, (state.name or "ended").lower(), len(given))
+            logger.info("%s: %s; %d to go", name, state.message or state.name, len(given))
     return found
 
 

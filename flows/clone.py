@@ -34,6 +34,10 @@ OWN = (Path(".dvc/config.local"), Path("machine.yaml"))
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+class Away(Refused):
+    """The origin, or the DVC remote, did not do what was asked: mostly it is away, and does it later."""
+
+
 def head() -> str:
     """The commit of the working directory. Raises Refused outside of git, and where tracked files differ from it."""
     if changed := git("status", "--porcelain", "--untracked-files=no"):
@@ -97,10 +101,10 @@ def pull(addresses: Collection[str]) -> None:
 
 
 def push(addresses: Collection[str]) -> None:
-    """Send the outputs of stages to the remote. Raises Refused with DVC's words if that fails."""
+    """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
     if code := (done := _dvc("push", addresses)).returncode:
         said = mask((done.stderr.strip().splitlines() or [f"exit code {code}"])[-1])
-        raise Refused(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
+        raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
 
 
 def branch(commit: str, name: str) -> str:
@@ -152,13 +156,14 @@ def _entries(commit: str) -> dict[str, str]:
 
 
 def git(*words: str, strip: bool = True) -> str:
-    """What git says. Raises Refused with its last words if it fails."""
+    """What git says. Raises Refused with its last words if it fails, Away if another repository was asked."""
     env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in AUTHOR.items()}
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run(["git", *words], capture_output=True, text=True, env=env, check=False)
     if done.returncode:
         said = mask((done.stderr.strip().splitlines() or ["no word"])[-1])
-        raise Refused(f"git {words[0]} failed in {Path.cwd()}: {said}")
+        error = Away if words[0] in ("clone", "fetch", "push", "ls-remote") else Refused
+        raise error(f"git {words[0]} failed in {Path.cwd()}: {said}")
     return done.stdout.strip() if strip else done.stdout
 
 

@@ -235,7 +235,7 @@ def test_two_workers_build_what_one_machine_would_though_one_is_killed_and_the_s
     end(plant.prefect)
     plant.prefect = plant.serve_prefect()
     plant.worker("east")
-    code = building.wait(900)
+    code = building.wait(1800)
     assert code == 0, (tmp_path / "build.log").read_text()[-4000:]
 
     assert run("git", "status", "--porcelain", env=plant.env) == ""  # the person's checkout is untouched
