@@ -20,7 +20,8 @@ from clinrl import paths
 from clinrl.cli.parser import WIDTH, Parser
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import Busy, exit_code_of
+from clinrl.errors import Busy, Refused, exit_code_of
+from clinrl.pipeline.plan import generations
 from clinrl.runtime import child, determinism, dvc_state
 from flows import interpreter, serve, servers
 
@@ -30,8 +31,13 @@ if TYPE_CHECKING:
 EPILOG = """examples:
 {examples}
 
-Needs no server. With PREFECT_API_URL set, the run is recorded by that one, and a person can be asked on its page.
+{needs}
 The same command continues a run that was interrupted or killed."""
+NEEDS = {
+    "build": "Needs a Prefect server, named in PREFECT_API_URL, with workers that poll it.",
+    "": "Needs no server. With PREFECT_API_URL set, the run is recorded by that one, and a person can be asked on its "
+    "page.",
+}
 
 FLOWS = {
     "reproduce": (
@@ -39,6 +45,14 @@ FLOWS = {
         "build a version or a merge and what it comes from, and register it",
         "Builds what is stale of NAME, a version or a merge, and of its ancestors, and registers them.",
         "python -m flows reproduce esi-v49\n  python -m flows reproduce esi-v46-v49",
+    ),
+    "build": (
+        "WHAT",
+        "have workers build many versions side by side, and register them",
+        "Has workers build the versions of WHAT, a task, a comparison or a version, and of their ancestors, at the "
+        "commit of this checkout. Gathers them in a clone as the branch built/WHAT, and registers them. "
+        "docs/operations.md says how to start workers.",
+        "python -m flows build imaging-arms\n  python -m flows build esi",
     ),
     "release": (
         "NAME",
@@ -57,7 +71,13 @@ FLOWS = {
     ),
 }
 """What each flow takes, what it does in a line and in sentences, and examples."""
-ALSO = {"reproduce": ("repro", "build"), "release": ("promote", "deploy"), "retrain": ("train", "schedule")}
+ARGUMENTS = {"NAME": "a version or a merge", "TASK": "a task", "WHAT": "a task, a comparison or a version"}
+ALSO = {
+    "reproduce": ("repro",),
+    "build": ("fan-out", "distribute"),
+    "release": ("promote", "deploy"),
+    "retrain": ("train", "schedule"),
+}
 """Other words that people use for a flow."""
 
 
@@ -75,11 +95,10 @@ def parser() -> Parser:
             name,
             help=line,
             description=textwrap.fill(description, WIDTH, break_on_hyphens=False),
-            epilog=EPILOG.format(examples=f"  {examples}"),
+            epilog=EPILOG.format(examples=f"  {examples}", needs=NEEDS.get(name, NEEDS[""])),
         )
-        what = "a task" if argument == "TASK" else "a version or a merge"
-        words.add_argument(argument.lower(), metavar=argument, help=f"{what} of params.yaml")
-        if name != "reproduce":
+        words.add_argument(argument.lower(), metavar=argument, help=f"{ARGUMENTS[argument]} of params.yaml")
+        if name in ("release", "retrain"):
             words.add_argument(
                 "--approver", metavar="NAME", help="the person who approves the release, given beforehand"
             )
@@ -115,8 +134,13 @@ def check(arguments: dict[str, Any]) -> str:
     dvc_state.fence()
     interpreter.stages_python()
     params = load_params()
+    task: str
     if "name" in arguments:
-        task: str = params.versions[params.parts(arguments["name"])[0]].task
+        task = params.versions[params.parts(arguments["name"])[0]].task
+    elif "what" in arguments:
+        task = params.versions[generations(params, arguments["what"])[0][0]].task
+        if not servers.is_configured():
+            raise Refused("workers poll a Prefect server, and none is configured: set PREFECT_API_URL to theirs")
     else:
         task = arguments["task"]
         check_known("params.yaml", task, params.bases, "a task with a base")

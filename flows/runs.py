@@ -5,6 +5,7 @@ tagged with its process and with the lease of the slot it holds; every flow firs
 """
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -35,8 +36,11 @@ from prefect.states import Crashed, Pending
 from clinrl.errors import Refused, mask
 from clinrl.runtime import processes
 
-TRAINING = "clinrl-training"
-"""The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two."""
+TRAINING = f"clinrl-{os.environ.get('CLINRL_SLOT') or 'training'}"
+"""The concurrency limit that training, examining and merging share. Raise it on a machine that has room for two.
+
+Workers that share a Prefect server and no machine, or one machine and no GPU, each name a slot of their own in
+CLINRL_SLOT, such as cpu-of-ward or gpu-0."""
 LEASE_S = 60.0
 """Seconds after which the server frees a slot whose holder is silent: the least that Prefect allows."""
 

@@ -113,8 +113,8 @@ def failure(address: str, code: int, words: list[str]) -> StageFailed:
     return StageFailed(f"{address} failed: {reason}", int(found[1]) if found and int(found[1]) > 0 else 1)
 
 
-def bring_up_to_date(addresses: list[str]) -> list[str]:
-    """Run the stages that are not up to date, in the given order, and return their addresses.
+def bring_up_to_date(addresses: list[str], done: Callable[[str], None] | None = None) -> list[str]:
+    """Run the stages that are not up to date, in the given order, and return their addresses. `done` hears of each.
 
     DVC judges a stage by its inputs as they are, so what follows a stage that ran is handed to DVC without asking.
     """
@@ -123,6 +123,8 @@ def bring_up_to_date(addresses: list[str]) -> list[str]:
     for address in addresses[first:]:
         stage, name = address.split("@", 1)
         repro(stage, name)
+        if done is not None:
+            done(address)
     return addresses[first:]
 
 

@@ -1,6 +1,7 @@
 """The files by which a repository is joined say what the project says elsewhere."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,31 @@ def test_a_container_installs_what_make_installs() -> None:
     assert "\nVENV := .venv\n" in makefile
     assert "\nREADY := $(VENV)/.installed\n" in makefile
     assert PROJECT["requires-python"].removeprefix(">=") in container["image"]
+
+
+def test_the_image_holds_what_make_installs_and_is_nobody_s_root() -> None:
+    lines = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8").splitlines()
+    (base,) = (line.split()[1] for line in lines if line.startswith("FROM "))
+    assert base.startswith(f"python:{PROJECT['requires-python'].removeprefix('>=')}-")
+    own = next(number for number, line in enumerate(lines) if line == "USER clinrl")
+    (installs,) = (number for number, line in enumerate(lines) if "make .venv/.installed" in line and line[0] == "R")
+    assert own < installs
+    private = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {"machine.yaml", ".dvc/config.local", ".clinrl", "data/sources"} <= {*private}  # secrets and records
+
+
+def test_the_composed_servers_hold_no_secret_and_are_published_on_loopback_alone() -> None:
+    services = read("deploy/compose.yaml")["services"]
+    for name, service in services.items():
+        assert name == "worker" or "healthcheck" in service or service["restart"] == "on-failure", name
+        assert service["image"] == "clinrl" or ":" in service["image"].removesuffix(":latest"), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+        for key, value in service["environment"].items():
+            if any(word in key for word in ("PASSWORD", "SECRET", "AUTH", "KEY_ID", "USER", "DATABASE")):
+                hidden = re.sub(r"\$\{\w+:\?\}", "", value)
+                assert hidden != value, f"{name}: {key}"
+                assert re.fullmatch(r"|postgresql\+asyncpg://postgres:@database/prefect", hidden), f"{name}: {key}"
+        assert {*service.get("depends_on", ())} <= services.keys()
 
 
 @pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ids=lambda form: form.stem)

@@ -17,6 +17,8 @@ from clinrl.runtime import dvc_state
 COLUMNS = ("version", "parent", "data", "profile", "method", "steps", "seed", *STAGES, "why")
 
 
+WHAT = "a task, a comparison or a version"
+"""What versions may be asked for by."""
 NARROW = ("version", "method", "steps", "stands")
 """The columns that fit a terminal of 80."""
 
@@ -42,6 +44,22 @@ def stage(params: Params, version: str | None = None, *, as_json: bool = False) 
 def first_open(states: Mapping[str, State]) -> str:
     """How far a version is built: its first stage that is not up to date, and how that one stands."""
     return next((f"{stage} {state}" for stage, state in states.items() if state != "up to date"), "up to date")
+
+
+def generations(params: Params, what: str) -> list[list[str]]:
+    """The versions of a task, of a comparison, or one version, with their ancestors, by the number of ancestors.
+
+    Those of one list need nothing of each other; each list is in the order of params.yaml. Raises ParamsError for
+    another name.
+    """
+    check_known("params.yaml", what, [*params.bases, *params.comparisons, *params.versions], WHAT)
+    if what in params.bases:
+        names: Collection[str] = [name for name, version in params.versions.items() if version.task == what]
+    else:
+        names = params.comparisons[what].versions if what in params.comparisons else [what]
+    wanted = {before for name in names for before in params.lineage(name)}
+    depths = {name: len(params.lineage(name)) for name in params.versions if name in wanted}
+    return [[name for name, own in depths.items() if own == depth] for depth in sorted({*depths.values()})]
 
 
 def _parents_first(params: Params) -> Sequence[str]:

@@ -27,7 +27,7 @@ DEFAULT = (MAIN, TORCH, CPU)
 VLLM = "constraints-vllm.txt"
 """The file of `.venv-vllm`, which whoever has a GPU installs by choice. It is in no bill of materials."""
 EXTRAS = {
-    MAIN: ("flows", "reward-models", "openenv", "docs", "dev"),
+    MAIN: ("flows", "servers", "reward-models", "openenv", "docs", "dev"),
     VLLM: ("vllm", "gpu", "reward-models", "dev"),
 }
 """The extras of pyproject.toml that are pinned together, by the file that holds them."""

@@ -1,0 +1,149 @@
+"""Many versions on many machines: workers make them side by side, and this machine gathers and registers them.
+
+python -m flows build imaging-arms
+"""
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+import httpx
+from prefect import State, flow, get_client
+from prefect.client.schemas.objects import StateType
+from prefect.deployments import run_deployment
+from prefect.events.actions import ChangeFlowRunState
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectNotFound
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Crashed, Pending
+
+from clinrl.config.params import load_params
+from clinrl.errors import Refused
+from clinrl.pipeline.plan import generations
+from flows import clone, pages, runs, steps
+from flows.reproduce import order
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
+
+WORKERS = "make/elsewhere"
+"""The deployment of prefect.yaml that workers poll for."""
+LOST = "clinrl: runs of lost workers"
+"""The automation that sets a run to Crashed whose process tells nothing of itself any more."""
+SILENCE_S = 90.0
+"""Seconds after which a run counts as lost: three of Prefect's heartbeats, which it sends every 30 s at best."""
+PENDING_S = 300.0
+"""Seconds that a worker may take from accepting a run to starting it."""
+TRIES = 8
+"""How often a version is given to a worker. A lost worker costs a try; a stage that fails ends them all."""
+POLL_S = 5.0
+ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
+
+
+@flow(flow_run_name="build-{what}")
+def build(what: str) -> State[None]:
+    """Have workers make the versions of a task, of a comparison, or one version; gather them in a clone; register them.
+
+    What was made is the branch `built/{what}` of the origin. A version that fails stops its descendants alone.
+    """
+    runs.begin()
+    watch()
+    to, failed = f"{clone.BUILT}/{what}", dict[str, str]()
+    with clone.at(clone.head(), "build"):
+        params = load_params()
+        made = list[str]()
+        for names in generations(params, what):
+            for name in names:
+                if params.versions[name].parent in failed:
+                    failed[name] = f"its parent {params.versions[name].parent} was not made"
+            commit = clone.git("rev-parse", "HEAD")
+            found = outcomes([name for name in names if name not in failed], commit)
+            for name, reason in found.items():  # in the order of params.yaml, whoever was first
+                if reason is not None:
+                    failed[name] = reason
+                    continue
+                if clone.offers(branch := clone.branch(commit, name)):
+                    clone.take_in(branch, order(params, name), f"{name}, made by a worker")
+                made.append(name)
+            clone.hand_over(to, what)
+        clone.pull([address for name in made for address in order(params, name)])
+        for name in made:
+            steps.register(name)
+            pages.show_exam(params, name)
+    says = f"{len(made)} versions are built and registered; `git fetch && git merge origin/{to}` takes them over"
+    if failed:
+        raise Refused("; ".join([says, *(f"{name} is not: {reason}" for name, reason in failed.items())]))
+    return Completed(message=says)
+
+
+def outcomes(names: list[str], commit: str) -> Mapping[str, str | None]:
+    """Have workers make versions at a commit, and wait. None for each that was made, else why it was not.
+
+    A run whose worker was lost is given to another, which goes on where the last one handed over.
+    """
+    logger = get_run_logger()
+    found: dict[str, str | None] = dict.fromkeys(names, "")
+    tries = dict.fromkeys(names, 1)
+    with runs.prefect_errors():
+        given = {name: _give(name, commit) for name in names}
+    while given:
+        time.sleep(POLL_S)
+        try:
+            ended = {name: state for name, run in given.items() if (state := _state(run)).is_final()}
+        except httpx.TransportError:  # workers go on, so what they do is waited for
+            logger.warning("the Prefect server does not answer; asking again")
+            continue
+        for name, state in ended.items():
+            if state.is_crashed() and tries[name] < TRIES:
+                tries[name] += 1
+                logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
+                with runs.prefect_errors():
+                    given[name] = _give(name, commit)
+                continue
+            del given[name]
+            found[name] = None if state.is_completed() else state.message or state.name or "it failed"
+            logger.info("%s: %s; %d to go", name, state.message or state.name, len(given))
+    return found
+
+
+def _give(name: str, commit: str) -> UUID:
+    """Ask the workers for a version. Raises Refused if no server knows of any workers."""
+    try:
+        run = run_deployment(WORKERS, parameters={"name": name, "commit": commit}, timeout=0)
+        return cast("FlowRun", run).id  # of another type for asynchronous callers
+    except ObjectNotFound:
+        raise Refused(
+            f"this Prefect server has no deployment {WORKERS}; `prefect deploy --name elsewhere` makes it"
+        ) from None
+
+
+def _state(run: UUID) -> State[None]:
+    """How a run stands. One that a worker accepted and did not start is set to Crashed: its worker was lost."""
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(run).state or Pending()
+        if state.is_pending() and time.time() - state.timestamp.timestamp() > PENDING_S:
+            state = Crashed(message="Its worker did not start it.")
+            client.set_flow_run_state(run, state, force=True)
+    return state
+
+
+def watch() -> None:
+    """See that the server has the automation by which runs of lost workers end; Prefect has no such rule by itself."""
+    beats, ends = "prefect.flow-run.heartbeat", {f"prefect.flow-run.{state}" for state in ENDS}
+    with get_client(sync_client=True) as client:
+        if client.read_automations_by_name(LOST):
+            return
+        trigger = EventTrigger(
+            after={beats},
+            expect={beats, *ends},
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=timedelta(seconds=SILENCE_S),
+        )
+        lost = ChangeFlowRunState(name=None, state=StateType.CRASHED, message="Its worker is silent.", force=True)
+        client.create_automation(AutomationCore(name=LOST, trigger=trigger, actions=[lost]))

@@ -1,0 +1,150 @@
+"""A clone per run, and the branch by which it hands over what stages wrote."""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from flows import clone
+
+from clinrl.artifacts import write_text
+from clinrl.errors import Refused
+
+LOCK = "schema: '2.0'\nstages:\n"
+
+
+def entry(address: str, digest: str) -> str:
+    return f"  {address}:\n    cmd: run\n    outs:\n    - path: data/{address.split('@')[1]}\n      md5: {digest}\n"
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's checkout with a bare origin, as the working directory."""
+    for name in (clone.FOLDER, "MLFLOW_TRACKING_URI", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # so that what a clone sets is undone
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    git("init", "-q", "-b", "main")
+    write_text(Path("dvc.lock"), LOCK + entry("dataset@d1", "aa") + entry("train@v0", "bb"))
+    write_text(Path("data/reports/v0.json"), "{}")
+    write_text(Path("src/code.py"), "")
+    write_text(Path(".gitignore"), ".clinrl/\n")
+    git("add", "--all")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "begun")
+    git("clone", "-q", "--bare", ".", str(tmp_path / "origin"))
+    git("remote", "add", "origin", str(tmp_path / "origin"))
+    return folder
+
+
+def made(commit: str, name: str, change: Callable[[], object]) -> str:
+    """A worker's branch with what `change` did to the clone."""
+    to = clone.branch(commit, name)
+    with clone.at(commit, "worker"):
+        change()
+        clone.hand_over(to, f"{name} made")
+    return to
+
+
+def trained(name: str, digest: str = "cc") -> None:
+    """What a stage leaves behind for git."""
+    write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + entry(f"train@{name}", digest))
+    write_text(Path(f"data/reports/{name}.json"), f'{{"{name}": 1}}')
+
+
+def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checkout: Path) -> None:
+    commit = clone.head()
+    write_text(Path("notes.txt"), "mine, not in git")
+    branches = {name: made(commit, name, lambda name=name: trained(name)) for name in ("v2", "v1")}
+    with clone.at(commit, "build"):
+        assert Path.cwd() != checkout
+        for name in ("v1", "v2"):
+            assert clone.offers(branches[name])
+            assert clone.take_in(branches[name], [f"train@{name}"], name) == [f"train@{name}"]
+        clone.hand_over("built/all", "all")
+        assert not clone.offers("built/none")
+    assert Path.cwd() == checkout
+    assert git("status", "--porcelain") == "?? notes.txt"
+    git("fetch", "-q", "origin", "built/all")
+    assert git("show", "FETCH_HEAD:dvc.lock") + "\n" == (
+        LOCK + entry("dataset@d1", "aa") + entry("train@v0", "bb") + entry("train@v1", "cc") + entry("train@v2", "cc")
+    )
+    assert git("show", "FETCH_HEAD:data/reports/v2.json") == '{"v2": 1}'
+    assert git("rev-parse", "HEAD") == commit
+
+
+def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
+    commit = clone.head()
+    to = made(commit, "v1", lambda: trained("v1"))
+    with clone.at(commit, "worker"):
+        assert "train@v1" not in Path("dvc.lock").read_text()
+        clone.take_in(to, ["train@v1", "evaluate@v1"], "begun before")
+        write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + entry("evaluate@v1", "dd"))
+        clone.hand_over(to, "evaluated")
+        assert [*clone._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda: write_text(Path("src/code.py"), "evil"), "changes src/code.py, which no stage writes"),
+        (lambda: write_text(Path("dvc.yaml"), "stages: {}"), r"changes dvc.yaml, which no stage writes"),
+        (lambda: trained("v9"), "changes the stage train@v9 in dvc.lock, which was not asked of it"),
+        (
+            lambda: write_text(Path("dvc.lock"), Path("dvc.lock").read_text().replace("bb", "ee")),
+            "changes the stage train@v0 in dvc.lock",
+        ),
+        (lambda: write_text(Path("dvc.lock"), LOCK + entry("dataset@d1", "aa")), "changes the stage train@v0"),
+    ],
+)
+def test_a_branch_that_changes_what_was_not_asked_of_it_is_refused(
+    checkout: Path, change: Callable[[], object], says: str
+) -> None:
+    commit = clone.head()
+    to = made(commit, "v1", change)
+    with clone.at(commit, "build"):
+        with pytest.raises(Refused, match=says):
+            clone.take_in(to, ["train@v1"], "v1")
+        assert git("rev-parse", "HEAD") == commit
+
+
+def test_a_clone_is_one_process_s_and_is_used_again(checkout: Path) -> None:
+    commit = clone.head()
+    with clone.at(commit, "worker"):
+        first = Path.cwd()
+        write_text(Path(".clinrl/checkpoint"), "step 3")
+        write_text(Path("left.txt"), "by a run that failed")
+        os.chdir(checkout)
+        with clone.at(commit, "worker"):
+            assert Path.cwd() != first
+    with clone.at(commit, "worker"):
+        assert Path.cwd() == first
+        assert Path(".clinrl/checkpoint").exists()
+        assert not Path("left.txt").exists()
+
+
+def test_what_is_not_committed_cannot_be_built_elsewhere(checkout: Path) -> None:
+    write_text(Path("data/reports/v0.json"), "[]")
+    with pytest.raises(Refused, match=r"data/reports/v0.json is changed and not committed"):
+        clone.head()
+
+
+@pytest.mark.parametrize("commit", ["main", "--upload-pack=evil", "a" * 39])
+def test_only_a_full_digest_is_a_commit(checkout: Path, commit: str) -> None:
+    with pytest.raises(Refused, match="no full digest of a commit"), clone.at(commit, "worker"):
+        pass
+
+
+def test_a_commit_that_was_not_pushed_is_said(checkout: Path) -> None:
+    with pytest.raises(Refused, match="git fetch failed"), clone.at("a" * 40, "worker"):
+        pass
