@@ -203,7 +203,7 @@ def bring(params: Params, entry: Entry, to: Path) -> Path:
     with connect() as client:
         folder = _folder(client, entry, to)
     if not folder.is_relative_to(to):
-        folder = Path(shutil.copytree(folder, to / "model", symlinks=True))
+        folder = Path(shutil.copytree(folder, to / entry.name, symlinks=True))
     _check_folder(params, entry, folder)
     return folder
 

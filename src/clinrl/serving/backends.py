@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, verified
@@ -19,10 +19,11 @@ from clinrl.config.base import Scale
 from clinrl.config.machine import Vllm
 from clinrl.errors import EngineError
 from clinrl.models import bases, engine, opening
-from clinrl.models.chat import Completion
+from clinrl.models.chat import Completion, end_tokens
 from clinrl.models.generate import SHARED, Prompt, Sampler, window
 from clinrl.registry.pyfunc import ADAPTER, BASE, MERGED, Served
 
+T = TypeVar("T")
 WINDOW_S = 0.005
 """How long the first of several requests waits for others, to be answered together."""
 
@@ -98,9 +99,9 @@ class Local:
             self._todo.append(what)
             self._changed.notify()
 
-    def _between(self, call: Callable[[], Any]) -> Any:
+    def _between(self, call: Callable[[], T]) -> T:
         """Do something between two batches, and wait until it is done."""
-        done = Future[Any]()
+        done = Future[T]()
 
         def run() -> None:
             try:
@@ -126,7 +127,9 @@ class Local:
 
     def _close(self, digest: str) -> None:
         model = self._samplers.pop(digest).model
-        if digest in getattr(model, "peft_config", ()):
+        others = [name for name in getattr(model, "peft_config", ()) if name != digest]
+        if others:  # the last adapter goes with its base
+            model.set_adapter(others[0])
             model.delete_adapter(digest)
         used = [sampler.model for sampler in self._samplers.values()]
         self._bases = {base: held for base, held in self._bases.items() if held[0] in used}
@@ -160,7 +163,7 @@ class Local:
         try:
             if first.digest in getattr(sampler.model, "peft_config", ()):
                 sampler.model.set_adapter(first.digest)
-            sampler.watch = [Telling(jobs, sampler.tokenizer.pad_token_id)]  # type: ignore[list-item]  # it is called
+            sampler.watch = [Telling(jobs, sampler)]  # type: ignore[list-item]  # it is called
             written = sampler.sample(
                 [Prompt("the request", (), job.ids, job.budget) for job in jobs],
                 thinking=False,  # prompts are spelt already
@@ -178,8 +181,9 @@ class Local:
 class Telling:
     """Tells those whose answers are streamed each token, while a batch is written; ends it when nobody listens."""
 
-    def __init__(self, jobs: Sequence[Job], pad: int) -> None:
-        self._jobs, self._pad = sorted(jobs, key=lambda job: -len(job.ids)), pad
+    def __init__(self, jobs: Sequence[Job], sampler: Sampler) -> None:
+        self._jobs = sorted(jobs, key=lambda job: -len(job.ids))
+        self._pad, self._ends = sampler.tokenizer.pad_token_id, end_tokens(sampler.model, sampler.tokenizer)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """The scores (B, V) as they are, given the tokens before them (B, T), padding anywhere."""
@@ -189,7 +193,7 @@ class Telling:
             for row in input_ids.tolist():
                 tokens = tuple(token for token in row if token != self._pad)
                 prompt = next((job.ids for job in self._jobs if tokens[: len(job.ids)] == job.ids), None)
-                for job in self._jobs:
+                for job in self._jobs if prompt and tokens[-1] not in self._ends else ():
                     if job.is_streamed and job.ids == prompt:
                         job.tell(tokens[len(prompt) :][: job.budget])
         return scores
@@ -199,7 +203,7 @@ class Remote:
     """The vLLM server of `clinrl engine`, which batches by itself. A stream is one piece, since it is asked whole."""
 
     def __init__(self, task: str, settings: Vllm) -> None:
-        self._connect = lambda: engine.connect(task, settings)
+        self._task, self._settings = task, settings
         self._engines: dict[str, engine.Engine] = {}
         self._pool = ThreadPoolExecutor(settings.at_once)
 
@@ -209,11 +213,11 @@ class Remote:
         base = paths.base(served.task)
         if identity(read_manifest(base)) != served.base_digest:
             raise EngineError(f"{served.name} is for another base than {base}, which the vLLM server has")
-        served_here = self._connect()
-        served_here.adopt(folder / ADAPTER)
-        served_here.check_adopted()
-        self._engines[served.digest] = served_here
-        return served_here
+        asked = engine.connect(self._task, self._settings)
+        asked.adopt(folder / ADAPTER)
+        asked.check_adopted()
+        self._engines[served.digest] = asked
+        return asked
 
     def close(self, digest: str) -> None:
         asked = self._engines.pop(digest)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from clinrl.config.params import Params
-from clinrl.errors import RegistryError, Refused
+from clinrl.errors import Refused, RegistryError
 from clinrl.models.generate import Sampler
 from clinrl.registry import versions
 from clinrl.registry.pyfunc import Decoding, Served, read
@@ -57,11 +57,15 @@ class Live:
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
         self._said: dict[str, str] = {}
+        self._wait: dict[str, float] = {}
+        """When an alias that could not be renewed is looked at again: to read a large model for nothing takes time."""
         self.names: Mapping[str, Version] = {}
 
     def renew(self) -> None:
         """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
         for alias in ALIASES:
+            if (started := time.monotonic()) < self._wait.get(alias, 0.0):
+                continue
             try:
                 entry = versions.holder(self._model, alias)
                 if entry is None:
@@ -73,6 +77,7 @@ class Live:
             except (Refused, OSError) as error:
                 kept = f"; {self._held[alias].served.name} goes on" if alias in self._held else ""
                 self._say(alias, f"{self._model}@{alias} is not renewed: {error}{kept}")
+                self._wait[alias] = time.monotonic() + 5 * (time.monotonic() - started)
         by_alias = {f"{self._model}@{alias}": version for alias, version in self._held.items()}
         self.names = by_alias | {version.served.name: version for version in reversed(self._held.values())}
         self._let_go()
@@ -81,7 +86,9 @@ class Live:
         """Raise RegistryError if nothing can be asked."""
         if not self.names:
             why = next(iter(self._said.values()), f"{self._model} has neither a champion nor a candidate")
-            raise RegistryError(f"there is nothing to serve: {why}; `clinrl versions {self._model}` lists what there is")
+            raise RegistryError(
+                f"there is nothing to serve: {why}; `clinrl versions {self._model}` lists what there is"
+            )
 
     def end(self) -> None:
         """Remove the private copies."""
@@ -95,11 +102,13 @@ class Live:
                 folder = versions.bring(self._params, entry, place)
                 served = read(folder)
                 sampler = self._backend.open(served, folder)
-            except BaseException:
-                shutil.rmtree(place, ignore_errors=True)
-                raise
-            room = self._backend.room(sampler)
-            self._open[entry.digest] = Version(served, sampler, room, place, int(time.time()))
+                room, now = self._backend.room(sampler), int(time.time())
+                self._open[entry.digest] = Version(served, sampler, room, place, now)
+            except Refused as error:  # without the name of the copy, which is another each time
+                raise RegistryError(str(error).replace(f"{place}/", "")) from error
+            finally:
+                if entry.digest not in self._open:
+                    shutil.rmtree(place, ignore_errors=True)
         return self._open[entry.digest]
 
     def _let_go(self) -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uvicorn
@@ -21,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Message as Event
 from starlette.types import Receive, Scope, Send
 
-from clinrl.config.machine import FILE, LOOPBACK, Machine, read_machine
+from clinrl.config.machine import LOOPBACK, Machine, read_machine
 from clinrl.errors import EngineError, Refused
 from clinrl.models.chat import Completion, decode, encode, read_turn, render
 from clinrl.registry.pyfunc import SEED
@@ -29,7 +28,7 @@ from clinrl.runtime import determinism
 from clinrl.runtime.guard import Fence, Limits, address_of, listen
 from clinrl.serving.backends import Job, Local, Remote
 from clinrl.serving.live import POLL_S, Live, Version
-from clinrl.serving.protocol import Answer, Ask, Refusal, error, event, read, refused
+from clinrl.serving.protocol import Answer, Ask, Refusal, error, event, read, refused, settled
 from clinrl.tasks.base import get_task
 from clinrl.tasks.marks import holds_mark
 
@@ -152,7 +151,9 @@ class Service:
     def _job(self, ask: Ask, version: Version) -> tuple[Job, bool]:
         """The prompt of a request, and whether it opened the think block. Raises Refusal."""
         name, sampler = version.served.name, version.sampler
-        decoding = version.decoding(ask.chat_template_kwargs and ask.chat_template_kwargs.enable_thinking)
+        decoding = version.decoding(
+            None if ask.chat_template_kwargs is None else ask.chat_template_kwargs.enable_thinking
+        )
         if decoding is None:
             says = f"{name} was examined in the modes {', '.join(version.served.modes)} alone"
             raise Refusal(400, says, param="chat_template_kwargs")
@@ -186,8 +187,6 @@ class Service:
     async def _events(
         self, request: Request, job: Job, version: Version, answer: Answer, is_opened: bool, usage: bool
     ) -> AsyncIterator[bytes]:
-        from clinrl.serving.protocol import settled
-
         try:
             yield answer.begin()
             while isinstance(heard := await job.heard.get(), tuple):
@@ -291,8 +290,10 @@ def stage(
 
 def _follow(live: Live, stopping: threading.Event) -> None:
     while not stopping.wait(POLL_S):
-        with suppress(Exception):  # a fault of one look is no reason to stop looking
+        try:
             live.renew()
+        except Exception as fault:  # noqa: BLE001  one look that failed is no reason to stop looking
+            print(f"clinrl: a fault: {type(fault).__name__}: {fault}", file=sys.stderr, flush=True)
 
 
 def _token(host: str) -> str | None:
