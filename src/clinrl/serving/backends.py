@@ -45,10 +45,10 @@ class Job:
     is_streamed: bool
     is_dropped: bool = False
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    heard: asyncio.Queue[tuple[int, ...] | Completion | Exception] = field(default_factory=asyncio.Queue)
+    pieces: asyncio.Queue[tuple[int, ...] | Completion | Exception] = field(default_factory=asyncio.Queue)
 
     def tell(self, what: tuple[int, ...] | Completion | Exception) -> None:
-        self.loop.call_soon_threadsafe(self.heard.put_nowait, what)
+        self.loop.call_soon_threadsafe(self.pieces.put_nowait, what)
 
     def goes_with(self, other: "Job") -> bool:
         """Whether both may be written at once. Drawn tokens depend on what they are drawn beside; likeliest do not."""

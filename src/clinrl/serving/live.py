@@ -56,7 +56,7 @@ class Live:
         """By digest."""
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
         """When an alias that could not be renewed is looked at again: to read a large model for nothing takes time."""
         self.names: Mapping[str, Version] = {}
@@ -85,7 +85,7 @@ class Live:
     def check(self) -> None:
         """Raise RegistryError if nothing can be asked."""
         if not self.names:
-            why = next(iter(self._said.values()), f"{self._model} has neither a champion nor a candidate")
+            why = next(iter(self._reported.values()), f"{self._model} has neither a champion nor a candidate")
             raise RegistryError(
                 f"there is nothing to serve: {why}; `clinrl versions {self._model}` lists what there is"
             )
@@ -121,6 +121,6 @@ class Live:
             del self._lost[digest]
 
     def _say(self, alias: str, sentence: str) -> None:
-        if self._said.get(alias) != sentence:
-            self._said[alias] = sentence
+        if self._reported.get(alias) != sentence:
+            self._reported[alias] = sentence
             print(f"clinrl: {sentence}", file=sys.stderr, flush=True)

@@ -134,16 +134,16 @@ class Service:
             usage = ask.stream_options is not None and ask.stream_options.include_usage
             events = self._events(request, job, version, answer, is_opened, usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        heard = asyncio.ensure_future(job.heard.get())
+        piece = asyncio.ensure_future(job.pieces.get())
         gone = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({heard, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not heard.done():
+            await asyncio.wait({piece, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not piece.done():
                 return Response(status_code=499)  # nobody is there to read it
-            written = _completion(heard.result())
+            written = _completion(piece.result())
         finally:
             job.is_dropped = True
-            heard.cancel()
+            piece.cancel()
             gone.cancel()
         request.scope["clinrl"] |= {"completion_tokens": written.tokens}
         return JSONResponse(answer.whole(read_turn(written.text, is_opened), written.stop, written.tokens))
@@ -189,11 +189,11 @@ class Service:
     ) -> AsyncIterator[bytes]:
         try:
             yield answer.begin()
-            while isinstance(heard := await job.heard.get(), tuple):
-                text = decode(version.sampler.tokenizer, heard, ()).text.rstrip("\ufffd")  # of half a character
+            while isinstance(piece := await job.pieces.get(), tuple):
+                text = decode(version.sampler.tokenizer, piece, ()).text.rstrip("\ufffd")  # of half a character
                 for one in answer.more(settled(text, is_opened)):
                     yield one
-            written = _completion(heard)
+            written = _completion(piece)
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}
             for one in answer.more(read_turn(written.text, is_opened)):
                 yield one
@@ -205,13 +205,13 @@ class Service:
             job.is_dropped = True
 
 
-def _completion(heard: object) -> Completion:
+def _completion(piece: object) -> Completion:
     """What was written. Raises Refusal for a failure, whose own message may quote the request."""
-    if isinstance(heard, Completion):
-        return heard
-    kind = type(heard).__name__
-    print(f"clinrl: an answer failed: {heard if isinstance(heard, Refused) else kind}", file=sys.stderr, flush=True)
-    if isinstance(heard, EngineError):
+    if isinstance(piece, Completion):
+        return piece
+    kind = type(piece).__name__
+    print(f"clinrl: an answer failed: {piece if isinstance(piece, Refused) else kind}", file=sys.stderr, flush=True)
+    if isinstance(piece, EngineError):
         raise Refusal(503, "the server that writes answers did not; ask again")
     raise Refusal(500, "the answer could not be written")
 
