@@ -43,7 +43,7 @@ def command(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, url
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_twenty_promotions_and_rollbacks_lose_no_request(released: Any) -> None:

@@ -21,7 +21,7 @@ from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Backend
 
 ALIASES = (versions.CHAMPION, versions.CANDIDATE)
-POLL_S = 2.0
+POLL_S = 1.0
 """Seconds between two looks at the registry."""
 
 
@@ -58,26 +58,23 @@ class Live:
         """When a version lost its last name, by digest."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
-        """When an alias that could not be renewed is looked at again: to read a large model for nothing takes time."""
+        """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
         self.names: Mapping[str, Version] = {}
 
     def renew(self) -> None:
         """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
         for alias in ALIASES:
-            if (started := time.monotonic()) < self._wait.get(alias, 0.0):
-                continue
             try:
                 entry = versions.holder(self._model, alias)
                 if entry is None:
                     self._held.pop(alias, None)
-                elif alias not in self._held or self._held[alias].served.digest != entry.digest:
+                elif self._is_news(alias, entry.digest):
                     check_servable(self._params, entry, alias)
                     self._held[alias] = self._opened(entry)
                     self._say(alias, f"{self._model}@{alias} is {entry.name} ({entry.digest[:12]})")
             except (Refused, OSError) as error:
                 kept = f"; {self._held[alias].served.name} goes on" if alias in self._held else ""
                 self._say(alias, f"{self._model}@{alias} is not renewed: {error}{kept}")
-                self._wait[alias] = time.monotonic() + 5 * (time.monotonic() - started)
         by_alias = {f"{self._model}@{alias}": version for alias, version in self._held.items()}
         self.names = by_alias | {version.served.name: version for version in reversed(self._held.values())}
         self._let_go()
@@ -95,9 +92,13 @@ class Live:
         for version in self._open.values():
             shutil.rmtree(version.folder, ignore_errors=True)
 
+    def _is_news(self, alias: str, digest: str) -> bool:
+        is_held = alias in self._held and self._held[alias].served.digest == digest
+        return not is_held and time.monotonic() >= self._wait.get(digest, 0.0)
+
     def _opened(self, entry: versions.Entry) -> Version:
         if entry.digest not in self._open:
-            place = Path(mkdtemp(prefix="clinrl-"))
+            place, started = Path(mkdtemp(prefix="clinrl-")), time.monotonic()
             try:
                 folder = versions.bring(self._params, entry, place)
                 served = read(folder)
@@ -105,6 +106,7 @@ class Live:
                 room, now = self._backend.room(sampler), int(time.time())
                 self._open[entry.digest] = Version(served, sampler, room, place, now)
             except Refused as error:  # without the name of the copy, which is another each time
+                self._wait[entry.digest] = time.monotonic() + 5 * (time.monotonic() - started)
                 raise RegistryError(str(error).replace(f"{place}/", "")) from error
             finally:
                 if entry.digest not in self._open:
