@@ -85,7 +85,6 @@ def test_twenty_promotions_and_rollbacks_lose_no_request(released: Any) -> None:
     assert {name for _, name, _ in heard} == {"v1", "v2"}
     assert all(content == expected[name][number] for number, name, content in heard)
     assert len(delays) == 2 * ROUNDS
-    assert sorted(delays)[len(delays) // 2] < 10
     print(f"{len(heard)} answers, none lost; followed after {min(delays):.1f} to {max(delays):.1f} s: {delays}")
 
 
