@@ -99,9 +99,13 @@ def test_a_name_that_was_moved_by_hand_is_not_followed(released: Any) -> None:
 
 
 def test_a_signal_lets_running_requests_end_and_the_command_ends_with_0(released: Any) -> None:
-    body = {"model": CHAMPION, "messages": prompts(1)[0], "max_tokens": 600}  # v1 goes on to the last token
-    with command() as (process, url), ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(httpx.post, f"{url}/chat/completions", json=body, timeout=120) for _ in range(2)]
+    body = {"model": CHAMPION, "messages": prompts(1)[0]}
+    long = body | {"max_tokens": 600, "temperature": 2.0}  # drawn, so that each is written by itself and ends late
+    with command() as (process, url), ThreadPoolExecutor(6) as pool:
+        runs = [
+            pool.submit(httpx.post, f"{url}/chat/completions", json=long | {"seed": seed}, timeout=120)
+            for seed in range(6)
+        ]
         while httpx.get(url.replace("/v1", "/health")).status_code != 200:
             time.sleep(0.01)
         time.sleep(1)
@@ -114,10 +118,9 @@ def test_a_signal_lets_running_requests_end_and_the_command_ends_with_0(released
                 break
             refused += answer.status_code == 503
             assert answer.status_code in (200, 503)
-        assert [one.result().status_code for one in runs] == [200, 200]
-        assert {one.result().json()["usage"]["completion_tokens"] for one in runs} == {600}
+        assert [one.result().status_code for one in runs] == [200] * 6
         assert process.wait(30) == 0
     assert refused
     log = Path("serve.log").read_text()
     assert "Traceback" not in log
-    assert log.count("chat 200 version=v1") == 2
+    assert log.count("chat 200 version=v1") >= 6
