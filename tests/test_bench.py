@@ -25,6 +25,7 @@ TOYS = {
     "audit_env": {"EPISODES": 4, "REPEATS": 1},
     "grpo_loss": {"GROUPS": 4, "LIVE": 1, "SIZE": 2, "PROMPT": 9, "COMPLETION": 5, "ROUNDS": 1},
     "exam": {"CASES": 6, "LOOPED": 2},
+    "serve": {"REQUESTS": 4, "CLIENTS": (1, 2)},
     "registry": {"METRICS": 3, "STEPS": 4},
     "commands": {"TIMES": 1},
     "cases": {"SIZES": (200,)},

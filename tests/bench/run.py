@@ -32,6 +32,7 @@ SCRIPTS = (
     "cases.py",
     "sources.py",
     "exam.py",
+    "serve.py",
     "registry.py",
     "fold.py",
     "grpo_loss.py",

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from starlette.testclient import TestClient
 
 import dolls
 import engines
@@ -27,6 +29,10 @@ from clinrl.models.engine import Engine
 from clinrl.models.generate import Prompt, Sampler
 from clinrl.models.journal import Journal
 from clinrl.models.vllm_client import Client
+from clinrl.registry.pyfunc import Decoding, Served
+from clinrl.serving.backends import Remote
+from clinrl.serving.live import Version
+from clinrl.serving.server import Bounds, Service
 from clinrl.tasks.base import get_task
 from clinrl.training.adapter import write_adapter
 
@@ -434,3 +440,41 @@ def test_an_exam_names_its_sampler_and_is_compared_with_no_other(
 
 def block(project: Path) -> dict[str, Any]:
     return {"repo": str(project / "checkpoint"), "revision": "main", "quantize": "none"}
+
+
+# Serving
+
+
+def test_what_is_served_is_forwarded_with_the_adapter_s_name(
+    server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path
+) -> None:
+    """The application of `clinrl serve` over the imitation: whole and in a stream, the tokens are the engine's."""
+    direct = connect()
+    direct.adopt(paths.adapter("v1"))
+    (asked,), how = prompts(1), HOW | {"thinking": False}
+    (expected,) = direct.sample([asked], **how)
+    shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
+    backend = Remote("esi", Vllm(url=direct.client.url))
+    served = Served(
+        name="v1", task="esi", task_version=2, digest=identity(read_manifest(paths.adapter("v1"))), form="adapter",
+        base_digest=identity(read_manifest(paths.base("esi"))), default_mode="direct",
+        modes={"direct": Decoding(thinking=False, temperature=0.0, max_new_tokens=24)},
+    )  # fmt: skip
+    sampler = backend.open(served, tmp_path)
+    live = SimpleNamespace(names={"v1": Version(served, sampler, backend.room(sampler), tmp_path, 0)})
+    service = Service(cast(Any, live), backend, Bounds(at_once=2, queue=2, tokens=64, request_s=60.0))
+    body = {"model": "v1", "messages": [{"role": one.role, "content": one.content} for one in asked.messages]}
+    with TestClient(service) as client:
+        whole = client.post("/v1/chat/completions", json=body).json()
+        assert whole["choices"][0]["message"]["content"] == expected.text
+        assert whole["usage"]["completion_tokens"] == expected.tokens
+        stream = client.post("/v1/chat/completions", json=body | {"stream": True}).text
+        chunks = [json.loads(line.removeprefix("data: ")) for line in stream.split("\n\n")[:-2]]
+        assert "".join(one["choices"][0]["delta"].get("content", "") for one in chunks) == expected.text
+        assert server.asked[-1]["model"] == engine.name_of(paths.adapter("v1"))
+        server.dies_after = 0
+        assert client.post("/v1/chat/completions", json=body).status_code == 503
+    with pytest.raises(EngineError, match="v1 is for another base than data/bases/esi, which the vLLM server has"):
+        backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
+    backend.close(served.digest)
+    assert server.adapters == {}

@@ -13,7 +13,7 @@ from clinrl import paths
 from clinrl.artifacts import exclusive, identity, read_manifest, write_json
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.registry import versions
-from clinrl.release import audit_log, change_control, promotion
+from clinrl.release import audit_log, change_control, promotion, standing
 from clinrl.signing import approval
 
 pytestmark = pytest.mark.usefixtures("few_draws")
@@ -496,3 +496,27 @@ def test_a_decision_that_another_one_overtook_is_made_anew(params, monkeypatch):
     with pytest.raises(GateError, match="another decision looked at this exam while v1 was decided; decide again"):
         promotion.decide(planned(), "v1")
     assert kinds() == before
+
+
+@after("v1")
+def test_a_champion_may_be_asked_that_was_approved_or_brought_back_and_no_other(params):
+    def check(alias="champion"):
+        standing.check_servable(params, versions.holder("esi", alias), alias)
+
+    check()
+    versions.point("esi", "champion", versions.find("esi", "v2"))
+    with pytest.raises(GateError, match=r"v2 is the champion of esi by name only: .* no approval that made it so"):
+        check()
+    versions.point("esi", "champion", versions.find("esi", "v1"))
+    promotion.rollback(params, "esi", approver=ADA)
+    assert champion() == "v2"
+    check()
+    promotion.decide(params, "v3")
+    versions.point("esi", "candidate", versions.find("esi", "v3"))
+    versions.tag(versions.find("esi", "v3"), {"gate": "passed"})  # the audit file knows better
+    with pytest.raises(GateError, match="v3 was refused by its gate, or trained on a waiver, and is no candidate"):
+        check("candidate")
+    log = paths.audit_log().read_text()
+    paths.audit_log().write_text(log.replace(ADA, "Eve", 1))
+    with pytest.raises(ArtefactError, match=r"decisions\.jsonl"):
+        check()

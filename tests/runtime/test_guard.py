@@ -1,6 +1,7 @@
 """The fence in front of a real server: what passes, and what never arrives."""
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -16,7 +17,8 @@ from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from clinrl.runtime.guard import Fence, Limits
+from clinrl.errors import Refused
+from clinrl.runtime.guard import Fence, Limits, listen
 
 LIMITS = Limits(body_bytes=1000, request_s=0.5, idle_s=0.3)
 ARRIVED: list[str] = []
@@ -187,3 +189,12 @@ def test_nobody_else_is_invited_to_read_an_answer(inviting: str) -> None:
     answer = httpx.get(f"http://{inviting}/")
     assert answer.text == "read me"
     assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_an_address_that_cannot_be_had_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Refused, match=rf"^127.0.0.1 port {port} is taken; choose another"):
+            listen("127.0.0.1", port)
+    with pytest.raises(Refused, match=r"^192\.0\.2\.1 port 0 cannot be listened on \("):
+        listen("192.0.2.1", 0)

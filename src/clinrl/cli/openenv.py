@@ -1,7 +1,5 @@
 """A task's environment served to OpenEnv clients, which train or examine models of their own on it."""
 
-import errno
-import socket
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -42,9 +40,10 @@ def stage(name: str, *, host: str, port: int, sessions: int, open_exam: bool = F
         raise Refused(f"OpenEnv is not installed; {INSTALL}") from None
     import uvicorn
 
-    with _listening(host, port) as listening:
-        place, taken = listening.getsockname()[:2]
-        print(f"http://{f'[{place}]' if ':' in place else place}:{taken}", flush=True)
+    from clinrl.runtime.guard import address_of, listen
+
+    with listen(host, port) as listening:
+        print(address_of(listening), flush=True)
         if open_exam:
             print(f"clinrl: THE EXAM IS OPEN: {EXAM_IS_OPEN}", file=sys.stderr, flush=True)
         config = uvicorn.Config(
@@ -54,11 +53,3 @@ def stage(name: str, *, host: str, port: int, sessions: int, open_exam: bool = F
             limit_concurrency=sessions + SPARE_CONNECTIONS,
         )
         uvicorn.Server(config).run(sockets=[listening])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror or error})"
-        raise Refused(f"{host} port {port} {why}; choose another with --host and --port") from None

@@ -85,6 +85,27 @@ RELEASE = {
         arguments=(MODEL, APPROVER),
         also="revert undo previous demote",
     ),
+    "serve": Command(
+        help="serve a task's champion and candidate to OpenAI clients",
+        description="Serves MODEL@champion and MODEL@candidate over HTTP in the form of OpenAI's chat completions "
+        "until Ctrl-C or SIGTERM, and prints the address first. A promotion or a rollback is followed within seconds; "
+        "running requests end on the version that they began with. An answer names its version and adapter. With "
+        "CLINRL_SERVE_TOKEN, which another host than this machine needs, clients have to send that token. Where "
+        "machine.yaml has `sampler: vllm`, the server of `clinrl engine` writes.",
+        examples="clinrl serve esi\nclinrl serve esi-merged --port 8001\n"
+        'CLINRL_SERVE_TOKEN="$(cat token)" clinrl serve esi --host 0.0.0.0',
+        runs="serving.server:stage",
+        arguments=(
+            MODEL,
+            arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
+            arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
+            arg("--at-once", type=natural(1), metavar="N", default=8, help="answered together; default: 8"),
+            arg("--queue", type=natural(0), metavar="N", default=64, help="that wait, beyond which 429; default: 64"),
+            arg("--tokens", type=natural(1), metavar="N", default=4096, help="most of an answer; default: 4096"),
+            arg("--timeout", type=natural(1), metavar="S", default=120, help="seconds of a request; default: 120"),
+        ),
+        also="openai api chat endpoint http vllm infer inference ask",
+    ),
     "simulate-retraining": Command(
         help="simulate what a task's change plan lets pass in a year",
         description="Simulates lives of a model with a draft each week, useless, worse or better than the champion, "

@@ -36,8 +36,8 @@ def refused(folder: Path | str, what: str) -> Iterator[None]:
         ) from error
 
 
-def adapted(model: Any, folder: Path, *, is_trainable: bool = False) -> Any:
-    """A model with the LoRA adapter of a folder on it.
+def adapted(model: Any, folder: Path, *, is_trainable: bool = False, name: str = "default") -> Any:
+    """A model with the LoRA adapter of a folder on it, under a name and beside those that it has already.
 
     Raises ArtefactError if the folder holds no LoRA adapter, if it does not fit the model, or if a weight is no finite
     number: such an adapter answers nothing, and takes its time for that.
@@ -46,7 +46,15 @@ def adapted(model: Any, folder: Path, *, is_trainable: bool = False) -> Any:
     with refused(folder, "adapter"):
         from peft import PeftModel
 
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=is_trainable)
+        if not isinstance(model, PeftModel):
+            return PeftModel.from_pretrained(model, str(folder), adapter_name=name, is_trainable=is_trainable)
+        try:
+            model.load_adapter(str(folder), adapter_name=name)
+        except Exception:
+            if name in model.peft_config:  # a part of it may be there
+                model.delete_adapter(name)
+            raise
+        return model
 
 
 def check(folder: Path) -> None:

@@ -6,6 +6,7 @@ by the digest of what was trained, so that one adapter is one version however of
 """
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -193,13 +194,27 @@ def check_intact(params: Params, entry: Entry) -> None:
     if there is no folder.
     """
     with connect() as client, TemporaryDirectory(prefix="clinrl-") as scratch:
-        folder = _folder(client, entry, Path(scratch))
-        check_signature(folder, trusted_keys(params))
-        if (found := read(folder).digest) != entry.digest:
-            raise RegistryError(
-                f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
-                f"`clinrl register {entry.name}`"
-            )
+        _check_folder(params, entry, _folder(client, entry, Path(scratch)))
+
+
+def bring(params: Params, entry: Entry, to: Path) -> Path:
+    """A copy of a registered model's folder, below a folder that is private: what is checked is what will be loaded,
+    whatever happens to the store meanwhile. Raises as `check_intact` does."""
+    with connect() as client:
+        folder = _folder(client, entry, to)
+    if not folder.is_relative_to(to):
+        folder = Path(shutil.copytree(folder, to / entry.name, symlinks=True))
+    _check_folder(params, entry, folder)
+    return folder
+
+
+def _check_folder(params: Params, entry: Entry, folder: Path) -> None:
+    check_signature(folder, trusted_keys(params))
+    if (found := read(folder).digest) != entry.digest:
+        raise RegistryError(
+            f"{folder} holds {found[:12]} and not {entry.digest[:12]}, which {entry.name} is in the registry; run "
+            f"`clinrl register {entry.name}`"
+        )
 
 
 def _folder(client: "MlflowClient", entry: Entry, scratch: Path) -> Path:

@@ -5,13 +5,17 @@ from typing import Any
 from clinrl import artifacts, paths
 from clinrl.artifacts import identity, read_manifest
 from clinrl.config.params import Params, load_params
-from clinrl.errors import ArtefactError, ParamsError, RegistryError
+from clinrl.errors import ArtefactError, GateError, ParamsError, RegistryError
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
-from clinrl.release import audit_log
-from clinrl.signing.keys import trusted_keys
+from clinrl.release import audit_log, promotion
+from clinrl.signing import approval
+from clinrl.signing.keys import keyring, trusted_keys
 from clinrl.tracking.mlflow_store import connect
+
+MOVES = ("promotion", "rollback")
+"""Lines of the audit file that give a model another champion."""
 
 
 def check_unchanged(params: Params, name: str) -> None:
@@ -67,6 +71,38 @@ def champion_of(params: Params, name: str) -> Entry:
     if champion is None:
         raise RegistryError(f"{model} has no champion any more; release {name} again")
     return champion
+
+
+def check_servable(params: Params, entry: Entry, alias: str) -> None:
+    """Refuse to let people ask a version as `champion` that nobody approved, or as `candidate` that was refused.
+
+    An alias is a name that whoever can write to the registry may move. Raises GateError, or as `audit_log.read`.
+    """
+    log, lines = paths.audit_log(), audit_log.read(paths.audit_log(), trusted_keys(params))
+    decisions = [line.body for line in lines if line.kind == "decision"]
+    if alias == versions.CANDIDATE:
+        last = next((body for body in reversed(decisions) if body["candidate_digest"] == entry.digest), None)
+        if (
+            (last and not last["promote"])
+            or entry.tags.get(versions.GATE) == versions.REFUSED
+            or "waiver" in entry.tags
+        ):
+            raise GateError(f"{entry.name} was refused by its gate, or trained on a waiver, and is no candidate")
+        return
+    if promotion.recorded_champion(entry.model, lines) != entry.digest:
+        raise GateError(
+            f"{entry.name} is the champion of {entry.model} by name only: {log} knows of no approval that made it so"
+        )
+    moved = next(line for line in reversed(lines) if line.kind in MOVES and line.body["model"] == entry.model)
+    body = moved.body
+    if moved.kind == "rollback":
+        about = artifacts.digest({key: value for key, value in body.items() if key != "approval"})
+    else:
+        about = body["approved"]
+        if not any(artifacts.digest(made) == body["decision"] and made["promote"] for made in decisions):
+            raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
+    if approval.approver_of(body["approval"], about, params.approvers or keyring()) != body["approver"]:
+        raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 
 
 def outcome(params: Params, name: str) -> str | None:

@@ -7,14 +7,18 @@ server's own names, may come from no page but the server's own, and carries the 
 
 import asyncio
 import base64
+import errno
 import hmac
-from collections.abc import Collection
+import socket
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from clinrl.errors import Refused
 
 
 class Limits(NamedTuple):
@@ -27,17 +31,25 @@ class Limits(NamedTuple):
     """Seconds that a WebSocket may be silent."""
 
 
+def refusal_response(status: int, sentence: str) -> JSONResponse:
+    """A refusal as JSON, in the form in which FastAPI says its own."""
+    return JSONResponse({"detail": sentence}, status)
+
+
 class Fence:
     """An ASGI application in front of another."""
 
     def __init__(
-        self, app: ASGIApp, *, names: Collection[str] = (), login: str | None = None, limits: Limits | None = None
-    ) -> None:
-        """`names`: of this server, beside localhost and the address that was connected to. `login`: `user:password`."""
+        self, app: ASGIApp, *, names: Collection[str] = (), login: str | None = None, token: str | None = None,
+        limits: Limits | None = None, refuse: Callable[[int, str], Response] = refusal_response,
+    ) -> None:  # fmt: skip
+        """`names`: of this server, beside localhost and the address that was connected to. `login`: `user:password`;
+        `token`: a bearer's; one of them, or none. `refuse` gives a status and a sentence the form that clients read."""
         self._app = app
         self._names = {"localhost", *(name.lower() for name in names)}
-        self._login = login
+        self._login, self._token = login, token
         self._limits = limits
+        self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -53,12 +65,16 @@ class Fence:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_own(hosts[0], scope):
-            return refusal_response(403, "The Host header names no server here.")
+            return self._refuse(403, "The Host header names no server here.")
         if not _is_from_own_page(scope["type"] == "http" and scope["method"] in ("GET", "HEAD"), headers, hosts[0]):
-            return refusal_response(403, "A page of another origin may not ask this server.")
+            return self._refuse(403, "A page of another origin may not ask this server.")
         if self._login is not None and not _knows(self._login, headers.get("authorization", "")):
-            refused = refusal_response(401, "This server asks for a user and a password.")
+            refused = self._refuse(401, "This server asks for a user and a password.")
             refused.headers["www-authenticate"] = 'Basic realm="clinrl", charset="UTF-8"'
+            return refused
+        if self._token is not None and not _bears(self._token, headers.get("authorization", "")):
+            refused = self._refuse(401, "This server asks for a bearer token, which is missing or wrong.")
+            refused.headers["www-authenticate"] = 'Bearer realm="clinrl"'
             return refused
         return None
 
@@ -85,15 +101,13 @@ class Fence:
             async with asyncio.timeout(self._limits.request_s):
                 body = await _read(receive, self._limits.body_bytes)
                 if body is None:
-                    refusal = refusal_response(413, f"A request may have {self._limits.body_bytes:,} bytes.")
+                    refusal = self._refuse(413, f"A request may have {self._limits.body_bytes:,} bytes.")
                     await refusal(scope, receive, noting)
                 else:
                     await self._app(scope, _replay(body, receive), noting)
         except TimeoutError:
             if not started:
-                await refusal_response(408, f"A request may take {self._limits.request_s:g} seconds.")(
-                    scope, receive, send
-                )
+                await self._refuse(408, f"A request may take {self._limits.request_s:g} seconds.")(scope, receive, send)
 
     def _impatient(self, receive: Receive, send: Send) -> Receive:
         """A WebSocket's messages, which ends it when none comes for too long."""
@@ -113,9 +127,19 @@ class Fence:
         return receive_in_time
 
 
-def refusal_response(status: int, sentence: str) -> JSONResponse:
-    """A refusal as JSON, in the form in which FastAPI says its own."""
-    return JSONResponse({"detail": sentence}, status)
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; port 0: any free one. Raises Refused if the address cannot be had."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror or error})"
+        raise Refused(f"{host} port {port} {why}; choose another with --host and --port") from None
+
+
+def address_of(listening: socket.socket) -> str:
+    """The address at which a socket listens, for people."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _is_from_own_page(is_read: bool, headers: Headers, host: str) -> bool:
@@ -136,6 +160,11 @@ def _knows(login: str, authorization: str) -> bool:
     scheme, _, given = authorization.partition(" ")
     expected = base64.b64encode(login.encode()).decode()
     return scheme.lower() == "basic" and hmac.compare_digest(given.strip().encode(), expected.encode())
+
+
+def _bears(token: str, authorization: str) -> bool:
+    scheme, _, given = authorization.partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
 async def _read(receive: Receive, most: int) -> bytes | None:

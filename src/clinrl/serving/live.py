@@ -1,0 +1,128 @@
+"""Which versions are asked under which names: the registry's aliases, looked at every few seconds.
+
+A version is opened before it takes a name, and stays open for a while after it lost the last one. Whatever is wrong
+with the next one, the version before goes on.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from clinrl.config.params import Params
+from clinrl.errors import Refused, RegistryError
+from clinrl.models.generate import Sampler
+from clinrl.registry import versions
+from clinrl.registry.pyfunc import Decoding, Served, read
+from clinrl.release.standing import check_servable
+from clinrl.serving.backends import Backend
+
+ALIASES = (versions.CHAMPION, versions.CANDIDATE)
+POLL_S = 1.0
+"""Seconds between two looks at the registry."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version that is ready."""
+
+    served: Served
+    sampler: Sampler
+    room: int | None
+    """Tokens of prompt and completion together."""
+    folder: Path
+    since: int
+    """When it was opened, in seconds since 1970."""
+
+    def decoding(self, thinking: bool | None) -> Decoding | None:
+        """How it was examined with thinking or without, or by default (None); None if it was not."""
+        if thinking is None:
+            return self.served.modes[self.served.default_mode]
+        return next((mode for mode in self.served.modes.values() if mode.thinking == thinking), None)
+
+
+class Live:
+    """The versions that are asked. `names` is replaced as a whole, so whoever reads it needs no lock."""
+
+    def __init__(self, params: Params, model: str, backend: Backend, keep_s: float) -> None:
+        """`keep_s`: seconds for which a version that lost its names may still be asked for."""
+        self._params, self._model, self._backend, self._keep_s = params, model, backend, keep_s
+        self._held: dict[str, Version] = {}
+        """By alias."""
+        self._open: dict[str, Version] = {}
+        """By digest."""
+        self._lost: dict[str, float] = {}
+        """When a version lost its last name, by digest."""
+        self._reported: dict[str, str] = {}
+        self._wait: dict[str, float] = {}
+        """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
+        self.names: Mapping[str, Version] = {}
+
+    def renew(self) -> None:
+        """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
+        for alias in ALIASES:
+            try:
+                entry = versions.holder(self._model, alias)
+                if entry is None:
+                    self._held.pop(alias, None)
+                elif self._is_news(alias, entry.digest):
+                    check_servable(self._params, entry, alias)
+                    self._held[alias] = self._opened(entry)
+                    self._say(alias, f"{self._model}@{alias} is {entry.name} ({entry.digest[:12]})")
+            except (Refused, OSError) as error:
+                kept = f"; {self._held[alias].served.name} goes on" if alias in self._held else ""
+                self._say(alias, f"{self._model}@{alias} is not renewed: {error}{kept}")
+        by_alias = {f"{self._model}@{alias}": version for alias, version in self._held.items()}
+        self.names = by_alias | {version.served.name: version for version in reversed(self._held.values())}
+        self._let_go()
+
+    def check(self) -> None:
+        """Raise RegistryError if nothing can be asked."""
+        if not self.names:
+            why = next(iter(self._reported.values()), f"{self._model} has neither a champion nor a candidate")
+            raise RegistryError(
+                f"there is nothing to serve: {why}; `clinrl versions {self._model}` lists what there is"
+            )
+
+    def end(self) -> None:
+        """Remove the private copies."""
+        for version in self._open.values():
+            shutil.rmtree(version.folder, ignore_errors=True)
+
+    def _is_news(self, alias: str, digest: str) -> bool:
+        is_held = alias in self._held and self._held[alias].served.digest == digest
+        return not is_held and time.monotonic() >= self._wait.get(digest, 0.0)
+
+    def _opened(self, entry: versions.Entry) -> Version:
+        if entry.digest not in self._open:
+            place, started = Path(mkdtemp(prefix="clinrl-")), time.monotonic()
+            try:
+                folder = versions.bring(self._params, entry, place)
+                served = read(folder)
+                sampler = self._backend.open(served, folder)
+                room, now = self._backend.room(sampler), int(time.time())
+                self._open[entry.digest] = Version(served, sampler, room, place, now)
+            except Refused as error:  # without the name of the copy, which is another each time
+                self._wait[entry.digest] = time.monotonic() + 5 * (time.monotonic() - started)
+                raise RegistryError(str(error).replace(f"{place}/", "")) from error
+            finally:
+                if entry.digest not in self._open:
+                    shutil.rmtree(place, ignore_errors=True)
+        return self._open[entry.digest]
+
+    def _let_go(self) -> None:
+        """Close what nobody can be waiting for any more."""
+        named, now = {version.served.digest for version in self._held.values()}, time.monotonic()
+        self._lost = {digest: self._lost.get(digest, now) for digest in self._open if digest not in named}
+        for digest in [digest for digest, at in self._lost.items() if now - at > self._keep_s]:
+            self._backend.close(digest)
+            shutil.rmtree(self._open.pop(digest).folder, ignore_errors=True)
+            del self._lost[digest]
+
+    def _say(self, alias: str, sentence: str) -> None:
+        if self._reported.get(alias) != sentence:
+            self._reported[alias] = sentence
+            print(f"clinrl: {sentence}", file=sys.stderr, flush=True)

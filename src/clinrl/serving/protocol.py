@@ -1,0 +1,171 @@
+"""OpenAI's chat completions, as far as they are served: what a request may say, and the form of what is answered.
+
+Names of fields are OpenAI's. vLLM's `chat_template_kwargs` and `reasoning` are beside them. What is not listed here is
+refused, since a field that is ignored in silence answers another question than was asked.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+from uuid import uuid4
+
+from pydantic import ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse
+
+from clinrl.models.chat import CLOSE, OPEN
+from clinrl.types import Message, Strict
+
+MAX_TURNS = 64
+
+
+class Asked(Strict):
+    """A part of a request. Numbers are numbers: no text is read as one."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class Text(Asked):
+    type: Literal["text"]
+    text: str
+
+
+class Turn(Asked):
+    role: Literal["system", "user", "assistant"]
+    content: str | list[Text]
+
+    @property
+    def message(self) -> Message:
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        return Message(role=self.role, content="\n".join(parts))
+
+
+class TemplateOptions(Asked):
+    enable_thinking: bool
+
+
+class StreamOptions(Asked):
+    include_usage: bool = False
+
+
+class Ask(Asked):
+    """The body of a request. Null is as absent."""
+
+    model: str
+    messages: list[Turn] = Field(min_length=1, max_length=MAX_TURNS)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    """The former name of `max_completion_tokens`."""
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    n: Literal[1] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+
+
+class Refusal(Exception):
+    """A request that is not answered, and why."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+
+BUSY = {429: "1", 503: "5"}
+"""Seconds after which a client may ask again, by status."""
+
+
+def error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """A refusal as OpenAI's clients read it."""
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def refused(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
+    """The response that a refusal is."""
+    headers = {"Retry-After": BUSY[status]} if status in BUSY else None
+    return JSONResponse(error(status, message, param, code), status, headers)
+
+
+def read(body: bytes) -> Ask:
+    """The request that a body is. Raises Refusal, without what the request says."""
+    try:
+        return Ask.model_validate_json(body)
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"]))[:80]
+    if first["type"] == "extra_forbidden":
+        raise Refusal(400, f"{where} is not supported by this server", param=where, code="unsupported_parameter")
+    raise Refusal(400, f"{where or 'the body'}: {first['msg'][:200]}", param=where or None)
+
+
+def settled(text: str, is_opened: bool) -> Message:
+    """Of a text that a model is writing, the part of its turn that stays, however the text goes on."""
+    if not is_opened:
+        head = text.lstrip()
+        if not head.startswith(OPEN):
+            return Message(role="assistant", content="" if OPEN.startswith(head) else text.lstrip("\n"))
+        text = head.removeprefix(OPEN)
+    before, closed, after = text.partition(CLOSE)
+    if not closed:
+        begun = next((size for size in range(len(CLOSE) - 1, 0, -1) if before.endswith(CLOSE[:size])), 0)
+        before = before[: len(before) - begun]
+    return Message(role="assistant", content=after.lstrip("\n"), thinking=before.strip("\n"))
+
+
+class Answer:
+    """One answer under way: its names, and the events of its stream."""
+
+    def __init__(self, model: str, fingerprint: str, prompt_tokens: int) -> None:
+        self._names = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": model}
+        self._names["system_fingerprint"] = fingerprint
+        self._prompt_tokens = prompt_tokens
+        self._sent = {"reasoning": "", "content": ""}
+
+    def whole(self, turn: Message, stop: str, tokens: int) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        message = {"role": "assistant", "content": turn.content, "refusal": None}
+        message |= {} if turn.thinking is None else {"reasoning": turn.thinking}
+        choice = {"index": 0, "message": message, "finish_reason": _reason(stop), "logprobs": None}
+        return {**self._names, "object": "chat.completion", "choices": [choice], "usage": self._usage(tokens)}
+
+    def begin(self) -> bytes:
+        """The first event."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def more(self, turn: Message) -> Iterator[bytes]:
+        """The events for what a turn has more than was sent of it."""
+        for name, text in {"reasoning": turn.thinking or "", "content": turn.content}.items():
+            if len(text) > len(self._sent[name]) and text.startswith(self._sent[name]):
+                yield self._chunk({name: text[len(self._sent[name]) :]})
+                self._sent[name] = text
+
+    def end(self, stop: str, tokens: int, *, with_usage: bool) -> Iterator[bytes]:
+        """The last events."""
+        yield self._chunk({}, _reason(stop))
+        if with_usage:
+            yield event({**self._names, "object": CHUNK, "choices": [], "usage": self._usage(tokens)})
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: Mapping[str, str], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        return event({**self._names, "object": CHUNK, "choices": [choice]})
+
+    def _usage(self, tokens: int) -> dict[str, int]:
+        total = self._prompt_tokens + tokens
+        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
+
+
+CHUNK = "chat.completion.chunk"
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return f"data: {json.dumps(body)}\n\n".encode()
+
+
+def _reason(stop: str) -> str:
+    return "stop" if stop == "answered" else "length"

@@ -1,0 +1,306 @@
+"""`clinrl serve`: OpenAI's interface over the versions of a registered model.
+
+Nothing of a request is written down but its status, the version that answered, and counts.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message as Event
+from starlette.types import Receive, Scope, Send
+
+from clinrl.config.machine import LOOPBACK, Machine, read_machine
+from clinrl.errors import EngineError, Refused
+from clinrl.models.chat import Completion, decode, encode, read_turn, render
+from clinrl.registry.pyfunc import SEED
+from clinrl.runtime import determinism
+from clinrl.runtime.guard import Fence, Limits, address_of, listen
+from clinrl.serving.backends import Job, Local, Remote
+from clinrl.serving.live import POLL_S, Live, Version
+from clinrl.serving.protocol import Answer, Ask, Refusal, error, event, read, refused, settled
+from clinrl.tasks.base import get_task
+from clinrl.tasks.marks import holds_mark
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+TOKEN: Final = "CLINRL_SERVE_TOKEN"
+"""The variable with the token that clients have to send."""
+LEAST_TOKEN: Final = 20
+"""Characters of a token."""
+BODY_BYTES: Final = 128 * 1024
+SPARE_CONNECTIONS: Final = 64
+"""Connections beyond those whose requests are answered or wait; one more gets 503."""
+CHAT: Final = "/v1/chat/completions"
+
+
+class Bounds(NamedTuple):
+    """What a server takes on."""
+
+    at_once: int
+    """Requests that are answered together."""
+    queue: int
+    """Requests that wait."""
+    tokens: int
+    """Tokens that one answer may have."""
+    request_s: float
+
+
+class Service:
+    """The application."""
+
+    def __init__(self, live: Live, backend: Local | Remote, bounds: Bounds) -> None:
+        self._live, self._backend, self._bounds = live, backend, bounds
+        self.in_flight = 0
+        self.is_draining = False
+        routes = [
+            Route(CHAT, self._chat, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name}", self._model),
+            Route("/health", self._health),
+        ]
+        self._app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route, Refusal: _refused})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, within the bounds, and write a line about it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, counted, status = time.monotonic(), scope["path"] == CHAT, 0
+        scope["clinrl"] = {}
+
+        async def noting(message: Event) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        if counted and self.is_draining:
+            await refused(503, "this server is being stopped; ask another, or later")(scope, receive, noting)
+        elif counted and self.in_flight >= self._bounds.at_once + self._bounds.queue:
+            says = "as many requests wait as this server takes; ask again"
+            await refused(429, says, code="rate_limit_exceeded")(scope, receive, noting)
+        else:
+            self.in_flight += counted
+            try:
+                await self._app(scope, receive, noting)
+            except Exception as fault:  # noqa: BLE001  its message may quote the request, so its kind alone is told
+                print(f"clinrl: a fault: {type(fault).__name__}", file=sys.stderr, flush=True)
+                if not status:
+                    await refused(500, "this server failed")(scope, receive, noting)
+            finally:
+                self.in_flight -= counted
+                if counted:
+                    says = " ".join(f"{name}={value}" for name, value in scope["clinrl"].items())
+                    took = f"{time.monotonic() - started:.3f}"
+                    print(f"clinrl: chat {status or 'dropped'} {says} s={took}", file=sys.stderr, flush=True)
+
+    async def _health(self, _: Request) -> Response:
+        status = "draining" if self.is_draining else "ok"
+        return JSONResponse({"status": status}, 503 if self.is_draining else 200)
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_card(*one) for one in self._live.names.items()]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        return JSONResponse(_card(name, self._version(name)))
+
+    def _version(self, name: str) -> Version:
+        version = self._live.names.get(name)
+        if version is None:
+            says = f"there is no such model; there are {', '.join(self._live.names)}"
+            raise Refusal(404, says, param="model", code="model_not_found")
+        return version
+
+    async def _chat(self, request: Request) -> Response:
+        ask = read(await request.body())
+        version = self._version(ask.model)
+        job, is_opened = self._job(ask, version)
+        request.scope["clinrl"] |= {"version": version.served.name, "prompt_tokens": len(job.ids)}
+        self._backend.submit(job)
+        answer = Answer(version.served.name, version.served.digest, len(job.ids))
+        if ask.stream:
+            usage = ask.stream_options is not None and ask.stream_options.include_usage
+            events = self._events(request, job, version, answer, is_opened, usage)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        piece = asyncio.ensure_future(job.pieces.get())
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({piece, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not piece.done():
+                return Response(status_code=499)  # nobody is there to read it
+            written = _completion(piece.result())
+        finally:
+            job.is_dropped = True
+            piece.cancel()
+            gone.cancel()
+        request.scope["clinrl"] |= {"completion_tokens": written.tokens}
+        return JSONResponse(answer.whole(read_turn(written.text, is_opened), written.stop, written.tokens))
+
+    def _job(self, ask: Ask, version: Version) -> tuple[Job, bool]:
+        """The prompt of a request, and whether it opened the think block. Raises Refusal."""
+        name, sampler = version.served.name, version.sampler
+        decoding = version.decoding(
+            None if ask.chat_template_kwargs is None else ask.chat_template_kwargs.enable_thinking
+        )
+        if decoding is None:
+            says = f"{name} was examined in the modes {', '.join(version.served.modes)} alone"
+            raise Refusal(400, says, param="chat_template_kwargs")
+        messages, marks = [turn.message for turn in ask.messages], [*sampler.tokenizer.get_added_vocab()]
+        for number, message in enumerate(messages):
+            if holds_mark(message.content, marks):
+                says = "holds a mark of the chat template, which the model would obey; remove it"
+                raise Refusal(400, f"messages.{number} {says}", param=f"messages.{number}.content")
+        try:
+            text = render(sampler.tokenizer, messages, decoding.thinking)
+        except Exception as error:  # a template may refuse an order of turns; its message may quote them
+            says = f"the chat template of {name} does not take turns of these roles in this order"
+            raise Refusal(400, says, param="messages") from error
+        (ids,) = encode(sampler.tokenizer, [text])
+        wanted = ask.max_completion_tokens or ask.max_tokens
+        left = self._bounds.tokens if version.room is None else min(self._bounds.tokens, version.room - len(ids))
+        budget = wanted or min(decoding.max_new_tokens, left)
+        if budget > left or left < 1:
+            says = f"the prompt has {len(ids)} tokens, which leaves {max(left, 0)} for an answer"
+            says += f", and {wanted} were asked for" if wanted else ""
+            raise Refusal(400, says, param="messages", code="context_length_exceeded")
+        job = Job(
+            version.served.digest, tuple(ids), budget,
+            temperature=decoding.temperature if ask.temperature is None else ask.temperature,
+            top_p=decoding.top_p if ask.top_p is None else ask.top_p,
+            seed=SEED if ask.seed is None else ask.seed,
+            is_streamed=bool(ask.stream),
+        )  # fmt: skip
+        return job, sampler.opens(decoding.thinking)
+
+    async def _events(
+        self, request: Request, job: Job, version: Version, answer: Answer, is_opened: bool, usage: bool
+    ) -> AsyncIterator[bytes]:
+        try:
+            yield answer.begin()
+            while isinstance(piece := await job.pieces.get(), tuple):
+                text = decode(version.sampler.tokenizer, piece, ()).text.rstrip("\ufffd")  # of half a character
+                for one in answer.more(settled(text, is_opened)):
+                    yield one
+            written = _completion(piece)
+            request.scope["clinrl"] |= {"completion_tokens": written.tokens}
+            for one in answer.more(read_turn(written.text, is_opened)):
+                yield one
+            for one in answer.end(written.stop, written.tokens, with_usage=usage):
+                yield one
+        except Refusal as refusal:
+            yield event(error(refusal.status, refusal.message))
+        finally:
+            job.is_dropped = True
+
+
+def _completion(piece: object) -> Completion:
+    """What was written. Raises Refusal for a failure, whose own message may quote the request."""
+    if isinstance(piece, Completion):
+        return piece
+    kind = type(piece).__name__
+    print(f"clinrl: an answer failed: {piece if isinstance(piece, Refused) else kind}", file=sys.stderr, flush=True)
+    if isinstance(piece, EngineError):
+        raise Refusal(503, "the server that writes answers did not; ask again")
+    raise Refusal(500, "the answer could not be written")
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _card(name: str, version: Version) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": version.since, "owned_by": "clinrl"}
+
+
+async def _no_route(_: Request, found: Exception) -> Response:
+    assert isinstance(found, HTTPException)
+    return refused(found.status_code, "there is no such route; there are /v1/chat/completions, /v1/models and /health")
+
+
+async def _refused(_: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refusal)
+    return refused(refusal.status, refusal.message, refusal.param, refusal.code)
+
+
+class Server(uvicorn.Server):
+    """Ends when what runs has been answered: the first signal lets nothing new in, the second does not wait."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.should_exit = self.force_exit = self._service.is_draining
+        self._service.is_draining = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._service.is_draining and not self._service.in_flight:
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def stage(
+    params: "Params", name: str, *, host: str, port: int, at_once: int, queue: int, tokens: int, timeout: int
+) -> None:
+    """Serve until a signal comes; the first line of the output is the address. Port 0: any free one.
+
+    Raises Refused for another host without a token, for a task that is played with tools, and if the address cannot be
+    had, RegistryError if there is nothing to serve.
+    """
+    token = _token(host)
+    task = get_task(name.removesuffix("-merged"))
+    if task.episodes is not None:
+        raise Refused(f"{task.name} is played with tools, which are not served; `clinrl openenv {task.name}` serves it")
+    machine = read_machine() if params.scale == "full" else Machine()
+    determinism.settle(SEED)
+    bounds = Bounds(at_once, queue, tokens, float(timeout))
+    with listen(host, port) as listening:
+        backend = Remote(task.name, machine.vllm) if machine.sampler == "vllm" else Local(params.scale, at_once)
+        live = Live(params, name, backend, keep_s=2 * bounds.request_s)
+        stopping = threading.Event()
+        try:
+            live.renew()
+            live.check()
+            service = Service(live, backend, bounds)
+            limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
+            config = uvicorn.Config(
+                Fence(service, names=[host], token=token, limits=limits, refuse=refused),
+                log_level="warning", access_log=False, limit_concurrency=at_once + queue + SPARE_CONNECTIONS,
+            )  # fmt: skip
+            threading.Thread(target=_follow, args=(live, stopping), name="registry", daemon=True).start()
+            print(f"{address_of(listening)}/v1", flush=True)
+            Server(config, service).run(sockets=[listening])
+        finally:
+            stopping.set()
+            live.end()
+
+
+def _follow(live: Live, stopping: threading.Event) -> None:
+    while not stopping.wait(POLL_S):
+        try:
+            live.renew()
+        except Exception as fault:  # noqa: BLE001  one look that failed is no reason to stop looking
+            print(f"clinrl: a fault: {type(fault).__name__}: {fault}", file=sys.stderr, flush=True)
+
+
+def _token(host: str) -> str | None:
+    """What clients have to send. Raises Refused for a short one, or for none where others can reach the server."""
+    token = os.environ.get(TOKEN, "")
+    if not token and host not in LOOPBACK:
+        raise Refused(f"{host} can be reached from elsewhere: set {TOKEN} to a token that clients have to send")
+    if token and not (token.isascii() and token.isprintable() and " " not in token and len(token) >= LEAST_TOKEN):
+        raise Refused(f"{TOKEN} must be {LEAST_TOKEN} or more printable ASCII characters without spaces")
+    return token or None

@@ -1,0 +1,163 @@
+"""The registry's names are followed: nobody is lost, nobody gets another's answer, and nothing unchecked is opened."""
+
+import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from clinrl.errors import RegistryError
+from clinrl.models.chat import read_turn
+from clinrl.registry import versions
+from clinrl.serving.backends import Local
+from clinrl.serving.live import Live
+from clinrl.tracking.mlflow_store import connect
+from conftest import Running, exam, prompts, running
+
+CANDIDATE = "esi@candidate"
+DIRECT = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+
+
+def point(name: str) -> None:
+    versions.point("esi", "candidate", versions.find("esi", name))
+
+
+def folder_of(name: str) -> Path:
+    with connect() as client:
+        return Path(urlsplit(client.get_model_version_download_uri("esi", str(versions.find("esi", name).number))).path)
+
+
+def alter(file: Path) -> bytes:
+    """Change a file's last byte; what it was."""
+    before = file.read_bytes()
+    other = file.with_name("other")
+    other.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    os.replace(other, file)  # copies of a project share files
+    return before
+
+
+def answers(one: Running, count: int) -> dict[str, list[str]]:
+    """What each version says about the first cases in its exam."""
+    found = {}
+    for name in ("v1", "v2"):
+        sampler, written = exam(one.live._params, name, count, thinking=False)
+        found[name] = [read_turn(text.text, sampler.opens(False)).content for text in written]
+    return found
+
+
+def test_a_new_candidate_is_asked_at_the_next_look_and_each_answer_is_by_whom_it_names(project: Any) -> None:
+    with running(project) as one, ThreadPoolExecutor(4) as pool:
+        expected, asked, done = answers(one, 3), prompts(3), threading.Event()
+        assert expected["v1"] != expected["v2"]
+
+        def ask(number: int) -> list[tuple[str, int, str]]:
+            heard = []
+            while not done.is_set():
+                said = one.client.chat.completions.create(model=CANDIDATE, messages=asked[number], **DIRECT)
+                heard.append((said.model, number, said.choices[0].message.content))
+            return heard
+
+        asking = [pool.submit(ask, number) for number in range(3)]
+        for name in ("v1", "v2", "v1"):
+            point(name)
+            one.live.renew()
+            said = one.client.chat.completions.create(model=CANDIDATE, messages=asked[0], **DIRECT)
+            assert said.model == name
+        done.set()
+        heard = [one for asked in asking for one in asked.result()]
+    assert {name for name, _, _ in heard} == {"v1", "v2"}
+    assert all(content == expected[name][number] for name, number, content in heard)
+
+
+def test_a_version_that_lost_its_names_is_closed_when_nobody_can_wait_for_it(project: Any) -> None:
+    with running(project, keep_s=0.0) as one:
+        first = one.live.names[CANDIDATE]
+        point("v1")
+        one.live.renew()
+        assert "v2" not in one.live.names
+        threading.Event().wait(0.01)
+        one.live.renew()
+        assert not first.folder.exists()
+        assert [*first.sampler.model.peft_config] == [one.live.names["v1"].served.digest]
+        assert one.client.chat.completions.create(model="v1", messages=prompts(1)[0], max_tokens=2).model == "v1"
+        point("v2")
+        one.live.renew()
+        assert one.client.chat.completions.create(model="v2", messages=prompts(1)[0], max_tokens=2).model == "v2"
+
+
+@pytest.mark.parametrize("altered", ["adapter/adapter_model.safetensors", "base/model.safetensors", "served.json"])
+def test_what_was_altered_is_refused_and_the_one_before_goes_on(project: Any, capfd: Any, altered: str) -> None:
+    with running(project) as one:
+        before = alter(folder_of("v1") / altered)
+        point("v1")
+        for _ in range(3):
+            one.live.renew()
+        said = capfd.readouterr().err
+        assert said.count("esi@candidate is not renewed: ") == 1
+        assert f"'{altered}' of v1 was altered after this checkout signed it" in said
+        assert "; v2 goes on" in said
+        assert one.client.chat.completions.create(model=CANDIDATE, messages=prompts(1)[0], max_tokens=2).model == "v2"
+        (folder_of("v1") / altered).write_bytes(before)
+        while one.live.names[CANDIDATE].served.name == "v2":
+            one.live.renew()
+        assert "esi@candidate is v1" in capfd.readouterr().err
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_others_as_they_are(project: Any, monkeypatch: Any) -> None:
+    """Signed as it is: what it does is seen when it is opened alone."""
+    with running(project) as one:
+        expected = answers(one, 2)["v2"]
+
+        def bring(_params: Any, entry: Any, place: Path) -> Path:
+            folder = Path(shutil.copytree(folder_of("v1"), place / "model"))
+            shutil.copy(folder / "base/model.safetensors", folder / "adapter/adapter_model.safetensors")
+            return folder
+
+        with monkeypatch.context() as patch:
+            patch.setattr(versions, "bring", bring)
+            point("v1")
+            one.live.renew()
+        assert [*one.live.names] == [CANDIDATE, "v2"]
+        for messages, content in zip(prompts(2), expected, strict=True):
+            said = one.client.chat.completions.create(model=CANDIDATE, messages=messages, **DIRECT)
+            assert said.choices[0].message.content == content
+
+
+def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project: Any, capfd: Any) -> None:
+    versions.point("esi", "champion", versions.find("esi", "v1"))
+    versions.tag(versions.find("esi", "v2"), {"gate": "refused"})
+    live = Live(project, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    said = capfd.readouterr().err
+    assert "v1 is the champion of esi by name only: data/reports/decisions.jsonl knows of no approval" in said
+    assert "v2 was refused by its gate, or trained on a waiver, and is no candidate" in said
+    with pytest.raises(RegistryError, match=r"there is nothing to serve: .* `clinrl versions esi` lists what there is"):
+        live.check()
+
+
+def test_a_registry_that_is_away_changes_nothing(project: Any, monkeypatch: Any, capfd: Any) -> None:
+    with running(project) as one:
+        with monkeypatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+            one.live.renew()
+        assert "does not answer" in capfd.readouterr().err
+        assert [*one.live.names] == [CANDIDATE, "v2"]
+        with connect() as client:
+            client.delete_registered_model_alias("esi", "candidate")
+        one.live.renew()
+        assert [*one.live.names] == []
+
+
+def test_a_project_without_a_model_has_nothing_to_serve(tmp_path: Path, monkeypatch: Any) -> None:
+    import exhibits
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    live = Live(exhibits.params(), "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    with pytest.raises(RegistryError, match="esi has neither a champion nor a candidate"):
+        live.check()

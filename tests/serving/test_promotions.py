@@ -1,0 +1,126 @@
+"""Promotions and rollbacks while people ask, and the end of the command: real processes, a real registry."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import examined
+from clinrl.models.chat import read_turn
+from clinrl.registry import versions
+from clinrl.release import promotion
+from conftest import ADA, exam, prompts
+
+ROOT = Path(__file__).parents[2]
+CHAMPION = "esi@champion"
+CLIENTS, ROUNDS = 4, 10
+DIRECT: dict[str, Any] = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_draws")]
+
+
+@contextmanager
+def command(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`clinrl serve esi` in a process of its own, and its address."""
+    start = [sys.executable, "-m", "clinrl", "serve", "esi", "--port", "0", *words]
+    with open("serve.log", "w", encoding="utf-8") as log:
+        process = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:"), Path("serve.log").read_text()
+        yield process, url
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_twenty_promotions_and_rollbacks_lose_no_request(released: Any) -> None:
+    asked = prompts(3)
+    expected = {}
+    for name in ("v1", "v2"):
+        sampler, written = exam(released, name, 3, thinking=False)
+        expected[name] = [read_turn(one.text, sampler.opens(False)).content for one in written]
+    assert expected["v1"] != expected["v2"]
+    done, delays = threading.Event(), list[float]()
+    with command() as (process, url), openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+
+        def ask(number: int) -> list[tuple[int, str, str]]:
+            heard = []
+            while not done.is_set():
+                said = client.chat.completions.create(model=CHAMPION, messages=asked[number % 3], **DIRECT)
+                heard.append((number % 3, said.model, said.choices[0].message.content))
+            return heard
+
+        def followed(name: str) -> float:
+            """Seconds until the first answer by a version."""
+            started = time.monotonic()
+            while client.chat.completions.create(model=CHAMPION, messages=asked[0], max_tokens=1).model != name:
+                assert time.monotonic() - started < 60
+            return time.monotonic() - started
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            asking = [pool.submit(ask, number) for number in range(CLIENTS)]
+            try:
+                for _ in range(ROUNDS):
+                    promotion.rollback(released, "esi", approver=ADA)
+                    delays.append(followed("v2"))
+                    examined.promote(released, "v1", ADA, promotion.decide(released, "v1"))
+                    delays.append(followed("v1"))
+            finally:
+                done.set()
+        heard = [one for answers in asking for one in answers.result()]  # raises for one that was lost
+        assert process.poll() is None
+    assert {name for _, name, _ in heard} == {"v1", "v2"}
+    assert all(content == expected[name][number] for number, name, content in heard)
+    assert len(delays) == 2 * ROUNDS
+    print(f"{len(heard)} answers, none lost; followed after {min(delays):.1f} to {max(delays):.1f} s: {delays}")
+
+
+def test_a_name_that_was_moved_by_hand_is_not_followed(released: Any) -> None:
+    with command() as (_, url), openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        versions.point("esi", "champion", versions.find("esi", "v2"))
+        while "v2 is the champion of esi by name only" not in Path("serve.log").read_text():
+            time.sleep(0.1)
+        said = client.chat.completions.create(model=CHAMPION, messages=prompts(1)[0], max_tokens=1)
+    assert said.model == "v1"
+    assert "; v1 goes on" in Path("serve.log").read_text()
+
+
+def test_a_signal_lets_running_requests_end_and_the_command_ends_with_0(released: Any) -> None:
+    body = {"model": CHAMPION, "messages": prompts(1)[0]}
+    long = body | {"max_tokens": 600, "temperature": 2.0}  # drawn, so that each is written by itself and ends late
+    with command() as (process, url), ThreadPoolExecutor(6) as pool:
+        runs = [
+            pool.submit(httpx.post, f"{url}/chat/completions", json=long | {"seed": seed}, timeout=120)
+            for seed in range(6)
+        ]
+        while httpx.get(url.replace("/v1", "/health")).status_code != 200:
+            time.sleep(0.01)
+        time.sleep(1)
+        os.kill(process.pid, signal.SIGTERM)
+        refused = 0
+        while not all(one.done() for one in runs):
+            try:
+                answer = httpx.post(f"{url}/chat/completions", json=body | {"max_tokens": 1}, timeout=120)
+            except httpx.TransportError:  # it ended when the last was answered
+                break
+            refused += answer.status_code == 503
+            assert answer.status_code in (200, 503)
+        assert [one.result().status_code for one in runs] == [200] * 6
+        assert process.wait(30) == 0
+    assert refused
+    log = Path("serve.log").read_text()
+    assert "Traceback" not in log
+    assert log.count("chat 200 version=v1") >= 6
