@@ -21,7 +21,7 @@ LAYERS = (
     {"data", "reports"},
     {"merging", "training", "evaluation", "provenance", "tracking"},
     {"registry", "benchmarks"},
-    {"release", "pipeline"},
+    {"release", "pipeline", "exports"},
     {"cli"},
 )
 """A package imports from itself and from the layers above it in this list. Those of one layer do not import each other,

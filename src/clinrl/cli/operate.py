@@ -6,6 +6,7 @@ from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, share
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
+OUT = arg("--out", type=Path, metavar="DIR", help="a folder; default: data/exports")
 REGISTERED = name("NAME", "a registered version or merge of params.yaml")
 
 RELEASE = {
@@ -75,6 +76,25 @@ RELEASE = {
         ),
         takes=("params", "source"),
         also="regulator regulatory fda pccp annex-iv tripod papers documentation",
+    ),
+    "export": Command(
+        help="write what other evaluation tools open: logs, tasks, environments",
+        description="Writes files that the unmodified tool opens, to data/exports unless --out says otherwise. "
+        "`inspect` writes an exam from its graded answers as a log of Inspect, and needs Inspect in an environment of "
+        "its own. Somebody's records are refused.",
+        examples="clinrl export inspect esi-v49\nclinrl export inspect audit-v3 --mode direct --out logs",
+        runs="cli.export_commands:export",
+        actions={
+            "inspect": (
+                "an exam as a log of Inspect, a sample a case",
+                (
+                    name("NAME", "a version or a merge of params.yaml, or TASK-base"),
+                    arg("--mode", metavar="MODE", help="a mode of params.yaml; default: the first"),
+                    OUT,
+                ),
+            ),
+        },
+        also="inspect-ai eval-log lm-eval verifiers convert",
     ),
     "rollback": Command(
         help="bring the previous champion back",
