@@ -16,3 +16,8 @@ def export(params: Params, action: str, name: str, *, out: Path | None, **option
     module, kind = ACTIONS[action]
     check_name(params, name, f"export {action}", kind=kind)
     import_module(f"clinrl.exports.{module}").stage(params, name, out=out, **options)
+
+
+def push(params: Params, name: str, **options: Any) -> None:
+    """Push a version or a merge to a hub."""
+    import_module("clinrl.exports.hub").stage(params, name, **options)

@@ -19,7 +19,7 @@ RELEASE = {
         "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
         runs="cli.registry_commands:register",
         arguments=(name("NAME", "a version or a merge of params.yaml"),),
-        also="mlflow log publish push upload",
+        also="mlflow log",
     ),
     "decide": Command(
         help="hold a version's exam against its task's gate and the champion",
@@ -95,6 +95,22 @@ RELEASE = {
             ),
         },
         also="inspect-ai eval-log lm-eval verifiers convert",
+    ),
+    "push": Command(
+        help="push a version or a merge, with its card, to a Hugging Face hub",
+        description="Sends weights, tokenizer and card of NAME to a repository, which is private unless --public, as "
+        "one commit. Everything is held against dvc.lock first, and what the hub then holds against the manifest. "
+        "Cases and answers are never sent. The token is that of HF_TOKEN or of `hf auth login`.",
+        examples="clinrl push esi-v49 --repo ada/esi-v49\n"
+        "clinrl push esi-v49-full --repo ada/esi-v49-full --endpoint https://hub.example.org",
+        runs="cli.export_commands:push",
+        arguments=(
+            name("NAME", "a version or a merge of params.yaml"),
+            arg("--repo", metavar="OWNER/NAME", required=True, help="the repository; made if it is not there"),
+            arg("--endpoint", metavar="URL", help="of another hub; default: HF_ENDPOINT, or huggingface.co"),
+            arg("--public", action="store_true", help="let anybody read it"),
+        ),
+        also="upload publish hub huggingface hf",
     ),
     "rollback": Command(
         help="bring the previous champion back",

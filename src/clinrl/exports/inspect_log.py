@@ -61,8 +61,8 @@ def stage(params: "Params", name: str, *, mode: str | None = None, out: Path | N
     text = json.dumps(log_of(run, mode, lines, report))
     done = subprocess.run([python, "-I", writer, target], input=text, text=True, capture_output=True, check=False)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise Refused(f"Inspect did not write {target}, and says: {said[:300]}; this was tested with {REQUIREMENT}")
+        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise Refused(f"Inspect did not write {target}, and says: {last[:300]}; this was tested with {REQUIREMENT}")
     print(target)
 
 
@@ -86,8 +86,8 @@ def log_of(run: Run, mode: str, lines: Sequence[Graded], report: EvalReport) -> 
     written = f"{paths.report(name) / mode}.json"
     for metric, verdicts in shares.items():
         inside = [verdict for verdict in verdicts if verdict is not None]
-        found, told = round(sum(inside) / len(inside), DIGITS) if inside else None, report.metrics.get(metric)
-        if found != (told and told.value):
+        found, stated = round(sum(inside) / len(inside), DIGITS) if inside else None, report.metrics.get(metric)
+        if found != (stated and stated.value):
             raise ArtefactError(f"the answers of {name} give another {metric} than {written}; examine {name} anew")
     if read_manifest(paths.graded(name)).inputs.get("adapter") != report.adapter_digest:
         raise ArtefactError(f"the answers of {name} are of another adapter than {written}; examine {name} anew")
@@ -163,7 +163,7 @@ def _sample(
     turns = _turns(episode.messages, case.id, len(asked), model)
     last = next((turn for turn in reversed(turns) if turn["role"] == "assistant"), None)
     silent = line.answer.reason if isinstance(line.answer, Unreadable) else None
-    said = {"answer": None if silent else str(line.answer), "explanation": silent}
+    given = {"answer": None if silent else str(line.answer), "explanation": silent}
     wrong = (part for part in episode.parts if not part.is_right)
     decided = [f"{part.about}: {answer_text(part.decided)}, right: {part.right}" for part in wrong]
     return {
@@ -172,9 +172,9 @@ def _sample(
         "output": {"model": model, "choices": [{"message": last, "stop_reason": ENDS[line.transcript.stop]}]}
         if last else {"model": model},
         "scores": {
-            **{name: {"value": float("nan") if verdict is None else float(verdict), **said}
+            **{name: {"value": float("nan") if verdict is None else float(verdict), **given}
                for name, verdict in verdicts.items()},
-            REWARD: {"value": {"total": line.score.total, **line.score.terms}, "answer": said["answer"],
+            REWARD: {"value": {"total": line.score.total, **line.score.terms}, "answer": given["answer"],
                      "explanation": "\n".join(decided) or "right"},
         },
         "metadata": {**episode.traits, "stop": line.transcript.stop},
