@@ -7,7 +7,7 @@ from typing import Any
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params
 
-ACTIONS = {"inspect": ("inspect_log", "NAME")}
+ACTIONS = {"inspect": ("inspect_log", "NAME"), "lm-eval": ("lm_eval", "TASK")}
 """What is exported to the module that writes it, and the kind of name that it takes."""
 
 

@@ -81,8 +81,10 @@ RELEASE = {
         help="write what other evaluation tools open: logs, tasks, environments",
         description="Writes files that the unmodified tool opens, to data/exports unless --out says otherwise. "
         "`inspect` writes an exam from its graded answers as a log of Inspect, and needs Inspect in an environment of "
-        "its own. Somebody's records are refused.",
-        examples="clinrl export inspect esi-v49\nclinrl export inspect audit-v3 --mode direct --out logs",
+        "its own. `lm-eval` writes a task folder of lm-evaluation-harness, with cases of the pool mine unless "
+        "--open-exam says otherwise. Somebody's records are refused.",
+        examples="clinrl export inspect esi-v49\nclinrl export inspect audit-v3 --mode direct --out logs\n"
+        "clinrl export lm-eval esi --out tasks",
         runs="cli.export_commands:export",
         actions={
             "inspect": (
@@ -90,6 +92,16 @@ RELEASE = {
                 (
                     name("NAME", "a version or a merge of params.yaml, or TASK-base"),
                     arg("--mode", metavar="MODE", help="a mode of params.yaml; default: the first"),
+                    OUT,
+                ),
+            ),
+            "lm-eval": (
+                "a task of one turn as a folder of lm-evaluation-harness",
+                (
+                    name("TASK"),
+                    arg(
+                        "--open-exam", action="store_true", help="its exam instead of cases to mine: never to a trainer"
+                    ),
                     OUT,
                 ),
             ),

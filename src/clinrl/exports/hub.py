@@ -85,7 +85,7 @@ def card_of(made: Recorded, repo: str, base: str) -> str:
     card = ModelCard(made.card)
     data: Any = card.data
     data.base_model, data.base_model_relation = base, "adapter" if made.is_adapter else "merge"
-    card.text += render(
+    card.text += "\n" + render(
         "hub_card", name=made.model.name, repo=repo, base=base, is_adapter=made.is_adapter, digest=made.digest,
         base_digest=identity(made.base), subfolder=BASE if base == repo else "",
     )  # fmt: skip
