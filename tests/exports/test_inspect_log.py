@@ -48,12 +48,9 @@ print(json.dumps({
 pytestmark = pytest.mark.usefixtures("few_draws")
 
 
-@pytest.fixture(scope="module")
-def triage(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("triage")
-    with chdir(folder), dolls.few_draws():
-        examined.build({"v1": examined.RIGHT, "v2": examined.GOOD})
-    return folder
+@pytest.fixture
+def triage() -> Path:
+    return examined.answered()
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 import importlib.util
 import json
-from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 import auditors
 import clients
@@ -53,19 +51,12 @@ print(json.dumps({
     "exact": {one["doc"]["id"]: one["exact"] for one in found["samples"]["clinrl_esi"]},
 }))
 """
-MINE = {"task": "esi", "task_version": 2, "use": "mine", "mix": "natural", "cases": 6, "seed": 9}
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks")
-    with chdir(folder), dolls.few_draws():
-        examined.build({"v1": examined.RIGHT, "v2": examined.GOOD})
-        YAML().dump(
-            dolls.PARAMS | examined.SECTIONS | {"datasets": examined.DATASETS | {"m1": MINE}}, Path("params.yaml")
-        )
-        assert cli.main(["dataset", "m1"]) == 0
-    return folder
+@pytest.fixture
+def project(monkeypatch) -> None:
+    """Answers to an exam, with a data set to mine."""
+    monkeypatch.chdir(examined.answered())
 
 
 def scorer_of(folder: Path):
@@ -80,8 +71,7 @@ def replies(name: str, mode: str) -> dict[str, str]:
     return {line.case_id: write_turn(line.transcript.messages[-1], mode == "think") for line in lines}
 
 
-def test_the_folder_has_cases_of_the_pool_mine_unless_the_exam_is_opened(project, monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(project)
+def test_the_folder_has_cases_of_the_pool_mine_unless_the_exam_is_opened(project, tmp_path, capsys):
     assert cli.main(["export", "lm-eval", "esi", "--out", str(tmp_path / "mine")]) == 0
     assert cli.main(["export", "lm-eval", "esi", "--out", str(tmp_path / "exam"), "--open-exam"]) == 0
     assert "THE EXAM IS OPEN" in capsys.readouterr().err
@@ -90,14 +80,13 @@ def test_the_folder_has_cases_of_the_pool_mine_unless_the_exam_is_opened(project
         cases = list(read_cases(paths.cases(data), get_task("esi")))
         rows = [json.loads(line) for line in (made / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
         assert [row["id"] for row in rows] == [case.id for case in cases]
-        assert {case.group.split("/")[0] for case in cases} == {folder}
+        assert {get_task("esi").pool_of(case.group) for case in cases} == {folder}
         assert (made / "clinrl_esi.yaml").read_text(encoding="utf-8").count("!function scorer.") == 2
 
 
 @pytest.mark.parametrize("mode", ["think", "direct"])
-def test_the_scorer_counts_as_the_report_does(mode, project, monkeypatch, tmp_path):
-    monkeypatch.chdir(project)
-    lm_eval.stage(examined.params(), "esi", out=tmp_path, open_exam=True)
+def test_the_scorer_counts_as_the_report_does(mode, project, tmp_path):
+    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
     scorer, answers = scorer_of(tmp_path / "clinrl_esi"), replies("v2", mode)
     found: dict[str, list[float]] = {}
     for row in scorer.load(version=2)["test"]:
@@ -110,9 +99,8 @@ def test_the_scorer_counts_as_the_report_does(mode, project, monkeypatch, tmp_pa
         assert len(found[name]) == report.metrics[name].n
 
 
-def test_an_answer_that_cannot_be_read_counts_as_clinrl_counts_it(project, monkeypatch, tmp_path):
-    monkeypatch.chdir(project)
-    lm_eval.stage(examined.params(), "esi", out=tmp_path, open_exam=True)
+def test_an_answer_that_cannot_be_read_counts_as_clinrl_counts_it(project, tmp_path):
+    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
     scorer = scorer_of(tmp_path / "clinrl_esi")
     for gold, expected in ((1, {"exact": 0.0, "critical_under": 1.0}), (5, {"exact": 0.0, "critical_under": 0.0})):
         row = {"task": "esi", "gold": json.dumps(gold)}
@@ -126,8 +114,7 @@ def test_an_answer_that_cannot_be_read_counts_as_clinrl_counts_it(project, monke
         (["audit"], 2, "'audit' is no task that `clinrl export lm-eval` knows"),
     ],
 )
-def test_what_cannot_be_exported_is_a_sentence(words, code, says, project, monkeypatch, capsys):
-    monkeypatch.chdir(project)
+def test_what_cannot_be_exported_is_a_sentence(words, code, says, project, capsys):
     assert cli.main(["export", "lm-eval", *words]) == code
     assert says in capsys.readouterr().err
 
@@ -135,9 +122,7 @@ def test_what_cannot_be_exported_is_a_sentence(words, code, says, project, monke
 def test_a_task_of_several_turns_and_one_without_cases_are_refused(checkout):
     with pytest.raises(ParamsError, match="audit is played in several turns, and lm-eval asks once"):
         lm_eval.stage(auditors.params(), "audit")
-    with pytest.raises(
-        ParamsError, match="params.yaml has no data set of esi with use: mine; name one, or give --open"
-    ):
+    with pytest.raises(ParamsError, match="has no data set of esi with use: mine; name one, or give --open"):
         lm_eval.stage(dolls.params(), "esi")
 
 
@@ -154,11 +139,10 @@ def test_the_text_of_somebodys_records_does_not_leave(checkout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["think", "direct"])
-def test_the_harness_itself_counts_as_the_report_does(mode, project, monkeypatch, tmp_path):
+def test_the_harness_itself_counts_as_the_report_does(mode, project, tmp_path):
     """Unmodified, in an environment of its own that has this checkout's clinrl on its path."""
     venv = clients.client(*REQUIREMENTS)
-    monkeypatch.chdir(project)
-    lm_eval.stage(examined.params(), "esi", out=tmp_path, open_exam=True)
+    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
     answers = tmp_path / "answers.json"
     answers.write_text(json.dumps(replies("v2", mode)), encoding="utf-8")
     settings = {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
