@@ -78,7 +78,7 @@ RELEASE = {
         also="regulator regulatory fda pccp annex-iv tripod papers documentation",
     ),
     "export": Command(
-        help="write what other evaluation tools open: logs, tasks, environments",
+        help="write what other tools open: logs of exams, task folders",
         description="Writes files that the unmodified tool opens, to data/exports unless --out says otherwise. "
         "`inspect` writes an exam from its graded answers as a log of Inspect, and needs Inspect in an environment of "
         "its own. `lm-eval` writes a task folder of lm-evaluation-harness, with cases of the pool mine unless "
@@ -115,7 +115,7 @@ RELEASE = {
         "Cases and answers are never sent. The token is that of HF_TOKEN or of `hf auth login`.",
         examples="clinrl push esi-v49 --repo ada/esi-v49\n"
         "clinrl push esi-v49-full --repo ada/esi-v49-full --endpoint https://hub.example.org",
-        runs="cli.export_commands:push",
+        runs="exports.hub:stage",
         arguments=(
             name("NAME", "a version or a merge of params.yaml"),
             arg("--repo", metavar="OWNER/NAME", required=True, help="the repository; made if it is not there"),
