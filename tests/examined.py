@@ -69,6 +69,26 @@ def registered() -> Path:
     return once("examined", register)
 
 
+MINE = {"task": "esi", "task_version": 2, "use": "mine", "mix": "natural", "cases": 6, "seed": 9}
+
+
+def mining() -> Params:
+    """The project's params with a data set to mine."""
+    return dolls.params(**SECTIONS | {"datasets": DATASETS | {"m1": MINE}})
+
+
+def answered() -> Path:
+    """A folder in which v1 and v2 took their exam, with a data set to mine, made once a test run. Only read it."""
+
+    def make() -> None:
+        with dolls.few_draws():
+            build({"v1": RIGHT, "v2": GOOD})
+        YAML().dump(dolls.PARAMS | SECTIONS | {"datasets": DATASETS | {"m1": MINE}}, Path("params.yaml"))
+        dataset.stage(mining(), "m1")
+
+    return once("answered", make)
+
+
 def register() -> None:
     """Build the project in the working directory and register all of it."""
     with dolls.few_draws():

@@ -1,5 +1,6 @@
 """An imitation of the hub on this machine, and how its library is led there."""
 
+import base64
 import contextlib
 import hashlib
 import json
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 import pytest
 
@@ -37,6 +39,15 @@ class Imitation:
     """Or else it answers with a page."""
     silent: bool = False
     """It takes a request and never answers."""
+    private: bool | None = None
+    """Of the repository that somebody pushes to; None: there is none yet."""
+    refuses: int = 0
+    """The status with which it answers whoever writes; 0: it takes what it gets."""
+    alters: bool = False
+    """It keeps other weights than it got."""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    """What was uploaded, by its digest, before a commit names it."""
+    tokens: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
     open: threading.Event = field(default_factory=threading.Event)
 
@@ -52,7 +63,7 @@ def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name.replace("_", "-"), value)
             self.send_header("Content-Length", str(length))
             self.end_headers()
-            if self.command == "GET":
+            if self.command != "HEAD":
                 with contextlib.suppress(ConnectionError):  # whoever asked has given up, as after silence
                     self.wfile.write(body)
 
@@ -70,17 +81,71 @@ def answers(hub_: Imitation) -> type[BaseHTTPRequestHandler]:
                 held = [self.entry(name, text) for name, text in hub_.files.items()]
                 self.reply(held)
             elif "/api/models/" in self.path:
-                self.reply({"id": REPO, "sha": COMMIT, "siblings": []})
-            elif (name := self.path.split("/")[-1].split("?")[0]) in hub_.files:
+                self.reply({"id": REPO, "sha": COMMIT, "siblings": [], "private": bool(hub_.private)})
+            elif (name := unquote(self.path.split("?")[0].split("/resolve/")[-1].partition("/")[2])) in hub_.files:
                 self.file(name)
             else:
                 self.send(404, b"{}", 2, X_Error_Code="EntryNotFound")
 
         do_HEAD = do_GET
 
-        def reply(self, held: Any) -> None:
+        def do_POST(self) -> None:
+            """What writing takes: a repository, how each file is to be sent, where large ones go, and a commit."""
+            hub_.asked.append(self.path)
+            hub_.tokens.add(self.headers.get("Authorization", ""))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if hub_.refuses:
+                self.send(hub_.refuses, b"{}", 2)
+            elif self.path == "/api/repos/create":
+                if hub_.private is None:
+                    hub_.private = json.loads(body).get("visibility") == "private"
+                    self.reply({"url": f"{self.here}/{REPO}"})
+                else:
+                    there = json.dumps({"error": "exists", "url": f"{self.here}/{REPO}"}).encode()
+                    self.send(409, there, len(there))
+            elif self.path == "/api/validate-yaml":
+                self.reply({"errors": [], "warnings": []})
+            elif "/preupload/" in self.path:
+                asked = [one["path"] for one in json.loads(body)["files"]]
+                modes = [{"path": path, "uploadMode": "lfs" if is_large(path) else "regular", "shouldIgnore": False}
+                         for path in asked]  # fmt: skip
+                self.reply({"files": modes})
+            elif self.path.endswith("/info/lfs/objects/batch"):
+                places = [
+                    {
+                        "oid": one["oid"],
+                        "size": one["size"],
+                        "actions": {"upload": {"href": f"{self.here}/{one['oid']}"}},
+                    }
+                    for one in json.loads(body)["objects"]
+                ]
+                self.reply({"transfer": "basic", "objects": places}, "application/vnd.git-lfs+json")
+            elif "/commit/" in self.path:
+                for line in body.splitlines():
+                    step = json.loads(line)
+                    if step["key"] == "lfsFile":
+                        text = hub_.objects[step["value"]["oid"]]
+                        hub_.files[step["value"]["path"]] = text.swapcase() if hub_.alters else text
+                    elif step["key"] == "file":
+                        hub_.files[step["value"]["path"]] = base64.b64decode(step["value"]["content"])
+                self.reply({"commitUrl": f"{self.here}/{REPO}/commit/{COMMIT}", "commitOid": COMMIT})
+            elif "/paths-info/" in self.path:
+                self.reply([self.entry(name, hub_.files[name]) for name in parse_qs(body.decode())["paths"]])
+            else:
+                self.send(404, b"{}", 2)
+
+        def do_PUT(self) -> None:
+            text = self.rfile.read(int(self.headers["Content-Length"]))
+            hub_.objects[digest(text)] = text
+            self.send(200, b"", 0)
+
+        @property
+        def here(self) -> str:
+            return f"http://{self.headers['Host']}"
+
+        def reply(self, held: Any, kind: str = "application/json") -> None:
             body = json.dumps(held).encode()
-            self.send(200, body, len(body), Content_Type="application/json")
+            self.send(200, body, len(body), Content_Type=kind)
 
         def entry(self, name: str, text: bytes) -> dict[str, Any]:
             large = {"lfs": {"oid": digest(text), "size": len(text), "pointerSize": 1}} if is_large(name) else {}

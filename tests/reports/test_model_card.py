@@ -65,7 +65,9 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
     card = model_card.write(MANIFEST, lineage=["v1", "v2"])
     agreement = {"mode_agreement": Estimate(value=0.98, low=0.97, high=0.99, n=800)}
     matter, body = front_matter(
-        model_card.with_results(card, reports, agreement, training=TRAINING, missing=["other seeds: not done"])
+        model_card.with_results(
+            card, reports, agreement, training=TRAINING, missing=["other seeds: not done"], licence="Apache-2.0"
+        )
     )
     (index,) = matter["model-index"]
     assert [result["dataset"]["name"] for result in index["results"]] == ["esi-x3, mode think", "esi-x3, mode direct"]
@@ -87,11 +89,11 @@ def test_an_examined_adapter_says_how_it_did_in_every_mode(reports):
 
 def test_a_card_says_that_a_gap_was_planted(reports):
     card = model_card.write(MANIFEST, lineage=["v1", "v2"])
-    planted = model_card.with_results(card, reports, {}, training=TRAINING, missing=[])
+    planted = model_card.with_results(card, reports, {}, training=TRAINING, missing=[], licence="")
     assert "| v1 | d1 | synthetic, drawn from templates | severe_pain: 0.65, open_injury: 0.5 |" in planted
     assert "| v2 | own | imported records | none |" in planted
     assert "a gap that was planted" in planted
-    assert "planted" not in model_card.with_results(card, reports, {}, training=TRAINING[1:], missing=[])
+    assert "planted" not in model_card.with_results(card, reports, {}, training=TRAINING[1:], missing=[], licence="")
 
 
 def test_failures_are_named_or_said_to_be_none(reports):
@@ -99,9 +101,9 @@ def test_failures_are_named_or_said_to_be_none(reports):
     card = model_card.write(MANIFEST, lineage=["v2"])
     silent = first.model_copy(update={"unreadable": {"empty": 2, "two answers": 1}, "stops": {"max_tokens": 4}})
     assert "| think | 3: empty (2), two answers (1) | 4 | rule " in model_card.with_results(
-        card, [silent], {}, training=[], missing=[]
+        card, [silent], {}, training=[], missing=[], licence=""
     )
     clean = first.model_copy(update={"unreadable": {}, "stops": {}, "slices": {}})
-    text = model_card.with_results(card, [clean], {}, training=[], missing=[])
+    text = model_card.with_results(card, [clean], {}, training=[], missing=[], licence="")
     assert "| think | 0 | 0 | none |" in text
     assert "modes agree" not in text

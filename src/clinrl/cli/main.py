@@ -43,7 +43,7 @@ def _run(arguments: dict[str, Any]) -> int:
         from clinrl.config.params import load_params
 
         given["params"] = load_params(source)
-        if arguments.get("name") and name != "compare":  # whose first name may be one of two kinds
+        if arguments.get("name") and not command.actions and name != "compare":  # whose names are of several kinds
             check_name(given["params"], arguments["name"], name)
     if not command.runs:
         from clinrl.cli.stage_commands import make

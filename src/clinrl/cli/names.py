@@ -6,7 +6,7 @@ from clinrl.cli.commands import COMMANDS
 from clinrl.config.params import Params
 from clinrl.errors import ParamsError, did_you_mean, format_value
 
-BASED = dict.fromkeys(("show", "protocol", "compare", "params", "doctor"), ("BASE",))
+BASED = dict.fromkeys(("show", "protocol", "compare", "params", "doctor", "export inspect"), ("BASE",))
 BESIDES = {"evaluate": ("MERGE", "BASE", "RIVAL"), **BASED}
 """Kinds that a command takes besides the one that its usage shows."""
 

@@ -6,6 +6,7 @@ from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, share
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
+OUT = arg("--out", type=Path, metavar="DIR", help="a folder; default: data/exports")
 REGISTERED = name("NAME", "a registered version or merge of params.yaml")
 
 RELEASE = {
@@ -18,7 +19,7 @@ RELEASE = {
         "MLFLOW_TRACKING_URI=http://127.0.0.1:5000 clinrl register esi-v49",
         runs="cli.registry_commands:register",
         arguments=(name("NAME", "a version or a merge of params.yaml"),),
-        also="mlflow log publish push upload",
+        also="mlflow log",
     ),
     "decide": Command(
         help="hold a version's exam against its task's gate and the champion",
@@ -75,6 +76,53 @@ RELEASE = {
         ),
         takes=("params", "source"),
         also="regulator regulatory fda pccp annex-iv tripod papers documentation",
+    ),
+    "export": Command(
+        help="write what other tools open: logs of exams, task folders",
+        description="Writes files that the unmodified tool opens, to data/exports unless --out says otherwise. "
+        "`inspect` writes an exam from its graded answers as a log of Inspect, and needs Inspect in an environment of "
+        "its own. `lm-eval` writes a task folder of lm-evaluation-harness, with cases of the pool mine unless "
+        "--open-exam says otherwise. Somebody's records are refused.",
+        examples="clinrl export inspect esi-v49\nclinrl export inspect audit-v3 --mode direct --out logs\n"
+        "clinrl export lm-eval esi --out tasks",
+        runs="cli.export_commands:export",
+        actions={
+            "inspect": (
+                "an exam as a log of Inspect, a sample a case",
+                (
+                    name("NAME", "a version or a merge of params.yaml, or TASK-base"),
+                    arg("--mode", metavar="MODE", help="a mode of params.yaml; default: the first"),
+                    OUT,
+                ),
+            ),
+            "lm-eval": (
+                "a task of one turn as a folder of lm-evaluation-harness",
+                (
+                    name("TASK"),
+                    arg(
+                        "--open-exam", action="store_true", help="its exam instead of cases to mine: never to a trainer"
+                    ),
+                    OUT,
+                ),
+            ),
+        },
+        also="inspect-ai eval-log lm-eval verifiers convert",
+    ),
+    "push": Command(
+        help="push a version or a merge, with its card, to a Hugging Face hub",
+        description="Sends weights, tokenizer and card of NAME to a repository, which is private unless --public, as "
+        "one commit. Everything is held against dvc.lock first, and what the hub then holds against the manifest. "
+        "Cases and answers are never sent. The token is that of HF_TOKEN or of `hf auth login`.",
+        examples="clinrl push esi-v49 --repo ada/esi-v49\n"
+        "clinrl push esi-v49-full --repo ada/esi-v49-full --endpoint https://hub.example.org",
+        runs="exports.hub:stage",
+        arguments=(
+            name("NAME", "a version or a merge of params.yaml"),
+            arg("--repo", metavar="OWNER/NAME", required=True, help="the repository; made if it is not there"),
+            arg("--endpoint", metavar="URL", help="of another hub; default: HF_ENDPOINT, or huggingface.co"),
+            arg("--public", action="store_true", help="let anybody read it"),
+        ),
+        also="upload publish hub huggingface hf",
     ),
     "rollback": Command(
         help="bring the previous champion back",

@@ -13,7 +13,7 @@ from clinrl.artifacts import verified
 from clinrl.config.model import Model
 from clinrl.data.dataset import read_cases
 from clinrl.data.reward_audit import proven
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, ParamsError, did_you_mean
 from clinrl.tasks import importing
 from clinrl.tasks.base import Task, get_task
 from clinrl.types import Case, Graded, Transcript, Unreadable
@@ -43,6 +43,14 @@ def open_run(params: "Params", model: Model) -> Run:
     """
     exam_digest = proven(model.exam, model.task)
     return run_of(params, model, list(read_cases(paths.cases(model.exam), model.task)), exam_digest)
+
+
+def mode_of(params: "Params", mode: str | None) -> str:
+    """A mode of params.yaml by its name, the first by default. Raises ParamsError for another."""
+    modes = list(params.modes)
+    if mode is not None and mode not in modes:
+        raise ParamsError(f"{mode!r} is no mode of params.yaml; {did_you_mean(mode, modes)}")
+    return mode or modes[0]
 
 
 def run_of(params: "Params", model: Model, cases: Sequence[Case], exam_digest: str) -> Run:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from clinrl import paths
 from clinrl.analysis.run import Run
 from clinrl.config.model import Model
-from clinrl.errors import ParamsError, did_you_mean
-from clinrl.evaluation.answers import load_answers, open_run, read_graded
+from clinrl.errors import ParamsError
+from clinrl.evaluation.answers import load_answers, mode_of, open_run, read_graded
 from clinrl.reports.episode import episode_of, write
 from clinrl.types import Case, Graded, Unreadable
 
@@ -33,10 +33,7 @@ def stage(
     a drawn one, or `wrong`. `mode` is one of params.yaml, the first by default. Raises ParamsError for a name, mode or
     episode that is not there, ArtefactError if the graded answers or the exam are missing, altered, or of another exam.
     """
-    modes = list(params.modes)
-    if mode is not None and mode not in modes:
-        raise ParamsError(f"{mode!r} is no mode of params.yaml; {did_you_mean(mode, modes)}")
-    mode = mode or modes[0]
+    mode = mode_of(params, mode)
     run = open_run(params, params.model(name))
     load_answers(run, mode, name)  # refuses answers to another exam
     graded = read_graded(paths.graded(name) / f"{mode}.jsonl")

@@ -197,6 +197,12 @@ def _embedded_base(params: Params, task: str) -> list[Component]:
     return made
 
 
+def licence_of(base: Path) -> str:
+    """The licence of a base, which binds what is made from it; empty for a checkpoint that nobody looked up."""
+    named = next(iter(_commits(base / "base.json")), "")
+    return HUB_LICENCES.get(named, "") if named else LICENCE
+
+
 def _built_model(ref: str, name: str, spec: "Embedded", files: list[Component]) -> Component:
     (weights,) = (file["hashes"] for file in files if file["name"].endswith("model.safetensors"))
     return _component(

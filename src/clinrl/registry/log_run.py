@@ -107,6 +107,7 @@ class Recorded:
             {"mode_agreement": self.agreement} if self.agreement else {},
             training=self.training,
             missing=self.missing,
+            licence=bom.licence_of(paths.base(self.model.task.name)),
         )
 
     @property

@@ -155,13 +155,16 @@ def _labelled(what: str, text: str, mark: str = "") -> Iterator[str]:
 
 
 def _decided(parts: Sequence[Part]) -> Iterator[str]:
-    rows = [(part.about, _answer(part.decided), "right" if part.is_right else f"wrong: {part.right}") for part in parts]
+    rows = [
+        (part.about, answer_text(part.decided), "right" if part.is_right else f"wrong: {part.right}") for part in parts
+    ]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     for about, decided, verdict in rows:
         yield f"{STEP}{about:<{widths[0]}}  {decided:<{widths[1]}}  {verdict}"
 
 
-def _answer(decided: int | str | Unreadable) -> str:
+def answer_text(decided: int | str | Unreadable) -> str:
+    """An answer in a line: the label, or why it cannot be read."""
     return _plain(f"unreadable ({decided.reason})" if isinstance(decided, Unreadable) else str(decided))
 
 

@@ -4,13 +4,16 @@ Both are written from records alone, the first from what the manifest holds, the
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clinrl.analysis.exam import VARIANTS, EvalReport
 from clinrl.reports.numbers import percent
 from clinrl.reports.render import render
 from clinrl.tasks.base import Task, get_task
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 
 class Trained(NamedTuple):
@@ -24,6 +27,8 @@ class Trained(NamedTuple):
     """Rule to the share of its cases whose label ignores it, on purpose."""
 
 
+REFERENCE, OTHER, UNKNOWN_LICENCE = "LicenseRef-", "other", "unknown"
+"""What a licence of nobody else begins with in SPDX's terms, and what the hub calls such a one, and one not known."""
 WORST = 5
 """Slices that a card names as those with the most errors that must not be."""
 
@@ -45,17 +50,28 @@ def with_results(
     *,
     training: Sequence[Trained],
     missing: Sequence[str],
+    licence: str,
 ) -> str:
     """A trained adapter's card with its exam: results for machines in the front matter, tables for people below.
 
     `card` is what `write` wrote, `reports` has one report a mode, `agreement` is what `between_modes` says. `training`
-    has a record a version of the lineage; `missing` names what was not measured.
+    has a record a version of the lineage; `missing` names what was not measured. `licence`: in SPDX's terms, that of
+    the base, which binds the adapter; empty where nobody looked it up.
     """
+    from huggingface_hub import ModelCard
+
     task = get_task(reports[0].task)
-    front, body = card.removeprefix("---\n").split("---\n", 1)
+    read = ModelCard(card)
+    own = licence.startswith(REFERENCE)
+    data: Any = read.data
+    data.license = OTHER if own else licence.lower() or UNKNOWN_LICENCE
+    data.license_name = licence.removeprefix(REFERENCE).lower() if own else None
+    data.datasets = [*dict.fromkeys(one.data for one in training)] or None
+    data.model_name, data.eval_results = reports[0].name, [*_results(reports)]
     others = dict.fromkeys(row.name for report in reports for row in report.rows)
     return render(
-        "exam_card", front=front, body=body, reports=reports, agreement=agreement.get("mode_agreement"),
+        "exam_card", front=str(data), body=read.text.lstrip("\n"), reports=reports,
+        agreement=agreement.get("mode_agreement"),
         names=dict.fromkeys(name for report in reports for name in report.metrics),
         others={name: [_row(one, name).get(what) for one in reports for what in task.compared] for name in others},
         failures=[(one.mode, _unreadable(one), one.stops.get("max_tokens", 0), _worst(task, one)) for one in reports],
@@ -66,6 +82,19 @@ def with_results(
             for value in values
         ],
     )  # fmt: skip
+
+
+def _results(reports: Sequence[EvalReport]) -> "Iterator[EvalResult]":
+    """Every metric of every mode, to the last digit, with its interval and its n."""
+    from huggingface_hub import EvalResult
+
+    for report in reports:
+        for name, one in report.metrics.items():
+            yield EvalResult(
+                task_type="text-generation", dataset_type=report.exam, dataset_config=report.mode, dataset_split="exam",
+                dataset_name=f"{report.exam}, mode {report.mode}", dataset_revision=report.exam_digest,
+                metric_type=name, metric_value=one.value, metric_args={"low": one.low, "high": one.high, "n": one.n},
+            )  # fmt: skip
 
 
 def _how(spec: Mapping[str, Any]) -> str:

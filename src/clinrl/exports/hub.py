@@ -1,0 +1,134 @@
+"""A version or a merge on a Hugging Face hub: weights, tokenizer and card, and nothing that a case or an answer is in.
+
+What is sent was checked against dvc.lock first, and what the hub then holds is compared with the manifest.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from clinrl import paths
+from clinrl.artifacts import MANIFEST, identity, read_manifest, sha256_file
+from clinrl.config.machine import LOOPBACK
+from clinrl.errors import ArtefactError, DataError, ParamsError, Refused, mask
+from clinrl.models import bases
+from clinrl.models.hub import CONFIGS, TOKENIZER
+from clinrl.registry.log_run import Recorded, collect
+from clinrl.reports.render import render
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+    from clinrl.config.params import Params
+
+CARD: Final = "README.md"
+SENT: Final = ("adapter_config.json", "history.jsonl", MANIFEST, *CONFIGS, *TOKENIZER)
+"""Files that are sent beside the weights. Others, such as verdicts of judges, quote what a model wrote about a case."""
+BASE: Final = "base"
+
+
+def stage(params: "Params", name: str, *, repo: str, endpoint: str | None = None, public: bool = False) -> None:
+    """Push a version or a merge with its card to a repository, private unless `public`; print its address.
+
+    Raises ParamsError for a base or for what is no repository or endpoint, ArtefactError as `collect` or if the hub
+    then holds other weights, and Refused if the hub does not take it.
+    """
+    from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # public, and in no __all__
+
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        repo = ""
+    if repo.count("/") != 1:
+        raise ParamsError("--repo must be OWNER/NAME of letters, digits, '-', '_' and '.'")
+    endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
+    address = urlsplit(endpoint)
+    if not address.hostname or not (address.scheme == "https" or address.hostname in (*LOOPBACK, "localhost")):
+        raise ParamsError(f"{mask(endpoint)!r} is no endpoint such as https://huggingface.co: a token is sent to it")
+    model = params.model(name)
+    if model.parent is None:
+        raise ParamsError(f"{name} is a base; versions and merges are pushed")
+    if not get_token():
+        raise Refused("the hub wants a token; set HF_TOKEN to one that may write, or run `hf auth login`")
+    made = collect(params, model)
+    files = {file: made.model.folder / file for file in _chosen(made.model.folder)}
+    base = paths.base(model.task.name)
+    named = bases.reference(base)
+    if made.is_adapter and not named:  # no hub has the embedded base
+        files |= {f"{BASE}/{file}": base / file for file in _chosen(base)}
+    api = HfApi(endpoint=endpoint)
+    with _refused(repo, endpoint):
+        commit = _send(api, repo, files, card_of(made, repo, named.get("repo") or repo), public=public)
+    print(f"{endpoint}/{repo}/tree/{commit}")
+    print(f"clinrl: {len(files) + 1} files, {'public' if public else 'private'}; digest {made.digest}", file=sys.stderr)
+
+
+def _chosen(folder: Path) -> list[str]:
+    """The files of a folder that are sent: safetensors, and what loading them needs."""
+    names = [MANIFEST, *read_manifest(folder).files]
+    return [name for name in names if "/" not in name and (name in SENT or ".safetensors" in Path(name).suffixes)]
+
+
+def card_of(made: Recorded, repo: str, base: str) -> str:
+    """The card for a repository: that of the registry, with the base's address there and how it is loaded."""
+    from huggingface_hub import ModelCard
+
+    if not made.card:
+        raise ArtefactError(f"{made.model.folder} has no {CARD}; restore the folder with `dvc checkout`")
+    if any(one.is_imported for one in made.training):
+        raise DataError(f"{made.model.name} learned from somebody's records; what it says may hold them: not pushed")
+    card = ModelCard(made.card)
+    data: Any = card.data
+    data.base_model, data.base_model_relation = base, "adapter" if made.is_adapter else "merge"
+    card.text += "\n" + render(
+        "hub_card", name=made.model.name, repo=repo, base=base, is_adapter=made.is_adapter, digest=made.digest,
+        base_digest=identity(made.base), subfolder=BASE if base == repo else "",
+    )  # fmt: skip
+    return str(card)
+
+
+def _send(api: "HfApi", repo: str, files: Mapping[str, Path], card: str, *, public: bool) -> str:
+    """Make the repository if it is not there, send the files as one commit, and compare what the hub has of them."""
+    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.hf_api import RepoFile
+
+    api.create_repo(repo, private=not public, exist_ok=True)
+    if not public and api.model_info(repo).private is False:
+        raise Refused(f"{repo} is there and is public; give --public too, or another --repo: nothing was sent")
+    add = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+    done = api.create_commit(repo, [*add, CommitOperationAdd(CARD, card.encode())], commit_message="clinrl push")
+    expected = {name: sha256_file(path) for name, path in files.items() if name.endswith(".safetensors")}
+    held = api.get_paths_info(repo, list(expected), revision=done.oid)
+    found = {one.path: one.lfs.sha256 for one in held if isinstance(one, RepoFile) and one.lfs}
+    if found != expected:
+        raise ArtefactError(f"{repo} holds other weights than were sent; delete the repository, then push again")
+    return str(done.oid)
+
+
+@contextmanager
+def _refused(repo: str, endpoint: str) -> Iterator[None]:
+    """Raise Refused, in one sentence without a token, for whatever the hub's library raises in this block."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        yield
+    except Refused:
+        raise
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        why = {
+            401: "does not know the token; set HF_TOKEN to a valid one",
+            403: f"does not let this token write {repo}; use one that may",
+            404: f"has no {repo} that this token may write",
+            409: f"has another change of {repo} in progress; push again",
+        }.get(status, "failed; try later")
+        raise Refused(f"{mask(endpoint)} {why} ({status})") from error
+    except Exception as error:  # of httpx, of Xet, of an answer that is none
+        raise Refused(
+            f"{mask(endpoint)} did not take {repo} ({type(error).__name__}); check address and network"
+        ) from error

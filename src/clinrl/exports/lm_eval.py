@@ -1,0 +1,80 @@
+"""A task of one turn as a folder of lm-evaluation-harness: a YAML, the cases, and a scorer with clinrl's parser."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from clinrl import paths
+from clinrl.artifacts import canonical_json, staged, write_text
+from clinrl.data.dataset import read_cases
+from clinrl.errors import DataError, ParamsError
+from clinrl.tasks.base import get_task
+from clinrl.tasks.importing import is_imported
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+EXAM_IS_OPEN: Final = "whoever trains on these cases can show nothing by this exam any more"
+
+
+def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bool = False) -> None:
+    """Write a task's folder, with cases of the pool mine, or with `open_exam` its exam; print the folder.
+
+    Raises ParamsError for a task of several turns or without such cases, ArtefactError if they are not here, and
+    DataError if they are somebody's records.
+    """
+    task, spec = get_task(name), params.bases[name]
+    if task.episodes is not None:
+        raise ParamsError(f"{name} is played in several turns, and lm-eval asks once; `clinrl export inspect` has them")
+    mine = [data for data, of in params.datasets.items() if (of.task, of.use) == (name, "mine")]
+    if not open_exam and not mine:
+        raise ParamsError(f"params.yaml has no data set of {name} with use: mine; name one, or give --open-exam")
+    data = spec.exam if open_exam else mine[0]
+    cases = list(read_cases(paths.cases(data), task))
+    if any(map(is_imported, cases)):
+        raise DataError(f"{data} holds somebody's records, whose text must not leave; nothing was written")
+    target = (out or paths.exports()) / f"clinrl_{name}"
+    prompts = [task.prompt(case.facts) for case in cases]
+    rows = [
+        {"id": case.id, "task": name, "text": prompt[-1].content, "gold": json.dumps(task.label(case))}
+        for case, prompt in zip(cases, prompts, strict=True)
+    ]
+    system = {message.content for prompt in prompts for message in prompt if message.role == "system"}
+    budget = max(params.budget(mode, name) for mode in params.modes)
+    with staged(target) as folder:
+        write_text(folder / "cases.jsonl", "".join(canonical_json(row) + "\n" for row in rows))
+        shutil.copyfile(Path(__file__).with_name("lm_eval_scorer.py"), folder / "scorer.py")
+        _write_yaml(folder / f"clinrl_{name}.yaml", {
+            "task": f"clinrl_{name}",
+            "custom_dataset": _function("load"),
+            "test_split": "test",
+            "output_type": "generate_until",
+            "description": "".join(system),
+            "doc_to_text": "{{text}}",
+            "doc_to_target": "{{gold}}",
+            "process_results": _function("process"),
+            "generation_kwargs": {"until": [], "do_sample": False, "temperature": 0.0, "max_gen_toks": budget},
+            "metric_list": [
+                {"metric": metric, "aggregation": "mean", "higher_is_better": of.worse == "lower"}
+                for metric, of in task.compared.items()
+            ],
+            "metadata": {"version": task.version, "cases": data},
+        })  # fmt: skip
+    if open_exam:
+        print(f"clinrl: THE EXAM IS OPEN: {EXAM_IS_OPEN}", file=sys.stderr)
+    print(target)
+
+
+def _function(name: str) -> Any:
+    from ruamel.yaml.comments import TaggedScalar
+
+    return TaggedScalar(f"scorer.{name}", tag="!function")
+
+
+def _write_yaml(path: Path, content: Any) -> None:
+    from ruamel.yaml import YAML
+
+    with path.open("w", encoding="utf-8") as stream:
+        YAML().dump(content, stream)

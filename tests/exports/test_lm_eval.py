@@ -1,0 +1,159 @@
+"""A task for lm-evaluation-harness: the same prompts, and the same verdicts on the same answers."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+import auditors
+import clients
+import dolls
+import esi_sources
+import examined
+from clinrl import paths
+from clinrl.cli import main as cli
+from clinrl.data import dataset
+from clinrl.data.dataset import read_cases
+from clinrl.errors import DataError, ParamsError
+from clinrl.evaluation.answers import load_report, read_graded
+from clinrl.exports import lm_eval
+from clinrl.models.chat import write_turn
+from clinrl.tasks.base import get_task
+
+pytestmark = pytest.mark.usefixtures("few_draws")
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ("lm-eval==0.4.13", "pydantic")
+REPLAY = """
+import json, sys
+from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+
+answers = json.load(open(sys.argv[2]))
+
+class Replay(LM):
+    def generate_until(self, requests, disable_tqdm=False):
+        self.asked = {one.doc["id"]: one.args[0] for one in requests}
+        return [answers[one.doc["id"]] for one in requests]
+
+    def loglikelihood(self, requests):
+        raise NotImplementedError
+
+    loglikelihood_rolling = loglikelihood
+
+model = Replay()
+tasks = TaskManager(include_path=sys.argv[1])
+found = simple_evaluate(model=model, tasks=["clinrl_esi"], task_manager=tasks, log_samples=True, bootstrap_iters=0)
+print(json.dumps({
+    "results": found["results"]["clinrl_esi"],
+    "asked": model.asked,
+    "exact": {one["doc"]["id"]: one["exact"] for one in found["samples"]["clinrl_esi"]},
+}))
+"""
+
+
+@pytest.fixture
+def project(monkeypatch) -> None:
+    """Answers to an exam, with a data set to mine."""
+    monkeypatch.chdir(examined.answered())
+
+
+def scorer_of(folder: Path):
+    spec = importlib.util.spec_from_file_location("scorer", folder / "scorer.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def replies(name: str, mode: str) -> dict[str, str]:
+    lines = read_graded(paths.graded(name) / f"{mode}.jsonl")
+    return {line.case_id: write_turn(line.transcript.messages[-1], mode == "think") for line in lines}
+
+
+def test_the_folder_has_cases_of_the_pool_mine_unless_the_exam_is_opened(project, tmp_path, capsys):
+    assert cli.main(["export", "lm-eval", "esi", "--out", str(tmp_path / "mine")]) == 0
+    assert cli.main(["export", "lm-eval", "esi", "--out", str(tmp_path / "exam"), "--open-exam"]) == 0
+    assert "THE EXAM IS OPEN" in capsys.readouterr().err
+    for folder, data in (("mine", "m1"), ("exam", "x1")):
+        made = tmp_path / folder / "clinrl_esi"
+        cases = list(read_cases(paths.cases(data), get_task("esi")))
+        rows = [json.loads(line) for line in (made / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
+        assert [row["id"] for row in rows] == [case.id for case in cases]
+        assert {get_task("esi").pool_of(case.group) for case in cases} == {folder}
+        assert (made / "clinrl_esi.yaml").read_text(encoding="utf-8").count("!function scorer.") == 2
+
+
+@pytest.mark.parametrize("mode", ["think", "direct"])
+def test_the_scorer_counts_as_the_report_does(mode, project, tmp_path):
+    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
+    scorer, answers = scorer_of(tmp_path / "clinrl_esi"), replies("v2", mode)
+    found: dict[str, list[float]] = {}
+    for row in scorer.load(version=2)["test"]:
+        for name, value in scorer.process(row, [answers[row["id"]]]).items():
+            found.setdefault(name, []).append(value)
+    report = load_report("v2", mode)
+    assert 0 < report.metrics["exact"].value < 1
+    for name in get_task("esi").compared:
+        assert round(sum(found[name]) / len(found[name]), 6) == report.metrics[name].value
+        assert len(found[name]) == report.metrics[name].n
+
+
+def test_an_answer_that_cannot_be_read_counts_as_clinrl_counts_it(project, tmp_path):
+    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
+    scorer = scorer_of(tmp_path / "clinrl_esi")
+    for gold, expected in ((1, {"exact": 0.0, "critical_under": 1.0}), (5, {"exact": 0.0, "critical_under": 0.0})):
+        row = {"task": "esi", "gold": json.dumps(gold)}
+        assert scorer.process(row, ["It may be 1 or 5."]).items() <= expected.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["esy"], 2, "'esy' is no task that `clinrl export lm-eval` knows; did you mean esi?"),
+        (["audit"], 2, "'audit' is no task that `clinrl export lm-eval` knows"),
+    ],
+)
+def test_what_cannot_be_exported_is_a_sentence(words, code, says, project, capsys):
+    assert cli.main(["export", "lm-eval", *words]) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_task_of_several_turns_and_one_without_cases_are_refused(checkout):
+    with pytest.raises(ParamsError, match="audit is played in several turns, and lm-eval asks once"):
+        lm_eval.stage(auditors.params(), "audit")
+    with pytest.raises(ParamsError, match="has no data set of esi with use: mine; name one, or give --open"):
+        lm_eval.stage(dolls.params(), "esi")
+
+
+def test_the_text_of_somebodys_records_does_not_leave(checkout):
+    (made,) = esi_sources.mietic_validation(checkout / "source", 50, 1)
+    entry = {"task": "esi", "task_version": 2, "use": "exam", "source": str(made)}
+    bases = {"esi": dolls.PARAMS["bases"]["esi"] | {"exam": "mietic-36"}}
+    params = dolls.params(imports={"mietic-36": entry}, bases=bases)
+    dataset.stage(params, "mietic-36")
+    with pytest.raises(DataError, match="mietic-36 holds somebody's records, whose text must not leave"):
+        lm_eval.stage(params, "esi", open_exam=True)
+    assert not paths.exports().exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["think", "direct"])
+def test_the_harness_itself_counts_as_the_report_does(mode, project, tmp_path):
+    """Unmodified, in an environment of its own that has this checkout's clinrl on its path."""
+    venv = clients.client(*REQUIREMENTS)
+    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
+    answers = tmp_path / "answers.json"
+    answers.write_text(json.dumps(replies("v2", mode)), encoding="utf-8")
+    settings = {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+    printed = clients.run(venv, "python", "-c", REPLAY, tmp_path, answers, **settings)
+    found, report = json.loads(printed.splitlines()[-1]), load_report("v2", mode)
+    for name in get_task("esi").compared:
+        assert round(found["results"][f"{name},none"], 6) == report.metrics[name].value
+    cases = list(read_cases(paths.cases("x1"), get_task("esi")))
+    lines = read_graded(paths.graded("v2") / f"{mode}.jsonl")
+    for case, line in zip(cases, lines, strict=True):
+        assert found["asked"][case.id] == "".join(turn.content for turn in get_task("esi").prompt(case.facts))
+        assert found["exact"][case.id] == float(line.answer == get_task("esi").label(case))
+    options = ("--tasks", "clinrl_esi", "--include_path", tmp_path, "--limit", "3")
+    assert "exact" in clients.run(venv, "lm_eval", "run", "--model", "dummy", *options, **settings)
