@@ -1,0 +1,119 @@
+"""The tree of a task's versions as a picture: a row for each recipe, its seeds side by side, each mark a link."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from clinrl.config.params import Params
+from clinrl.pipeline.plan import children, kind_of
+from clinrl.site.charts import Dot, Tick, place
+
+ROW, INDENT = 30, 20
+TOP = 46
+SEEDS, STEP = 236, 15
+"""Where the seeds of a row begin, and how far apart they are."""
+GATE = 322
+MEASURES, MEASURE = 408, 190
+"""Where the first measure begins, and how wide each is."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A row of the picture: a base, a merge, or the versions that are seeds of one recipe."""
+
+    names: tuple[str, ...]
+    kind: str
+    depth: int
+    parent: int | None
+    """The row of its parent."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A row with its places."""
+
+    node: Node
+    name: str
+    label: str
+    x: int
+    y: int
+    parent_y: int | None
+    seeds: tuple[tuple[int, str], ...]
+    """Place and name of each further seed."""
+    values: tuple[tuple[Dot, ...], ...]
+    """Of each measure, a dot for each mode."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The whole picture."""
+
+    rows: tuple[Drawn, ...]
+    measures: tuple[tuple[str, int, tuple[Tick, ...]], ...]
+    """Name, place and ticks of each."""
+    width: int
+    height: int
+    gate: int = GATE
+
+
+def nodes(params: Params, task: str) -> list[Node]:
+    """The rows, depth first. Versions that a comparison has as seeds of one recipe are one row, at its first seed."""
+    found: list[Node] = []
+
+    def visit(name: str, depth: int, parent: int | None) -> None:
+        names = params.seeds_of(name) if name in params.versions else ()
+        found.append(Node(names or (name,), kind_of(params, name), depth, parent))
+        mine = len(found) - 1
+        for child in children(params, name):
+            seeds = params.seeds_of(child) if child in params.versions else ()
+            if child not in params.rivals and (not seeds or seeds[0] == child):
+                visit(child, depth + 1, mine)
+
+    visit(f"{task}-base", 0, None)
+    drawn = {name for node in found for name in node.names}
+    # A seed whose first has another parent, and what comes from a further seed alone, are rows of their own.
+    rest = [name for name in _below(params, f"{task}-base") if name not in drawn]
+    return [*found, *(Node((name,), kind_of(params, name), 1, 0) for name in rest)]
+
+
+def _below(params: Params, name: str) -> Iterator[str]:
+    for child in children(params, name):
+        if child not in params.rivals:
+            yield child
+            yield from _below(params, child)
+
+
+def layout(
+    task: str, rows: Sequence[Node], measures: Sequence[str], values: Callable[[Node, str], Sequence[tuple[float, float | None, float | None, str]]],
+    colours: Mapping[str, int],
+) -> Tree:  # fmt: skip
+    """Places for every row. `values` gives a measure of a row mode by mode: value, interval, and what it says."""
+    drawn = []
+    for number, node in enumerate(rows):
+        y = TOP + ROW * number
+        bars = []
+        for column, measure in enumerate(measures):
+            start = MEASURES + MEASURE * column
+            bars.append(tuple(_dot(found, start, colour) for found, colour in
+                              zip(values(node, measure), colours.values(), strict=False)))  # fmt: skip
+        drawn.append(Drawn(
+            node, node.names[0], node.names[0].removeprefix(f"{task}-"), 14 + INDENT * node.depth, y,
+            None if node.parent is None else TOP + ROW * node.parent,
+            tuple((SEEDS + STEP * place, name) for place, name in enumerate(node.names[1:])), tuple(bars),
+        ))  # fmt: skip
+    axes = [
+        (measure, MEASURES + MEASURE * column,
+         tuple(Tick(_at(share, MEASURES + MEASURE * column), f"{share}") for share in (0, 25, 50, 75, 100)))
+        for column, measure in enumerate(measures)
+    ]  # fmt: skip
+    width = MEASURES + MEASURE * len(measures)
+    return Tree(tuple(drawn), tuple(axes), width, TOP + ROW * len(drawn) + 6)
+
+
+def _at(percent: float, start: int) -> float:
+    return place(percent, (0.0, 100.0), start, start + MEASURE - 28)
+
+
+def _dot(found: tuple[float, float | None, float | None, str], start: int, colour: int) -> Dot:
+    value, low, high, says = found
+    edges = [None if edge is None else _at(100 * edge, start) for edge in (low, high)]
+    return Dot(_at(100 * value, start), edges[0], edges[1], (), colour, says)
