@@ -1,4 +1,4 @@
-"""One colour for one name, in every figure of a task: the colours of Okabe and Ito, which colour-blind readers tell apart.
+"""One colour for one name, in every figure of a task: those of Okabe and Ito, which colour-blind readers tell apart.
 
 Where there are more names than colours, a further name takes a colour again with another dash.
 """

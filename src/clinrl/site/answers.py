@@ -9,7 +9,9 @@ from clinrl import paths
 from clinrl.analysis.run import Run
 from clinrl.config.params import Params
 from clinrl.evaluation.answers import load_answers, open_run, read_graded, run_of
+from clinrl.evaluation.record import Record
 from clinrl.evaluation.show import is_wrong
+from clinrl.pipeline.plan import children
 from clinrl.reports.episode import ENDS, decided_text, episode_of, steps
 from clinrl.tasks.base import GIVEN
 from clinrl.tasks.importing import is_imported
@@ -56,8 +58,9 @@ class Shown:
 def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Shown | None:
     """What the page of a model shows: of each mode at most so many answers.
 
-    Errors of the safety metric come first, then other wrong answers, then right ones, each in an order that was drawn
-    once for the exam. `opened` keeps exams that were read. None if its answers or its exam are not here. Raises ArtefactError if one of them was altered.
+    Errors of the safety metric come first, then other wrong answers, then right ones: first where its parent or a child
+    was wrong; each in an order that was drawn once for the exam. `opened` keeps exams that were read. None if its
+    answers or its exam are not here. Raises ArtefactError if one of them was altered.
     """
     model = params.model(name)
     if not paths.graded(name).is_dir() or not paths.cases(model.exam).is_dir():
@@ -68,7 +71,9 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
     exam = model.exam if model.variant == GIVEN else f"{model.exam}.{model.variant}"
     imported = any(is_imported(case) for case in run.cases)
     order = sorted(range(len(run.cases)), key=lambda at: sha256(f"{SEED}/{run.cases[at].id}".encode()).digest())
-    counts, modes, requests = {}, {}, {}
+    counts: dict[str, Counts] = {}
+    modes: dict[str, Any] = {}
+    requests: dict[str, str] = {}
     for mode in params.modes:
         load_answers(run, mode, name)  # refuses answers that were altered, or to another exam
         lines = read_graded(paths.graded(name) / f"{mode}.jsonl")
@@ -76,7 +81,9 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
         if imported:
             counts[mode] = Counts(len(lines), verdicts.count(RIGHT), verdicts.count(SAFETY))
             continue
-        chosen = sorted(order, key=lambda at: (SAFETY, WRONG, RIGHT).index(verdicts[at]))[:most]
+        flipped = _wrong_nearby(params, run, mode)
+        ranks = [(SAFETY, WRONG, RIGHT).index(verdict) for verdict in verdicts]
+        chosen = sorted(order, key=lambda at: (ranks[at], verdicts[at] == RIGHT and at not in flipped))[:most]
         shown_right = sum(verdicts[at] == RIGHT for at in chosen)
         counts[mode] = Counts(
             len(lines), verdicts.count(RIGHT), verdicts.count(SAFETY), len(chosen) - shown_right, shown_right
@@ -102,6 +109,20 @@ def _verdict(run: Run, case: Case, line: Graded) -> str:
     if isinstance(metric, Share) and metric.of(run.task.label(case), line.answer) is (metric.worse == "higher"):
         return SAFETY
     return WRONG if is_wrong(run.model, case, line) else RIGHT
+
+
+def _wrong_nearby(params: Params, run: Run, mode: str) -> set[int]:
+    """Where a model's parent or a child with answers here was wrong, by the records of their exams."""
+    name = run.model.name
+    near = [run.model.parent, *(other for other in children(params, name) if paths.graded(other).is_dir())]
+    found: set[int] = set()
+    for record in (paths.exam_record(run.task.name, other) for other in near if other):
+        if record.is_file():
+            kept = Record.model_validate_json(record.read_bytes())
+            if kept.exam_digest == run.exam_digest and mode in kept.given:
+                pairs = zip(run.golds, kept.given[mode].answers, strict=True)
+                found |= {at for at, (gold, answer) in enumerate(pairs) if answer != gold}
+    return found
 
 
 def _request(run: Run, case: Case) -> str:

@@ -31,7 +31,7 @@ from clinrl.signing.keys import trusted_keys
 from clinrl.site import answers, charts, markdown, tree, versions
 from clinrl.site.answers import Shown
 from clinrl.site.standing import MEANS, Standing, standing
-from clinrl.site.tree import Node
+from clinrl.site.tree import Node, Value
 from clinrl.site.versions import Exam
 from clinrl.tasks.base import get_task
 
@@ -153,7 +153,7 @@ class Site:
         return Markup(_environment().get_template("figure.html.j2").render(records))
 
 
-def stage(params: Params, *, out: Path | None = None, most: int = 150) -> None:
+def stage(params: Params, *, out: Path | None = None, most: int = 250) -> None:
     """Write the site into a folder, and print where it begins.
 
     `most` answers of each model and mode are shown. Raises ParamsError for a folder that something else made, and
@@ -187,7 +187,9 @@ def write(site: Site, advance: Advance) -> None:
     site.text(MARK, "Made by `clinrl site`, which replaces this folder.\n")
     for path in sorted((HERE / "static").iterdir()):
         site.text(path.name, path.read_text(encoding="utf-8"))
-    site.text("style.css", _environment().get_template("style.css.j2").render(colours=palette.COLOURS, dashes=palette.DASHES))
+    site.text(
+        "style.css", _environment().get_template("style.css.j2").render(colours=palette.COLOURS, dashes=palette.DASHES)
+    )
     found = {path: _url(path) for path in markdown.files()}
     site.targets |= {path.as_posix(): url for path, url in found.items()}
     for picture in sorted(Path("docs/images").glob("*.svg")):
@@ -197,7 +199,15 @@ def write(site: Site, advance: Advance) -> None:
     advance()
     for path, url in found.items():
         name = path.stem if path.parent == paths.comparison_pages("") else ""
-        site.page(url, "text", pages[path].title, page=pages[path], source=path.as_posix(), compared=site.compared.get(name))
+        site.page(
+            url,
+            "text",
+            pages[path].title,
+            page=pages[path],
+            source=path.as_posix(),
+            compared=site.compared.get(name),
+            registered=site.file(paths.preregistration(name)) if name else None,
+        )
         site.entries += [(f"{pages[path].title}: {heading}" if heading != pages[path].title else heading,
                           f"{url}#{anchor}" if anchor else url, text)
                          for anchor, heading, text in pages[path].sections if heading]  # fmt: skip
@@ -214,6 +224,7 @@ def write(site: Site, advance: Advance) -> None:
         path.as_posix(): page.title for path, page in pages.items()})  # fmt: skip
     trees = [(task, _tree(site, task)) for task in site.params.bases if any(
         site.exams[name].reports for node in site.rows[task] for name in node.names)]  # fmt: skip
+    trees.sort(key=lambda one: -len(one[1].rows))  # the longest series first
     site.page("index.html", "index", "Versions", trees=trees, shown=shown, means=MEANS)
     site.page("search.html", "search", "Search")
     site.text("search-index.js", f"clinrl.index={canonical_json(site.entries)}\n")
@@ -279,20 +290,23 @@ def _version(site: Site, name: str, shown: Shown | None) -> None:
     url, modes = f"versions/{name}.html", site.modes(model.task.name)
     lineage = versions.lineage(params, model, site.exams)
     for row in lineage:
-        row |= {"probe": site.file(row["probe"]), "proof": site.file(paths.data_proof(row["data"])) if row["data"] else None}
+        row |= {
+            "probe": site.file(row["probe"]),
+            "proof": site.file(paths.data_proof(row["data"])) if row["data"] else None,
+        }
+    reports = (paths.mine_report, paths.protocol_report, paths.external_report)
+    further = [of(name).with_suffix(".md").as_posix() for of in reports]
     site.page(
         url, "version", name, model=model, task=task, spec=spec, exam=exam, standing=site.standings[name], arms=arms,
         means=MEANS, seeds=params.seeds_of(name), shown=shown, modes=modes,
         method=params.profiles[spec.profile].method if spec else model.kind,
         headline=versions.headline(task, exam, arms), beside=versions.beside(task, arms[0], modes) if arms else [],
-        baselines=results.rows(list(exam.reports.values())), slices=list(versions.slices(task, exam)) if exam.reports else [],
+        baselines=results.rows(list(exam.reports.values())), slices=list(versions.slices(task, exam)),
         confusions={mode: versions.shaded(one.confusion) for mode, one in exam.reports.items()},
         curves=versions.curves(task, exam, site.colours[task.name]), recipe=versions.difference(params, model),
         lineage=lineage, present=numbers.present, exam_proof=site.file(paths.data_proof(model.exam)),
         tests=results.test_groups(list(exam.reports.values()), exam.between), result=results.paired,
-        further=[site.targets[path.as_posix()] for path in
-                 (of(name).with_suffix(".md") for of in (paths.mine_report, paths.protocol_report, paths.external_report))
-                 if path.as_posix() in site.targets],
+        further=[site.targets[page] for page in further if page in site.targets],
     )  # fmt: skip
     site.page(f"answers/{name}.html", "answers", f"Answers of {name}", name=name, shown=shown, model=model, task=task)
     words = [spec.profile, spec.why] if spec else [model.kind]
@@ -303,9 +317,9 @@ def _tree(site: Site, task: str) -> tree.Tree:
     """The picture of a task's tree, with the compared shares of each row."""
     found = get_task(task)
 
-    def values(node: Node, measure: str) -> Sequence[tuple[float, float | None, float | None, str]]:
+    def values(node: Node, measure: str) -> Sequence[Value]:
         arms = versions.arms(site.params, site.compared, node.names[0])
-        drawn: list[tuple[float, float | None, float | None, str]] = []
+        drawn: list[Value] = []
         for mode, report in site.exams[node.names[0]].reports.items():
             number: Any = arms[0].figure(mode, measure) if arms else report.metrics.get(measure)
             if number is None:

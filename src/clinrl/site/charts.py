@@ -1,7 +1,7 @@
 """Charts as numbers: where lines, dots and ticks lie in a picture. `templates/charts.html.j2` draws them as SVG.
 
-Drawn this way, a picture takes its colours from the page's style sheet, in the dark too, its text can be read aloud, its
-marks can be links, and a hundred pages are drawn in a second.
+Drawn this way, a picture takes its colours from the page's style sheet, in the dark too, its text can be read aloud,
+its marks can be links, and a hundred pages are drawn in a second.
 """
 
 import math
@@ -155,6 +155,7 @@ def chart(
     def y(value: float) -> float:
         return place(min(max(value, y_axis[0]), y_axis[1]), y_axis, bottom, top)
 
+    shaded = [(x(max(low, x_axis[0])), x(min(high, x_axis[1]))) for low, high in spans]
     drawn = []
     for name, points in lines.items():
         values = [value for _, value in points] or [marks[name][1]]
@@ -167,7 +168,7 @@ def chart(
         title, across, upward, tuple(drawn),
         tuple(Tick(x(value), f"{value:g}") for value in ticks(*x_axis)),
         tuple(Tick(y(value), f"{value:g}") for value in ticks(*y_axis, most=4)),
-        tuple((x(max(low, x_axis[0])), round(x(min(high, x_axis[1])) - x(max(low, x_axis[0])), 1)) for low, high in spans),
+        tuple((low, round(high - low, 1)) for low, high in shaded),
         tuple((x(alarm.step), alarm) for alarm in alarms),
     )  # fmt: skip
 

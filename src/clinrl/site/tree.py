@@ -16,6 +16,10 @@ MEASURES, MEASURE = 408, 190
 """Where the first measure begins, and how wide each is."""
 
 
+Value = tuple[float, float | None, float | None, str]
+"""A number with its interval, and what it says."""
+
+
 @dataclass(frozen=True)
 class Node:
     """A row of the picture: a base, a merge, or the versions that are seeds of one recipe."""
@@ -83,7 +87,7 @@ def _below(params: Params, name: str) -> Iterator[str]:
 
 
 def layout(
-    task: str, rows: Sequence[Node], measures: Sequence[str], values: Callable[[Node, str], Sequence[tuple[float, float | None, float | None, str]]],
+    task: str, rows: Sequence[Node], measures: Sequence[str], values: Callable[[Node, str], Sequence[Value]],
     colours: Mapping[str, int],
 ) -> Tree:  # fmt: skip
     """Places for every row. `values` gives a measure of a row mode by mode: value, interval, and what it says."""
@@ -113,7 +117,7 @@ def _at(percent: float, start: int) -> float:
     return place(percent, (0.0, 100.0), start, start + MEASURE - 28)
 
 
-def _dot(found: tuple[float, float | None, float | None, str], start: int, colour: int) -> Dot:
+def _dot(found: Value, start: int, colour: int) -> Dot:
     value, low, high, says = found
     edges = [None if edge is None else _at(100 * edge, start) for edge in (low, high)]
     return Dot(_at(100 * value, start), edges[0], edges[1], (), colour, says)

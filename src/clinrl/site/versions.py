@@ -105,13 +105,11 @@ def headline(task: Task, exam: Exam, found: Sequence[Arm]) -> list[tuple[str, li
 
 def beside(task: Task, arm: Arm, modes: Mapping[str, int]) -> list[Intervals]:
     """The rows of a comparison but the simple policies, as a picture for each compared share."""
-    return [found for metric in task.compared
-            if (found := rows_of(task, arm.report, metric, modes, f"{metric}: {arm.comparison}")) is not None]  # fmt: skip
+    drawn = (rows_of(task, arm.report, metric, modes, f"{metric}: {arm.comparison}") for metric in task.compared)
+    return [picture for picture in drawn if picture is not None]
 
 
-def rows_of(
-    task: Task, report: Compared, metric: str, modes: Mapping[str, int], title: str
-) -> Intervals | None:
+def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int], title: str) -> Intervals | None:
     """One metric or quality of all rows of a comparison but the simple policies, in each mode."""
     quality = metric not in task.metrics
     rows: dict[str, list[charts.Mark]] = {}
@@ -155,8 +153,8 @@ def shaded(counts: Confusion) -> list[tuple[str, int, list[tuple[int, int]]]]:
 
 def slices(task: Task, exam: Exam) -> Iterator[tuple[str, list[str], list[tuple[str, int, list[str]]]]]:
     """Each slice: its columns, and its values with their count of cases and their measures, mode by mode."""
-    first = next(iter(exam.reports.values()))
-    for what, values in first.slices.items():
+    first = next(iter(exam.reports.values()), None)
+    for what, values in first.slices.items() if first else ():
         chosen = numbers.present(task.reporting.slice_measures, values.values()) or numbers.present(
             task.compared, values.values()
         )
@@ -202,12 +200,12 @@ def _flat(block: Mapping[Any, Any], before: str = "") -> dict[str, str]:
 def lineage(params: Params, model: Model, exams: Mapping[str, Exam]) -> list[dict[str, Any]]:
     """From the base to a version: what each was made of, with the digests that its reports and proofs name."""
     made = dict.fromkeys(name for part in model.parts for name in params.lineage(part))
-    rows = [{"name": f"{model.task.name}-base", "data": "", "probe": None}]
+    rows: list[dict[str, Any]] = [{"name": f"{model.task.name}-base", "data": "", "probe": None}]
     rows += [{"name": name, "data": params.versions[name].data, "probe": paths.probe_proof(name)} for name in made]
     if model.kind == "merge":
         rows.append({"name": model.name, "data": "", "probe": None})
     for row in rows:
-        reports = exams[str(row["name"])].reports if row["name"] in exams else {}
+        reports = exams[row["name"]].reports if row["name"] in exams else {}
         first = next(iter(reports.values()), None)
         row["adapter"] = first.adapter_digest if first else ""
         row["exam"], row["exam_digest"] = (first.exam, first.exam_digest) if first else ("", "")
