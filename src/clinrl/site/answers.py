@@ -26,13 +26,13 @@ RIGHT, WRONG, SAFETY = "r", "w", "s"
 
 @dataclass(frozen=True)
 class Counts:
-    """What was answered in one mode, and how much of it is shown."""
+    """What was answered in one mode, and how many right answers are shown."""
 
     n: int
     right: int
     safety: int
-    shown_wrong: int = 0
-    shown_right: int = 0
+    shown: int = 0
+    """Right answers that are on the page; the wrong ones all are."""
 
     @property
     def wrong(self) -> int:
@@ -56,11 +56,11 @@ class Shown:
 
 
 def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Shown | None:
-    """What the page of a model shows: of each mode at most so many answers.
+    """What the page of a model shows: of each mode all wrong answers, and at most so many right ones.
 
-    Errors of the safety metric come first, then other wrong answers, then right ones: first where its parent or a child
-    was wrong; each in an order that was drawn once for the exam. `opened` keeps exams that were read. None if its
-    answers or its exam are not here. Raises ArtefactError if one of them was altered.
+    Right ones come first where the parent or a child was wrong, else in an order that was drawn once for the exam.
+    `opened` keeps exams that were read. None if its answers or its exam are not here. Raises ArtefactError if one of
+    them was altered.
     """
     model = params.model(name)
     if not paths.graded(name).is_dir() or not paths.cases(model.exam).is_dir():
@@ -82,14 +82,12 @@ def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Show
             counts[mode] = Counts(len(lines), verdicts.count(RIGHT), verdicts.count(SAFETY))
             continue
         flipped = _wrong_nearby(params, run, mode)
-        ranks = [(SAFETY, WRONG, RIGHT).index(verdict) for verdict in verdicts]
-        chosen = sorted(order, key=lambda at: (ranks[at], verdicts[at] == RIGHT and at not in flipped))[:most]
-        shown_right = sum(verdicts[at] == RIGHT for at in chosen)
-        counts[mode] = Counts(
-            len(lines), verdicts.count(RIGHT), verdicts.count(SAFETY), len(chosen) - shown_right, shown_right
-        )
-        requests |= {str(at): _request(run, run.cases[at]) for at in sorted(chosen)}
-        shown = {str(at): _answer(run, at, lines[at]) for at in sorted(chosen)}
+        right = sorted((at for at in order if verdicts[at] == RIGHT), key=lambda at: at not in flipped)
+        wrong = [at for at, verdict in enumerate(verdicts) if verdict != RIGHT]
+        chosen = sorted([*wrong, *right[:most]])
+        counts[mode] = Counts(len(lines), len(right), verdicts.count(SAFETY), len(right[:most]))
+        requests |= {str(at): _request(run, run.cases[at]) for at in chosen}
+        shown = {str(at): _answer(run, at, lines[at]) for at in chosen}
         modes[mode] = {"verdicts": "".join(verdicts), "shown": shown}
     if imported:
         return Shown(name, exam, True, counts)

@@ -60,7 +60,7 @@ class Site:
     params: Params
     folder: Path
     most: int
-    """Answers of a model that are shown in each mode."""
+    """Right answers of a model that are shown in each mode."""
     targets: dict[str, str] = field(default_factory=dict)
     """File of the checkout to its URL in the site."""
     entries: list[tuple[str, str, str]] = field(default_factory=list)
@@ -153,11 +153,11 @@ class Site:
         return Markup(_environment().get_template("figure.html.j2").render(records))
 
 
-def stage(params: Params, *, out: Path | None = None, most: int = 250) -> None:
+def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
     """Write the site into a folder, and print where it begins.
 
-    `most` answers of each model and mode are shown. Raises ParamsError for a folder that something else made, and
-    ArtefactError for graded answers that were altered, or where the folder would be too large.
+    `most` right answers of each model and mode are shown, beside all wrong ones. Raises ParamsError for a folder that
+    something else made, and ArtefactError for graded answers that were altered, or where the folder would be too large.
     """
     target, start = out or paths.site(), time.monotonic()
     check_target(target)
@@ -328,7 +328,7 @@ def _tree(site: Site, task: str) -> tree.Tree:
             drawn.append((number.value, number.low, number.high, f"{node.names[0]}, {mode}: {measure} {text}"))
         return drawn
 
-    return tree.layout(task, site.rows[task], list(found.compared), values, site.modes(task))
+    return tree.layout(task, site.rows[task], list(found.compared), values, list(site.modes(task).values()))
 
 
 def _groups(pages: Mapping[Path, tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:

@@ -1,6 +1,6 @@
 """The tree of a task's versions as a picture: a row for each recipe, its seeds side by side, each mark a link."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from clinrl.config.params import Params
@@ -9,11 +9,8 @@ from clinrl.site.charts import Dot, Tick, place
 
 ROW, INDENT = 30, 20
 TOP = 46
-SEEDS, STEP = 236, 15
-"""Where the seeds of a row begin, and how far apart they are."""
-GATE = 322
-MEASURES, MEASURE = 408, 190
-"""Where the first measure begins, and how wide each is."""
+LETTER, STEP, GATE, MEASURE = 6.6, 15, 80, 190
+"""The width of a letter of a name, of a seed, of the gate's word, and of a measure."""
 
 
 Value = tuple[float, float | None, float | None, str]
@@ -56,7 +53,8 @@ class Tree:
     """Name, place and ticks of each."""
     width: int
     height: int
-    gate: int = GATE
+    gate: int
+    """Place of the gate's word."""
 
 
 def nodes(params: Params, task: str) -> list[Node]:
@@ -88,29 +86,34 @@ def _below(params: Params, name: str) -> Iterator[str]:
 
 def layout(
     task: str, rows: Sequence[Node], measures: Sequence[str], values: Callable[[Node, str], Sequence[Value]],
-    colours: Mapping[str, int],
+    colours: Sequence[int],
 ) -> Tree:  # fmt: skip
     """Places for every row. `values` gives a measure of a row mode by mode: value, interval, and what it says."""
+
+    def label(node: Node) -> str:
+        return node.names[0].removeprefix(f"{task}-")
+
+    seeds = round(max(38 + INDENT * node.depth + LETTER * len(label(node)) for node in rows))
+    gate = seeds + STEP * (max(len(node.names) for node in rows) - 1) + 4
+    places = {measure: gate + GATE + MEASURE * column for column, measure in enumerate(measures)}
     drawn = []
     for number, node in enumerate(rows):
         y = TOP + ROW * number
-        bars = []
-        for column, measure in enumerate(measures):
-            start = MEASURES + MEASURE * column
-            bars.append(tuple(_dot(found, start, colour) for found, colour in
-                              zip(values(node, measure), colours.values(), strict=False)))  # fmt: skip
+        bars = tuple(
+            tuple(_dot(found, start, colour) for found, colour in zip(values(node, measure), colours, strict=False))
+            for measure, start in places.items()
+        )
         drawn.append(Drawn(
-            node, node.names[0], node.names[0].removeprefix(f"{task}-"), 14 + INDENT * node.depth, y,
+            node, node.names[0], label(node), 14 + INDENT * node.depth, y,
             None if node.parent is None else TOP + ROW * node.parent,
-            tuple((SEEDS + STEP * place, name) for place, name in enumerate(node.names[1:])), tuple(bars),
+            tuple((seeds + STEP * place, name) for place, name in enumerate(node.names[1:])), bars,
         ))  # fmt: skip
+    shares = (0, 25, 50, 75, 100)
     axes = [
-        (measure, MEASURES + MEASURE * column,
-         tuple(Tick(_at(share, MEASURES + MEASURE * column), f"{share}") for share in (0, 25, 50, 75, 100)))
-        for column, measure in enumerate(measures)
-    ]  # fmt: skip
-    width = MEASURES + MEASURE * len(measures)
-    return Tree(tuple(drawn), tuple(axes), width, TOP + ROW * len(drawn) + 6)
+        (name, start, tuple(Tick(_at(share, start), f"{share}") for share in shares)) for name, start in places.items()
+    ]
+    width = gate + GATE + MEASURE * len(measures)
+    return Tree(tuple(drawn), tuple(axes), width, TOP + ROW * len(drawn) + 6, gate)
 
 
 def _at(percent: float, start: int) -> float:

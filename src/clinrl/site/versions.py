@@ -23,7 +23,6 @@ from clinrl.types import Estimate
 
 SHADES = 9
 """Depths of colour in a confusion matrix, above none."""
-UNSET = ""
 
 
 @dataclass(frozen=True)
@@ -174,8 +173,8 @@ def difference(params: Params, model: Model) -> list[tuple[str, str, str, bool]]
     """The recipe key by key: what the parent's says, what this one says, and whether they differ."""
     mine = _recipe(params, model.name)
     parent = _recipe(params, model.parent) if model.parent in params.versions else {}
-    return [(key, parent.get(key, UNSET), mine.get(key, UNSET), bool(parent) and parent.get(key) != mine.get(key))
-            for key in dict.fromkeys([*mine, *parent])]  # fmt: skip
+    pairs = {key: (parent.get(key, ""), mine.get(key, "")) for key in (*mine, *parent)}
+    return [(key, before, now, bool(parent) and before != now) for key, (before, now) in pairs.items()]
 
 
 def _recipe(params: Params, name: str | None) -> dict[str, str]:

@@ -177,8 +177,10 @@ async function start() {
       make("th", { scope: "row" }, term), make("td", {}, (points > 0 ? "+" : "") + points.toFixed(4)))));
     return make("section", {}, head, steps,
       make("p", {}, `The end: ${answer.end}.`),
-      make("table", {}, make("caption", {}, "Decided"), decided),
-      make("table", {}, make("caption", {}, `Score ${answer.total.toFixed(4)}${answer.terms.length ? "" : ", of no term"}`), terms));
+      make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "What was decided, and the score" },
+        make("table", {}, make("caption", {}, "Decided"), decided),
+        make("table", {}, make("caption", {}, `Score ${answer.total.toFixed(4)}${answer.terms.length ? "" : ", of no term"}`),
+          terms)));
   }
 
   byId("more").addEventListener("click", () => { shown += PAGE; list(""); });
