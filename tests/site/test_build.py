@@ -19,7 +19,7 @@ from clinrl.site import build
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
-HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(1)"> </script> ]]> `${alert(1)}` \u2028 {{ 7 * 7 }}'
+HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(1)"> </script> ]]> `${alert(1)}` {{ 7 * 7 }}'
 PAGE = f"""# A page {HOSTILE}
 
 <script>alert(2)</script>
@@ -44,7 +44,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         examined.promote(params, "v1", "Ada Lovelace", promotion.decide(params, "v1"))
         text = Path("params.yaml").read_text(encoding="utf-8")
         Path("params.yaml").write_text(text.replace("    seed: 2\n", f"    seed: 2\n    why: {json.dumps(HOSTILE)}\n"))
-        rewrite("v2", HOSTILE)
+        rewrite("v2", f"{HOSTILE}\u2028")
         Path("docs").mkdir()
         Path("docs/index.md").write_text(PAGE, encoding="utf-8")
         Path("docs/other.md").write_text("# Other\n\n## Two\n\nNothing.\n", encoding="utf-8")
@@ -94,7 +94,7 @@ def test_hostile_text_is_text(site: Path) -> None:
     assert HOSTILE in "".join(sites.read(site)["versions/v2.html"].text)
     assert "<script>alert(2)</script>" in "".join(sites.read(site)["docs/index.html"].text)
     shown = sites.data(site, "v2")["modes"]["think"]["shown"]
-    assert all(["thinks", HOSTILE] in answer["steps"] for answer in shown.values())
+    assert all(["thinks", f"{HOSTILE}\u2028"] in answer["steps"] for answer in shown.values())
     for script in site.glob("*.js"):
         assert "innerHTML" not in script.read_text(encoding="utf-8")
 

@@ -55,7 +55,7 @@ def read(
             token.tag = f"h{min(6, int(token.tag[1]) + deeper)}"
         if token.type in ("table_open", "fence", "code_block"):  # wide ones scroll, by keys too
             token.attrSet("tabindex", "0")
-        if token.type in ("inline", "fence"):
+        if token.type in ("inline", "fence") and tokens[place - 1].type != "heading_open":
             text.append(_text(token))
         if token.type == "inline":
             figure = _resolve(token, folder, url, targets, pictures or {})
