@@ -57,9 +57,8 @@ def dead(folder: Path) -> list[str]:
                 continue
             path, _, anchor = link.partition("#")
             target = posixpath.normpath(posixpath.join(posixpath.dirname(url), unquote(path))) if path else url
-            if not (folder / target).is_file() or (
-                anchor and "=" not in anchor and target in pages and unquote(anchor) not in pages[target].ids
-            ):
+            is_lost = anchor and "=" not in anchor and target in pages and unquote(anchor) not in pages[target].ids
+            if is_lost or not (folder / target).is_file():
                 found.append(f"{url}: {link}")
     return found
 

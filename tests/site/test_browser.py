@@ -1,6 +1,6 @@
 """The site of this repository in a browser: whole, under its limits, usable by keyboard, on a phone and in the dark.
 
-Skipped without Chromium, and its parts on accessibility without Playwright and axe: neither is a library of the project.
+Skipped without Chromium, and what is about accessibility without Playwright and axe, which the project does not use.
 """
 
 import json
@@ -14,6 +14,7 @@ import pytest
 import sites
 from clinrl.config.params import load_params
 from clinrl.site import build
+from clinrl.site.answers import Counts, Shown
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,25 +58,22 @@ def test_the_search_finds_a_page(site: Path) -> None:
 
 def test_a_transcript_opens_and_runs_no_script(site: Path) -> None:
     """A made-up answer, since transcripts are not in git."""
-    name = "esi-v49"
     hostile = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
-    shown = {"0": {"steps": [["turn", "1"], ["says", hostile]], "end": "by itself",
-                   "parts": [["answer", "2", "4"]], "total": -1.0, "terms": [["level", -1.0]]}}  # fmt: skip
+    answer = {"steps": [["turn", "1"], ["says", hostile]], "end": "by itself", "parts": [["answer", "2", "4"]],
+              "total": -1.0, "terms": [["level", -1.0]]}  # fmt: skip
+    modes = {"think": {"verdicts": "sr", "shown": {"0": answer}}}
+    data = {"name": "made", "exam": "made", "safety": "errors", "modes": modes}
     exam = {"slices": ["rule"], "cases": [["esi-00", ["a"]], ["esi-01", ["b"]]], "requests": {"0": hostile}}
-    modes = {"think": {"verdicts": "sr", "shown": shown}}
-    page = re.sub(r'(?s)<main.*</main>', '<main><h1>t</h1><form id="filter" data-name="esi-v49" data-exam="x" '
-                  'data-others=""></form><p id="count"></p><div id="list"></div><button id="more"></button></main>',
-                  (site / f"answers/{name}.html").read_text(encoding="utf-8"))  # fmt: skip
-    page = page.replace("</head>", '<script defer src="../answers.js"></script></head>').replace(
-        '<script defer src="../answers.js"></script>', "", page.count("answers.js") // 2
-    )
-    (site / "answers/made.html").write_text(page, encoding="utf-8")
-    (site / "answers/data").mkdir(exist_ok=True)
-    for key, data in {name: {"name": name, "exam": "x", "safety": "errors", "modes": modes}, "exam.x": exam}.items():
-        (site / f"answers/data/{key}.js").write_text(build._packed(key, data), encoding="utf-8")
+    params = load_params(ROOT / "params.yaml")
+    model = params.model("esi-v49")
+    shown = Shown("made", "made", False, {"think": Counts(2, 1, 1, 0)}, data, exam)
+    made = build.Site(params, site, 1)
+    made.page("answers/made.html", "answers", "made", name="made", shown=shown, model=model, task=model.task)
+    for key, held in {"made": data, "exam.made": exam}.items():
+        made.text(f"answers/data/{key}.js", build._packed(key, held))
     text = opened(f"{(site / 'answers/made.html').as_uri()}#mode=think&verdict=s&case=esi-00")
     assert "1 of 2 cases, 1 of them with their transcript." in text
-    assert "&lt;img src=x onerror=" in text
+    assert text.count("&lt;img src=x onerror=") == 2
     assert "owned</title>" not in text
 
 
