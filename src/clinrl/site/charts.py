@@ -14,6 +14,8 @@ from clinrl.reports import figures
 WIDTH, HEIGHT = 420, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
 """The room around the lines of a chart, for its ticks."""
+ROW = 26
+"""Of a picture of intervals."""
 MOST_POINTS = 200
 """Of a line: further ones would lie on the same pixels."""
 
@@ -101,11 +103,12 @@ class Intervals:
     label: int
     """Room for the names."""
     width: int
+    row: int = ROW
 
     @property
     def height(self) -> int:
         """Of the whole picture."""
-        return 22 * len(self.rows) + 30
+        return ROW * len(self.rows) + 30
 
 
 Mark = tuple[float, float | None, float | None, Sequence[float], int | str, str]

@@ -9,7 +9,7 @@ from clinrl.site.charts import Dot, Tick, place
 
 ROW, INDENT = 30, 20
 TOP = 46
-LETTER, STEP, GATE, MEASURE = 6.6, 15, 80, 190
+LETTER, STEP, GATE, MEASURE = 7.0, 15, 80, 190
 """The width of a letter of a name, of a seed, of the gate's word, and of a measure."""
 
 
