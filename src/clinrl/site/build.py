@@ -321,9 +321,11 @@ def _tree(site: Site, task: str) -> tree.Tree:
         arms = versions.arms(site.params, site.compared, node.names[0])
         drawn: list[Value] = []
         for mode, report in site.exams[node.names[0]].reports.items():
-            number, own = arms[0].figure(mode, measure) if arms else None, report.metrics.get(measure)
-            text = numbers.figure(number, found, measure) if number else numbers.metric(own, found, measure)
-            if (number := number or own) is None:
+            mean, own = arms[0].figure(mode, measure) if arms else None, report.metrics.get(measure)
+            number, text = (
+                (mean, numbers.figure(mean, found, measure)) if mean else (own, numbers.metric(own, found, measure))
+            )
+            if number is None:
                 return []
             drawn.append((number.value, number.low, number.high, f"{node.names[0]}, {mode}: {measure} {text}"))
         return drawn
