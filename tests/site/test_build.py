@@ -118,6 +118,14 @@ def test_all_wrong_answers_are_shown_and_some_right_ones(site: Path) -> None:
     assert len(exam["cases"]) == 40
 
 
+def test_right_answers_that_parent_or_child_got_wrong_come_first(site: Path) -> None:
+    mine = sites.data(site, "v1")["modes"]["think"]
+    near = [sites.data(site, name)["modes"]["think"]["verdicts"] for name in ("esi-base", "v2")]
+    assert set(mine["verdicts"]) == {"r"}
+    assert len(mine["shown"]) == 3
+    assert all(any(verdicts[int(at)] != "r" for verdicts in near) for at in mine["shown"])
+
+
 def test_a_dangerous_answer_is_two_clicks_away(site: Path) -> None:
     """From the first page to the list of such answers, and on to one of them."""
     verdicts = sites.data(site, "v3")["modes"]["think"]["verdicts"]
