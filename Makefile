@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 DVC := python -m clinrl.runtime.dvc_command
 
-.PHONY: help demo serve test quick slow check docs bench gpu faults lock bom vllm
+.PHONY: help demo serve test quick slow check docs site bench gpu faults lock bom vllm
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,6 +52,9 @@ docs: $(READY) ## write what the documentation takes from the code and the repor
 	@$(BIN)/python docs/generate.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open site/index.html"
+
+site: $(READY) ## write everything as one folder of pages that open from a disk, build/site
+	@$(BIN)/python -m clinrl site
 
 bench: $(READY) ## measure time and memory, for an hour; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py

@@ -22,7 +22,7 @@ LAYERS = (
     {"merging", "training", "evaluation", "provenance", "tracking"},
     {"registry", "benchmarks"},
     {"release", "pipeline", "exports"},
-    {"serving"},
+    {"serving", "site"},
     {"cli"},
 )
 """A package imports from itself and from the layers above it in this list. Those of one layer do not import each other,

@@ -11,6 +11,7 @@ import pytest
 
 import dolls
 import locks
+import sites
 import sown
 from clinrl import artifacts, paths
 from clinrl.benchmarks import external
@@ -19,6 +20,7 @@ from clinrl.data import dataset, reward_audit, validate
 from clinrl.errors import DataError
 from clinrl.evaluation import error_analysis, evaluate
 from clinrl.registry import versions
+from clinrl.site import build
 from clinrl.tasks.base import content_id, get_task
 from clinrl.tracking import mlflow_store
 from clinrl.training import launch
@@ -104,6 +106,12 @@ def test_no_value_of_a_row_gets_out(tmp_path, monkeypatch, capfd, caplog):
     assert "Research only, imported cases." in page
     assert "Narrative and answer are withheld" in page
     assert "synthetic" not in (paths.report("v1") / "report.md").read_text()
+
+    build.stage(params)
+    text = sites.unpacked(paths.site())
+    assert not [canary for canary in sown.CANARIES if canary in text]
+    assert "nothing is shown but counts" in (paths.site() / "answers/v1.html").read_text()
+    assert not list(paths.site().glob("answers/data/*"))
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,11 @@ def locks() -> Path:
     return Path(".clinrl/locks")
 
 
+def site() -> Path:
+    """The pages of `clinrl site`, which git ignores."""
+    return Path("build/site")
+
+
 def audit_log() -> Path:
     """The audit file of decisions, approvals, promotions and rollbacks."""
     return Path("data/reports/decisions.jsonl")

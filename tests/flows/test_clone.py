@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flows import clone
 
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
+from flows import clone
 
 LOCK = "schema: '2.0'\nstages:\n"
 

@@ -240,6 +240,27 @@ INSPECT = {
         arguments=(name("NAME", "a version or a merge of params.yaml"), JSON),
         also="provenance audit ancestors history",
     ),
+    "site": Command(
+        help="write everything as one folder of pages that open from a disk",
+        description="Writes the tree of versions, a page for each, answers one by one, comparisons, the audit log and "
+        "the documentation to build/site, from the reports in git and, where they are here, from graded answers. The "
+        "pages need no server and no network. Of imported cases they hold counts alone. A folder that another program "
+        "made is refused. At most 20 MB.",
+        examples="clinrl site\nclinrl site --out pages --answers 400\nclinrl site --answers 0",
+        runs="site.build:stage",
+        arguments=(
+            arg("--out", type=Path, metavar="DIR", help="instead of build/site"),
+            arg(
+                "--answers",
+                dest="most",
+                type=natural(0),
+                metavar="N",
+                default=200,
+                help="right ones of a model and mode, beside all wrong ones; default: 200",
+            ),
+        ),
+        also="html pages browse dashboard report web static ui",
+    ),
     "alarms": Command(
         help="say what was wrong with a version's training",
         description="Reads the history of VERSION with the code that watches a training while it runs. Exit code 0: "

@@ -109,21 +109,30 @@ def _members(params: Params, task: str) -> Iterator[str]:
 def _tree(params: Params, name: str, last: Sequence[bool]) -> Iterator[tuple[str, str, str]]:
     """Everything that comes from a name, the name first: with the branches that lead to it, and what it is."""
     branches = "".join("   " if ends else "│  " for ends in last[:-1]) + ("└─ " if last[-1] else "├─ ") if last else ""
-    blends, folds = params.merges.blends, params.merges.folds
-    kind = "base" if name.endswith("-base") else "fold" if name in folds else "blend"
-    if name in params.rivals:
-        kind = "rival"
+    blends = params.merges.blends
+    yield name, branches + name + (f" (with {blends[name].second})" if name in blends else ""), kind_of(params, name)
+    found = children(params, name)
+    for child in found:
+        yield from _tree(params, child, [*last, child == found[-1]])
+
+
+def kind_of(params: Params, name: str) -> str:
+    """What a name of the tree is: base, fold, blend or rival; of a version, the method of its recipe."""
     if name in params.versions:
-        kind = params.profiles[params.versions[name].profile].method
-    yield name, branches + name + (f" (with {blends[name].second})" if name in blends else ""), kind
-    children = [
-        *(fold for fold, spec in folds.items() if spec.version == name),
-        *(blend for blend, spec in blends.items() if spec.first == name),
+        return params.profiles[params.versions[name].profile].method
+    if name in params.rivals:
+        return "rival"
+    return "base" if name in params.roots else "fold" if name in params.merges.folds else "blend"
+
+
+def children(params: Params, name: str) -> list[str]:
+    """What comes from a name at once: merges first, then versions, then the rivals of a base."""
+    return [
+        *(fold for fold, spec in params.merges.folds.items() if spec.version == name),
+        *(blend for blend, spec in params.merges.blends.items() if spec.first == name),
         *(version for version, spec in params.versions.items() if spec.parent == name),
         *(rival for rival, spec in params.rivals.items() if f"{spec.task}-base" == name),
     ]
-    for child in children:
-        yield from _tree(params, child, [*last, child == children[-1]])
 
 
 def dvc_states(addresses: Collection[str]) -> dict[str, State]:

@@ -190,16 +190,21 @@ def _findings(
     rivals: Mapping[str, Mapping[str, Answers]],
 ) -> Iterator[Finding]:
     """Every finding on one metric: the absolute limits in each mode, then the relative ones."""
-    for mode, value in _values(task, metric, candidate).items():
-        if limit.max is not None:
-            yield _bound(metric, mode, value, "max", limit.max[scale])
-        if limit.min is not None:
-            yield _bound(metric, mode, value, "min", limit.min[scale])
+    yield from bounds(metric, limit, scale, _values(task, metric, candidate))
     for name, rival in rivals.items():
         for sign, allowed in ((1, limit.may_rise), (-1, limit.may_fall)):
             if allowed is not None:
                 for mode, change in _changes(task, metric, candidate, rival).items():
                     yield _relative(metric, mode, change, sign, allowed, name, paired_only=limit.paired)
+
+
+def bounds(metric: str, limit: Limit, scale: Scale, values: Mapping[str, Estimate | None]) -> Iterator[Finding]:
+    """What the absolute limits on a metric say of its values by mode: all that an exam tells without a rival."""
+    for mode, value in values.items():
+        if limit.max is not None:
+            yield _bound(metric, mode, value, "max", limit.max[scale])
+        if limit.min is not None:
+            yield _bound(metric, mode, value, "min", limit.min[scale])
 
 
 def _values(task: Task, metric: str, answers: Mapping[str, Answers]) -> dict[str, Estimate | None]:

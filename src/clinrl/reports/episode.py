@@ -18,6 +18,8 @@ from clinrl.types import Call, Case, Graded, Message, Score, Stop, Strict, Unrea
 WIDTH = 100
 """Characters of a line."""
 STEP = "  "
+TURN, ANSWERED = "turn", "answered"
+"""Kinds of step beside what a turn does: that one begins, and what a call returned."""
 WITHHELD = "Withheld: the case is imported, and of its text nothing was kept but the line with the answer."
 ENDS: dict[Stop, str] = {
     "answered": "by itself",
@@ -117,30 +119,39 @@ def _request(messages: Sequence[Message]) -> Iterator[str]:
 
 def _turns(messages: Sequence[Message]) -> Iterator[str]:
     """The turns of the model, each with the answers to its calls."""
+    for what, text in steps(messages):
+        if what == TURN:
+            yield f"Turn {text}"
+        else:
+            yield from _labelled("" if what == ANSWERED else what, text, mark="-> " if what == ANSWERED else "")
+
+
+def steps(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """What happened, in order: a turn with its number, what it thinks, says and calls, and what each call returned."""
     number = 0
     waiting: list[Call] = []
     for message in messages:
         if message.role == "assistant":
             yield from _unanswered(waiting)
             number, waiting = number + 1, list(message.calls)
-            yield f"Turn {number}"
+            yield TURN, str(number)
             if message.thinking is not None:
-                yield from _labelled("thinks", message.thinking or "(nothing)")
+                yield "thinks", message.thinking or "(nothing)"
             if message.content:
-                yield from _labelled("says", message.content)
+                yield "says", message.content
             elif not message.calls:
-                yield from _labelled("says", "(nothing)")
+                yield "says", "(nothing)"
         else:
             if waiting:
-                yield from _labelled("calls", call_text(waiting.pop(0)))
-            yield from _labelled("", message.content, mark="-> ")
+                yield "calls", call_text(waiting.pop(0))
+            yield ANSWERED, message.content
     yield from _unanswered(waiting)
 
 
-def _unanswered(waiting: Sequence[Call]) -> Iterator[str]:
+def _unanswered(waiting: Sequence[Call]) -> Iterator[tuple[str, str]]:
     for call in waiting:
-        yield from _labelled("calls", call_text(call))
-        yield from _labelled("", "(no answer)", mark="-> ")
+        yield "calls", call_text(call)
+        yield ANSWERED, "(no answer)"
 
 
 def call_text(call: Call) -> str:
@@ -164,8 +175,13 @@ def _decided(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def answer_text(decided: int | str | Unreadable) -> str:
-    """An answer in a line: the label, or why it cannot be read."""
-    return _plain(f"unreadable ({decided.reason})" if isinstance(decided, Unreadable) else str(decided))
+    """An answer in a line of a terminal: the label, or why it cannot be read."""
+    return _plain(decided_text(decided))
+
+
+def decided_text(decided: int | str | Unreadable) -> str:
+    """An answer in words."""
+    return f"unreadable ({decided.reason})" if isinstance(decided, Unreadable) else str(decided)
 
 
 def _score(score: Score) -> Iterator[str]:

@@ -74,7 +74,7 @@ def read_table(path: Path) -> History:
 def history_columns(history: History) -> list[str]:
     """All numbers that were ever logged: `step` first, then what is plotted, then the rest by name."""
     names = {key for entry in history for key in entry} - {"step"}
-    plotted = [key for keys in _panels(history, ()).values() for key in keys.values()]
+    plotted = [key for keys in panels(history, ()).values() for key in keys.values()]
     # Both whatever the method, so that one plot of dvc.yaml serves SFT and GRPO.
     first = ["loss", "reward", *(key for key in plotted if key not in ("loss", "reward"))]
     return ["step", *first, *sorted(names - set(first))]
@@ -197,21 +197,21 @@ def curves(history: History, title: str, path: Path, labels: Sequence[Any] = ())
     out. Where cases were served in phases, every other phase is shaded. Raises ArtefactError if the log has nothing to
     show.
     """
-    panels = _panels(history, [str(label) for label in labels])
-    if not panels:
+    shown = panels(history, [str(label) for label in labels])
+    if not shown:
         raise ArtefactError(f"{title}: its log holds none of the quantities that a curve shows")
-    rows = (len(panels) + 1) // 2
+    rows = (len(shown) + 1) // 2
     with _drawn(path, 10.0, 0.5 + 2.3 * rows) as figure:
         grid = figure.subplots(rows, 2, squeeze=False).flatten()
-        for place, (axes, (name, keys)) in enumerate(zip(grid, panels.items(), strict=False)):
+        for place, (axes, (name, keys)) in enumerate(zip(grid, shown.items(), strict=False)):
             _panel(axes, name, keys, history)
             for number, (start, end) in enumerate(phases(history)):
                 axes.axvspan(start, end, color="0.95" if number % 2 else "white", linewidth=0, zorder=0)
                 if number:
                     axes.axvline(start, color="0.75", linewidth=0.8, zorder=0.5)
-            if place >= len(panels) - 2:
+            if place >= len(shown) - 2:
                 axes.set_xlabel("optimiser step")
-        for axes in grid[len(panels) :]:
+        for axes in grid[len(shown) :]:
             axes.set_visible(False)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
 
@@ -245,15 +245,15 @@ def _first(history: History, key: str) -> int:
     return next((place for place, entry in enumerate(history) if entry.get(key)), len(history))
 
 
-def _panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]]:
+def panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]]:
     """Panel title to its lines (label to log entry); what is zero throughout is left out."""
     alive = sorted({key for entry in history for key, value in entry.items() if value})
     logged = {key for entry in history for key in entry}
-    panels = {}
+    found = {}
     for title, _, pattern in PANELS:
         # A single quantity is shown even at zero: a flat line says that nothing was clipped.
         shown = alive if title in ("Reward terms", "Answers") else sorted(logged)
-        keys = {found[1] or TOTAL: key for key in shown if (found := re.fullmatch(pattern, key))}
+        keys = {match[1] or TOTAL: key for key in shown if (match := re.fullmatch(pattern, key))}
         keys = {label: keys[label] for label in labels if label in keys} | keys
         if title == "Served":
             keys = dict(sorted(keys.items(), key=lambda item: _first(history, item[1])))
@@ -261,11 +261,11 @@ def _panels(history: History, labels: Sequence[str]) -> dict[str, dict[str, str]
         if len(keys) > 1 and not any(entry.keys() >= set(keys.values()) for entry in history):
             keys.pop(TOTAL, None)
         if keys:
-            panels[title] = keys
+            found[title] = keys
     # A GRPO loss is an artefact of the estimator and says nothing about progress.
-    if "Reward" in panels:
-        panels.pop("Loss", None)
-    return panels
+    if "Reward" in found:
+        found.pop("Loss", None)
+    return found
 
 
 def _colors(name: str, labels: list[str]) -> list[Any]:

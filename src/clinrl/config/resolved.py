@@ -1,0 +1,63 @@
+"""What a name of params.yaml really uses, gathered from all its blocks: plain values, with or without defaults."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from clinrl.config.base import check_known
+from clinrl.config.params import Params
+from clinrl.config.recipes import SftProfile
+from clinrl.config.schema import Merge, VersionSpec
+from clinrl.signing.keys import Key
+
+
+def uses(params: Params, name: str, *, resolved: bool) -> dict[str, Any]:
+    """What a version, a merge or a base is made of and examined with, each block under the name of its use."""
+    built: dict[str, VersionSpec | Merge] = {**params.versions, **params.merges.all}
+    check_known("params.yaml", name, [*built, *params.roots], "a version, a merge or a base")
+    made = built.get(name)
+    task = made.task if made else params.roots[name]
+    exam = made.exam if made else params.bases[task].exam
+    found: dict[str, Any] = {"name": name, "task": task, "scale": params.scale}
+    if name in params.versions:
+        version = params.versions[name]
+        profile = params.profiles[version.profile]
+        recipe = plain(profile, defaults=resolved)
+        if resolved:
+            recipe["lora"] = plain(params.lora(name), defaults=True)
+            recipe["trainer"] = plain(params.trainer(version.profile), defaults=True)
+            if not isinstance(profile, SftProfile):
+                recipe["reward"] = plain(params.reward(name), defaults=True)
+        found |= {"parent": version.parent, "lineage": list(params.lineage(name)), "seed": version.seed}
+        found["data"] = {version.data: plain(params.data_spec(version.data), defaults=resolved)}
+        found["recipe"] = {version.profile: recipe}
+        found["why"] = version.why
+    elif made:
+        merge = plain(made, defaults=resolved)
+        found["merge"] = {key: value for key, value in merge.items() if key not in ("task", "exam")}
+    blocks = {mode: params.mode(mode, task) if resolved else block for mode, block in params.modes.items()}
+    modes = {mode: plain(block, defaults=resolved) for mode, block in blocks.items()}
+    if resolved:
+        modes = {mode: {**block, "max_new_tokens": params.budget(mode, task)} for mode, block in modes.items()}
+    base = params.base(task) if resolved else params.bases[task]
+    return {
+        **found,
+        "exam": {exam: plain(params.data_spec(exam), defaults=resolved)},
+        "base": plain(base, defaults=resolved),
+        "modes": modes,
+    }
+
+
+def plain(value: Any, *, defaults: bool) -> Any:
+    """A block as JSON and YAML know it: with every default, or with nothing but what the files say."""
+    if isinstance(value, Key):
+        return value.line
+    if isinstance(value, BaseModel):
+        fields = ((key, held) for key, held in value if defaults or key in value.model_fields_set)
+        return {key: plain(held, defaults=defaults) for key, held in fields}
+    if isinstance(value, Mapping):
+        return {key: plain(held, defaults=defaults) for key, held in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(held, defaults=defaults) for held in value]
+    return value

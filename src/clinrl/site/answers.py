@@ -1,0 +1,148 @@
+"""The answers of an exam one by one, as data for the pages: bounded, and nothing of an imported case but counts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from clinrl import paths
+from clinrl.analysis.run import Run
+from clinrl.config.params import Params
+from clinrl.evaluation.answers import load_answers, open_run, read_graded, run_of
+from clinrl.evaluation.record import Record
+from clinrl.evaluation.show import is_wrong
+from clinrl.pipeline.plan import children
+from clinrl.reports.episode import ENDS, decided_text, episode_of, steps
+from clinrl.tasks.base import GIVEN
+from clinrl.tasks.importing import is_imported
+from clinrl.tasks.parts import Share
+from clinrl.types import Case, Graded
+
+SEED = 1
+"""Of the sample of right answers: the same cases for all versions of an exam, so that two can be compared."""
+RIGHT, WRONG, SAFETY = "r", "w", "s"
+"""A right answer, a wrong one, and one that the task's safety metric counts."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was answered in one mode, and how many right answers are shown."""
+
+    n: int
+    right: int
+    safety: int
+    shown: int = 0
+    """Right answers that are on the page; the wrong ones all are."""
+
+    @property
+    def wrong(self) -> int:
+        """All answers that are not the gold label, those of the safety metric among them."""
+        return self.n - self.right
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The answers of one model."""
+
+    name: str
+    exam: str
+    """The exam as this model is shown it: models that see the cases otherwise have other requests."""
+    imported: bool
+    counts: dict[str, Counts]
+    data: dict[str, Any] = field(default_factory=dict)
+    """For the page's script; empty if the cases are imported."""
+    cases: dict[str, Any] = field(default_factory=dict)
+    """The exam for the same script, with the requests of what is shown."""
+
+
+def gather(params: Params, name: str, most: int, opened: dict[str, Run]) -> Shown | None:
+    """What the page of a model shows: of each mode all wrong answers, and at most so many right ones.
+
+    Right ones come first where the parent or a child was wrong, else in an order that was drawn once for the exam.
+    `opened` keeps exams that were read. None if its answers or its exam are not here. Raises ArtefactError if one of
+    them was altered.
+    """
+    model = params.model(name)
+    if not paths.graded(name).is_dir() or not paths.cases(model.exam).is_dir():
+        return None
+    if model.exam not in opened:
+        opened[model.exam] = open_run(params, model)
+    run = run_of(params, model, opened[model.exam].cases, opened[model.exam].exam_digest)
+    exam = model.exam if model.variant == GIVEN else f"{model.exam}.{model.variant}"
+    imported = any(is_imported(case) for case in run.cases)
+    order = sorted(range(len(run.cases)), key=lambda at: sha256(f"{SEED}/{run.cases[at].id}".encode()).digest())
+    counts: dict[str, Counts] = {}
+    modes: dict[str, Any] = {}
+    requests: dict[str, str] = {}
+    for mode in params.modes:
+        load_answers(run, mode, name)  # refuses answers that were altered, or to another exam
+        lines = read_graded(paths.graded(name) / f"{mode}.jsonl")
+        verdicts = [_verdict(run, case, line) for case, line in zip(run.cases, lines, strict=True)]
+        if imported:
+            counts[mode] = Counts(len(lines), verdicts.count(RIGHT), verdicts.count(SAFETY))
+            continue
+        flipped = _wrong_nearby(params, run, mode)
+        right = sorted((at for at in order if verdicts[at] == RIGHT), key=lambda at: at not in flipped)
+        wrong = [at for at, verdict in enumerate(verdicts) if verdict != RIGHT]
+        chosen = sorted([*wrong, *right[:most]])
+        counts[mode] = Counts(len(lines), len(right), verdicts.count(SAFETY), len(right[:most]))
+        requests |= {str(at): _request(run, run.cases[at]) for at in chosen}
+        shown = {str(at): _answer(run, at, lines[at]) for at in chosen}
+        modes[mode] = {"verdicts": "".join(verdicts), "shown": shown}
+    if imported:
+        return Shown(name, exam, True, counts)
+    task = model.task
+    data = {"name": name, "exam": exam, "safety": task.called(task.safety.metric), "modes": modes}
+    slices = task.reporting.slices
+    cases = {
+        "slices": list(slices),
+        "cases": [[case.id, [of(case) for of in slices.values()]] for case in run.cases],
+        "requests": requests,
+    }
+    return Shown(name, exam, False, counts, data, cases)
+
+
+def _verdict(run: Run, case: Case, line: Graded) -> str:
+    metric = run.task.metrics[run.task.safety.metric]
+    if isinstance(metric, Share) and metric.of(run.task.label(case), line.answer) is (metric.worse == "higher"):
+        return SAFETY
+    return WRONG if is_wrong(run.model, case, line) else RIGHT
+
+
+def _wrong_nearby(params: Params, run: Run, mode: str) -> set[int]:
+    """Where a model's parent or a child with answers here was wrong, by the records of their exams."""
+    name = run.model.name
+    near = [run.model.parent, *(other for other in children(params, name) if paths.graded(other).is_dir())]
+    found: set[int] = set()
+    for record in (paths.exam_record(run.task.name, other) for other in near if other):
+        if record.is_file():
+            kept = Record.model_validate_json(record.read_bytes())
+            if kept.exam_digest == run.exam_digest and mode in kept.given:
+                pairs = zip(run.golds, kept.given[mode].answers, strict=True)
+                found |= {at for at, (gold, answer) in enumerate(pairs) if answer != gold}
+    return found
+
+
+def _request(run: Run, case: Case) -> str:
+    """What was asked about a case. The system's part is the same for every case, and stays out."""
+    prompt = run.task.prompt(run.model.sees(case).facts)
+    return "\n".join(message.content for message in prompt if message.role == "user")
+
+
+def _answer(run: Run, at: int, line: Graded) -> dict[str, Any]:
+    """One answer, as `clinrl show` has it."""
+    episode = episode_of(run.model, run.cases[at], line, number=at + 1, of=len(run.cases))
+    assert not episode.withheld
+    return {
+        "steps": list(steps(episode.messages)),
+        "end": ENDS[episode.stop],
+        "parts": [[part.about, str(part.right), decided_text(part.decided)] for part in episode.parts],
+        "total": round(episode.score.total, 6),
+        "terms": [[name, round(value, 6)] for name, value in episode.score.terms.items() if value],
+    }
+
+
+def merged(cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One exam for all models that take it: the requests of all of them, in the order of the exam."""
+    requests = {at: text for one in cases for at, text in one["requests"].items()}
+    return {**cases[0], "requests": dict(sorted(requests.items(), key=lambda item: int(item[0])))}

@@ -1,0 +1,359 @@
+"""`clinrl site`: every page, written at once into a folder that opens from a disk, without a server or a network.
+
+Nothing is computed here that a report does not hold. Equal files of the checkout give equal bytes.
+"""
+
+import base64
+import gzip
+import posixpath
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+from clinrl import paths
+from clinrl.analysis.compared import Compared
+from clinrl.analysis.run import Run
+from clinrl.artifacts import canonical_json, sha256_file, staged
+from clinrl.config.params import Params
+from clinrl.errors import ArtefactError, ParamsError, Refused
+from clinrl.release import audit_log
+from clinrl.reports import numbers, palette, results
+from clinrl.reports.render import load
+from clinrl.runtime.progress import Advance, progress
+from clinrl.signing.keys import trusted_keys
+from clinrl.site import answers, charts, markdown, tree, versions
+from clinrl.site.answers import Shown
+from clinrl.site.standing import MEANS, Standing, standing
+from clinrl.site.tree import Node, Value
+from clinrl.site.versions import Exam
+from clinrl.tasks.base import get_task
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MARK = ".clinrl-site"
+"""A file of a folder that this module made, and that it may therefore replace."""
+LIMIT_MB, ROOM_MB = 20, 8
+"""Of the whole folder, and of what is there when the answers of one more model are added."""
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A file of the checkout that the site holds too."""
+
+    url: str
+    sha256: str
+
+
+@dataclass
+class Site:
+    """What the pages are made of, and the folder that they are written to."""
+
+    params: Params
+    folder: Path
+    most: int
+    """Right answers of a model that are shown in each mode."""
+    targets: dict[str, str] = field(default_factory=dict)
+    """File of the checkout to its URL in the site."""
+    entries: list[tuple[str, str, str]] = field(default_factory=list)
+    """For the search: title, URL and text."""
+    size: int = 0
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every model that has a page: bases, versions, merges."""
+        return [*self.params.roots, *self.params.versions, *self.params.merges.all]
+
+    @cached_property
+    def exams(self) -> dict[str, Exam]:
+        """The reports of each."""
+        return {name: versions.examined(self.params, name) for name in self.names}
+
+    @cached_property
+    def compared(self) -> dict[str, Compared]:
+        """The comparisons that were made."""
+        made = {name: get_task(spec.task) for name, spec in self.params.comparisons.items()
+                if paths.comparison_report(name).exists()}  # fmt: skip
+        return {
+            name: Compared.model_validate(load(paths.comparison_report(name), task, self.params.modes))
+            for name, task in made.items()
+        }
+
+    @cached_property
+    def log(self) -> tuple[list[audit_log.Entry], str]:
+        """The audit file, and why it cannot be believed."""
+        try:
+            return audit_log.read(paths.audit_log(), trusted_keys(self.params)), ""
+        except Refused as refused:
+            return [], str(refused)
+
+    @cached_property
+    def standings(self) -> dict[str, Standing]:
+        """How each model stands at its gate."""
+        return {
+            name: standing(self.params, self.params.model(name), exam.reports, exam.agreement, self.log[0])
+            for name, exam in self.exams.items()
+        }
+
+    @cached_property
+    def rows(self) -> dict[str, list[Node]]:
+        """The tree of each task."""
+        return {task: tree.nodes(self.params, task) for task in self.params.bases}
+
+    @cached_property
+    def colours(self) -> dict[str, charts.Styles]:
+        """Task to one style a name, for all of its figures."""
+        found = {}
+        for task in self.params.bases:
+            histories = [exam.history for name, exam in self.exams.items() if self.params.model(name).task.name == task]
+            rows = [arm for name, spec in self.params.comparisons.items() if spec.task == task for arm in spec.arms]
+            modes = list(self.params.modes)
+            found[task] = palette.styles(versions.names_in(get_task(task), modes, histories, rows))
+        return found
+
+    def modes(self, task: str) -> dict[str, int]:
+        """The place of each mode's colour."""
+        return {mode: self.colours[task][mode][0] for mode in self.params.modes}
+
+    def text(self, url: str, content: str) -> None:
+        """Write a file of the site."""
+        target = self.folder / url
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(content, encoding="utf-8")
+        self.size += len(content.encode())
+
+    def page(self, url: str, template: str, title: str, **records: Any) -> None:
+        """Write a page by its template."""
+        root = "../" * url.count("/")
+        self.text(url, _environment().get_template(f"{template}.html.j2").render(
+            title=title, root=root, url=url, site=self, **records
+        ))  # fmt: skip
+
+    def file(self, path: Path | None) -> Copied | None:
+        """A file of the checkout, copied into the site; None if it is not here."""
+        if path is None or not path.is_file():
+            return None
+        url = f"files/{path.as_posix()}"
+        if not (self.folder / url).exists():
+            (self.folder / url).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, self.folder / url)
+            self.size += path.stat().st_size
+        return Copied(url, sha256_file(path))
+
+    def figure(self, **records: Any) -> Markup:
+        """A picture for a place in a text."""
+        return Markup(_environment().get_template("figure.html.j2").render(records))
+
+
+def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
+    """Write the site into a folder, and print where it begins.
+
+    `most` right answers of each model and mode are shown, beside all wrong ones. Raises ParamsError for a folder that
+    something else made, and ArtefactError for graded answers that were altered, or where the folder would be too large.
+    """
+    target, start = out or paths.site(), time.monotonic()
+    check_target(target)
+    with staged(target) as folder:
+        site = Site(params, folder, most)
+        with progress("Pages", len(site.names) + len(site.compared) + 3) as advance:
+            write(site, advance)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        if size > LIMIT_MB * 1_000_000:
+            raise ArtefactError(
+                f"the site would be {size / 1e6:.0f} MB, more than {LIMIT_MB}; show fewer answers with `--answers`"
+            )
+    print(target / "index.html")
+    print(f"clinrl: {size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s; it opens in a browser", file=sys.stderr)
+
+
+def check_target(target: Path) -> None:
+    """Refuse to write over what this module did not make. Raises ParamsError."""
+    if target.is_symlink() or (target.exists() and not (target / MARK).is_file()):
+        is_empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
+        if not is_empty:
+            raise ParamsError(f"--out {target} was not made by `clinrl site`, which replaces it; name another folder")
+
+
+def write(site: Site, advance: Advance) -> None:
+    """All pages, and the files beside them."""
+    site.text(MARK, "Made by `clinrl site`, which replaces this folder.\n")
+    for path in sorted((HERE / "static").iterdir()):
+        site.text(path.name, path.read_text(encoding="utf-8"))
+    site.text(
+        "style.css", _environment().get_template("style.css.j2").render(colours=palette.COLOURS, dashes=palette.DASHES)
+    )
+    found = {path: _url(path) for path in markdown.files()}
+    site.targets |= {path.as_posix(): url for path, url in found.items()}
+    for picture in sorted(Path("docs/images").glob("*.svg")):
+        if copied := site.file(picture):
+            site.targets[picture.as_posix()] = copied.url
+    pages = {path: _read(site, path, url) for path, url in found.items()}
+    advance()
+    for path, url in found.items():
+        name = path.stem if path.parent == paths.comparison_pages("") else ""
+        site.page(
+            url,
+            "text",
+            pages[path].title,
+            page=pages[path],
+            source=path.as_posix(),
+            compared=site.compared.get(name),
+            registered=site.file(paths.preregistration(name)) if name else None,
+        )
+        site.entries += [(f"{pages[path].title}: {heading}" if heading != pages[path].title else heading,
+                          f"{url}#{anchor}" if anchor else url, text)
+                         for anchor, heading, text in pages[path].sections if heading]  # fmt: skip
+    advance(len(site.compared))
+    shown = dict(_answers(site))
+    for name in site.names:
+        _version(site, name, shown.get(name))
+        advance()
+    lines, unbelieved = site.log
+    site.page("audit-log.html", "log", "Audit log", lines=lines, unbelieved=unbelieved)
+    groups = _groups({path: (url, pages[path].title) for path, url in found.items()})
+    site.page("docs.html", "docs", "Documentation", groups=groups)
+    site.page("comparisons.html", "comparisons", "Comparisons", urls=site.targets, titles={
+        path.as_posix(): page.title for path, page in pages.items()})  # fmt: skip
+    trees = [(task, _tree(site, task)) for task in site.params.bases if any(
+        site.exams[name].reports for node in site.rows[task] for name in node.names)]  # fmt: skip
+    trees.sort(key=lambda one: -len(one[1].rows))  # the longest series first
+    site.page("index.html", "index", "Versions", trees=trees, shown=shown, means=MEANS)
+    site.page("search.html", "search", "Search")
+    site.text("search-index.js", f"clinrl.index={canonical_json(site.entries)}\n")
+    advance(2)
+
+
+def _url(path: Path) -> str:
+    """Where the page of a Markdown file lies."""
+    parts = path.with_suffix(".html").parts
+    if parts[0] == "data":
+        return posixpath.join(*parts[1:])
+    return posixpath.join(*parts) if parts[0] == "docs" else f"project/{path.stem.lower()}.html"
+
+
+def _read(site: Site, path: Path, url: str) -> markdown.Page:
+    """A Markdown file; in that of a comparison, with its figure."""
+    pictures = {}
+    report = site.compared.get(path.stem) if path.parent == paths.comparison_pages("") else None
+    if report is not None:
+        task = get_task(report.task)
+        rows = [versions.rows_of(task, report, name, site.modes(task.name), name)
+                for name in dict.fromkeys([*report.columns[:1], *task.compared, report.quality]) if name]  # fmt: skip
+        lines = [
+            charts.chart(
+                f"Thresholds on probabilities, {name}", f"{across}, % of cases", f"{upward}, % of cases",
+                {row: [(100 * a, 100 * b) for a, b in zip(xs[1:], ys[1:], strict=True)] for row, _, (xs, ys) in series},
+                site.colours[task.name], marks={row: (100 * xs[0], 100 * ys[0]) for row, _, (xs, ys) in series},
+            )
+            for name, (across, upward), series in results.curves(task, report)
+        ]  # fmt: skip
+        figure = site.figure(intervals=[row for row in rows if row], charts=lines, modes=site.modes(task.name))
+        pictures[path.with_suffix(".png").as_posix()] = figure
+    return markdown.read(path, url, site.targets, pictures)
+
+
+def _answers(site: Site) -> Iterator[tuple[str, Shown]]:
+    """The answers of every model that has them here, first seeds first, with their data; bounded in size."""
+    first = [node.names[0] for rows in site.rows.values() for node in rows]
+    exams: dict[str, list[dict[str, Any]]] = {}
+    opened: dict[str, Run] = {}
+    for name in dict.fromkeys([*first, *site.names]):
+        shown = answers.gather(site.params, name, site.most, opened) if site.size < ROOM_MB * 1_000_000 else None
+        if shown is not None:
+            if shown.data:
+                site.text(f"answers/data/{name}.js", _packed(name, shown.data))
+                exams.setdefault(shown.exam, []).append(shown.cases)
+            yield name, shown
+    for exam, cases in exams.items():
+        site.text(f"answers/data/exam.{exam}.js", _packed(f"exam.{exam}", answers.merged(cases)))
+
+
+def _packed(name: str, data: Any) -> str:
+    """A script that hands data to its page, packed, since transcripts repeat themselves."""
+    packed = base64.b64encode(gzip.compress(canonical_json(data).encode(), mtime=0)).decode()
+    return f'clinrl.put("{name}","{packed}")\n'
+
+
+def _version(site: Site, name: str, shown: Shown | None) -> None:
+    """The page of a model, and that of its answers."""
+    params, model, exam = site.params, site.params.model(name), site.exams[name]
+    task, spec = model.task, site.params.versions.get(name)
+    arms = versions.arms(params, site.compared, name)
+    url, modes = f"versions/{name}.html", site.modes(model.task.name)
+    lineage = versions.lineage(params, model, site.exams)
+    for row in lineage:
+        row |= {
+            "probe": site.file(row["probe"]),
+            "proof": site.file(paths.data_proof(row["data"])) if row["data"] else None,
+        }
+    reports = (paths.mine_report, paths.protocol_report, paths.external_report)
+    further = [of(name).with_suffix(".md").as_posix() for of in reports]
+    site.page(
+        url, "version", name, model=model, task=task, spec=spec, exam=exam, standing=site.standings[name], arms=arms,
+        means=MEANS, seeds=params.seeds_of(name), shown=shown, modes=modes,
+        method=params.profiles[spec.profile].method if spec else model.kind,
+        headline=versions.headline(task, exam, arms), beside=versions.beside(task, arms[0], modes) if arms else [],
+        baselines=results.rows(list(exam.reports.values())), slices=list(versions.slices(task, exam)),
+        confusions={mode: versions.shaded(one.confusion) for mode, one in exam.reports.items()},
+        curves=versions.curves(task, exam, site.colours[task.name]), recipe=versions.difference(params, model),
+        lineage=lineage, present=numbers.present, exam_proof=site.file(paths.data_proof(model.exam)),
+        tests=results.test_groups(list(exam.reports.values()), exam.between), result=results.paired,
+        further=[site.targets[page] for page in further if page in site.targets],
+    )  # fmt: skip
+    site.page(f"answers/{name}.html", "answers", f"Answers of {name}", name=name, shown=shown, model=model, task=task)
+    words = [spec.profile, spec.why] if spec else [model.kind]
+    site.entries.append((name, url, " ".join([site.standings[name].state, *words])))
+
+
+def _tree(site: Site, task: str) -> tree.Tree:
+    """The picture of a task's tree, with the compared shares of each row."""
+    found = get_task(task)
+
+    def values(node: Node, measure: str) -> Sequence[Value]:
+        arms = versions.arms(site.params, site.compared, node.names[0])
+        drawn: list[Value] = []
+        for mode, report in site.exams[node.names[0]].reports.items():
+            mean, own = arms[0].figure(mode, measure) if arms else None, report.metrics.get(measure)
+            number, text = (
+                (mean, numbers.figure(mean, found, measure)) if mean else (own, numbers.metric(own, found, measure))
+            )
+            if number is None:
+                return []
+            drawn.append((number.value, number.low, number.high, f"{node.names[0]}, {mode}: {measure} {text}"))
+        return drawn
+
+    return tree.layout(task, site.rows[task], list(found.compared), values, list(site.modes(task).values()))
+
+
+def _groups(pages: Mapping[Path, tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    """The documentation by folder: URL and title of each page."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for path, (url, title) in pages.items():
+        if path.parts[0] != "data":
+            group = path.parent.name if len(path.parts) > 2 else "pages" if len(path.parts) > 1 else "project"
+            found.setdefault(group, []).append((url, title))
+        elif path.parent == Path("data/reports"):
+            found.setdefault("reports", []).append((url, title))
+    return dict(sorted(found.items(), key=lambda item: ("tutorials", "tasks", "pages").index(item[0])
+                       if item[0] in ("tutorials", "tasks", "pages") else 9))  # fmt: skip
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= {"metric": numbers.metric, "points": numbers.points, "p_value": numbers.p_value}
+    environment.globals["metrics"] = numbers.metrics
+    return environment

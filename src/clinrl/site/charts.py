@@ -1,0 +1,216 @@
+"""Charts as numbers: where lines, dots and ticks lie in a picture. `templates/charts.html.j2` draws them as SVG.
+
+Drawn this way, a picture takes its colours from the page's style sheet, in the dark too, its text can be read aloud,
+its marks can be links, and a hundred pages are drawn in a second.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from clinrl.analysis.alerts import Alarm
+from clinrl.reports import figures
+
+WIDTH, HEIGHT = 420, 190
+LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
+"""The room around the lines of a chart, for its ticks."""
+ROW = 26
+"""Of a picture of intervals."""
+MOST_POINTS = 200
+"""Of a line: further ones would lie on the same pixels."""
+
+Points = Sequence[tuple[float, float]]
+Styles = Mapping[str, tuple[int, int]]
+"""Name to the place of its colour and of its dash, as `palette.styles` gives them."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A number at an axis, and where it stands."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart."""
+
+    name: str
+    colour: int | str
+    """Its place in the palette, or `ink` for what sums others up."""
+    dash: int
+    path: str
+    """Points of an SVG polyline."""
+    mark: tuple[float, float] | None
+    """A point that stands apart from the line."""
+    first: float
+    last: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over a common axis."""
+
+    title: str
+    across: str
+    """What the horizontal axis is."""
+    upward: str
+    """What the vertical axis is."""
+    lines: tuple[Line, ...]
+    x: tuple[Tick, ...]
+    y: tuple[Tick, ...]
+    spans: tuple[tuple[float, float], ...] = ()
+    """Every other phase of a training: left edge and width."""
+    alarms: tuple[tuple[float, Alarm], ...] = ()
+
+    @property
+    def frame(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of the lines."""
+        return LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A number with its interval on an axis, and those of single seeds."""
+
+    at: float
+    low: float | None
+    high: float | None
+    seeds: tuple[float, ...]
+    colour: int | str
+    says: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a picture of intervals."""
+
+    name: str
+    dots: tuple[Dot, ...]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Rows of dots with intervals over one axis."""
+
+    title: str
+    unit: str
+    rows: tuple[Row, ...]
+    ticks: tuple[Tick, ...]
+    label: int
+    """Room for the names."""
+    width: int
+    row: int = ROW
+
+    @property
+    def height(self) -> int:
+        """Of the whole picture."""
+        return ROW * len(self.rows) + 30
+
+
+Mark = tuple[float, float | None, float | None, Sequence[float], int | str, str]
+"""Value, interval, seeds, colour and what it says, before it has a place."""
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers between two ends, at most about so many."""
+    raw = (high - low or 1.0) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(number * step, 10) + 0.0 for number in range(first, last + 1)]
+
+
+def ends(values: Iterable[float], *, share: bool = False) -> tuple[float, float]:
+    """The ends of an axis on which all values have room; of a share, 0 and 1."""
+    found = [value for value in values if math.isfinite(value)]
+    if share or not found:
+        return 0.0, 1.0
+    low, high = min(found), max(found)
+    margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
+    return low - margin, high + margin
+
+
+def place(value: float, axis: tuple[float, float], start: float, end: float) -> float:
+    """Where a value lies between two edges of a picture, to a tenth of a pixel."""
+    return round(start + (value - axis[0]) / (axis[1] - axis[0]) * (end - start), 1) + 0.0
+
+
+def chart(
+    title: str, across: str, upward: str, lines: Mapping[str, Points], styles: Styles, *,
+    share: bool = False, marks: Mapping[str, tuple[float, float]] | None = None,
+    spans: Sequence[tuple[float, float]] = (), alarms: Sequence[Alarm] = (),
+) -> Chart:  # fmt: skip
+    """Lines by name in one picture. `marks` are points that stand apart, `spans` are parts of the axis to be shaded."""
+    marks = marks or {}
+    every = [point for points in (*lines.values(), list(marks.values())) for point in points]
+    wide = [x for x, _ in every]
+    x_axis = (min(wide), max(wide)) if len(set(wide)) > 1 else ends(wide)
+    y_axis = ends((y for _, y in every), share=share)
+    left, top, right, bottom = LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM
+
+    def x(value: float) -> float:
+        return place(value, x_axis, left, right)
+
+    def y(value: float) -> float:
+        return place(min(max(value, y_axis[0]), y_axis[1]), y_axis, bottom, top)
+
+    shaded = [(x(max(low, x_axis[0])), x(min(high, x_axis[1]))) for low, high in spans]
+    drawn = []
+    for name, points in lines.items():
+        values = [value for _, value in points] or [marks[name][1]]
+        kept = [*points[:: math.ceil(len(points) / MOST_POINTS) or 1], *points[-1:]]
+        colour, dash = styles.get(name, ("ink", 0))
+        path = " ".join(f"{x(at):g},{y(value):g}" for at, value in dict.fromkeys(kept))
+        mark = (x(marks[name][0]), y(marks[name][1])) if name in marks else None
+        drawn.append(Line(name, colour, dash, path, mark, values[0], values[-1], min(values), max(values)))
+    return Chart(
+        title, across, upward, tuple(drawn),
+        tuple(Tick(x(value), f"{value:g}") for value in ticks(*x_axis)),
+        tuple(Tick(y(value), f"{value:g}") for value in ticks(*y_axis, most=4)),
+        tuple((low, round(high - low, 1)) for low, high in shaded),
+        tuple((x(alarm.step), alarm) for alarm in alarms),
+    )  # fmt: skip
+
+
+def training(history: figures.History, labels: Sequence[str], alarms: Sequence[Alarm], styles: Styles) -> list[Chart]:
+    """The curves of a training, a chart for each quantity of its log, with the steps at which an alarm was raised."""
+    units = {title: unit for title, unit, _ in figures.PANELS}
+    spans = figures.phases(history)[1::2]
+    found = []
+    for title, keys in figures.panels(history, labels).items():
+        lines = {name: [(line["step"], line[key]) for line in history if key in line] for name, key in keys.items()}
+        found.append(chart(
+            title, "optimiser step", units[title], lines, styles,
+            share=title in figures.SHARES, spans=spans, alarms=alarms,
+        ))  # fmt: skip
+    return found
+
+
+def intervals(title: str, unit: str, rows: Mapping[str, Sequence[Mark]], *, share: bool = True) -> Intervals | None:
+    """Rows of numbers with their intervals. A share is drawn in per cent. None without any row."""
+    factor = 100.0 if share else 1.0
+    known = [value for marks in rows.values() for mark in marks for value in (*mark[:3], *mark[3]) if value is not None]
+    if not known:
+        return None
+    low, high = ends([factor * value for value in known])
+    axis = (max(low, 0.0), min(high, 100.0)) if share else (low, high)
+    label = min(230, 14 + round(6.6 * max(len(name) for name in rows)))
+    width = label + 330
+
+    def at(value: float | None) -> float:
+        return place(factor * (value or 0.0), axis, label + 8, width - 14)
+
+    drawn = [
+        Row(name, tuple(
+            Dot(at(value), None if least is None else at(least), None if most is None else at(most),
+                tuple(map(at, seeds)) if len(seeds) > 1 else (), colour, says)
+            for value, least, most, seeds, colour, says in marks
+        ))
+        for name, marks in rows.items()
+    ]  # fmt: skip
+    shown = tuple(Tick(place(value, axis, label + 8, width - 14), f"{value:g}") for value in ticks(*axis))
+    return Intervals(title, unit, tuple(drawn), shown, label, width)

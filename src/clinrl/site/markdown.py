@@ -1,0 +1,158 @@
+"""Markdown files of the checkout as pages: their links lead to pages of the site, their pictures are its own."""
+
+import posixpath
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+
+LONGEST = 1_500
+"""Characters of a section that the search knows: of a long table, the beginning."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A Markdown file as HTML."""
+
+    title: str
+    body: Markup
+    sections: tuple[tuple[str, str, str], ...]
+    """Anchor, heading and text of each, for the search."""
+
+
+def read(
+    path: Path, url: str, targets: Mapping[str, str], pictures: Mapping[str, Markup] | None = None, *, deeper: int = 0
+) -> Page:
+    """The page of a Markdown file at a URL of the site.
+
+    `targets` has the URL of every file that the site holds; a link to another file becomes its text. `pictures` has
+    figures for image files that git ignores; any other image that the site lacks is left out. `deeper` moves
+    headings down, and drops the first, for a text that is a part of a page.
+    """
+    folder = posixpath.dirname(path.as_posix())
+    tokens = _reader().parse(_plain(path))
+    title, sections, anchor, heading, text = path.stem, [], "", "", [""]
+    taken: dict[str, int] = {}
+    body = []
+    for place, token in enumerate(tokens):
+        if token.type == "heading_open":
+            sections.append((anchor, heading, " ".join(text)))
+            heading, text = _text(tokens[place + 1]), []
+            anchor = _slug(heading, taken)
+            if len(sections) == 1:
+                title = heading
+            token.attrSet("id", anchor)
+        if token.type in ("heading_open", "heading_close") and deeper:
+            token.tag = f"h{min(6, int(token.tag[1]) + deeper)}"
+        if token.type in ("table_open", "fence", "code_block"):  # wide ones scroll, by keys too
+            token.attrSet("tabindex", "0")
+        if token.type in ("inline", "fence") and tokens[place - 1].type != "heading_open":
+            text.append(_text(token))
+        if token.type == "inline":
+            figure = _resolve(token, folder, url, targets, pictures or {})
+            if figure is not None:  # a figure is no part of a paragraph
+                tokens[place - 1].hidden = tokens[place + 1].hidden = True
+                token.type, token.content, token.children = "html_block", figure, None
+        body.append(token)
+    sections.append((anchor, heading, " ".join(text)))
+    if deeper and body and body[0].type == "heading_open":
+        body = body[3:]
+    reader = _reader()
+    html = reader.renderer.render(body, reader.options, {})
+    kept = tuple((at, name, " ".join(found.split())[:LONGEST]) for at, name, found in sections if name or found)
+    return Page(title, Markup(html), kept)
+
+
+def _reader() -> "MarkdownIt":
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+def _plain(path: Path) -> str:
+    """The text in what all readers of Markdown know: without comments, and with what MkDocs' extensions add."""
+    text = re.sub(r"^<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r'^--8<-- "([\w./-]+?)(?::(\d+))?"$', _included, text, flags=re.MULTILINE)
+    text = re.sub(r'^!!! \w+ "([^"\n]+)"\n((?: {4}.*\n?)+)', _quoted, text, flags=re.MULTILINE)
+    return re.sub(r"\[\^([\w-]+)\](:?)", r"[\1]\2", re.sub(r"^\[\^([\w-]+)\]: ", r"\n[\1] ", text, flags=re.MULTILINE))
+
+
+def _included(found: re.Match[str]) -> str:
+    path = Path(found[1])
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return "\n".join(lines[int(found[2] or 1) - 1 :])
+
+
+def _quoted(found: re.Match[str]) -> str:
+    return f"> **{found[1]}.** " + " ".join(found[2].split()) + "\n"
+
+
+def _text(token: "Token") -> str:
+    """The words of a token, without marks."""
+    if token.children is None:
+        return token.content
+    return "".join(" " if child.type in ("softbreak", "hardbreak") else child.content for child in token.children)
+
+
+def _slug(heading: str, taken: dict[str, int]) -> str:
+    """The anchor of a heading, as MkDocs makes it, so that links of the documentation lead there."""
+    plain = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+    slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower()) or "section"
+    taken[slug] = taken.get(slug, -1) + 1
+    return f"{slug}_{taken[slug]}" if taken[slug] else slug
+
+
+def _resolve(
+    token: "Token", folder: str, url: str, targets: Mapping[str, str], pictures: Mapping[str, Markup]
+) -> str | None:
+    """Let links and images of a paragraph lead to what the site has. The figure that stands for it, if it has one."""
+    kept, dead = [], 0
+    for child in token.children or ():
+        if child.type == "link_open":
+            href = _href(str(child.attrGet("href")), folder, url, targets)
+            if href is None:
+                dead += 1
+                continue
+            child.attrSet("href", href)
+            if href.startswith("http"):
+                child.attrSet("rel", "noreferrer")
+        elif child.type == "link_close" and dead:
+            dead -= 1
+            continue
+        elif child.type == "image":
+            source = posixpath.normpath(posixpath.join(folder, unquote(str(child.attrGet("src")))))
+            if source in pictures:
+                return str(pictures[source])
+            if source not in targets:
+                continue
+            child.attrSet("src", posixpath.relpath(targets[source], posixpath.dirname(url) or "."))
+        kept.append(child)
+    token.children = kept
+    return None
+
+
+def _href(link: str, folder: str, url: str, targets: Mapping[str, str]) -> str | None:
+    """Where a link leads from a page of the site; None where the site does not have that."""
+    if link.startswith("#") or re.match(r"https?://|mailto:", link):
+        return link
+    path, _, anchor = link.partition("#")
+    target = targets.get(posixpath.normpath(posixpath.join(folder, unquote(path))))
+    if target is None:
+        return None
+    return posixpath.relpath(target, posixpath.dirname(url) or ".") + (f"#{anchor}" if anchor else "")
+
+
+def files() -> Iterator[Path]:
+    """The Markdown files that are pages: the documentation, the records of the project, and the reports but exams."""
+    yield from sorted(Path("docs").rglob("*.md"))
+    yield from sorted(path for path in Path().glob("*.md"))
+    yield from sorted(path for path in Path("data/reports").rglob("*.md") if path.name != "report.md")

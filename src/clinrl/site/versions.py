@@ -1,0 +1,211 @@
+"""What the page of one version, merge or base shows, gathered from its reports, its parameters and comparisons."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from clinrl import paths
+from clinrl.analysis import alerts
+from clinrl.analysis.compared import ALL, Compared, Figure
+from clinrl.analysis.exam import Agreement, Confusion, EvalReport
+from clinrl.config.model import Model
+from clinrl.config.params import Params
+from clinrl.config.resolved import uses
+from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY_TABLE, load_report
+from clinrl.reports import figures, numbers
+from clinrl.site import charts
+from clinrl.site.charts import Chart, Intervals, Styles
+from clinrl.tasks.base import Task
+from clinrl.types import Estimate
+
+SHADES = 9
+"""Depths of colour in a confusion matrix, above none."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """The reports of one model; all empty for one that was not examined."""
+
+    reports: Mapping[str, EvalReport]
+    between: Agreement
+    """How the modes agree, and the paired tests between them."""
+    history: figures.History
+    alarms: Sequence[alerts.Alarm] | None
+    """None: it was not trained."""
+
+    @property
+    def agreement(self) -> Estimate | None:
+        """How often the modes give the same readable answer; None with one mode."""
+        found = self.between.get("mode_agreement")
+        return found if isinstance(found, Estimate) else None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A row of a comparison in which a version is one of the seeds."""
+
+    comparison: str
+    name: str
+    seeds: int
+    report: Compared
+
+    def figure(self, mode: str, metric: str) -> Figure | None:
+        """The mean over seeds on all cases."""
+        found = [row for section in self.report.sections if (section.mode, section.part) == (mode, ALL)
+                 for row in section.rows if row.name == self.name]  # fmt: skip
+        return found[0].metrics.get(metric) if found else None
+
+
+def examined(params: Params, name: str) -> Exam:
+    """The reports of a model, as far as they are here."""
+    folder = paths.report(name)
+    if not all((folder / f"{mode}.json").exists() for mode in params.modes):
+        return Exam({}, {}, [], None)
+    reports = {mode: load_report(name, mode) for mode in params.modes}
+    between = TypeAdapter(Agreement).validate_json((folder / BETWEEN_MODES).read_bytes())
+    table = folder / HISTORY_TABLE
+    history = figures.read_table(table) if table.exists() else []
+    return Exam(reports, between, history, alerts.stored(folder / ALARMS))
+
+
+def arms(params: Params, compared: Mapping[str, Compared], name: str) -> list[Arm]:
+    """The rows of comparisons that a version is a seed of."""
+    return [
+        Arm(comparison, arm, len(versions), compared[comparison])
+        for comparison, spec in params.comparisons.items()
+        if comparison in compared
+        for arm, versions in spec.arms.items()
+        if name in versions
+    ]
+
+
+def headline(task: Task, exam: Exam, found: Sequence[Arm]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Metric by metric, the safety metric first: in each mode the version's own number, and that over all seeds."""
+    seeds = found[0] if found and found[0].seeds > 1 else None
+    names = dict.fromkeys([task.safety.metric, *task.compared, *task.reporting.headline])
+    return [
+        (
+            name,
+            [
+                (
+                    numbers.metric(report.metrics.get(name), task, name, report.n),
+                    numbers.figure(seeds.figure(mode, name), task, name) if seeds else "",
+                )
+                for mode, report in exam.reports.items()
+            ],
+        )
+        for name in names
+        if any(name in report.metrics for report in exam.reports.values())
+    ]
+
+
+def beside(task: Task, arm: Arm, modes: Mapping[str, int]) -> list[Intervals]:
+    """The rows of a comparison but the simple policies, as a picture for each compared share."""
+    drawn = (rows_of(task, arm.report, metric, modes, f"{metric}: {arm.comparison}") for metric in task.compared)
+    return [picture for picture in drawn if picture is not None]
+
+
+def rows_of(task: Task, report: Compared, metric: str, modes: Mapping[str, int], title: str) -> Intervals | None:
+    """One metric or quality of all rows of a comparison but the simple policies, in each mode."""
+    quality = metric not in task.metrics
+    rows: dict[str, list[charts.Mark]] = {}
+    for section in report.sections:
+        for row in section.rows if section.part == ALL else ():
+            found = (row.qualities if quality else row.metrics).get(metric)
+            if found is not None and row.kind != "baseline":
+                says = f"{row.name}, {section.mode}: {numbers.figure(found, task, metric)}"
+                mark = (found.value, found.low, found.high, found.seeds, modes.get(section.mode, 0), says)
+                rows.setdefault(row.name, []).append(mark)
+    share = numbers.metric(Estimate(value=0, low=0, high=0, n=1), task, metric).startswith("0.0%")
+    return charts.intervals(title, "% of cases" if share else metric, rows, share=share)
+
+
+def curves(task: Task, exam: Exam, styles: Styles) -> list[Chart]:
+    """The curves of the training; none without a history."""
+    labels = [str(label) for label in task.labels]
+    return charts.training(exam.history, labels, exam.alarms or (), styles) if exam.history else []
+
+
+def names_in(task: Task, modes: Sequence[str], histories: Sequence[figures.History], rows: Sequence[str]) -> list[str]:
+    """Every name that a figure of a task may show, in an order that gives neighbours different colours."""
+    labels = [str(label) for label in task.labels]
+    lines = {
+        line
+        for history in histories
+        for keys in figures.panels(history, labels).values()
+        for line in keys
+        if line != figures.TOTAL
+    }
+    return [*modes, *labels, *sorted(lines - {*modes, *labels}), *rows]
+
+
+def shaded(counts: Confusion) -> list[tuple[str, int, list[tuple[int, int]]]]:
+    """A confusion matrix row by row: gold label, its cases, and each count with the depth of its colour."""
+    return [
+        (name, sum(row), [(count, round(SHADES * count / (sum(row) or 1))) for count in row])
+        for name, row in zip(counts.rows, counts.counts, strict=True)
+    ]
+
+
+def slices(task: Task, exam: Exam) -> Iterator[tuple[str, list[str], list[tuple[str, int, list[str]]]]]:
+    """Each slice: its columns, and its values with their count of cases and their measures, mode by mode."""
+    first = next(iter(exam.reports.values()), None)
+    for what, values in first.slices.items() if first else ():
+        chosen = numbers.present(task.reporting.slice_measures, values.values()) or numbers.present(
+            task.compared, values.values()
+        )
+        rows = []
+        for value, found in values.items():
+            cells = [
+                numbers.metric(report.slices.get(what, {}).get(value, {}).get(name), task, name)
+                for report in exam.reports.values()
+                for name in chosen
+            ]
+            n = max((estimate.n for estimate in found.values()), default=0)
+            rows.append((value, n, cells))
+        yield what, [f"{name}, {mode}" for mode in exam.reports for name in chosen], rows
+
+
+def difference(params: Params, model: Model) -> list[tuple[str, str, str, bool]]:
+    """The recipe key by key: what the parent's says, what this one says, and whether they differ."""
+    mine = _recipe(params, model.name)
+    parent = _recipe(params, model.parent) if model.parent in params.versions else {}
+    pairs = {key: (parent.get(key, ""), mine.get(key, "")) for key in (*mine, *parent)}
+    return [(key, before, now, bool(parent) and before != now) for key, (before, now) in pairs.items()]
+
+
+def _recipe(params: Params, name: str | None) -> dict[str, str]:
+    if name not in params.versions:
+        return {}
+    used, spec = uses(params, str(name), resolved=True), params.versions[str(name)]
+    parts = {"recipe": spec.profile, "data": spec.data, "exam": spec.exam, "seed": spec.seed}
+    return {**_flat(parts), **_flat(used["recipe"][spec.profile]), **_flat(used["data"][spec.data], "data.")}
+
+
+def _flat(block: Mapping[Any, Any], before: str = "") -> dict[str, str]:
+    """A block as lines: the path of each key, and its value."""
+    found: dict[str, str] = {}
+    for key, value in block.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return found
+
+
+def lineage(params: Params, model: Model, exams: Mapping[str, Exam]) -> list[dict[str, Any]]:
+    """From the base to a version: what each was made of, with the digests that its reports and proofs name."""
+    made = dict.fromkeys(name for part in model.parts for name in params.lineage(part))
+    rows: list[dict[str, Any]] = [{"name": f"{model.task.name}-base", "data": "", "probe": None}]
+    rows += [{"name": name, "data": params.versions[name].data, "probe": paths.probe_proof(name)} for name in made]
+    if model.kind == "merge":
+        rows.append({"name": model.name, "data": "", "probe": None})
+    for row in rows:
+        reports = exams[row["name"]].reports if row["name"] in exams else {}
+        first = next(iter(reports.values()), None)
+        row["adapter"] = first.adapter_digest if first else ""
+        row["exam"], row["exam_digest"] = (first.exam, first.exam_digest) if first else ("", "")
+    return rows

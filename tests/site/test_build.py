@@ -1,0 +1,190 @@
+"""The site of small checkouts: whole, closed in itself, the same for the same files, and harmless."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import examined
+import sites
+from clinrl import artifacts, paths
+from clinrl.artifacts import read_manifest, seal
+from clinrl.cli import main as cli
+from clinrl.config.params import Params, load_params
+from clinrl.errors import ArtefactError, ParamsError
+from clinrl.release import promotion
+from clinrl.site import build
+
+pytestmark = pytest.mark.usefixtures("few_draws")
+
+HOSTILE = '<script>alert(1)</script><img src=x onerror="alert(1)"> </script> ]]> `${alert(1)}` {{ 7 * 7 }}'
+PAGE = f"""# A page {HOSTILE}
+
+<script>alert(2)</script>
+
+See [there](javascript:alert(3)), [the other](other.md#two), [no page](../src/gone.py) and ![a picture](gone.png).
+
+| {HOSTILE} |
+| --- |
+| <b onclick="alert(4)">x</b> |
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose v1 is champion and whose v3 was refused, with hostile text wherever somebody may write some."""
+    folder = tmp_path_factory.mktemp("project")
+    examined.copy(examined.registered(), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        params = load_params()
+        promotion.decide(params, "v3")
+        examined.promote(params, "v1", "Ada Lovelace", promotion.decide(params, "v1"))
+        text = Path("params.yaml").read_text(encoding="utf-8")
+        Path("params.yaml").write_text(text.replace("    seed: 2\n", f"    seed: 2\n    why: {json.dumps(HOSTILE)}\n"))
+        rewrite("v2", f"{HOSTILE}\u2028")
+        Path("docs").mkdir()
+        Path("docs/index.md").write_text(PAGE, encoding="utf-8")
+        Path("docs/other.md").write_text("# Other\n\n## Two\n\nNothing.\n", encoding="utf-8")
+    return folder
+
+
+def rewrite(name: str, thinking: str) -> None:
+    """Let a model have thought something else before each of its answers, and seal that as it would have been."""
+    folder = paths.graded(name)
+    for path in folder.glob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            line["transcript"]["messages"][-1]["thinking"] = thinking
+        path.write_text("".join(artifacts.canonical_json(line) + "\n" for line in lines), encoding="utf-8")
+    seal(folder, **read_manifest(folder).model_dump(exclude={"files"}))
+
+
+@pytest.fixture
+def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Params]:
+    monkeypatch.chdir(project)
+    yield load_params()
+    shutil.rmtree("build", ignore_errors=True)
+
+
+@pytest.fixture
+def site(params: Params) -> Path:
+    """The site of the project; `v2` is in its params with a hostile reason."""
+    build.stage(params, most=3)
+    return paths.site()
+
+
+def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    assert not sites.dead(site)
+    pages = sites.read(site)
+    assert {"index.html", "versions/v1.html", "answers/v2-full.html", "audit-log.html", "search.html"} <= pages.keys()
+    for url, page in pages.items():
+        assert not [link for link in page.loads if "//" in link], url
+        assert "default-src 'none'" in page.policy, url
+        assert "unsafe" not in page.policy, url
+        assert len(set(page.ids)) == len(page.ids), url
+
+
+def test_hostile_text_is_text(site: Path) -> None:
+    for url, page in sites.read(site).items():
+        assert not page.inline, f"{url} holds {page.inline}"
+        assert not [link for link in [*page.links, *page.loads] if link.startswith(("javascript", "data"))], url
+    assert HOSTILE in "".join(sites.read(site)["versions/v2.html"].text)
+    assert "<script>alert(2)</script>" in "".join(sites.read(site)["docs/index.html"].text)
+    shown = sites.data(site, "v2")["modes"]["think"]["shown"]
+    assert all(["thinks", f"{HOSTILE}\u2028"] in answer["steps"] for answer in shown.values())
+    for script in site.glob("*.js"):
+        assert "innerHTML" not in script.read_text(encoding="utf-8")
+
+
+def test_equal_files_give_equal_bytes(site: Path, params: Params) -> None:
+    before = {path.relative_to(site): path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    build.stage(params, most=3)
+    assert {path.relative_to(site): path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+
+
+def test_all_wrong_answers_are_shown_and_some_right_ones(site: Path) -> None:
+    found = sites.data(site, "v2")
+    for mode in found["modes"].values():
+        verdicts = mode["verdicts"]
+        shown = [verdicts[int(at)] for at in mode["shown"]]
+        assert len(verdicts) == 40
+        assert sum(verdict != "r" for verdict in shown) == sum(verdict != "r" for verdict in verdicts) > 0
+        assert shown.count("r") == 3
+    exam = sites.data(site, f"exam.{found['exam']}")
+    assert set(exam["requests"]) >= set(found["modes"]["think"]["shown"])
+    assert len(exam["cases"]) == 40
+
+
+def test_right_answers_that_parent_or_child_got_wrong_come_first(site: Path) -> None:
+    mine = sites.data(site, "v1")["modes"]["think"]
+    near = [sites.data(site, name)["modes"]["think"]["verdicts"] for name in ("esi-base", "v2")]
+    assert set(mine["verdicts"]) == {"r"}
+    assert len(mine["shown"]) == 3
+    assert all(any(verdicts[int(at)] != "r" for verdicts in near) for at in mine["shown"])
+
+
+def test_a_dangerous_answer_is_two_clicks_away(site: Path) -> None:
+    """From the first page to the list of such answers, and on to one of them."""
+    verdicts = sites.data(site, "v3")["modes"]["think"]["verdicts"]
+    page = sites.read(site)["index.html"]
+    assert "answers/v3.html#mode=think&verdict=s" in page.links
+    assert f"think: {verdicts.count('s')}" in "".join(page.text)
+    assert verdicts.count("s") > 0
+
+
+def test_the_audit_log_and_the_gate_are_told(site: Path) -> None:
+    pages = sites.read(site)
+    log = "".join(pages["audit-log.html"].text)
+    assert "decision" in log
+    assert "Ada Lovelace" in log
+    for name, state in {"v1": "champion", "v3": "refused", "v2": "open"}.items():
+        assert f"{name} {state}" in " ".join("".join(pages[f"versions/{name}.html"].text).split()), name
+
+
+def test_without_graded_answers_the_page_says_what_makes_them(params: Params, tmp_path: Path) -> None:
+    hidden = tmp_path / "graded"
+    shutil.move("data/graded", hidden)
+    try:
+        build.stage(params)
+        text = "".join(sites.read(paths.site())["answers/v1.html"].text)
+        assert "dvc repro evaluate@v1" in text
+        assert not list(paths.site().glob("answers/data/*"))
+        assert not sites.dead(paths.site())
+    finally:
+        shutil.move(hidden, "data/graded")
+
+
+def test_answers_that_were_altered_are_no_page(params: Params) -> None:
+    path = paths.graded("v1") / "think.jsonl"
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"ANSWER", b"answer", 1))
+    with pytest.raises(ArtefactError, match="was altered"):
+        build.stage(params)
+    path.write_bytes(before)
+    assert not paths.site().exists()
+
+
+def test_a_folder_that_something_else_made_is_left_alone(params: Params, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ParamsError, match="was not made by `clinrl site`"):
+        build.stage(params, out=tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_folder_that_is_too_large_is_refused(params: Params, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LIMIT_MB", 0.01)
+    with pytest.raises(ArtefactError, match="show fewer answers"):
+        build.stage(params)
+
+
+def test_the_command_prints_where_it_begins(project: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(project)
+    assert cli.main(["site", "--out", "build/pages", "--answers", "0"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "build/pages/index.html\n"
+    assert " MB in " in said.err
+    assert "r" not in {sites.data(Path("build/pages"), "v2")["modes"]["think"]["verdicts"][int(at)]
+                       for at in sites.data(Path("build/pages"), "v2")["modes"]["think"]["shown"]}  # fmt: skip

@@ -1,0 +1,35 @@
+"""How a version stands at its gate, from reports alone; tests of the site have what the audit file says."""
+
+import pytest
+
+from clinrl.config.params import load_params
+from clinrl.site.standing import Standing, standing
+from clinrl.site.versions import examined
+
+
+def stands(name: str) -> Standing:
+    params, exam = load_params(), examined(load_params(), name)
+    return standing(params, params.model(name), exam.reports, exam.agreement, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "says"),
+    [
+        ("esi-base", "base", "all versions start"),
+        ("esi-v45c", "waived", "Never released: Kept to show"),
+        ("esi-v49", "refused", "No decision was made. Its exam breaks the gate: critical_under (think) is 0.05875"),
+        ("esi-v49-2", "open", "`clinrl decide esi-v49-2`"),
+    ],
+)
+def test_reports_tell_how_a_version_stands(name: str, state: str, says: str) -> None:
+    found = stands(name)
+    assert found.state == state
+    assert says in found.says
+
+
+def test_each_absolute_limit_is_held_against_each_mode() -> None:
+    found = {(finding.metric, finding.mode) for finding in stands("esi-v49").findings}
+    assert found == {
+        *((metric, mode) for metric in ("critical_under", "no_parse") for mode in ("think", "direct")),
+        ("mode_agreement", "all modes"),
+    }
