@@ -18,7 +18,6 @@ sys.path.insert(0, str(ROOT))  # the flows are no installed package: they run in
 
 import scripted  # noqa: E402
 
-import dolls  # noqa: E402
 from clinrl.config.params import load_params  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
 from flows import servers  # noqa: E402
@@ -34,21 +33,13 @@ UNUSED = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "TRIGGERS")
 """What a Prefect server does besides, again and again, and no flow here needs."""
 
 
-def sections() -> dict:
-    """params.yaml of the scripted project: the doll's first two versions, with a gate, a schedule and a fold."""
-    found = {**dolls.PARAMS, **scripted.PARAMS}
-    found["versions"] = {name: dolls.PARAMS["versions"][name] for name in ("v1", "v2")}
-    exam = dolls.PARAMS["datasets"]["x1"]
-    return {**found, "datasets": {**found["datasets"], "x1": {**exam, "cases": 40, "seed": 9}}}
-
-
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A scripted project in which nothing is built but the base, and params.yaml is proven. Copy it."""
     from dvc.repo import Repo
 
     folder = tmp_path_factory.mktemp("bare")
-    scripted.write_project(folder, sections())
+    scripted.write_project(folder, scripted.sections())
     with contextlib.chdir(folder), Repo.init(no_scm=True) as repo:
         scripted.main("params")
         scripted.base(load_params(), "esi")

@@ -67,6 +67,16 @@ MISSED = "severe_pain"
 """The rule that every version misses when its errors are mined, but for those that make no mistakes."""
 
 
+def sections() -> dict:
+    """params.yaml of the scripted project: the doll's first two versions, with a gate, a schedule and a fold."""
+    import dolls  # beside the tests, where DVC's stages do not look
+
+    found = {**dolls.PARAMS, **PARAMS}
+    found["versions"] = {name: dolls.PARAMS["versions"][name] for name in ("v1", "v2")}
+    exam = dolls.PARAMS["datasets"]["x1"]
+    return {**found, "datasets": {**found["datasets"], "x1": {**exam, "cases": 40, "seed": 9}}}
+
+
 def write_project(folder: Path, sections: dict[str, Any]) -> None:
     """Write the parameters, and the project's dvc.yaml with this program in the place of `python -m clinrl stage`."""
     import laid  # beside the tests, where DVC's stages do not look

@@ -17,7 +17,6 @@ import scripted
 
 from clinrl.artifacts import write_text
 from clinrl.provenance import lock
-from conftest import sections
 from flows import servers
 
 ROOT = Path(__file__).parents[2]
@@ -195,7 +194,7 @@ def checkout(bare: Path, plant: Plant, tmp_path: Path, monkeypatch: pytest.Monke
     shutil.copytree(bare, folder)
     shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "prefect.yaml", folder)
-    content = sections()
+    content = scripted.sections()
     first = content["versions"]["v1"]
     content["versions"] |= {name: {**first, "seed": 10 + i} for i, name in enumerate(VERSIONS[2:])}
     monkeypatch.chdir(folder)

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from answering import Running, exam, prompts, running
 
 from clinrl.errors import RegistryError
 from clinrl.models.chat import read_turn
@@ -16,7 +17,6 @@ from clinrl.registry import versions
 from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
 from clinrl.tracking.mlflow_store import connect
-from conftest import Running, exam, prompts, running
 
 CANDIDATE = "esi@candidate"
 DIRECT = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from answering import ADA, exam, prompts
 
 import examined
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release import promotion
-from conftest import ADA, exam, prompts
 
 ROOT = Path(__file__).parents[2]
 CHAMPION = "esi@champion"

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from answering import Running, exam, prompts, running
 from openai.types.chat import ChatCompletion
 from starlette.testclient import TestClient
 
@@ -20,7 +21,6 @@ from clinrl.models.chat import read_turn
 from clinrl.runtime.guard import Fence
 from clinrl.serving import server
 from clinrl.serving.server import Bounds
-from conftest import Running, exam, prompts, running
 
 ROOT = Path(__file__).parents[2]
 CANARY = "Alice Smith, 61, chest pain since noon"
