@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused, mask
-from clinrl.provenance.lock import LOCK, MADE
+from clinrl.provenance.lock import LOCK
 from clinrl.runtime import dvc_state
 from clinrl.runtime.dvc_command import HEAD, Stages
 from clinrl.tracking import mlflow_store
@@ -129,18 +129,20 @@ def take_in(of: str, addresses: Collection[str], message: str) -> list[str]:
     """Commit here what a branch has made of some stages. Returns the addresses whose entries changed.
 
     Other branches may have written to dvc.lock meanwhile, so entries are taken and not the file. Raises Refused if the
-    branch changes anything but reports and entries of these stages: a worker that does is broken, or not ours.
+    branch changes anything but entries and outputs of these stages: a worker that does is broken, or not ours.
     """
     git("fetch", "--quiet", "origin", f"refs/heads/{of}")
     base = git("merge-base", "HEAD", "FETCH_HEAD")
     changed = git("diff", "--name-only", "--no-renames", base, "FETCH_HEAD").splitlines()
-    reports = [path for path in changed if path != str(LOCK)]
-    if foreign := [path for path in reports if not path.startswith(f"{MADE}/")]:
-        raise Refused(f"branch {of} changes {foreign[0]}, which no stage writes; look at it, and delete the branch")
-    before, theirs, ours = (_entries(commit) for commit in (base, "FETCH_HEAD", "HEAD"))
+    stages = _entries("FETCH_HEAD")
+    before, theirs, ours = dict(_entries(base)), dict(stages), dict(_entries("HEAD"))  # as text
     new = {address: text for address, text in theirs.items() if before.get(address) != text}
     if foreign := [address for address in [*new, *(before.keys() - theirs.keys())] if address not in addresses]:
         raise Refused(f"branch {of} changes the stage {foreign[0]} in dvc.lock, which was not asked of it")
+    outs = {out["path"] for address in addresses for out in (stages.get(address) or {}).get("outs", ())}
+    reports = [path for path in changed if path != str(LOCK)]
+    if foreign := [path for path in reports if outs.isdisjoint([path, *map(str, Path(path).parents)])]:
+        raise Refused(f"branch {of} changes {foreign[0]}, which no stage that was asked of it writes")
     if reports:
         git("checkout", "FETCH_HEAD", "--", *reports)
     write_text(LOCK, HEAD + "".join((ours | new).values()))
@@ -150,9 +152,9 @@ def take_in(of: str, addresses: Collection[str], message: str) -> list[str]:
     return [*new]
 
 
-def _entries(commit: str) -> dict[str, str]:
-    """The entries of dvc.lock at a commit, by address, as text."""
-    return dict(Stages(git("show", f"{commit}:{LOCK}", strip=False).removeprefix(HEAD)))
+def _entries(commit: str) -> Stages:
+    """The entries of dvc.lock at a commit, by address: text, which `get` reads."""
+    return Stages(git("show", f"{commit}:{LOCK}", strip=False).removeprefix(HEAD))
 
 
 def git(*words: str, strip: bool = True) -> str:

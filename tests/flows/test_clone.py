@@ -15,7 +15,8 @@ LOCK = "schema: '2.0'\nstages:\n"
 
 
 def entry(address: str, digest: str) -> str:
-    return f"  {address}:\n    cmd: run\n    outs:\n    - path: data/{address.split('@')[1]}\n      md5: {digest}\n"
+    report = f"data/reports/{address.split('@')[1]}.json"
+    return f"  {address}:\n    cmd: run\n    outs:\n    - path: {report}\n      md5: {digest}\n"
 
 
 def git(*words: str) -> str:
@@ -97,8 +98,10 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda: write_text(Path("src/code.py"), "evil"), "changes src/code.py, which no stage writes"),
-        (lambda: write_text(Path("dvc.yaml"), "stages: {}"), r"changes dvc.yaml, which no stage writes"),
+        (lambda: write_text(Path("src/code.py"), "evil"), "changes src/code.py, which no stage that was asked of it"),
+        (lambda: write_text(Path("dvc.yaml"), "stages: {}"), "changes dvc.yaml, which no stage that was asked of it"),
+        (lambda: write_text(Path("data/reports/v0.json"), "[]"), "changes data/reports/v0.json, which no stage that"),
+        (lambda: write_text(Path("data/bases/esi/model.safetensors"), "x"), "changes data/bases/esi/model.safetensors"),
         (lambda: trained("v9"), "changes the stage train@v9 in dvc.lock, which was not asked of it"),
         (
             lambda: write_text(Path("dvc.lock"), Path("dvc.lock").read_text().replace("bb", "ee")),
