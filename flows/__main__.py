@@ -31,13 +31,8 @@ if TYPE_CHECKING:
 EPILOG = """examples:
 {examples}
 
-{needs}
+{needs}With PREFECT_API_URL set, the run is recorded by that server, and a person can be asked on its page.
 The same command continues a run that was interrupted or killed."""
-NEEDS = {
-    "build": "Needs a Prefect server, named in PREFECT_API_URL, with workers that poll it.",
-    "": "Needs no server. With PREFECT_API_URL set, the run is recorded by that one, and a person can be asked on its "
-    "page.",
-}
 
 FLOWS = {
     "reproduce": (
@@ -49,9 +44,8 @@ FLOWS = {
     "build": (
         "WHAT",
         "have workers build many versions side by side, and register them",
-        "Has workers build the versions of WHAT, a task, a comparison or a version, and of their ancestors, at the "
-        "commit of this checkout. Gathers them in a clone as the branch built/WHAT, and registers them. "
-        "docs/operations.md says how to start workers.",
+        "Has workers of a Prefect server build the versions of WHAT and their ancestors, at this checkout's commit. "
+        "Gathers them as the branch built/WHAT, and registers them. docs/many-machines.md tells more.",
         "python -m flows build imaging-arms\n  python -m flows build esi",
     ),
     "release": (
@@ -95,7 +89,7 @@ def parser() -> Parser:
             name,
             help=line,
             description=textwrap.fill(description, WIDTH, break_on_hyphens=False),
-            epilog=EPILOG.format(examples=f"  {examples}", needs=NEEDS.get(name, NEEDS[""])),
+            epilog=EPILOG.format(examples=f"  {examples}", needs="" if name == "build" else "Needs no server. "),
         )
         words.add_argument(argument.lower(), metavar=argument, help=f"{ARGUMENTS[argument]} of params.yaml")
         if name in ("release", "retrain"):
