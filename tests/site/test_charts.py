@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from clinrl.analysis.alerts import Alarm
 from clinrl.config.params import load_params
 from clinrl.reports import palette
-from clinrl.site import charts, tree
+from clinrl.site import charts, tree, versions
 
 NUMBERS = st.floats(-1e6, 1e6).map(lambda value: round(value, 4))
 
@@ -86,3 +86,13 @@ def test_marks_do_not_lie_on_each_other() -> None:
     places = [(row.x, row.y) for row in drawn.rows] + [(at, row.y) for row in drawn.rows for at, _ in row.seeds]
     assert len(set(places)) == len(places)
     assert all(x < drawn.gate < drawn.width and y < drawn.height for x, y in places)
+
+
+def test_a_version_is_shown_over_the_most_seeds_that_a_comparison_has_of_it() -> None:
+    params = load_params()
+    for name in params.versions:
+        rows = [row for spec in params.comparisons.values() for row in spec.arms.values() if name in row]
+        most = max((len(row) for row in rows), default=1)
+        assert len(params.seeds_of(name)) == (most if most > 1 else 0)
+        first = next(iter(versions.arms(params, dict.fromkeys(params.comparisons), name)), None)
+        assert (first.seeds if first else 1) == most

@@ -338,9 +338,9 @@ class Params(Section):
         return tuple(reversed(chain))
 
     def seeds_of(self, version: str) -> tuple[str, ...]:
-        """The versions that a comparison has as seeds of one recipe, this one among them; empty without a second."""
+        """The most versions that a comparison has as seeds of one recipe, this one too; empty without a second."""
         rows = [row for comparison in self.comparisons.values() for row in comparison.arms.values()]
-        return next((row for row in rows if version in row and len(row) > 1), ())
+        return max((row for row in rows if version in row and len(row) > 1), key=len, default=())
 
     def parts(self, name: str) -> tuple[str, ...]:
         """The versions that a merge is made of; of a version, itself. Raises ParamsError for an unknown name."""

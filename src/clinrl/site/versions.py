@@ -72,14 +72,15 @@ def examined(params: Params, name: str) -> Exam:
 
 
 def arms(params: Params, compared: Mapping[str, Compared], name: str) -> list[Arm]:
-    """The rows of comparisons that a version is a seed of."""
-    return [
+    """The rows of comparisons that a version is a seed of, those of the most seeds first: they are its result."""
+    found = [
         Arm(comparison, arm, len(versions), compared[comparison])
         for comparison, spec in params.comparisons.items()
         if comparison in compared
         for arm, versions in spec.arms.items()
         if name in versions
     ]
+    return sorted(found, key=lambda arm: -arm.seeds)
 
 
 def headline(task: Task, exam: Exam, found: Sequence[Arm]) -> list[tuple[str, list[tuple[str, str]]]]:
