@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
@@ -123,3 +125,9 @@ def speaking(policy: Policy, cases: Sequence[Case]) -> Iterator[None]:
 def oracle(case: Case, rng: Random) -> Transcript:
     """The task's own best answer."""
     return TASK.gold(case, thinking=False)
+
+
+def write_slipping() -> None:
+    """In the working directory, a project whose base slips now and then."""
+    build(params(), {"audit-base": TASK.policies()["mediocre"]})
+    YAML(typ="safe").dump(PARAMS, Path("params.yaml"))

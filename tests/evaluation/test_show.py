@@ -178,8 +178,7 @@ def audits(tmp_path_factory) -> Path:
     """A project about the audit whose base slips now and then."""
     folder = tmp_path_factory.mktemp("audits")
     with chdir(folder):
-        auditors.build(auditors.params(), {"audit-base": auditors.TASK.policies()["mediocre"]})
-        YAML(typ="safe").dump(auditors.PARAMS, Path("params.yaml"))
+        auditors.write_slipping()
     return folder
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 import auditors
 import clients
@@ -58,8 +57,7 @@ def audits(tmp_path_factory) -> Path:
     """A project about the audit whose base slips now and then."""
     folder = tmp_path_factory.mktemp("audits")
     with chdir(folder):
-        auditors.build(auditors.params(), {"audit-base": auditors.TASK.policies()["mediocre"]})
-        YAML(typ="safe").dump(auditors.PARAMS, Path("params.yaml"))
+        auditors.write_slipping()
         run = open_run(auditors.params(), auditors.params().model("audit-base"))
         graded = {mode: read_graded(paths.graded("audit-base") / f"{mode}.jsonl") for mode in run.modes}
         done = replace(run, graded=graded, adapter_digest=read_manifest(paths.graded("audit-base")).inputs["adapter"])

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import scripted
 from clinrl.artifacts import write_text
 from clinrl.provenance import lock
 from flows import servers
+from processes import eventually
 
 ROOT = Path(__file__).parents[2]
 POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
@@ -60,14 +60,6 @@ def run(*words: str, **more: Any) -> str:
     return done.stdout.strip()
 
 
-def eventually(what: str, found: Callable[[], Any], within_s: float = 600) -> Any:
-    deadline = time.monotonic() + within_s
-    while not (value := found()):
-        assert time.monotonic() < deadline, f"{what} never happened"
-        time.sleep(0.5)
-    return value
-
-
 class Plant:
     """A PostgreSQL, an S3 server, Prefect over the first, MLflow over both, and a git repository that all can reach."""
 
@@ -108,10 +100,7 @@ class Plant:
         data = Path(tempfile.mkdtemp(prefix="clinrl-postgres-"))  # pytest's own folders are closed to other users
         self.stack.callback(shutil.rmtree, data, ignore_errors=True)
         shutil.chown(data, "postgres", "postgres")
-        # Asked to end at once: what is lost is a test's.
-        command = [
-            "setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups",
-        ]  # fmt: skip
+        command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
         run(*command, str(POSTGRES / "initdb"), "-D", str(data / "db"), "-U", "postgres", "--auth=trust", cwd=data)
         self.start(
             [*command, str(POSTGRES / "postgres"), "-D", str(data / "db"), "-h", "127.0.0.1",
@@ -119,9 +108,7 @@ class Plant:
             "postgres", cwd=data,
         )  # fmt: skip
         psql = ["psql", f"postgresql://{database}/postgres", "-tAc"]
-        eventually(
-            "PostgreSQL", lambda: subprocess.run([*psql, "select 1"], capture_output=True, check=False).returncode == 0
-        )
+        eventually(lambda: subprocess.run([*psql, "select 1"], capture_output=True, check=False).returncode == 0, 120)
         for name in ("prefect", "mlflow"):
             run(*psql, f"create database {name}")
 
@@ -141,7 +128,7 @@ class Plant:
             assert process.poll() is None, (self.folder / f"{name}.log").read_text()[-3000:]
             return not servers.is_free(self.ports[name])
 
-        eventually(name, listens)
+        eventually(listens, 600)
         return process
 
     def serve_prefect(self) -> "subprocess.Popen[bytes]":
@@ -198,9 +185,8 @@ def checkout(bare: Path, plant: Plant, tmp_path: Path, monkeypatch: pytest.Monke
     first = content["versions"]["v1"]
     content["versions"] |= {name: {**first, "seed": 10 + i} for i, name in enumerate(VERSIONS[2:])}
     monkeypatch.chdir(folder)
-    for file in ("params.yaml",):
-        Path(file).unlink()
-    shutil.rmtree("params", ignore_errors=True)
+    Path("params.yaml").unlink()
+    shutil.rmtree("params")
     scripted.write_project(folder, {**content, **scripted.PARAMS})
     write_text(scripted.SLOW, "6")
     write_text(Path(".gitignore"), IGNORED)
@@ -226,7 +212,7 @@ def test_two_workers_build_what_one_machine_would_though_one_is_killed_and_the_s
         [sys.executable, "-m", "flows", "build", "esi"], "build", cwd=checkout,
         env={**plant.client, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"},
     )  # fmt: skip
-    eventually("a training in the north", lambda: working(tmp_path / "north"))
+    eventually(lambda: working(tmp_path / "north"), 600)
     end(lost, signal.SIGKILL)
     for pid in working(tmp_path / "north"):  # the machine is gone, and all its processes
         with contextlib.suppress(ProcessLookupError):

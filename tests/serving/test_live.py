@@ -139,6 +139,22 @@ def test_a_champion_by_name_alone_and_a_refused_candidate_are_not_served(project
         live.check()
 
 
+def test_a_candidate_that_is_refused_while_it_serves_loses_its_name(project: Any, capfd: Any) -> None:
+    live = Live(project, "esi", Local("embedded", 1), 0.0)
+    live.renew()
+    assert CANDIDATE in live.names
+    refused = versions.find("esi", "v2")
+    with connect() as client:
+        client.set_model_version_tag("esi", str(refused.number), versions.GATE, versions.REFUSED)
+    live.renew()
+    assert not live.names
+    assert "v2 was refused by its gate" in capfd.readouterr().err
+    point("v1")
+    live.renew()
+    assert live.names[CANDIDATE].served.name == "v1"
+    live.end()
+
+
 def test_a_registry_that_is_away_changes_nothing(project: Any, monkeypatch: Any, capfd: Any) -> None:
     with running(project) as one:
         with monkeypatch.context() as patch:

@@ -1,7 +1,7 @@
 """Which versions are asked under which names: the registry's aliases, looked at every few seconds.
 
 A version is opened before it takes a name, and stays open for a while after it lost the last one. Whatever is wrong
-with the next one, the version before goes on.
+with the next one, the version before goes on. A version that is refused while it serves loses its name.
 """
 
 import shutil
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
+from clinrl import paths
 from clinrl.config.params import Params
-from clinrl.errors import Refused, RegistryError
+from clinrl.errors import GateError, Refused, RegistryError
 from clinrl.models.generate import Sampler
 from clinrl.registry import versions
 from clinrl.registry.pyfunc import Decoding, Served, read
@@ -56,6 +57,8 @@ class Live:
         """By digest."""
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
+        self._allowed: dict[str, object] = {}
+        """What was said of a version when it was last allowed, by alias."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
         """When a version that could not be opened is tried again, by digest: a large model takes long to read."""
@@ -68,8 +71,9 @@ class Live:
                 entry = versions.holder(self._model, alias)
                 if entry is None:
                     self._held.pop(alias, None)
-                elif self._is_news(alias, entry.digest):
-                    check_servable(self._params, entry, alias)
+                    continue
+                self._check(alias, entry)
+                if self._is_news(alias, entry.digest):
                     self._held[alias] = self._opened(entry)
                     self._say(alias, f"{self._model}@{alias} is {entry.name} ({entry.digest[:12]})")
             except (Refused, OSError) as error:
@@ -91,6 +95,21 @@ class Live:
         """Remove the private copies."""
         for version in self._open.values():
             shutil.rmtree(version.folder, ignore_errors=True)
+
+    def _check(self, alias: str, entry: versions.Entry) -> None:
+        """Refuse what may not be served, if the audit file or the registry says anything new. Raises GateError."""
+        log = paths.audit_log()
+        written = log.stat() if log.exists() else None
+        said = entry.digest, sorted(entry.tags.items()), written and (written.st_size, written.st_mtime_ns)
+        if self._allowed.get(alias) == said:
+            return
+        try:
+            check_servable(self._params, entry, alias)
+        except GateError:
+            if alias in self._held and self._held[alias].served.digest == entry.digest:
+                del self._held[alias]
+            raise
+        self._allowed[alias] = said
 
     def _is_news(self, alias: str, digest: str) -> bool:
         is_held = alias in self._held and self._held[alias].served.digest == digest
