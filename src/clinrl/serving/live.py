@@ -100,8 +100,8 @@ class Live:
         """Refuse what may not be served, if the audit file or the registry says anything new. Raises GateError."""
         log = paths.audit_log()
         written = log.stat() if log.exists() else None
-        said = entry.digest, sorted(entry.tags.items()), written and (written.st_size, written.st_mtime_ns)
-        if self._allowed.get(alias) == said:
+        state = entry.digest, sorted(entry.tags.items()), written and (written.st_size, written.st_mtime_ns)
+        if self._allowed.get(alias) == state:
             return
         try:
             check_servable(self._params, entry, alias)
@@ -109,7 +109,7 @@ class Live:
             if alias in self._held and self._held[alias].served.digest == entry.digest:
                 del self._held[alias]
             raise
-        self._allowed[alias] = said
+        self._allowed[alias] = state
 
     def _is_news(self, alias: str, digest: str) -> bool:
         is_held = alias in self._held and self._held[alias].served.digest == digest
