@@ -1,4 +1,7 @@
-"""How long the commands take that a person waits for: help, a plan, and a `dvc repro` with nothing to do."""
+"""How long the commands take that a person waits for: help, a plan, and a `dvc repro` with nothing to do.
+
+The last is measured where the chain of esi-v49 has been built, as `make demo` does it.
+"""
 
 import json
 import statistics
@@ -7,6 +10,7 @@ import sys
 import time
 
 TIMES = 5
+REPRO = ("dvc", "repro", "evaluate@esi-v49")
 
 
 def seconds(*command: str) -> float:
@@ -22,9 +26,9 @@ def seconds(*command: str) -> float:
 def main() -> None:
     """Print the rows."""
     rows = [(f"clinrl {word}", seconds("clinrl", word), "s", "") for word in ("--help", "plan")]
-    dry = subprocess.run([sys.executable, "-m", "dvc", "repro", "--dry"], check=True, capture_output=True, text=True)
-    if "Running stage" not in dry.stdout:  # otherwise it would train
-        rows.append(("dvc repro, nothing to do", seconds("dvc", "repro"), "s", ""))
+    dry = subprocess.run([sys.executable, "-m", *REPRO, "--dry"], capture_output=True, text=True)
+    if dry.returncode == 0 and "Running stage" not in dry.stdout:  # otherwise it would train
+        rows.append(("dvc repro, nothing to do", seconds(*REPRO), "s", "the chain of esi-v49"))
     print(json.dumps(rows))
 
 
