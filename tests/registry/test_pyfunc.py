@@ -169,6 +169,12 @@ def test_a_row_s_mode_goes_before_the_request_s_and_that_before_the_default(load
     assert len(loaded.predict(pd.DataFrame({"narrative": []}, dtype=object))) == 0
 
 
+@pytest.fixture(scope="module")
+def alone(loaded):
+    """The answer to a good row by itself."""
+    return loaded.predict(pd.DataFrame({"narrative": [SECRET]})).iloc[0].to_dict()
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
@@ -183,7 +189,7 @@ def test_a_row_s_mode_goes_before_the_request_s_and_that_before_the_default(load
         (SECRET * 90, "its prompt is "),
     ],
 )
-def test_a_bad_row_says_why_without_its_text_and_the_others_are_answered(loaded, bad, reason, caplog):
+def test_a_bad_row_says_why_without_its_text_and_the_others_are_answered(loaded, alone, bad, reason, caplog):
     caplog.set_level(logging.DEBUG)
     table = pd.DataFrame({"narrative": [SECRET, bad, SECRET]}, index=["a", "b", "c"], dtype=object)
     answered = loaded.predict(table)
@@ -192,7 +198,6 @@ def test_a_bad_row_says_why_without_its_text_and_the_others_are_answered(loaded,
     assert (row["level"], row["rationale"], row["thinking"], row["mode"]) == (None, None, None, "direct")
     assert "\n" not in row["parse_status"]
     assert "Alice" not in row["parse_status"] + caplog.text
-    alone = loaded.predict(pd.DataFrame({"narrative": [SECRET]})).iloc[0].to_dict()
     assert [answered.loc[name].to_dict() for name in ("a", "c")] == [alone, alone]
     assert alone["rationale"] is not None
 
