@@ -101,6 +101,17 @@ def _quiet() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _one_thread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests run beside each other, so a second thread in each process costs more than it brings. What a training or an
+    exam computes is the same; it is told that it has one processor, however many there are."""
+    running = tmp_path_factory.mktemp("beside") / "running"
+    running.write_text("1000", encoding="ascii")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(determinism.RUNNING, str(running))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _made_once() -> Iterator[None]:
     """An empty MLflow store takes seconds to make and a figure half of one. So each store begins as a copy of one that
     was made as usual, and each figure is the same dot; tests of either ask for `real`. Great Expectations compiles its

@@ -134,6 +134,7 @@ def test_a_stage_beside_others_has_its_share_of_the_processors(
     stages: int, processors: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = torch.get_num_threads()
+    monkeypatch.delenv(determinism.RUNNING)
     monkeypatch.setattr(determinism, "processors", lambda: processors)
     (tmp_path / "running").write_text(str(stages))
     try:
