@@ -49,7 +49,7 @@ holds() {
     if [[ $1 == s3://* ]]; then [[ $(aws s3 ls "$1/") ]]; else [[ -d $1 && $(ls -A "$1") ]]; fi
 }
 
-listed() { (cd "$folder" && find . -type f ! -name SHA256SUMS -print0 | sort -z); }
+listed() { (cd "$folder" && find . -type f ! -path './SHA256SUMS*' -print0 | sort -z); }
 
 make_backup() {
     [[ ! -e $folder ]] || fail "$folder exists; a backup is a new folder"

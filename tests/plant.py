@@ -9,12 +9,14 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from flows import servers
 from processes import eventually
+
+T = TypeVar("T")
 
 POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 MOTO = shutil.which("moto_server") or os.environ.get("CLINRL_TEST_MOTO", "")
@@ -29,6 +31,13 @@ NEEDS = [
     pytest.mark.skipif(os.geteuid() != 0, reason="PostgreSQL is started as its own user"),
 ]
 """Marks of a test that starts one."""
+
+
+def needed(test: T) -> T:
+    """Put them on one test of a module."""
+    for mark in NEEDS:
+        test = mark(test)
+    return test
 
 
 def run(*words: str, **more: Any) -> str:

@@ -23,7 +23,7 @@ from clinrl.release import audit_log, lineage, promotion
 from clinrl.signing import keys
 from clinrl.tracking import mlflow_store
 from once import once
-from plant import BUCKET, NEEDS, Plant, end, run
+from plant import BUCKET, Plant, end, needed, run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "deploy/backup.sh"
@@ -89,7 +89,12 @@ def check(kept: list[audit_log.Entry], before: list[tuple[str, ...]]) -> None:
     assert not keys.PRIVATE.exists()
     champion = versions.holder("esi", "champion")
     assert champion is not None
-    assert run(sys.executable, "-c", LOADS, champion.digest, env=os.environ | {"MLFLOW_TRACKING_URI": mlflow_store.store()}) == "1"
+    assert (
+        run(
+            sys.executable, "-c", LOADS, champion.digest, env=os.environ | {"MLFLOW_TRACKING_URI": mlflow_store.store()}
+        )
+        == "1"
+    )
 
 
 @pytest.mark.slow
@@ -136,9 +141,7 @@ def other_key() -> None:
         (other_key, "clinrl: .clinrl/keys holds the key of another checkout; move it away, "),
     ],
 )
-def test_what_is_there_is_not_overwritten(
-    project: Path, tmp_path: Path, change: Callable[[], None], says: str
-) -> None:
+def test_what_is_there_is_not_overwritten(project: Path, tmp_path: Path, change: Callable[[], None], says: str) -> None:
     assert script("make", str(tmp_path / "backup")).returncode == 0
     shutil.rmtree("mlruns")
     change()
@@ -189,51 +192,52 @@ def test_misuse_prints_how_it_is_used(tmp_path: Path) -> None:
     assert not (tmp_path / "backup").exists()
 
 
-class TestServers:
-    """A registry in PostgreSQL and S3, and DVC's remote in S3."""
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+    with contextlib.ExitStack() as stack:
+        plant = Plant(tmp_path, stack, flows=False)
+        for name, value in plant.client.items():
+            if name.startswith(("AWS_", "MLFLOW_")):
+                monkeypatch.setenv(name, value)
+        yield plant
 
-    pytestmark = [*NEEDS, pytest.mark.skipif(not shutil.which("aws"), reason="needs aws (pip install awscli)")]
 
-    @pytest.fixture
-    def plant(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
-        with contextlib.ExitStack() as stack:
-            plant = Plant(tmp_path, stack, flows=False)
-            for name, value in plant.client.items():
-                if name.startswith(("AWS_", "MLFLOW_")):
-                    monkeypatch.setenv(name, value)
-            yield plant
+@needed
+@pytest.mark.skipif(not shutil.which("aws"), reason="needs aws (pip install awscli)")
+def test_a_lost_database_and_bucket_are_whole_again(project: Path, plant: Plant, tmp_path: Path) -> None:
+    import boto3
 
-    def test_a_lost_database_and_bucket_are_whole_again(self, project: Path, plant: Plant, tmp_path: Path) -> None:
-        import boto3
+    run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc")
+    run(sys.executable, "-m", "dvc", "push", "--quiet")
+    given = exhibits.promotable()
+    paths.audit_log().unlink()
+    with dolls.few_draws():
+        for name in ("v2", "v1"):
+            versions.register(given, name)
+        examined.promote(given, "v1", "Ada Lovelace", promotion.decide(given, "v1"))
+    kept, before = audit_log.read(paths.audit_log()), whole()
+    shared = {
+        "MLFLOW_BACKEND_STORE_URI": f"postgresql://{plant.database}/mlflow",
+        "MLFLOW_ARTIFACTS_DESTINATION": BUCKET,
+    }
+    backup = tmp_path / "backup"
+    assert script("make", str(backup), **shared).returncode == 0
+    full = script("restore", str(backup), **shared)
+    assert (full.returncode, full.stderr) == (1, "clinrl: s3://clinrl/mlflow is not empty; move it away first\n")
 
-        run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc")
-        run(sys.executable, "-m", "dvc", "push", "--quiet")
-        given = exhibits.promotable()
-        paths.audit_log().unlink()
-        with dolls.few_draws():
-            for name in ("v2", "v1"):
-                versions.register(given, name)
-            examined.promote(given, "v1", "Ada Lovelace", promotion.decide(given, "v1"))
-        kept, before = audit_log.read(paths.audit_log()), whole()
-        shared = {
-            "MLFLOW_BACKEND_STORE_URI": f"postgresql://{plant.database}/mlflow",
-            "MLFLOW_ARTIFACTS_DESTINATION": BUCKET,
-        }
-        backup = tmp_path / "backup"
-        assert script("make", str(backup), **shared).returncode == 0
-        full = script("restore", str(backup), **shared)
-        assert (full.returncode, full.stderr) == (1, "clinrl: s3://clinrl/mlflow is not empty; move it away first\n")
-
-        bucket = boto3.resource("s3").Bucket("clinrl")
-        bucket.objects.all().delete()
-        taken = script("restore", str(backup), **shared)  # whose artefacts alone are gone
-        assert (taken.returncode, "PostgreSQL took nothing: restore into an empty database" in taken.stderr) == (1, True)
-        assert not [*bucket.objects.all()]
-        end(plant.mlflow)
-        plant.make_database("mlflow")
-        lose()
-        done = script("restore", str(backup), **shared)
-        assert done.returncode == 0, done.stderr
-        plant.serve_mlflow()
-        run(sys.executable, "-m", "dvc", "pull", "--quiet", "evaluate@v1", "evaluate@v2")
-        check(kept, before)
+    bucket = boto3.resource("s3").Bucket("clinrl")
+    bucket.objects.all().delete()
+    taken = script("restore", str(backup), **shared)  # whose artefacts alone are gone
+    assert (taken.returncode, "PostgreSQL took nothing: restore into an empty database" in taken.stderr) == (
+        1,
+        True,
+    )
+    assert not [*bucket.objects.all()]
+    end(plant.mlflow)
+    plant.make_database("mlflow")
+    lose()
+    done = script("restore", str(backup), **shared)
+    assert done.returncode == 0, done.stderr
+    plant.serve_mlflow()
+    run(sys.executable, "-m", "dvc", "pull", "--quiet", "evaluate@v1", "evaluate@v2")
+    check(kept, before)

@@ -33,12 +33,6 @@ for version in found:
     assert [*folder.rglob("adapter_model.safetensors")], version
 """
 """A machine that sees nothing of the servers' disks loads each version, and finds each once."""
-IGNORED = "\n".join(
-    ["/data/cases/", "/data/adapters/*", "!/data/adapters/*-base/", "/data/graded/", "/data/docs/", "/data/merged/",
-     "/data/reports/**/*.png", "/data/reports/**/predictions_*.csv", "/.clinrl/", "/mlruns/", "__pycache__/",
-     "worked.jsonl", "*.partial-*", "/.dvc/cache/", "/.dvc/tmp/", "/.dvc/config.local", ""]
-)  # fmt: skip
-
 pytestmark = NEEDS
 
 
@@ -63,12 +57,9 @@ def checkout(bare: Path, plant: Plant, tmp_path: Path, monkeypatch: pytest.Monke
     shutil.rmtree("params")
     scripted.write_project(folder, {**content, **scripted.PARAMS})
     write_text(scripted.SLOW, "6")
-    write_text(Path(".gitignore"), IGNORED)
     run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc", env=plant.client)
     run(sys.executable, "-m", "dvc", "remote", "modify", "store", "endpointurl", plant.env["AWS_ENDPOINT_URL"])
-    run("git", "init", "-q", "-b", "main", env=plant.env)
-    run("git", "add", "--all", env=plant.env)
-    run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "begun", env=plant.env)
+    scripted.commit()
     run("git", "clone", "-q", "--bare", ".", str(tmp_path / "origin"), env=plant.env)
     run("git", "remote", "add", "origin", str(tmp_path / "origin"), env=plant.env)
     return folder

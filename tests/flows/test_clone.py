@@ -9,7 +9,7 @@ import pytest
 
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
-from flows import clone
+from flows import branches, clone
 
 LOCK = "schema: '2.0'\nstages:\n"
 
@@ -50,10 +50,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made(commit: str, name: str, change: Callable[[], object]) -> str:
     """A worker's branch with what `change` did to the clone."""
-    to = clone.branch(commit, name)
+    to = branches.branch(commit, name)
     with clone.at(commit, "worker"):
         change()
-        clone.hand_over(to, f"{name} made")
+        branches.hand_over(to, f"{name} made")
     return to
 
 
@@ -70,10 +70,10 @@ def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checko
     with clone.at(commit, "build"):
         assert Path.cwd() != checkout
         for name in ("v1", "v2"):
-            assert clone.offers(branches[name])
-            assert clone.take_in(branches[name], [f"train@{name}"], name) == [f"train@{name}"]
-        clone.hand_over("built/all", "all")
-        assert not clone.offers("built/none")
+            assert branches.offers(branches[name])
+            assert branches.take_in(branches[name], [f"train@{name}"], name) == [f"train@{name}"]
+        branches.hand_over("built/all", "all")
+        assert not branches.offers("built/none")
     assert Path.cwd() == checkout
     assert git("status", "--porcelain") == "?? notes.txt"
     git("fetch", "-q", "origin", "built/all")
@@ -89,10 +89,10 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
     to = made(commit, "v1", lambda: trained("v1"))
     with clone.at(commit, "worker"):
         assert "train@v1" not in Path("dvc.lock").read_text()
-        clone.take_in(to, ["train@v1", "evaluate@v1"], "begun before")
+        branches.take_in(to, ["train@v1", "evaluate@v1"], "begun before")
         write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + entry("evaluate@v1", "dd"))
-        clone.hand_over(to, "evaluated")
-        assert [*clone._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
+        branches.hand_over(to, "evaluated")
+        assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_branch_that_changes_what_was_not_asked_of_it_is_refused(
     to = made(commit, "v1", change)
     with clone.at(commit, "build"):
         with pytest.raises(Refused, match=says):
-            clone.take_in(to, ["train@v1"], "v1")
+            branches.take_in(to, ["train@v1"], "v1")
         assert git("rev-parse", "HEAD") == commit
 
 
