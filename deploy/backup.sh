@@ -99,7 +99,7 @@ restore_backup() {
     copy "$folder/artifacts" "$artifacts"
     copy "$folder/dvc" "$files"
     [[ ! -e $folder/checkout/$audit_log ]] || { mkdir -p "${audit_log%/*}" && cp "$folder/checkout/$audit_log" "$audit_log"; }
-    tar -C "$folder/checkout" -c . | tar -x --skip-old-files --no-overwrite-dir
+    tar -C "$folder/checkout" -c . | tar -x --skip-old-files
     echo 'clinrl: restored; `dvc checkout` or `dvc pull` brings the files, `clinrl lineage NAME` checks them' >&2
 }
 

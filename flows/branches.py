@@ -51,7 +51,7 @@ def go_on(of: str, may_change: Collection[str]) -> None:
         git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
     except Refused:
         raise Refused(
-            f"branch {of} does not merge with {git('rev-parse', '--short', 'HEAD')}: both were released from; merge it "
+            f"branch {of} does not merge with {git('rev-parse', '--short', 'HEAD')}: both changed the same; merge it "
             f"by hand, or give it up with `git push origin --delete {of}`"
         ) from None
 

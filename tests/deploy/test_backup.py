@@ -83,7 +83,7 @@ def whole() -> list[tuple[str, ...]]:
 
 def check(kept: list[audit_log.Entry], before: list[tuple[str, ...]]) -> None:
     """Hold the files, the audit log, the lineage and the champion against what was before."""
-    run(sys.executable, "-m", "dvc", "checkout", "--quiet")
+    run(sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@v1", "evaluate@v2")
     assert audit_log.read(paths.audit_log()) == kept
     assert whole() == before
     assert not keys.PRIVATE.exists()
@@ -239,5 +239,5 @@ def test_a_lost_database_and_bucket_are_whole_again(project: Path, plant: Plant,
     done = script("restore", str(backup), **shared)
     assert done.returncode == 0, done.stderr
     plant.serve_mlflow()
-    run(sys.executable, "-m", "dvc", "pull", "--quiet", "evaluate@v1", "evaluate@v2")
+    run(sys.executable, "-m", "dvc", "pull", "--quiet", "--with-deps", "evaluate@v1", "evaluate@v2")
     check(kept, before)

@@ -9,6 +9,7 @@ import pytest
 
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
+from clinrl.signing.keys import make_key, signer
 from flows import branches, clone
 
 LOCK = "schema: '2.0'\nstages:\n"
@@ -66,12 +67,12 @@ def trained(name: str, digest: str = "cc") -> None:
 def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checkout: Path) -> None:
     commit = clone.head()
     write_text(Path("notes.txt"), "mine, not in git")
-    branches = {name: made(commit, name, lambda name=name: trained(name)) for name in ("v2", "v1")}
+    offered = {name: made(commit, name, lambda name=name: trained(name)) for name in ("v2", "v1")}
     with clone.at(commit, "build"):
         assert Path.cwd() != checkout
         for name in ("v1", "v2"):
-            assert branches.offers(branches[name])
-            assert branches.take_in(branches[name], [f"train@{name}"], name) == [f"train@{name}"]
+            assert branches.offers(offered[name])
+            assert branches.take_in(offered[name], [f"train@{name}"], name) == [f"train@{name}"]
         branches.hand_over("built/all", "all")
         assert not branches.offers("built/none")
     assert Path.cwd() == checkout
@@ -151,3 +152,57 @@ def test_only_a_full_digest_is_a_commit(checkout: Path, commit: str) -> None:
 def test_a_commit_that_was_not_pushed_is_said(checkout: Path) -> None:
     with pytest.raises(Refused, match="git fetch failed"), clone.at("a" * 40, "worker"):
         pass
+
+
+def test_a_clone_signs_with_the_checkout_s_key_and_works_in_its_folder(checkout: Path) -> None:
+    key = make_key()
+    assert key is not None
+    write_text(Path("full/params.yaml"), "scale: full\n")
+    git("add", "full")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "full")
+    git("push", "-q", "origin", "main")
+    with clone.at(clone.head(), "worker"):
+        assert signer("embedded").key == key.key
+        assert not git("status", "--porcelain")
+    os.chdir("full")
+    with clone.at(clone.head(), "worker"):
+        assert Path("params.yaml").read_text() == "scale: full\n"
+        assert Path.cwd().name == "full"
+
+
+RETRAINED = ("dvc.lock", "data/reports")
+
+
+def retrained(*changes: tuple[str, str]) -> None:
+    """What a run hands over as the branch built/retrain."""
+    with clone.at(clone.head(), "retrain"):
+        branches.go_on("built/retrain", RETRAINED)
+        for path, text in changes:
+            write_text(Path(path), text)
+        branches.hand_over("built/retrain", "retrained")
+
+
+def test_a_run_goes_on_with_a_branch_that_nobody_merged_and_with_what_people_did(checkout: Path) -> None:
+    retrained(("data/reports/v1.json", "1"))
+    write_text(Path("src/code.py"), "newer")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "newer")
+    git("push", "-q", "origin", "main")
+    retrained(("data/reports/v2.json", "2"))
+    git("fetch", "-q", "origin", "built/retrain")
+    assert [git("show", f"FETCH_HEAD:data/reports/v{i}.json") for i in (1, 2)] == ["1", "2"]
+    assert git("show", "FETCH_HEAD:src/code.py") == "newer"
+    git("merge", "-q", "--ff-only", "FETCH_HEAD")
+
+
+def test_a_branch_that_does_not_merge_or_holds_code_is_said_and_the_next_clone_is_clean(checkout: Path) -> None:
+    retrained(("data/reports/v0.json", "of the branch"))
+    write_text(Path("data/reports/v0.json"), "of a person")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "by hand")
+    git("push", "-q", "origin", "main")
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"branch built/retrain does not merge with [0-9a-f]+: both changed the same"):
+            retrained()
+    git("push", "-q", "origin", "--delete", "built/retrain")
+    retrained(("src/code.py", "evil"))
+    with pytest.raises(Refused, match=r"branch built/retrain changes src/code.py, which no retraining does"):
+        retrained()

@@ -95,10 +95,10 @@ def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path) -> Non
 
     git("checkout", "--quiet", "--", "params/esi.yaml")
     git("merge", "--quiet", "--ff-only", BRANCH)
-    subprocess.run([sys.executable, "-m", "dvc", "checkout", "--quiet"], check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@esi-v3"], check=True)
     assert [line.kind for line in audit_log.read(paths.audit_log())][-2:] == ["decision", "refusal"]
     links = {link.link: link.state for link in lineage.walk(load_params(), "esi-v3") if link.version == "esi-v3"}
-    assert (links["files"], links["lock"], links["provenance"], links["registry"]) == ("holds",) * 4, links
+    assert (links["files"], links["lock"], links["registry"], links["gate"]) == ("holds",) * 4, links
 
 
 @pytest.mark.slow
