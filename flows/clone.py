@@ -101,18 +101,18 @@ def _own(parent: Path, name: str) -> Iterator[Path]:
 
 def share_cache(checkout: Path) -> None:
     """Let the cache of the checkout be the DVC remote of this clone where it has none."""
-    if _dvc("config", ["core.remote"]).returncode:
-        _dvc("remote", ["add", "--local", "--default", "checkout", str(checkout / ".dvc/cache")])
+    if not _dvc("config", "core.remote").stdout:
+        _dvc("remote", "add", "--local", "--default", "checkout", str(checkout / ".dvc/cache"))
 
 
 def pull(addresses: Collection[str]) -> None:
     """Fetch the outputs of stages that dvc.lock records and the remote has. What it has not is built."""
-    _dvc("pull", addresses)
+    _dvc("pull", "--quiet", *addresses)
 
 
 def push(addresses: Collection[str]) -> None:
     """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
-    if code := (done := _dvc("push", addresses)).returncode:
+    if code := (done := _dvc("push", "--quiet", *addresses)).returncode:
         said = mask((done.stderr.strip().splitlines() or [f"exit code {code}"])[-1])
         raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
 
@@ -129,7 +129,5 @@ def git(*words: str, strip: bool = True) -> str:
     return done.stdout.strip() if strip else done.stdout
 
 
-def _dvc(command: str, words: Collection[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", command, *words, "--quiet"], capture_output=True, text=True, check=False
-    )
+def _dvc(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "dvc", *words], capture_output=True, text=True, check=False)
