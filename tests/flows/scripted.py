@@ -70,8 +70,8 @@ MISSED = "severe_pain"
 
 IGNORED = "\n".join(
     ["/data/cases/", "/data/adapters/*", "!/data/adapters/*-base/", "/data/graded/", "/data/docs/", "/data/merged/",
-     "/data/reports/**/*.png", "/data/reports/**/predictions_*.csv", "/.clinrl/", "/mlruns/", "__pycache__/",
-     "worked.jsonl", "*.partial-*", "/.dvc/cache/", "/.dvc/tmp/", "/.dvc/config.local", ""]
+     "/data/mined/", "/data/reports/**/*.png", "/data/reports/**/predictions_*.csv", "/.clinrl/", "/mlruns/",
+     "__pycache__/", "worked.jsonl", "*.partial-*", "/.dvc/cache/", "/.dvc/tmp/", "/.dvc/config.local", ""]
 )  # fmt: skip
 """What git ignores of a project."""
 
