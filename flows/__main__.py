@@ -5,25 +5,22 @@ wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another comm
 """
 
 import atexit
-import fcntl
-import os
 import sys
 import textwrap
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from clinrl import paths
 from clinrl.cli.parser import WIDTH, Parser
 from clinrl.config.base import check_known
 from clinrl.config.params import load_params
-from clinrl.errors import Busy, Refused, exit_code_of
+from clinrl.errors import Refused, exit_code_of
 from clinrl.pipeline.plan import generations
 from clinrl.runtime import child, determinism, dvc_state
 from flows import interpreter, serve, servers
+from flows.turns import at_work
 
 if TYPE_CHECKING:
     from prefect import State
@@ -60,7 +57,7 @@ FLOWS = {
         "build what is stale of a task, release the newest version, or draft the next",
         "Builds what is stale of all versions of TASK, then releases the newest. If nothing is stale, and the schedule "
         "of TASK says `draft: true`, drafts the next version from the champion's errors, builds it, and releases it or "
-        "drops it if it brings nothing.",
+        "drops it if it brings nothing. Works in this checkout; what `serve` runs by a schedule hands over a branch.",
         'python -m flows retrain esi\n  python -m flows retrain esi --approver "Ada Lovelace"',
     ),
 }
@@ -146,28 +143,6 @@ def check(arguments: dict[str, Any]) -> str:
         if params.approvers or params.scale != "embedded":
             approvers(params, approver)  # now: a training may take days
     return task
-
-
-@contextmanager
-def at_work(task: str, flow: str) -> Iterator[None]:
-    """Hold the right to work on a task until the block ends. Raises Busy, naming the flow that holds it.
-
-    Flows that are started on their own meet on no server. The kernel drops the lock with its process.
-    """
-    paths.locks().mkdir(parents=True, exist_ok=True)
-    with (paths.locks() / f"flow-{task}.lock").open("a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            stream.seek(0)
-            holder = stream.read().strip() or "another flow"
-            raise Busy(
-                f"{holder} is at work on {task} here; wait for it to end and give the same command again: it continues"
-            ) from None
-        stream.truncate(0)
-        stream.write(f"{flow} (process {os.getpid()}, since {time.strftime('%Y-%m-%d %H:%M')})")
-        stream.flush()
-        yield
 
 
 def _run(name: str, arguments: dict[str, Any]) -> int:

@@ -23,7 +23,7 @@ from prefect.states import Completed, Crashed, Pending
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
-from flows import clone, pages, runs, steps
+from flows import branches, clone, pages, runs, steps
 from flows.reproduce import order
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def build(what: str) -> State[None]:
     """
     runs.begin()
     watch()
-    to, failed = f"{clone.BUILT}/{what}", dict[str, str]()
+    to, failed = f"{branches.BUILT}/{what}", dict[str, str]()
     with clone.at(clone.head(), "build"):
         params = load_params()
         made = list[str]()
@@ -65,10 +65,10 @@ def build(what: str) -> State[None]:
                 if reason is not None:
                     failed[name] = reason
                     continue
-                if clone.offers(branch := clone.branch(commit, name)):
-                    clone.take_in(branch, order(params, name), f"{name}, made by a worker")
+                if branches.offers(branch := branches.branch(commit, name)):
+                    branches.take_in(branch, order(params, name), f"{name}, made by a worker")
                 made.append(name)
-            clone.hand_over(to, what)
+            branches.hand_over(to, what)
         clone.pull([address for name in made for address in order(params, name)])
         for name in made:
             steps.register(name)

@@ -1,8 +1,4 @@
-"""The clone in which a run works, so that it never touches a person's checkout, and the branch that it hands over.
-
-Git carries what stages wrote as text: their entries in dvc.lock, and reports. The DVC remote carries the rest by its
-digests in dvc.lock. DVC's run cache would need no branch, and is believed unchecked: nobody could say who wrote there.
-"""
+"""The clone in which a run works, so that it never touches a person's checkout, and its files in the DVC remote."""
 
 import fcntl
 import os
@@ -15,21 +11,22 @@ from contextlib import chdir, contextmanager
 from itertools import count, product
 from pathlib import Path
 
-from clinrl.artifacts import write_text
 from clinrl.errors import Refused, mask
-from clinrl.provenance.lock import LOCK
+from clinrl.provenance import statements
 from clinrl.runtime import dvc_state
-from clinrl.runtime.dvc_command import HEAD, Stages
+from clinrl.signing import keys
 from clinrl.tracking import mlflow_store
+from flows import interpreter
 
 FOLDER = "CLINRL_CLONES"
 """Variable: where clones lie, by default in .clinrl/clones of the checkout."""
-BUILT = "built"
-"""What branches begin with that hold what one worker made of one commit."""
 AUTHOR = {"NAME": "clinrl", "EMAIL": "clinrl@localhost"}
 """Who commits in clones; a person merges."""
 OWN = (Path(".dvc/config.local"), Path("machine.yaml"))
 """What a machine says of itself outside of git: in the checkout, or in the folder of its clones."""
+
+SHARED = (keys.FOLDER, statements.FOLDER)
+"""What a clone has in common with the checkout: its keys and its signed statements, so that they count in both."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -58,9 +55,11 @@ def at(commit: str, name: str) -> Iterator[None]:
     """
     if not _COMMIT.fullmatch(commit):
         raise Refused(f"{commit!r} is no full digest of a commit; `git rev-parse HEAD` prints one")
-    checkout = Path.cwd()
-    origin = git("config", "--default", str(checkout), "--get", "remote.origin.url")
+    checkout, prefix = Path.cwd(), git("rev-parse", "--show-prefix")
+    origin = git("config", "--default", git("rev-parse", "--show-toplevel"), "--get", "remote.origin.url")
     os.environ.setdefault("MLFLOW_TRACKING_URI", mlflow_store.store())  # before the folder changes
+    if python := os.environ.get(interpreter.SETTING):
+        os.environ[interpreter.SETTING] = os.path.abspath(python)
     clones = Path(os.environ.get(FOLDER) or ".clinrl/clones").absolute()
     with _own(clones, name) as folder:
         if not (folder / ".git").is_dir():
@@ -72,9 +71,14 @@ def at(commit: str, name: str) -> Iterator[None]:
             git("fetch", "--quiet", "--", origin, commit)
             git("checkout", "--quiet", "--force", "--detach", commit)
             git("clean", "--quiet", "--force", "-d")  # what git ignores stays
+        with chdir(folder / prefix):
             for place, own in product((checkout, clones), OWN):
                 if (place / own).exists():
                     shutil.copy2(place / own, own)
+            for shared in SHARED:
+                if (checkout / shared).is_dir() and not os.path.lexists(shared):
+                    shared.parent.mkdir(exist_ok=True)
+                    shared.symlink_to(checkout / shared)
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])
             dvc_state.fence()
             yield
@@ -95,66 +99,22 @@ def _own(parent: Path, name: str) -> Iterator[Path]:
             return
 
 
+def share_cache(checkout: Path) -> None:
+    """Let the cache of the checkout be the DVC remote of this clone where it has none."""
+    if not _dvc("config", "core.remote").stdout:
+        _dvc("remote", "add", "--local", "--default", "checkout", str(checkout / ".dvc/cache"))
+
+
 def pull(addresses: Collection[str]) -> None:
     """Fetch the outputs of stages that dvc.lock records and the remote has. What it has not is built."""
-    _dvc("pull", addresses)
+    _dvc("pull", "--quiet", *addresses)
 
 
 def push(addresses: Collection[str]) -> None:
     """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
-    if code := (done := _dvc("push", addresses)).returncode:
+    if code := (done := _dvc("push", "--quiet", *addresses)).returncode:
         said = mask((done.stderr.strip().splitlines() or [f"exit code {code}"])[-1])
         raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
-
-
-def branch(commit: str, name: str) -> str:
-    """The branch that holds what a worker made of `name` at a commit."""
-    return f"{BUILT}/{commit[:12]}/{name}"
-
-
-def hand_over(to: str, message: str) -> None:
-    """Commit what stages wrote, and make it a branch of the origin; an older one of that name gives way."""
-    git("add", "--all")
-    if git("status", "--porcelain"):
-        git("commit", "--quiet", "--message", message)
-    git("push", "--quiet", "--force", "origin", f"HEAD:refs/heads/{to}")
-
-
-def offers(to: str) -> bool:
-    """Whether the origin has a branch."""
-    return bool(git("ls-remote", "--heads", "origin", f"refs/heads/{to}"))
-
-
-def take_in(of: str, addresses: Collection[str], message: str) -> list[str]:
-    """Commit here what a branch has made of some stages. Returns the addresses whose entries changed.
-
-    Other branches may have written to dvc.lock meanwhile, so entries are taken and not the file. Raises Refused if the
-    branch changes anything but entries and outputs of these stages: a worker that does is broken, or not ours.
-    """
-    git("fetch", "--quiet", "origin", f"refs/heads/{of}")
-    base = git("merge-base", "HEAD", "FETCH_HEAD")
-    changed = git("diff", "--name-only", "--no-renames", base, "FETCH_HEAD").splitlines()
-    stages = _entries("FETCH_HEAD")
-    before, theirs, ours = dict(_entries(base)), dict(stages), dict(_entries("HEAD"))  # as text
-    new = {address: text for address, text in theirs.items() if before.get(address) != text}
-    if foreign := [address for address in [*new, *(before.keys() - theirs.keys())] if address not in addresses]:
-        raise Refused(f"branch {of} changes the stage {foreign[0]} in dvc.lock, which was not asked of it")
-    outs = {out["path"] for address in addresses for out in (stages.get(address) or {}).get("outs", ())}
-    reports = [path for path in changed if path != str(LOCK)]
-    if foreign := [path for path in reports if outs.isdisjoint([path, *map(str, Path(path).parents)])]:
-        raise Refused(f"branch {of} changes {foreign[0]}, which no stage that was asked of it writes")
-    if reports:
-        git("checkout", "FETCH_HEAD", "--", *reports)
-    write_text(LOCK, HEAD + "".join((ours | new).values()))
-    git("add", "--all")
-    if git("status", "--porcelain"):
-        git("commit", "--quiet", "--message", message)
-    return [*new]
-
-
-def _entries(commit: str) -> Stages:
-    """The entries of dvc.lock at a commit, by address: text, which `get` reads."""
-    return Stages(git("show", f"{commit}:{LOCK}", strip=False).removeprefix(HEAD))
 
 
 def git(*words: str, strip: bool = True) -> str:
@@ -169,7 +129,5 @@ def git(*words: str, strip: bool = True) -> str:
     return done.stdout.strip() if strip else done.stdout
 
 
-def _dvc(command: str, addresses: Collection[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "dvc", command, "--quiet", *addresses], capture_output=True, text=True, check=False
-    )
+def _dvc(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "dvc", *words], capture_output=True, text=True, check=False)

@@ -21,7 +21,10 @@ def stages_python() -> str:
     named = os.environ.get(SETTING)
     if not named:
         return sys.executable
-    python, mine = os.path.abspath(named), str(clinrl.__file__)  # the link itself: it tells an environment from others
+    python = os.path.abspath(named)  # the link itself: it tells an environment from others
+    first = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]  # a clone's own, mostly
+    found_first = (os.path.join(place, "clinrl", "__init__.py") for place in first)
+    mine = next(filter(os.path.exists, found_first), str(clinrl.__file__))
     try:
         if os.path.basename(python) != "python":  # the name by which dvc.yaml calls it
             raise FileNotFoundError

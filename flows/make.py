@@ -5,7 +5,7 @@ from prefect import State, flow
 from prefect.states import Completed, Crashed
 
 from clinrl.config.params import load_params
-from flows import clone, runs, steps
+from flows import branches, clone, runs, steps
 from flows.reproduce import order
 
 
@@ -27,14 +27,14 @@ def make(name: str, commit: str) -> State[None]:
 
 def _make(name: str, commit: str) -> int:
     params = load_params()
-    mine, to = order(params, name), clone.branch(commit, name)
-    if clone.offers(to):
-        clone.take_in(to, mine, f"{name}, begun before")
+    mine, to = order(params, name), branches.branch(commit, name)
+    if branches.offers(to):
+        branches.take_in(to, mine, f"{name}, begun before")
     clone.pull([address for before in params.lineage(name) for address in order(params, before)])
 
     def hand_over(address: str) -> None:
         if address.partition("@")[0] not in steps.LIGHT:
             clone.push(mine)
-            clone.hand_over(to, f"{name}: {address}")
+            branches.hand_over(to, f"{name}: {address}")
 
     return len(steps.bring_up_to_date(mine, hand_over))

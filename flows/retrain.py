@@ -2,11 +2,15 @@
 
     python -m flows retrain esi
 
+That command works in the checkout, for the person who gives it. A schedule works in a clone, and hands over a branch.
+
 Where the task's schedule says `draft: true`, a run that finds everything built and settled mines the champion's errors
 and drafts the next version from them. A draft within its task's change plan that is ahead of the champion on the mine
 data is held against the gate, whose look at the exam spends some of the error budget. One that fails on the way is
 dropped, and its record kept, so that the next run tries something else. Where the budget is used up, none is drafted.
 """
+
+from pathlib import Path
 
 from prefect import Flow, State, flow
 from prefect.logging import get_run_logger
@@ -18,15 +22,20 @@ from clinrl.errors import Alarmed, ParamsError
 from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
 from clinrl.pipeline.propose import Draft
+from clinrl.provenance.lock import LOCK
 from clinrl.release.change_control import no_look_left, outside_plan, screened_out
 from clinrl.release.standing import is_champion, is_registered, outcome
-from flows import pages, runs, steps
+from clinrl.signing.keys import signer
+from flows import branches, clone, pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
+from flows.turns import at_work
 
 NOTHING_TO_DO, NOT_RELEASED, DROPPED = "Nothing to do", "Not released", "Dropped"
 """How a retraining ends that releases nothing: since nothing changed, nothing of the newest version, or a draft was no
 better."""
+WRITTEN = (str(LOCK), str(drafts.DRAFTS), "data/reports")
+"""The files and folders of git that a retraining changes."""
 
 
 def approved_by(approver: str | None) -> Flow[[str], State[None]]:
@@ -42,6 +51,29 @@ def approved_by(approver: str | None) -> Flow[[str], State[None]]:
 
 
 retrain = approved_by(None)
+
+
+@flow(name="retrain", flow_run_name="retrain-{task}")
+def scheduled(task: str) -> State[None]:
+    """The same by a schedule: in a clone at the checkout's commit. What it wrote is the branch built/retrain-TASK.
+
+    A run goes on with that branch until somebody has merged it. A run that fails hands over too, so that the next one
+    continues. Without a DVC remote the checkout's cache holds the files.
+    """
+    runs.begin()
+    signer(load_params().scale)  # one that the clone made would count nowhere else
+    checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
+    with at_work(task, f"the schedule of {task}"), clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}"):
+        branches.go_on(to, WRITTEN)
+        clone.share_cache(checkout)
+        clone.pull(addresses(load_params(), task))
+        try:
+            return renew(load_params(), task, None)
+        finally:
+            if clone.git("status", "--porcelain"):
+                clone.push(addresses(load_params(), task))
+                branches.hand_over(to, f"{task} retrained")
+                get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
 
 
 def renew(params: Params, task: str, approver: str | None) -> State[None]:
@@ -126,6 +158,16 @@ def of_task(params: Params, task: str) -> list[str]:
         raise ParamsError(f"params.yaml has no version of {task}, so there is nothing to retrain")
     first = dict.fromkeys(name for version in named for name in params.lineage(version))
     return [*(name for name in first if name != named[-1]), named[-1]]
+
+
+def addresses(params: Params, task: str) -> list[str]:
+    """The stages of all versions and full models of a task, and of their mined errors."""
+    versions = of_task(params, task)
+    named = [*versions, *(fold for version in versions for fold in folds(params, version))]
+    mines = [name for name in named if name in params.mining]
+    data = [stage for name in mines for stage in params.data_stages(params.mining[name].data)]
+    built = [stage for name in named for stage in order(params, name)]
+    return [*dict.fromkeys([*built, *data, *(f"mine@{name}" for name in mines)])]
 
 
 def unfinished(params: Params, versions: list[str]) -> list[str]:

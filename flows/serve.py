@@ -101,7 +101,8 @@ def run() -> None:
 
 
 def deployments(params: Params) -> list[Any]:
-    """What is served: a scheduled retraining for each task that has a schedule, and the two other flows by hand.
+    """What is served: a scheduled retraining for each task that has a schedule, and the two other flows by hand, which
+    work in the checkout.
 
     A retraining that is due while one runs, or waits for its answer, waits in turn.
     """
@@ -110,7 +111,7 @@ def deployments(params: Params) -> list[Any]:
 
     from flows.release import release
     from flows.reproduce import reproduce
-    from flows.retrain import retrain
+    from flows.retrain import scheduled as retrain
 
     module = EntrypointType.MODULE_PATH
     scheduled = [

@@ -30,6 +30,18 @@ def record(params: Params) -> None:
     YAML().dump({"schema": "2.0", "stages": stages}, Path("dvc.lock"))
 
 
+def store() -> None:
+    """Let DVC write dvc.lock in the working directory, and keep what is there of every finished stage in its cache."""
+    from dvc.repo import Repo
+
+    with Repo() as repo, repo.lock:  # `dvc commit` would read the graph anew for each of them
+        made = [stage for stage in repo.index.stages if all(out.exists for out in stage.outs)]
+        for stage in made:
+            stage.save()
+            stage.commit()
+        made[0].dvcfile.dump_stages(made, update_pipeline=False)
+
+
 def _entry(block: dict[str, Any], key: str, item: dict[str, Any]) -> dict[str, Any]:
     def paths(kind: str) -> list[str]:
         named = [next(iter(path)) if isinstance(path, dict) else path for path in block.get(kind, ())]

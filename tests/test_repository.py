@@ -61,7 +61,9 @@ def test_the_image_holds_what_make_installs_and_is_nobody_s_root() -> None:
     (installs,) = (number for number, line in enumerate(lines) if "make .venv/.installed" in line and line[0] == "R")
     assert own < installs
     private = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert {"machine.yaml", ".dvc/config.local", ".clinrl", "data/sources"} <= {*private}  # secrets and records
+    assert {"machine.yaml", ".dvc/config.local", ".clinrl", "data/sources", "deploy/kubernetes/base/.env"} <= {
+        *private
+    }  # secrets and records
 
 
 def test_the_composed_servers_hold_no_secret_and_are_published_on_loopback_alone() -> None:
@@ -71,10 +73,12 @@ def test_the_composed_servers_hold_no_secret_and_are_published_on_loopback_alone
         assert service["image"] == "clinrl" or ":" in service["image"].removesuffix(":latest"), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
         for key, value in service["environment"].items():
-            if any(word in key for word in ("PASSWORD", "SECRET", "AUTH", "KEY_ID", "USER", "DATABASE")):
+            if any(word in key for word in ("PASSWORD", "SECRET", "AUTH", "KEY_ID", "USER", "DATABASE", "STORE_URI")):
                 hidden = re.sub(r"\$\{\w+:\?\}", "", value)
                 assert hidden != value, f"{name}: {key}"
-                assert re.fullmatch(r"|postgresql\+asyncpg://postgres:@database/prefect", hidden), f"{name}: {key}"
+                assert re.fullmatch(r"|postgresql(\+asyncpg)?://postgres:@database/(prefect|mlflow)", hidden), (
+                    f"{name}: {key}"
+                )
         assert {*service.get("depends_on", ())} <= services.keys()
 
 

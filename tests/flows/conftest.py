@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # the flows are no installed package: they run in
 
 import scripted  # noqa: E402
 
+import locks  # noqa: E402
 from clinrl.config.params import load_params  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
 from flows import servers  # noqa: E402
@@ -54,8 +55,6 @@ def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     The stages run in this process and DVC is told so, which is many times faster than a process each.
     """
-    from dvc.repo import Repo
-
     folder = tmp_path_factory.mktemp("whole") / "project"
     shutil.copytree(bare, folder)
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
@@ -70,12 +69,7 @@ def whole(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         params = load_params()
         for address, name in BUILT:
             scripted.run(params, address, name)
-        with Repo() as repo, repo.lock:  # `dvc commit` would read the graph anew for each of them
-            made = [stage for stage in repo.index.stages if all(out.exists for out in stage.outs)]
-            for stage in made:
-                stage.save()
-                stage.commit()
-            made[0].dvcfile.dump_stages(made, update_pipeline=False)
+        locks.store()
         for name in params.versions:
             versions.register(params, name)
     return folder

@@ -5,6 +5,7 @@ writes a few numbers, and the exam is answered by the gold turns, with a mistake
 """
 
 import json
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -67,6 +68,14 @@ MISSED = "severe_pain"
 """The rule that every version misses when its errors are mined, but for those that make no mistakes."""
 
 
+IGNORED = "\n".join(
+    ["/data/cases/", "/data/adapters/*", "!/data/adapters/*-base/", "/data/graded/", "/data/docs/", "/data/merged/",
+     "/data/mined/", "/data/reports/**/*.png", "/data/reports/**/predictions_*.csv", "/.clinrl/", "/mlruns/",
+     "__pycache__/", "worked.jsonl", "*.partial-*", "/.dvc/cache/", "/.dvc/tmp/", "/.dvc/config.local", ""]
+)  # fmt: skip
+"""What git ignores of a project."""
+
+
 def sections() -> dict:
     """params.yaml of the scripted project: the doll's first two versions, with a gate, a schedule and a fold."""
     import dolls  # beside the tests, where DVC's stages do not look
@@ -84,6 +93,41 @@ def write_project(folder: Path, sections: dict[str, Any]) -> None:
     graph = (ROOT / "dvc.yaml").read_text(encoding="utf-8")
     (folder / "dvc.yaml").write_text(graph.replace("python -m clinrl stage", f"python {__file__}"))
     laid.lay(folder, sections)
+
+
+def with_drafts(content: Any) -> None:
+    """Mine data for v2, and a schedule that drafts."""
+    content["datasets"]["m1"] = {**content["datasets"]["x1"], "use": "mine", "mix": "reporting", "cases": 320}
+    content["mining"] = {"v2": {"task": "esi", "data": "m1"}}
+    content["schedules"]["esi"]["draft"] = True
+    content["plans"] = {
+        "esi": {
+            "changes": {
+                "ancestors": ["v1"],
+                "exam": "x1",
+                "most_cases": 100,
+                "recipes": ["imitate", "reward"],
+                "fields": {
+                    "reward.modifiers": {"min": -1.0, "max": 1.0},
+                    **{
+                        f"trainer.{scale}.{field}": {"max": 100.0}
+                        for scale in ("embedded", "full")
+                        for field in ("lr", "steps")
+                    },
+                },
+            },
+            "protocol": {"screen": 0.05},
+            "budget": {"alpha": 0.2, "spend": 0.6, "looks": 1},
+            "impact": "A worse model under-triages more patients.",
+        }
+    }
+
+
+def commit() -> None:
+    """Make the working directory a person's checkout, with all of it committed."""
+    write_text(Path(".gitignore"), IGNORED)
+    for words in (["init", "-q", "-b", "main"], ["add", "--all"], ["commit", "-qm", "begun"]):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 
 
 def main(address: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
-from flows import clone
+from clinrl.signing.keys import make_key, signer
+from flows import branches, clone
 
 LOCK = "schema: '2.0'\nstages:\n"
 
@@ -50,10 +51,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def made(commit: str, name: str, change: Callable[[], object]) -> str:
     """A worker's branch with what `change` did to the clone."""
-    to = clone.branch(commit, name)
+    to = branches.branch(commit, name)
     with clone.at(commit, "worker"):
         change()
-        clone.hand_over(to, f"{name} made")
+        branches.hand_over(to, f"{name} made")
     return to
 
 
@@ -66,14 +67,14 @@ def trained(name: str, digest: str = "cc") -> None:
 def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checkout: Path) -> None:
     commit = clone.head()
     write_text(Path("notes.txt"), "mine, not in git")
-    branches = {name: made(commit, name, lambda name=name: trained(name)) for name in ("v2", "v1")}
+    offered = {name: made(commit, name, lambda name=name: trained(name)) for name in ("v2", "v1")}
     with clone.at(commit, "build"):
         assert Path.cwd() != checkout
         for name in ("v1", "v2"):
-            assert clone.offers(branches[name])
-            assert clone.take_in(branches[name], [f"train@{name}"], name) == [f"train@{name}"]
-        clone.hand_over("built/all", "all")
-        assert not clone.offers("built/none")
+            assert branches.offers(offered[name])
+            assert branches.take_in(offered[name], [f"train@{name}"], name) == [f"train@{name}"]
+        branches.hand_over("built/all", "all")
+        assert not branches.offers("built/none")
     assert Path.cwd() == checkout
     assert git("status", "--porcelain") == "?? notes.txt"
     git("fetch", "-q", "origin", "built/all")
@@ -89,10 +90,10 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
     to = made(commit, "v1", lambda: trained("v1"))
     with clone.at(commit, "worker"):
         assert "train@v1" not in Path("dvc.lock").read_text()
-        clone.take_in(to, ["train@v1", "evaluate@v1"], "begun before")
+        branches.take_in(to, ["train@v1", "evaluate@v1"], "begun before")
         write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + entry("evaluate@v1", "dd"))
-        clone.hand_over(to, "evaluated")
-        assert [*clone._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
+        branches.hand_over(to, "evaluated")
+        assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_branch_that_changes_what_was_not_asked_of_it_is_refused(
     to = made(commit, "v1", change)
     with clone.at(commit, "build"):
         with pytest.raises(Refused, match=says):
-            clone.take_in(to, ["train@v1"], "v1")
+            branches.take_in(to, ["train@v1"], "v1")
         assert git("rev-parse", "HEAD") == commit
 
 
@@ -151,3 +152,57 @@ def test_only_a_full_digest_is_a_commit(checkout: Path, commit: str) -> None:
 def test_a_commit_that_was_not_pushed_is_said(checkout: Path) -> None:
     with pytest.raises(Refused, match="git fetch failed"), clone.at("a" * 40, "worker"):
         pass
+
+
+def test_a_clone_signs_with_the_checkout_s_key_and_works_in_its_folder(checkout: Path) -> None:
+    key = make_key()
+    assert key is not None
+    write_text(Path("full/params.yaml"), "scale: full\n")
+    git("add", "full")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "full")
+    git("push", "-q", "origin", "main")
+    with clone.at(clone.head(), "worker"):
+        assert signer("embedded").key == key.key
+        assert not git("status", "--porcelain")
+    os.chdir("full")
+    with clone.at(clone.head(), "worker"):
+        assert Path("params.yaml").read_text() == "scale: full\n"
+        assert Path.cwd().name == "full"
+
+
+RETRAINED = ("dvc.lock", "data/reports")
+
+
+def retrained(*changes: tuple[str, str]) -> None:
+    """What a run hands over as the branch built/retrain."""
+    with clone.at(clone.head(), "retrain"):
+        branches.go_on("built/retrain", RETRAINED)
+        for path, text in changes:
+            write_text(Path(path), text)
+        branches.hand_over("built/retrain", "retrained")
+
+
+def test_a_run_goes_on_with_a_branch_that_nobody_merged_and_with_what_people_did(checkout: Path) -> None:
+    retrained(("data/reports/v1.json", "1"))
+    write_text(Path("src/code.py"), "newer")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "newer")
+    git("push", "-q", "origin", "main")
+    retrained(("data/reports/v2.json", "2"))
+    git("fetch", "-q", "origin", "built/retrain")
+    assert [git("show", f"FETCH_HEAD:data/reports/v{i}.json") for i in (1, 2)] == ["1", "2"]
+    assert git("show", "FETCH_HEAD:src/code.py") == "newer"
+    git("merge", "-q", "--ff-only", "FETCH_HEAD")
+
+
+def test_a_branch_that_does_not_merge_or_holds_code_is_said_and_the_next_clone_is_clean(checkout: Path) -> None:
+    retrained(("data/reports/v0.json", "of the branch"))
+    write_text(Path("data/reports/v0.json"), "of a person")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "by hand")
+    git("push", "-q", "origin", "main")
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"branch built/retrain does not merge with [0-9a-f]+: both changed the same"):
+            retrained()
+    git("push", "-q", "origin", "--delete", "built/retrain")
+    retrained(("src/code.py", "evil"))
+    with pytest.raises(Refused, match=r"branch built/retrain changes src/code.py, which no retraining does"):
+        retrained()

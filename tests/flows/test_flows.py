@@ -148,41 +148,13 @@ def test_a_retraining_releases_the_newest_and_the_next_one_has_nothing_to_do(pro
     assert (worked(), kinds()) == (before, ["decision", "approval", "promotion"] * 2)
 
 
-def with_drafts(content: Any) -> None:
-    """Mine data for v2, and a schedule that drafts."""
-    content["datasets"]["m1"] = {**content["datasets"]["x1"], "use": "mine", "mix": "reporting", "cases": 320}
-    content["mining"] = {"v2": {"task": "esi", "data": "m1"}}
-    content["schedules"]["esi"]["draft"] = True
-    content["plans"] = {
-        "esi": {
-            "changes": {
-                "ancestors": ["v1"],
-                "exam": "x1",
-                "most_cases": 100,
-                "recipes": ["imitate", "reward"],
-                "fields": {
-                    "reward.modifiers": {"min": -1.0, "max": 1.0},
-                    **{
-                        f"trainer.{scale}.{field}": {"max": 100.0}
-                        for scale in ("embedded", "full")
-                        for field in ("lr", "steps")
-                    },
-                },
-            },
-            "protocol": {"screen": 0.05},
-            "budget": {"alpha": 0.2, "spend": 0.6, "looks": 1},
-            "impact": "A worse model under-triages more patients.",
-        }
-    }
-
-
 @pytest.mark.slow
 def test_a_retraining_with_nothing_to_do_drafts_builds_and_releases_the_next_version(project: Path) -> None:
     from flows.retrain import retrain
 
     promoted("v2")
     ended(retrain, "esi", approver="Ada Lovelace")
-    edit(with_drafts)
+    edit(scripted.with_drafts)
     before = Path("params.yaml").read_bytes(), Path("params/esi.yaml").read_bytes()
     state = ended(retrain, "esi", approver="Ada Lovelace")
     assert state.message == "esi-v3 is the champion of esi"
@@ -206,7 +178,7 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
 
     promoted("v2")
     ended(retrain, "esi", approver="Ada Lovelace")
-    edit(with_drafts)
+    edit(scripted.with_drafts)
     Path("no-better").touch()
     before, levers = load_params(), []
     for number in (3, 4, 5, 6):
@@ -235,7 +207,7 @@ def test_a_draft_that_an_alarm_stops_is_dropped_and_any_other_failure_is_not(pro
 
     promoted("v2")
     ended(retrain, "esi", approver="Ada Lovelace")
-    edit(with_drafts)
+    edit(scripted.with_drafts)
     Path("fail").write_text("train")
     before = load_params()
     state = ended(retrain, "esi", approver="Ada Lovelace")
@@ -257,7 +229,7 @@ def test_a_draft_whose_run_was_cut_short_is_concluded_by_the_next(project: Path)
 
     promoted("v2")
     ended(retrain, "esi", approver="Ada Lovelace")
-    edit(with_drafts)
+    edit(scripted.with_drafts)
     begun = flow(lambda: draft_next(load_params(), "esi"), name="cut-short")()
     left = drafts.find("esi-v3")
     assert left is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import scripted
 from flows.__main__ import main
 from ruamel.yaml import YAML
 
@@ -67,6 +68,7 @@ def served(project: Path) -> Iterator[Served]:
         content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
 
     laid.edit(project, add)
+    scripted.commit()
     ports = [servers.free_port() for _ in range(2)]
     process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
     assert process.stderr is not None
@@ -108,7 +110,8 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         eventually("the question", lambda: state("Paused"))
         schema = eventually("the form", lambda: client.read_flow_run_input(run.id, "paused-1-schema"))
         assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
-        decision = next(line.body for line in reversed(audit_log.read(paths.audit_log())) if line.kind == "decision")
+        log = Path(".clinrl/clones/retrain-esi-1") / paths.audit_log()
+        decision = next(line.body for line in reversed(audit_log.read(log)) if line.kind == "decision")
         token = approval.token(artifacts.digest(decision), "Ada Lovelace", signer("embedded"))
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
         resume_flow_run(run.id, run_input=said)
@@ -117,6 +120,8 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         assert {"comparison-v3", "curves-v3", "decision-v3"} <= keys
     champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
     assert (champion.tags["version"], champion.tags["approver"]) == ("v3", "Ada Lovelace")
+    assert not paths.audit_log().exists()
+    subprocess.run(["git", "merge", "-q", "--ff-only", "built/retrain-esi"], check=True)
     assert [line.kind for line in audit_log.read(paths.audit_log())] == ["decision", "approval", "promotion"]
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0

@@ -98,6 +98,15 @@ def test_a_name_that_was_moved_by_hand_is_not_followed(released: Any) -> None:
     assert "; v1 goes on" in Path("serve.log").read_text()
 
 
+def test_it_answers_to_the_names_that_it_was_given(released: Any) -> None:
+    with command("--known-as", "serve", "serve.clinrl") as (_, url):
+        asked = [
+            httpx.get(url.replace("/v1", "/health"), headers={"Host": f"{name}:8000"}).status_code
+            for name in ("serve", "serve.clinrl", "evil.example")
+        ]
+    assert asked == [200, 200, 403]
+
+
 def test_a_signal_lets_running_requests_end_and_the_command_ends_with_0(released: Any) -> None:
     body = {"model": CHAMPION, "messages": prompts(1)[0]}
     long = body | {"max_tokens": 600, "temperature": 2.0}  # drawn, so that each is written by itself and ends late

@@ -146,6 +146,7 @@ RELEASE = {
         arguments=(
             MODEL,
             arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
+            arg("--known-as", metavar="HOST", nargs="+", default=(), help="other names by which clients reach it"),
             arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
             arg("--at-once", type=natural(1), metavar="N", default=8, help="answered together; default: 8"),
             arg("--queue", type=natural(0), metavar="N", default=64, help="that wait, beyond which 429; default: 64"),

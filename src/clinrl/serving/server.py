@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import uvicorn
@@ -253,9 +253,11 @@ class Server(uvicorn.Server):
 
 
 def stage(
-    params: "Params", name: str, *, host: str, port: int, at_once: int, queue: int, tokens: int, timeout: int
-) -> None:
-    """Serve until a signal comes; the first line of the output is the address. Port 0: any free one.
+    params: "Params", name: str, *, host: str, known_as: Sequence[str], port: int, at_once: int, queue: int,
+    tokens: int, timeout: int,
+) -> None:  # fmt: skip
+    """Serve until a signal comes; the first line of the output is the address. Port 0: any free one. `known_as`: other
+    names by which clients reach the server.
 
     Raises Refused for another host without a token, for a task that is played with tools, and if the address cannot be
     had, RegistryError if there is nothing to serve.
@@ -277,7 +279,7 @@ def stage(
             service = Service(live, backend, bounds)
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
-                Fence(service, names=[host], token=token, limits=limits, refuse=refused),
+                Fence(service, names=[host, *known_as], token=token, limits=limits, refuse=refused),
                 log_level="warning", access_log=False, limit_concurrency=at_once + queue + SPARE_CONNECTIONS,
             )  # fmt: skip
             threading.Thread(target=_follow, args=(live, stopping), name="registry", daemon=True).start()

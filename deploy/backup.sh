@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# What neither git nor a rebuild brings back: the registry's database and artefacts, DVC's files, the audit log, who signed
+# which stage, public keys. Start it in the project's root, with its environment on the path:
+#
+#   deploy/backup.sh make FOLDER [--with-private-key]
+#   deploy/backup.sh restore FOLDER
+#
+# The registry is the SQLite file of mlruns/, unless the variables of MLflow's own server name another:
+# MLFLOW_BACKEND_STORE_URI (postgresql:// needs pg_dump and pg_restore; leave the password to PGPASSWORD) and
+# MLFLOW_ARTIFACTS_DESTINATION (s3:// needs aws). DVC's files are those of the default remote, or without one of the cache.
+# A restore overwrites nothing. Without --with-private-key the signing key stays where it is: whoever has it can sign.
+set -euo pipefail
+export LC_ALL=C
+umask 077
+
+fail() { echo "clinrl: $*" >&2; exit 1; }
+
+[[ $# -ge 2 && $1 =~ ^(make|restore)$ ]] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+verb=$1 folder=$2 store=${MLFLOW_BACKEND_STORE_URI:-sqlite:///mlruns/mlflow.db}
+artifacts=${MLFLOW_ARTIFACTS_DESTINATION:-mlruns/artifacts}
+audit_log=data/reports/decisions.jsonl keys=.clinrl/keys
+kept=("$audit_log" .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
+case "${3-}" in
+    "") ;;
+    --with-private-key) kept+=("$keys/signing.pem") ;;
+    *) fail "$3 is no option; there is --with-private-key" ;;
+esac
+
+# Where DVC's files are: an address of the default remote, or the folder of the cache.
+dvc_files() {
+    python -c '
+from dvc.repo import Repo
+with Repo() as repo:
+    name = repo.config["core"].get("remote")
+    print(repo.config["remote"][name]["url"] if name else repo.cache.local_cache_dir)'
+}
+
+# Copies a folder, or what begins with an address in a bucket. FROM TO
+copy() {
+    if [[ $1$2 == *s3://* ]]; then
+        aws s3 sync --only-show-errors "$1" "$2"
+    elif [[ -d $1 ]]; then
+        mkdir -p "$2" && cp -a --remove-destination "$1/." "$2"
+    fi
+}
+
+# Whether something is in a folder, or begins with an address in a bucket.
+holds() {
+    if [[ $1 == s3://* ]]; then [[ $(aws s3 ls "$1/") ]]; else [[ -d $1 && $(ls -A "$1") ]]; fi
+}
+
+listed() { (cd "$folder" && find . -type f ! -path './SHA256SUMS*' -print0 | sort -z); }
+
+make_backup() {
+    [[ ! -e $folder ]] || fail "$folder exists; a backup is a new folder"
+    mkdir -p "$folder/checkout"
+    case $store in  # before the artefacts, which are only ever added to: what the copy names is there
+        sqlite:///*)
+            [[ -f ${store#sqlite:///} ]] || fail "${store#sqlite:///} does not exist; start in the project's root"
+            python -c 'import sqlite3, sys; a, b = map(sqlite3.connect, sys.argv[1:]); a.backup(b); b.close()' \
+                "${store#sqlite:///}" "$folder/mlflow.db" ;;
+        postgresql*) pg_dump --format=custom --no-owner --file="$folder/mlflow.dump" "postgresql:${store#*:}" ;;
+        *) fail "MLFLOW_BACKEND_STORE_URI names neither sqlite:/// nor postgresql://" ;;
+    esac
+    copy "$artifacts" "$folder/artifacts"
+    copy "$files" "$folder/dvc"
+    for path in "${kept[@]}"; do
+        [[ ! -e $path ]] || cp -a --parents "$path" "$folder/checkout"
+    done
+    listed | (cd "$folder" && xargs -0 sha256sum) > "$folder/SHA256SUMS.new"
+    mv "$folder/SHA256SUMS.new" "$folder/SHA256SUMS"
+}
+
+check() {
+    local bad
+    [[ -f $folder/SHA256SUMS ]] || fail "$folder is no whole backup: SHA256SUMS, which is written last, is missing"
+    bad=$(cd "$folder" && sha256sum --check --strict --quiet SHA256SUMS 2>/dev/null | head -n 1) ||
+        fail "$folder is damaged${bad:+, as in ${bad%%: FAILED*}}; nothing was restored, take another backup"
+    [[ $(listed | tr -cd '\0' | wc -c) -eq $(wc -l < "$folder/SHA256SUMS") ]] ||
+        fail "$folder is damaged: SHA256SUMS does not list its files; nothing was restored, take another backup"
+}
+
+restore_backup() {
+    [[ $store != sqlite:* || ! -e ${store#sqlite:///} ]] || fail "${store#sqlite:///} exists; move it away first"
+    ! holds "$artifacts" || fail "$artifacts is not empty; move it away first"
+    [[ ! -e $audit_log ]] || cmp -s -n "$(stat -c %s "$audit_log")" "$audit_log" "$folder/checkout/$audit_log" ||
+        fail "$audit_log has lines that the backup has not; move it away if the backup is right"
+    [[ ! -e $keys/signing.pub ]] || cmp -s "$keys/signing.pub" "$folder/checkout/$keys/signing.pub" ||
+        fail "$keys holds the key of another checkout; move it away, and trust it with \`clinrl keys trust\` afterwards"
+    case $store in
+        sqlite:///*)
+            [[ -f $folder/mlflow.db ]] || fail "$folder holds a dump of PostgreSQL; name it in MLFLOW_BACKEND_STORE_URI"
+            mkdir -p "$(dirname "${store#sqlite:///}")" && cp "$folder/mlflow.db" "${store#sqlite:///}" ;;
+        *)
+            [[ -f $folder/mlflow.dump ]] || fail "$folder holds a SQLite file; unset MLFLOW_BACKEND_STORE_URI"
+            pg_restore --single-transaction --exit-on-error --no-owner --dbname="postgresql:${store#*:}" "$folder/mlflow.dump" ||
+                fail "PostgreSQL took nothing: restore into an empty database" ;;
+    esac
+    copy "$folder/artifacts" "$artifacts"
+    copy "$folder/dvc" "$files"
+    [[ ! -e $folder/checkout/$audit_log ]] || { mkdir -p "${audit_log%/*}" && cp "$folder/checkout/$audit_log" "$audit_log"; }
+    tar -C "$folder/checkout" -c . | tar -x --skip-old-files
+    echo 'clinrl: restored; `dvc checkout` or `dvc pull` brings the files, `clinrl lineage NAME` checks them' >&2
+}
+
+if [[ $verb == make ]]; then
+    files=$(dvc_files)
+    make_backup
+else
+    check
+    files=$(dvc_files)
+    restore_backup
+fi

@@ -1,0 +1,93 @@
+"""The branch by which a run hands over what stages wrote as text: their entries in dvc.lock, and reports.
+
+The DVC remote carries the rest by its digests in dvc.lock. DVC's run cache would need no branch, and is believed
+unchecked: nobody could say who wrote there.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from clinrl.artifacts import write_text
+from clinrl.errors import Refused
+from clinrl.provenance.lock import LOCK
+from clinrl.runtime.dvc_command import HEAD, Stages
+from flows.clone import git
+
+BUILT = "built"
+"""What branches begin with that hold what one worker made of one commit."""
+
+
+def branch(commit: str, name: str) -> str:
+    """The branch that holds what a worker made of `name` at a commit."""
+    return f"{BUILT}/{commit[:12]}/{name}"
+
+
+def hand_over(to: str, message: str) -> None:
+    """Commit what stages wrote, and make it a branch of the origin; an older one of that name gives way."""
+    git("add", "--all")
+    if git("status", "--porcelain"):
+        git("commit", "--quiet", "--message", message)
+    git("push", "--quiet", "--force", "origin", f"HEAD:refs/heads/{to}")
+
+
+def offers(to: str) -> bool:
+    """Whether the origin has a branch."""
+    return bool(git("ls-remote", "--heads", "origin", f"refs/heads/{to}"))
+
+
+def go_on(of: str, may_change: Collection[str]) -> None:
+    """Merge a branch that was handed over before, if the origin has one.
+
+    Raises Refused for one that changes other files or folders than it may, since code that somebody pushed would run
+    here, and for one that does not merge any more.
+    """
+    if not offers(of):
+        return
+    allowed = {git("rev-parse", "--show-prefix") + path for path in may_change}
+    _, changed = _changes(of)
+    if foreign := [path for path in changed if allowed.isdisjoint([path, *map(str, Path(path).parents)])]:
+        raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
+    try:
+        git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
+    except Refused:
+        raise Refused(
+            f"branch {of} does not merge with {git('rev-parse', '--short', 'HEAD')}: both changed the same; merge it "
+            f"by hand, or give it up with `git push origin --delete {of}`"
+        ) from None
+
+
+def take_in(of: str, addresses: Collection[str], message: str) -> list[str]:
+    """Commit here what a branch has made of some stages. Returns the addresses whose entries changed.
+
+    Other branches may have written to dvc.lock meanwhile, so entries are taken and not the file. Raises Refused if the
+    branch changes anything but entries and outputs of these stages: a worker that does is broken, or not ours.
+    """
+    base, changed = _changes(of)
+    stages = _entries("FETCH_HEAD")
+    before, theirs, ours = dict(_entries(base)), dict(stages), dict(_entries("HEAD"))  # as text
+    new = {address: text for address, text in theirs.items() if before.get(address) != text}
+    if foreign := [address for address in [*new, *(before.keys() - theirs.keys())] if address not in addresses]:
+        raise Refused(f"branch {of} changes the stage {foreign[0]} in dvc.lock, which was not asked of it")
+    outs = {out["path"] for address in addresses for out in (stages.get(address) or {}).get("outs", ())}
+    reports = [path for path in changed if path != str(LOCK)]
+    if foreign := [path for path in reports if outs.isdisjoint([path, *map(str, Path(path).parents)])]:
+        raise Refused(f"branch {of} changes {foreign[0]}, which no stage that was asked of it writes")
+    if reports:
+        git("checkout", "FETCH_HEAD", "--", *reports)
+    write_text(LOCK, HEAD + "".join((ours | new).values()))
+    git("add", "--all")
+    if git("status", "--porcelain"):
+        git("commit", "--quiet", "--message", message)
+    return [*new]
+
+
+def _changes(of: str) -> tuple[str, list[str]]:
+    """Fetch a branch. Returns the commit that it has in common with this one, and the files that it changes."""
+    git("fetch", "--quiet", "origin", f"refs/heads/{of}")
+    base = git("merge-base", "HEAD", "FETCH_HEAD")
+    return base, git("diff", "--name-only", "--no-renames", base, "FETCH_HEAD").splitlines()
+
+
+def _entries(commit: str) -> Stages:
+    """The entries of dvc.lock at a commit, by address: text, which `get` reads."""
+    return Stages(git("show", f"{commit}:{LOCK}", strip=False).removeprefix(HEAD))

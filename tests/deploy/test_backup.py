@@ -1,0 +1,243 @@
+"""A backup brings back what was lost, whole, and a damaged one nothing; it is made and restored by its script."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import dolls
+import examined
+import exhibits
+import laid
+import locks
+from clinrl import paths
+from clinrl.artifacts import sha256_file
+from clinrl.provenance import stages
+from clinrl.registry import versions
+from clinrl.release import audit_log, lineage, promotion
+from clinrl.signing import keys
+from clinrl.tracking import mlflow_store
+from once import once
+from plant import BUCKET, Plant, end, needed, run
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "deploy/backup.sh"
+LOST = ("mlruns", ".dvc/cache", ".clinrl", "data/adapters/v1", "data/adapters/v2", "data/graded", "data/cases")
+"""What a disk that fails takes along; the audit log too, which git may have in an older state."""
+
+
+LOADS = """
+import sys, clinrl_loader, pandas
+model = clinrl_loader.load("models:/esi@champion", digest=sys.argv[1])
+print(len(model.predict(pandas.DataFrame({"narrative": ["62 year old man, crushing chest pain."]}))))
+"""
+
+
+def script(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run the script in the working directory."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [str(SCRIPT), *words], env=os.environ | {"PATH": path} | env, capture_output=True, text=True, check=False
+    )
+
+
+def store() -> None:
+    """The project of `exhibits.promoted` as DVC knows one, with its files in DVC's cache."""
+    from dvc.repo import Repo
+
+    examined.copy(exhibits.promoted(), Path())
+    shutil.copy(ROOT / "dvc.yaml", ".")
+    laid.lay(Path(), dolls.PARAMS | {"gates": examined.GATES, "datasets": examined.DATASETS, "schedules": {}})
+    Repo.init(no_scm=True).close()
+    stages.prove(Path("params.yaml"))
+    locks.store()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project of `store`, entered."""
+    folder = tmp_path / "project"
+    examined.copy(once("stored", store), folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def lose() -> None:
+    """Remove all that a backup is for."""
+    paths.audit_log().unlink()
+    for folder in LOST:
+        shutil.rmtree(folder)
+
+
+def whole() -> list[tuple[str, ...]]:
+    """What `clinrl lineage` says of the champion; nothing of it is broken."""
+    links = lineage.walk(exhibits.promotable(), "v1")
+    assert {link.state for link in links} <= {"holds", "unrecorded"}, links
+    return [(link.link, link.state, link.digest, link.says) for link in links]
+
+
+def check(kept: list[audit_log.Entry], before: list[tuple[str, ...]]) -> None:
+    """Hold the files, the audit log, the lineage and the champion against what was before."""
+    run(sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@v1", "evaluate@v2")
+    assert audit_log.read(paths.audit_log()) == kept
+    assert whole() == before
+    assert not keys.PRIVATE.exists()
+    champion = versions.holder("esi", "champion")
+    assert champion is not None
+    assert (
+        run(
+            sys.executable, "-c", LOADS, champion.digest, env=os.environ | {"MLFLOW_TRACKING_URI": mlflow_store.store()}
+        )
+        == "1"
+    )
+
+
+@pytest.mark.slow
+def test_a_lost_project_is_whole_again_and_its_champion_loads(project: Path, tmp_path: Path) -> None:
+    before = whole()
+    done = script("make", str(tmp_path / "backup"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not [*(tmp_path / "backup").rglob("*.pem")]
+    assert (tmp_path / "backup").stat().st_mode & 0o077 == 0
+    kept = audit_log.read(paths.audit_log())
+    lose()
+    restored = script("restore", str(tmp_path / "backup"))
+    assert (restored.returncode, len(restored.stderr.splitlines())) == (0, 1), restored.stderr
+    check(kept, before)
+    assert script("make", str(tmp_path / "backup")).stderr.endswith("exists; a backup is a new folder\n")
+    again = script("restore", str(tmp_path / "backup"))
+    assert (again.returncode, again.stderr) == (1, "clinrl: mlruns/mlflow.db exists; move it away first\n")
+
+
+@pytest.mark.slow
+def test_the_private_key_is_in_a_backup_that_was_asked_for_it(project: Path, tmp_path: Path) -> None:
+    assert script("make", str(tmp_path / "backup"), "--with-private-key").returncode == 0
+    held = sha256_file(keys.PRIVATE)
+    lose()
+    assert script("restore", str(tmp_path / "backup")).returncode == 0
+    assert sha256_file(keys.PRIVATE) == held
+    assert keys.PRIVATE.stat().st_mode & 0o777 == 0o600
+
+
+def longer() -> None:
+    paths.audit_log().write_text("{}\n")
+
+
+def other_key() -> None:
+    shutil.rmtree(keys.FOLDER)
+    keys.make_key()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (longer, "clinrl: data/reports/decisions.jsonl has lines that the backup has not; "),
+        (other_key, "clinrl: .clinrl/keys holds the key of another checkout; move it away, "),
+    ],
+)
+def test_what_is_there_is_not_overwritten(project: Path, tmp_path: Path, change: Callable[[], None], says: str) -> None:
+    assert script("make", str(tmp_path / "backup")).returncode == 0
+    shutil.rmtree("mlruns")
+    change()
+    done = script("restore", str(tmp_path / "backup"))
+    assert (done.returncode, done.stderr.startswith(says), Path("mlruns").exists()) == (1, True, False), done.stderr
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A backup of two files, in an empty folder: it is looked at before anything is done."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "backup"
+    (folder / "dvc").mkdir(parents=True)
+    for name in ("mlflow.db", "dvc/of weights"):
+        (folder / name).write_text(name)
+    sums = "".join(f"{sha256_file(folder / name)}  ./{name}\n" for name in ("dvc/of weights", "mlflow.db"))
+    (folder / "SHA256SUMS").write_text(sums)
+    return folder
+
+
+def cut(sums: Path) -> None:
+    sums.write_text(sums.read_text().splitlines(keepends=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda to: (to / "mlflow.db").write_text("mlflow dB"), "is damaged, as in ./mlflow.db; nothing was restored"),
+        (lambda to: (to / "dvc/of weights").unlink(), "is damaged, as in ./dvc/of weights; nothing was restored"),
+        (lambda to: (to / "SHA256SUMS").unlink(), "is no whole backup: SHA256SUMS, which is written last, is missing"),
+        (lambda to: cut(to / "SHA256SUMS"), "is damaged: SHA256SUMS does not list its files; nothing was restored"),
+        (lambda to: (to / "SHA256SUMS").write_text("?\n"), "is damaged; nothing was restored, take another backup"),
+    ],
+)
+def test_a_damaged_backup_is_refused(small: Path, change: Callable[[Path], None], says: str) -> None:
+    change(small)
+    done = script("restore", str(small))
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.stderr.startswith(f"clinrl: {small} {says}")
+    assert [path.name for path in Path().iterdir()] == ["backup"]
+
+
+def test_misuse_prints_how_it_is_used(tmp_path: Path) -> None:
+    for words in ((), ("make",), ("save", str(tmp_path / "backup"))):
+        done = script(*words)
+        assert (done.returncode, "deploy/backup.sh restore FOLDER" in done.stderr) == (2, True)
+    assert script("make", str(tmp_path / "backup"), "--all").returncode == 1
+    assert not (tmp_path / "backup").exists()
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+    with contextlib.ExitStack() as stack:
+        plant = Plant(tmp_path, stack, flows=False)
+        for name, value in plant.client.items():
+            if name.startswith(("AWS_", "MLFLOW_")):
+                monkeypatch.setenv(name, value)
+        yield plant
+
+
+@needed
+@pytest.mark.skipif(not shutil.which("aws"), reason="needs aws (pip install awscli)")
+def test_a_lost_database_and_bucket_are_whole_again(project: Path, plant: Plant, tmp_path: Path) -> None:
+    import boto3
+
+    run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc")
+    run(sys.executable, "-m", "dvc", "push", "--quiet")
+    given = exhibits.promotable()
+    paths.audit_log().unlink()
+    with dolls.few_draws():
+        for name in ("v2", "v1"):
+            versions.register(given, name)
+        examined.promote(given, "v1", "Ada Lovelace", promotion.decide(given, "v1"))
+    kept, before = audit_log.read(paths.audit_log()), whole()
+    shared = {
+        "MLFLOW_BACKEND_STORE_URI": f"postgresql://{plant.database}/mlflow",
+        "MLFLOW_ARTIFACTS_DESTINATION": BUCKET,
+    }
+    backup = tmp_path / "backup"
+    assert script("make", str(backup), **shared).returncode == 0
+    full = script("restore", str(backup), **shared)
+    assert (full.returncode, full.stderr) == (1, "clinrl: s3://clinrl/mlflow is not empty; move it away first\n")
+
+    bucket = boto3.resource("s3").Bucket("clinrl")
+    bucket.objects.all().delete()
+    taken = script("restore", str(backup), **shared)  # whose artefacts alone are gone
+    assert (taken.returncode, "PostgreSQL took nothing: restore into an empty database" in taken.stderr) == (
+        1,
+        True,
+    )
+    assert not [*bucket.objects.all()]
+    end(plant.mlflow)
+    plant.make_database("mlflow")
+    lose()
+    done = script("restore", str(backup), **shared)
+    assert done.returncode == 0, done.stderr
+    plant.serve_mlflow()
+    run(sys.executable, "-m", "dvc", "pull", "--quiet", "--with-deps", "evaluate@v1", "evaluate@v2")
+    check(kept, before)

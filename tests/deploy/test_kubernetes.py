@@ -1,0 +1,266 @@
+"""The manifests of the cluster: what they name is there, nobody is root, and they are what the composed servers are."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import clients
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy/kubernetes"
+OVERLAYS = ("base", "gpu")
+VALIDATOR = "kubernetes-validate==1.37.0"
+VERSION = "1.34"
+"""Of Kubernetes, whose schemas the manifests keep."""
+VALIDATE = f"""
+import json, sys, kubernetes_validate
+for object in json.load(sys.stdin):
+    kubernetes_validate.validate(object, {VERSION!r}, strict=True)
+    print(object["kind"], object["metadata"]["name"])
+"""
+Object = dict[str, Any]
+
+
+def read(overlay: str) -> list[Object]:
+    """The objects of a kustomization and of those that it builds on, with the names of what is generated."""
+    folder = FOLDER / overlay
+    rules = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    known = {"apiVersion", "kind", "namespace", "resources", "secretGenerator", "configMapGenerator"}
+    assert rules.keys() <= known, "this reader knows no other rules"
+    found: list[Object] = []
+    for name in rules["resources"]:
+        if (folder / name).is_dir():
+            found += read(os.path.relpath((folder / name).resolve(), FOLDER))
+        else:
+            found += yaml.safe_load_all((folder / name).read_text(encoding="utf-8"))
+    for made in rules.get("configMapGenerator", ()):
+        data = {name: (folder / name).read_text(encoding="utf-8") for name in made["files"]}
+        found.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": made["name"]}, "data": data})
+    for made in rules.get("secretGenerator", ()):
+        assert made["envs"] == [".env"]
+        data = dict.fromkeys(settings(), "secret")
+        found.append({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": made["name"]}, "stringData": data})
+    return found
+
+
+def settings() -> list[str]:
+    """The keys of .env.example."""
+    lines = (FOLDER / "base/.env.example").read_text(encoding="utf-8").splitlines()
+    return [line.partition("=")[0] for line in lines if line and not line.startswith("#")]
+
+
+def of(objects: list[Object], *kinds: str) -> dict[str, Object]:
+    return {one["metadata"]["name"]: one for one in objects if one["kind"] in kinds}
+
+
+def pods(objects: list[Object]) -> dict[str, Object]:
+    """The specification of each workload's pods."""
+    return {name: one["spec"]["template"]["spec"] for name, one in of(objects, "Deployment", "StatefulSet").items()}
+
+
+def containers(objects: list[Object]) -> Iterator[tuple[str, Object]]:
+    for name, pod in pods(objects).items():
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            yield f"{name}/{container['name']}", container
+
+
+def variables(container: Object) -> dict[str, Any]:
+    """What a container's environment says: text, or whence it comes."""
+    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container.get("env", ())}
+
+
+def main(objects: list[Object], name: str) -> Object:
+    """The container that a workload is named after."""
+    return next(one for one in pods(objects)[name]["containers"] if one["name"] == name)
+
+
+@pytest.fixture(params=OVERLAYS)
+def objects(request: pytest.FixtureRequest) -> list[Object]:
+    return read(request.param)
+
+
+def test_every_name_leads_to_something(objects: list[Object]) -> None:
+    held = of(objects, "Secret")["secrets"]["stringData"].keys()
+    made = {"secrets": of(objects, "Secret"), "configs": of(objects, "ConfigMap")}
+    used = set()
+    for where, container in containers(objects):
+        said = variables(container)
+        for name, value in said.items():
+            if isinstance(value, dict) and "secretKeyRef" in value:
+                assert value["secretKeyRef"]["name"] in made["secrets"], where
+                assert value["secretKeyRef"]["key"] in held, where
+                used.add(value["secretKeyRef"]["key"])
+            before = [*said][: [*said].index(name)]
+            for other in re.findall(r"\$\((\w+)\)", value) if isinstance(value, str) else ():
+                assert other in before, f"{where}: {name} is expanded from {other}, which must stand before it"
+        for other in re.findall(r"\$\((\w+)\)", " ".join(container["command"])) if "command" in container else ():
+            assert other in said, where
+    assert used == {*held}, "a key of .env.example that nothing reads"
+    for name, pod in pods(objects).items():
+        volumes = {one["name"]: one for one in pod.get("volumes", ())}
+        claims = of(objects, "StatefulSet").get(name, {}).get("spec", {}).get("volumeClaimTemplates", ())
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            for mount in container.get("volumeMounts", ()):
+                assert mount["name"] in volumes.keys() | {claim["metadata"]["name"] for claim in claims}, name
+        for volume in volumes.values():
+            config = volume.get("configMap", {"optional": True})
+            assert config.get("optional") or config["name"] in made["configs"], name
+
+
+def test_every_address_is_that_of_a_service_and_every_service_has_pods(objects: list[Object]) -> None:
+    services, workloads = of(objects, "Service"), of(objects, "Deployment", "StatefulSet")
+    labels = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in workloads.items()}
+    for name, workload in workloads.items():
+        assert workload["spec"]["selector"]["matchLabels"] == labels[name] == {"app": name}
+        assert workload["spec"].get("serviceName", name) in services
+    ports = {}
+    for name, service in services.items():
+        assert service["spec"]["selector"] == labels[name]
+        (port,) = service["spec"]["ports"]
+        (listens,) = main(objects, name)["ports"]
+        assert (port["targetPort"], port["port"]) == (listens["name"], listens["containerPort"])
+        ports[name] = port["port"]
+    asked = {
+        address
+        for _, container in containers(objects)
+        for text in (*container.get("command", ()), *map(str, variables(container).values()))
+        for address in re.findall(r"(?:@|http://)(\w+)(?::(\d+))?/?", text)
+    }
+    for name, number in asked - {("127", "")}:
+        assert int(number or 5432) == ports[name], name
+    assert {name for name, _ in asked} >= {"database", "prefect", "mlflow"}
+    for name, policy in of(objects, "NetworkPolicy").items():
+        spec = policy["spec"]
+        if name == "nobody":
+            assert spec == {"podSelector": {}, "policyTypes": ["Ingress"]}
+            continue
+        assert spec["podSelector"] == {"matchLabels": labels[name]}
+        ((rule),) = spec["ingress"]
+        assert rule["ports"] == [{"port": ports[name]}]
+        named = {app for peer in rule["from"] for one in peer.get("podSelector", {}).get("matchExpressions", ())
+                 for app in one["values"]}  # fmt: skip
+        assert named <= {*workloads, "worker-gpu"}
+    assert of(objects, "NetworkPolicy").keys() == {"nobody", *services} - {"worker", "worker-gpu"}
+
+
+def test_nobody_is_root_and_what_listens_is_looked_after(objects: list[Object]) -> None:
+    for name, pod in pods(objects).items():
+        may = pod["securityContext"]
+        assert (may["runAsNonRoot"], may["seccompProfile"]) == (True, {"type": "RuntimeDefault"}), name
+        assert may["runAsUser"] == (999 if name == "database" else 1000), name
+        assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False), name
+    assert "useradd --create-home --uid 1000 clinrl" in (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    for where, container in containers(objects):
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys(), where
+        assert "memory" in resources["limits"], where
+        if "ports" in container:
+            assert {"readinessProbe", "livenessProbe"} <= container.keys(), where
+    (namespace,) = of(objects, "Namespace").values()
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def test_no_secret_is_in_git() -> None:
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert "/deploy/kubernetes/base/.env" in ignored
+    secret = {
+        "POSTGRES_PASSWORD",
+        "S3_USER",
+        "S3_PASSWORD",
+        "GIT_TOKEN",
+        "CLINRL_SERVE_TOKEN",
+        "PREFECT_API_AUTH_STRING",
+    }
+    example = (FOLDER / "base/.env.example").read_text(encoding="utf-8").splitlines()
+    assert secret <= {line.removesuffix("=") for line in example}
+    for where, container in containers(read("gpu")):
+        for name, value in variables(container).items():
+            if re.search("PASSWORD|SECRET|TOKEN|AUTH_STRING|KEY_ID", name):
+                assert "secretKeyRef" in value, f"{where}: {name}"
+
+
+def test_the_cluster_has_the_composed_servers_by_the_same_names() -> None:
+    composed = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text(encoding="utf-8"))["services"]
+    objects = read("base")
+    shared = composed.keys() & pods(objects).keys()
+    assert shared == {"database", "prefect", "mlflow", "worker"}
+    assert composed.keys() - shared == {"s3", "bucket"}  # outside of the cluster
+    for name in shared:
+        container, service = main(objects, name), composed[name]
+        assert container["image"] == service["image"], name
+        said = {word.replace("$(S3_BUCKET)", "clinrl") for word in container.get("command", ())}
+        assert said - {"--with-healthcheck"} == {*service.get("command", ())}, name
+        asked = (
+            {*service["environment"]}
+            - {"POSTGRES_PASSWORD"}
+            - ({"MLFLOW_S3_ENDPOINT_URL"} if name == "worker" else set())
+        )
+        assert asked <= variables(container).keys(), name
+        for key, value in service["environment"].items():
+            if key in ("CLINRL_SLOT", "AWS_DEFAULT_REGION") or "S3" in key or "AWS" in key:
+                continue
+            plain = re.sub(r"\$\{(\w+):\?\}", r"$(\1)", value)
+            there = variables(container)[key]
+            assert there == plain or f"$({there['secretKeyRef']['key']})" == plain, f"{name}: {key}"
+        for port in service.get("ports", ()):
+            assert int(port.rpartition(":")[2]) == container["ports"][0]["containerPort"], name
+    sql = (FOLDER / "base/databases.sql").read_text(encoding="utf-8")
+    for name in ("prefect", "mlflow"):
+        assert f"create database {name};" in sql
+        assert any(str(value).endswith(f"@database/{name}") for value in variables(main(objects, name)).values())
+
+
+def test_a_worker_with_a_gpu_is_a_worker_with_a_gpu() -> None:
+    plain, other = (main(read("gpu"), name) for name in ("worker", "worker-gpu"))
+    assert other["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    slots = [variables(one)["CLINRL_SLOT"] for one in (plain, other)]
+    assert slots == ["cpu-of-$(POD)", "gpu-0-of-$(POD)"]
+    text = json.dumps(other).replace("worker-gpu", "worker").replace("clinrl-gpu", "clinrl").replace(*reversed(slots))
+    assert {**json.loads(text), "resources": None} == {**plain, "resources": None}
+
+
+@pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl, whose kustomize reads them")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kustomize_reads_what_these_tests_read(overlay: str, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)
+    shutil.copy(tmp_path / "base/.env.example", tmp_path / "base/.env")
+    command = ["kubectl", "kustomize", str(tmp_path / overlay)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rendered = [*yaml.safe_load_all(done.stdout)]
+
+    def names(objects: list[Object]) -> list[tuple[str, str]]:  # what is generated has a digest behind its name
+        return sorted((one["kind"], re.sub(r"-\w{10}$", "", one["metadata"]["name"])) for one in objects)
+
+    assert names(rendered) == names(read(overlay))
+    assert {one["metadata"].get("namespace", "clinrl") for one in rendered} == {"clinrl"}
+    (secret,) = of(rendered, "Secret")
+    references = {
+        value["secretKeyRef"]["name"]
+        for _, container in containers(rendered)
+        for value in variables(container).values()
+        if isinstance(value, dict) and "secretKeyRef" in value
+    }
+    assert references == {secret}
+
+
+@pytest.mark.slow
+def test_the_manifests_keep_the_schemas_of_kubernetes() -> None:
+    place = clients.client(VALIDATOR)
+    objects = read("gpu")
+    command = [str(place / "bin/python"), "-c", VALIDATE]
+    done = subprocess.run(command, input=json.dumps(objects), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == len(objects)
+    broken = json.loads(json.dumps(objects).replace("periodSeconds", "periodSecond"))
+    done = subprocess.run(command, input=json.dumps(broken), capture_output=True, text=True, check=False)
+    assert "periodSecond" in done.stderr, "a key that is none is not seen"

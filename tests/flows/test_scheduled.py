@@ -1,0 +1,170 @@
+"""A scheduled retraining works in a clone, hands over a branch, and never touches the checkout."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import scripted
+from flows.turns import at_work
+
+import examined
+import laid
+from clinrl import paths
+from clinrl.artifacts import sha256_file
+from clinrl.config.params import load_params
+from clinrl.errors import Busy
+from clinrl.registry import versions
+from clinrl.release import audit_log, lineage, promotion
+
+ROOT = Path(__file__).parents[2]
+BRANCH = "built/retrain-esi"
+CLONE = Path(".clinrl/clones/retrain-esi-1")
+pytestmark = pytest.mark.usefixtures("prefect", "alone")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """What a clone settles in this process's environment goes with the test."""
+    with mock.patch.dict(os.environ, GIT_CONFIG_GLOBAL=str(tmp_path / "none")):
+        for name in ("CLINRL_CLONES", "MLFLOW_TRACKING_URI"):
+            os.environ.pop(name, None)
+        yield
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def files() -> dict[str, str]:
+    """What a person sees in the checkout: every file that git does not ignore, and what git says of them."""
+    listed = git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    return {path: sha256_file(Path(path)) for path in listed} | {
+        "": git("status", "--porcelain"),
+        "@": git("rev-parse", "HEAD"),
+    }
+
+
+def scheduled() -> Any:
+    from flows.retrain import scheduled
+
+    return scheduled("esi", return_state=True)
+
+
+@pytest.fixture
+def settled(project: Path) -> Path:
+    """A checkout in which v2 is champion and nothing is stale. Its schedule drafts, and asks for a second."""
+    from flows.retrain import approved_by
+
+    examined.promote(load_params(), "v2", "Ada Lovelace", promotion.decide(load_params(), "v2"))
+    assert approved_by("Ada Lovelace")("esi", return_state=True).is_completed()
+
+    def change(content: Any) -> None:
+        scripted.with_drafts(content)
+        content["schedules"]["esi"]["answer_within_s"] = 1
+
+    laid.edit(project, change)
+    scripted.commit()
+    return project
+
+
+@pytest.mark.slow
+def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path) -> None:
+    Path("params/esi.yaml").write_text(Path("params/esi.yaml").read_text() + "# half a thought\n")
+    Path("notes.txt").write_text("mine")
+    before = files()
+    state = scheduled()
+    assert (state.name, state.is_completed()) == ("Not approved", True), state
+    assert files() == before
+    assert "esi-v3" not in load_params().versions
+    held = git("ls-tree", "-r", "--name-only", BRANCH).splitlines()
+    assert {str(paths.draft("esi-v3")), str(paths.report("esi-v3") / "think.json")} <= {*held}
+    assert "train@esi-v3:" in git("show", f"{BRANCH}:dvc.lock")
+    assert "half a thought" not in git("show", f"{BRANCH}:params/esi.yaml")
+
+    assert scheduled().name == "Nothing to do"  # the branch was not merged, and no second draft is made
+    assert git("rev-list", "--count", f"HEAD..{BRANCH}") == "1"
+    assert files() == before
+
+    git("checkout", "--quiet", "--", "params/esi.yaml")
+    git("merge", "--quiet", "--ff-only", BRANCH)
+    subprocess.run([sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@esi-v3"], check=True)
+    assert [line.kind for line in audit_log.read(paths.audit_log())][-2:] == ["decision", "refusal"]
+    links = {link.link: link.state for link in lineage.walk(load_params(), "esi-v3") if link.version == "esi-v3"}
+    assert (links["files"], links["lock"], links["registry"], links["gate"]) == ("holds",) * 4, links
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_is_continued_by_the_next(settled: Path) -> None:
+    Path("fail").write_text("evaluate")
+    git("add", "fail")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "it fails today")
+    before = files()
+    assert scheduled().is_failed()
+    assert files() == before
+    assert "esi-v3" in git("show", f"{BRANCH}:params/drafts.yaml")
+    git("rm", "-q", "fail")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "it does not")
+    assert scheduled().name == "Not approved"
+    words = [json.loads(line)["words"] for line in (CLONE / "worked.jsonl").read_text().splitlines()]
+    assert words.count(["train", "esi-v3"]) == 1
+
+
+@pytest.mark.slow
+def test_a_branch_with_code_of_somebody_else_is_refused(settled: Path) -> None:
+    git("checkout", "-q", "-b", BRANCH)
+    Path("dvc.yaml").write_text(Path("dvc.yaml").read_text() + "# evil\n")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "evil")
+    git("checkout", "-q", "main")
+    state = scheduled()
+    assert state.is_failed()
+    assert f"branch {BRANCH} changes dvc.yaml, which no retraining does" in state.message
+
+
+def test_the_second_is_told_that_the_first_is_at_work(project: Path) -> None:
+    scripted.commit()
+    with at_work("esi", "the schedule of esi"):
+        state = scheduled()
+    assert isinstance(state.result(raise_on_failure=False), Busy)
+    assert "the schedule of esi (process " in state.message
+
+
+ONE = """
+from flows.retrain import scheduled
+state = scheduled("esi", return_state=True)
+print(state.name, "at work" in str(state.message))
+"""
+
+
+@pytest.mark.slow
+def test_of_ten_at_once_one_trains_and_nine_say_so(project: Path) -> None:
+    from prefect.settings import PREFECT_API_URL
+
+    def change(content: Any) -> None:
+        content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
+        content["schedules"]["esi"]["answer_within_s"] = 1
+
+    laid.edit(project, change)
+    scripted.SLOW.write_text("40")
+    scripted.commit()
+    before = files()
+    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_API_URL": str(PREFECT_API_URL.value())}
+    ten = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(10)
+    ]
+    said = [process.communicate(timeout=600) for process in ten]
+    assert Counter(out.strip() for out, _ in said) == {"Not approved False": 1, "Failed True": 9}, said
+    words = [json.loads(line)["words"] for line in (CLONE / "worked.jsonl").read_text().splitlines()]
+    assert words.count(["train", "v3"]) == 1
+    assert [entry.name for entry in versions.entries("esi")].count("v3") == 1
+    assert files() == before
