@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 LEAST = 20
-"""Requests that are written down together at least, so that no count is about one of them. Fewer are lost at the end."""
+"""Requests that are written down together, at least: no count is about one alone. Fewer are lost at the end."""
 FLUSH_S = 5.0
 WAITING = 512
 """Answers that wait to be counted; an eighth as many wait for the candidate's."""

@@ -20,8 +20,9 @@ from clinrl.errors import ArtefactError
 from clinrl.evaluation.answers import run_of
 from clinrl.evaluation.record import Record, load_record
 from clinrl.registry import novelty
+from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
-from clinrl.types import Unreadable
+from clinrl.types import Case, Unreadable
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -60,19 +61,38 @@ class Reader:
         return Counts([*found.items(), (TEXT, novelty.judge([text], self.examined))])
 
 
+def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
+    """The buckets of an exam, whose cases say these texts. Of imported cases no word is kept."""
+    import numpy
+
+    readings, values = task.reporting.readings, dict[str, list[float]]()
+    for text in texts:
+        for name, value in _numbers(text, readings).items():
+            values.setdefault(name, []).append(value)
+    edges = {
+        name: sorted(set(numpy.quantile(values[name], QUANTILES, method="inverted_cdf").tolist()))
+        for name in sorted(values)
+    }
+    if any(map(is_imported, cases)):
+        return Reader((), edges, None, readings)
+    common = Counter(word for text in texts for word in _words(text))
+    kept = sorted((word for word, n in common.items() if n >= COMMON * len(texts)), key=lambda w: (-common[w], w))
+    examined = novelty.learn([[text] for text in texts], [case.group for case in cases])
+    return Reader(tuple(kept[:WORDS]), edges, examined, readings)
+
+
 def reference(params: "Params", name: str, digest: str, candidates: Sequence[str] = ()) -> tuple[Reader, Counts]:
     """The buckets of the exam of a version or a merge, and its counts: of texts, of answers, and of how often each of
     the `candidates` that took it too gave another.
 
-    Of imported cases no word is kept. Raises ArtefactError if the exam or the record of its answers is not here, or
-    is about another adapter than `digest`.
+    Raises ArtefactError if the exam or the record of its answers is missing, or about another adapter than `digest`.
     """
     run, record = _examined(params, name)
     if record.adapter_digest != digest:
         path = paths.exam_record(run.task.name, name)
         raise ArtefactError(f"{path} is about another {name} than the registered one; run `dvc repro evaluate@{name}`")
     texts = [baselines.text(run.task, case) for case in run.shown]
-    reader = _learn(run, texts)
+    reader = learn(run.task, run.cases, texts)
     counts = sum((reader.read(text) for text in texts), Counts())
     given = {mode: [called(answer) for answer in record.given[mode].answers] for mode in run.modes}
     for mode, answers in given.items():
@@ -99,25 +119,6 @@ def _examined(params: "Params", name: str) -> tuple[Run, Record]:
     if record.exam_digest != exam_digest:
         raise ArtefactError(f"{name} took another exam than {folder} holds; run `dvc repro evaluate@{name}`")
     return run, record
-
-
-def _learn(run: Run, texts: Sequence[str]) -> Reader:
-    import numpy
-
-    readings, values = run.task.reporting.readings, dict[str, list[float]]()
-    for text in texts:
-        for name, value in _numbers(text, readings).items():
-            values.setdefault(name, []).append(value)
-    edges = {
-        name: sorted(set(numpy.quantile(values[name], QUANTILES, method="inverted_cdf").tolist()))
-        for name in sorted(values)
-    }
-    if any(map(is_imported, run.cases)):
-        return Reader((), edges, None, readings)
-    common = Counter(word for text in texts for word in _words(text))
-    kept = sorted((word for word, n in common.items() if n >= COMMON * len(texts)), key=lambda w: (-common[w], w))
-    examined = novelty.learn([[text] for text in texts], [case.group for case in run.cases])
-    return Reader(tuple(kept[:WORDS]), edges, examined, readings)
 
 
 def _words(text: str) -> frozenset[str]:

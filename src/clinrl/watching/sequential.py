@@ -1,10 +1,10 @@
 """Whether shares are above their limits, asked after any answer and as often as anybody likes.
 
-The evidence is an e-process. A likelihood ratio of a higher share against the limit grows in the mean by no observation
-whose chance, given those before, is within the limit; nor does a mixture over higher shares (Robbins 1970; Howard et al.
-2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences"), nor one over the days since which the share
-may be higher (Shin et al. 2024, "E-detectors"), without which a long good past would hide a bad week. By Ville's
-inequality it ever reaches 1 / alpha with a chance of alpha at most, however many looks there are.
+The evidence is an e-process. A likelihood ratio of a higher share against the limit does not grow in the mean while the
+chance of each observation, given those before, is within the limit; nor does a mixture over higher shares (Robbins
+1970; Howard et al. 2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences"), nor one over the days
+since which the share may be higher (Shin et al. 2024, "E-detectors"), without which a long good past hid a bad week.
+By Ville's inequality it ever reaches 1 / alpha with a chance of alpha at most, however many looks there are.
 """
 
 import math

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from clinrl.config.model import MERGED
 from clinrl.config.schema import Watch
 from clinrl.registry.versions import Entry
-from clinrl.tasks.base import Task, get_task
+from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Strict, Unreadable
 from clinrl.watching import counts, store
@@ -58,6 +58,10 @@ class Standing(Strict):
     """Alarms that were raised before."""
 
 
+Found = tuple[tuple[Finding, ...], float]
+"""Findings of a kind, and p for all of them."""
+
+
 class _Row(NamedTuple):
     """A share in counts of days."""
 
@@ -75,11 +79,11 @@ def standing(params: "Params", entry: Entry) -> Standing:
     total = sum(days, Counts())
     asked = sorted({feature.split(counts.SHADOW)[0] for feature, _ in total if counts.SHADOW in feature})
     _, exam = counts.reference(params, entry.name, entry.digest, [one for one in asked if one in params.versions])
-    drift, p = _findings(_drift(days, exam, settings), settings.alpha, divided=2)
-    safety, harm = _findings(_safety(params, get_task(params.model(entry.name).task.name), days), settings.alpha)
-    alarms = [kind for kind, chance in ((DRIFT, p), (SAFETY, harm)) if chance <= settings.alpha]
+    unlike, p = drift(days, exam, settings)
+    harm, chance = safety(params, params.model(entry.name).task, days, settings)
+    alarms = [kind for kind, of in ((DRIFT, p), (SAFETY, chance)) if of <= settings.alpha]
     return Standing(
-        version=entry.name, digest=entry.digest, requests=_sums(total)[counts.TEXT], drift=drift, p=p, safety=safety,
+        version=entry.name, digest=entry.digest, requests=_sums(total)[counts.TEXT], drift=unlike, p=p, safety=harm,
         alarms=tuple(alarms), raised=tuple(kind for kind in (DRIFT, SAFETY) if total[ALARM, kind]),
     )  # fmt: skip
 
@@ -89,11 +93,13 @@ def settings_of(params: "Params", model: str) -> Watch:
     return params.watches.get(model.removesuffix(MERGED), Watch())
 
 
-def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> tuple[tuple[Finding, ...], float]:
+def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> Found:
     """The findings of one kind, and p for all of them, which has alpha / `divided` of what may err.
 
     The mean of e-processes is one, however they depend on each other (Vovk and Wang 2021).
     """
+    from scipy.special import logsumexp
+
     if not rows:
         return (), 1.0
     logs = evidence([row.hits for row in rows], [row.n for row in rows], [row.limit for row in rows])
@@ -108,12 +114,11 @@ def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> tuple[tup
         )
         for low, (log, row) in zip(lows, first.values(), strict=True)
     )  # fmt: skip
-    top = max(logs)
-    return found, _p(top + math.log(sum(map(math.exp, logs - top)) / len(rows) / divided))
+    return found, _p(float(logsumexp(logs)) - math.log(divided * len(rows)))
 
 
-def _drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> list[_Row]:
-    """Every bucket of every feature that was served, and all others beside it: their limit is a margin above the bound.
+def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
+    """Every bucket that was served, and all the others of its feature beside it, against the exam's share and a margin.
 
     The exam's upper bounds (Clopper and Pearson) hold all together with a chance of 1 - alpha / 2.
     """
@@ -131,16 +136,16 @@ def _drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> list[_Row]:
         ):
             bound = beta.ppf(1 - settings.alpha / 4 / len(keys), k + 1, cases - k) if k < cases else 1.0
             rows.append(_Row(feature, name, _short(k / cases), min(1.0, bound + settings.margin), of, n))
-    return rows
+    return _findings(rows, settings.alpha, divided=2)
 
 
-def _safety(params: "Params", task: Task, days: Sequence[Counts]) -> list[_Row]:
+def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch) -> Found:
     """The safety metric on all labels that came, in any mode; without a limit on it, nothing."""
     name, gate = task.safety.metric, params.gates.get(task.name)
     metric, is_bad = task.metrics[name], task.metrics[name].worse == "higher"
     bound = gate and (gate.limits[name].max if is_bad else gate.limits[name].min)
     if not bound or not isinstance(metric, Share):
-        return []
+        return (), 1.0
     answers: list[Any] = [*task.labels, Unreadable(reason=counts.UNREADABLE)]
     of = {f"{gold} as {counts.called(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
     hits, n = [], []
@@ -149,7 +154,8 @@ def _safety(params: "Params", task: Task, days: Sequence[Counts]) -> list[_Row]:
         hits.append(sum(k for verdict, k in verdicts if verdict is is_bad))
         n.append(sum(k for verdict, k in verdicts if verdict is not None))
     limit = bound[params.scale] if is_bad else 1 - bound[params.scale]
-    return [_Row(name, "yes" if is_bad else "no", None, limit, hits, n)] if sum(n) else []
+    rows = [_Row(name, "yes" if is_bad else "no", None, limit, hits, n)] if sum(n) else []
+    return _findings(rows, settings.alpha)
 
 
 def _sums(some: Counts) -> Counter[str]:
