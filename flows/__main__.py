@@ -94,9 +94,7 @@ def parser() -> Parser:
         )
         words.add_argument(argument.lower(), metavar=argument, help=f"{ARGUMENTS[argument]} of params.yaml")
         if name in ("release", "retrain"):
-            words.add_argument(
-                "--approver", metavar="NAME", help="the person who approves the release, given beforehand"
-            )
+            words.add_argument("--approver", metavar="NAME", help="who approves the release, given beforehand")
     serve.add_to(commands)
     return top
 

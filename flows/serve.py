@@ -109,10 +109,11 @@ def deployments(params: Params) -> list[Any]:
     from prefect.schedules import Cron
     from prefect.types.entrypoint import EntrypointType
 
+    from clinrl.watching.standing import DRIFT, SAFETY
     from flows.release import release
     from flows.reproduce import reproduce
     from flows.retrain import retrain
-    from flows.watch import DRIFT, SAFETY, rollback, trigger, watch
+    from flows.watch import rollback, trigger, watch
 
     module = EntrypointType.MODULE_PATH
     scheduled = [

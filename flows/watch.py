@@ -6,6 +6,8 @@ Drift starts the retraining. A champion whose safety metric is above its limit i
 beforehand. Whoever reaches the server can send such an event, so the rollback looks at the counts itself.
 """
 
+import os
+
 from prefect import State, flow
 from prefect.events import emit_event
 from prefect.events.schemas.deployment_triggers import DeploymentEventTrigger
@@ -17,12 +19,11 @@ from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import promotion
+from clinrl.tasks.base import get_task
 from clinrl.watching import store
 from clinrl.watching.counts import Counts
-from clinrl.watching.standing import ALARM, DRIFT, SAFETY, settings_of, standing
-from flows import runs
-
-__all__ = ["DRIFT", "SAFETY", "rollback", "trigger", "watch"]
+from clinrl.watching.standing import ALARM, SAFETY, safety, settings_of, standing
+from flows import runs, servers
 
 
 def resource(task: str) -> dict[str, str]:
@@ -48,15 +49,17 @@ def watch(task: str) -> State[None]:
     new = [kind for kind in found.alarms if kind not in found.raised]
     for kind in new:
         get_run_logger().warning("alarm: %s of %s", kind, champion.name)
-        emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
-        store.add(task, champion.digest, Counts([(ALARM, kind)]), {}, settings_of(params, task).keep_days)
+        if not os.environ.get(servers.PRIVATE):  # where nothing acts on an event
+            emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
+            store.add(task, champion.digest, Counts([(ALARM, kind)]), {}, settings_of(params, task).keep_days)
     return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm")
 
 
 def is_harmful(params: Params, entry: Entry) -> bool:
     """Whether the safety metric of a version is above its limit by its labels, now or when an alarm was raised."""
-    found = standing(params, entry)
-    return SAFETY in (*found.alarms, *found.raised)
+    settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
+    p = safety(params, get_task(entry.model), days, settings)[1]
+    return p <= settings.alpha or any(day[ALARM, SAFETY] for day in days)
 
 
 @flow(flow_run_name="rollback-{task}")

@@ -158,7 +158,7 @@ class Service:
         """Have an answer counted, if anything is."""
         if self._watch is not None:
             seen = Seen(ident, ask, version, version.mode(ask.thinking) or "", turn)
-            self._watch.answered(seen, lambda: not self.in_flight, self._job)
+            self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)
 
     def _job(self, ask: Ask, version: Version) -> tuple[Job, bool]:
         """The prompt of a request, and whether it opened the think block. Raises Refusal."""

@@ -131,19 +131,19 @@ class Watch:
 
     def _work(self) -> None:
         """Count until the end; whatever goes wrong with a request, or with writing, ends nothing."""
-        flushed, what = time.monotonic(), None
-        while True:
+        flushed, is_ended = time.monotonic(), False
+        while not is_ended:
             try:
                 with suppress(queue.Empty):
-                    if (what := self._todo.get(timeout=FLUSH_S)) is not None:
+                    what = self._todo.get(timeout=FLUSH_S)
+                    is_ended = what is None
+                    if what is not None:
                         what()
-                if what is None or time.monotonic() - flushed >= FLUSH_S:
+                if is_ended or time.monotonic() - flushed >= FLUSH_S:
                     flushed = time.monotonic()
                     self._flush()
             except Exception as fault:  # noqa: BLE001  its message may quote the request
                 print(f"clinrl: a count failed: {type(fault).__name__}", file=sys.stderr, flush=True)
-            if what is None:
-                return
 
     def _mine(self, digest: str) -> Counts:
         return self._counts.setdefault(digest, Counts())

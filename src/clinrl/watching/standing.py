@@ -78,7 +78,9 @@ def standing(params: "Params", entry: Entry) -> Standing:
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
     total = sum(days, Counts())
     asked = sorted({feature.split(counts.SHADOW)[0] for feature, _ in total if counts.SHADOW in feature})
-    _, exam = counts.reference(params, entry.name, entry.digest, [one for one in asked if one in params.versions])
+    _, exam = counts.reference(
+        params, entry.name, entry.digest, [one for one in asked if one in {*params.versions, *params.merges.all}]
+    )
     unlike, p = drift(days, exam, settings)
     harm, chance = safety(params, params.model(entry.name).task, days, settings)
     alarms = [kind for kind, of in ((DRIFT, p), (SAFETY, chance)) if of <= settings.alpha]
