@@ -18,7 +18,7 @@ def streams(share: float, count: int, length: int, seed: int) -> numpy.ndarray:
 
 @pytest.mark.parametrize("limit", [0.05, 0.3, 0.9])
 def test_a_share_at_its_limit_raises_an_alarm_at_any_look_in_at_most_alpha_of_all_streams(limit: float) -> None:
-    drawn = streams(limit, 1000, 300, 1).cumsum(axis=1)
+    drawn = streams(limit, 600, 200, 1).cumsum(axis=1)
     ever = numpy.zeros(len(drawn), bool)
     for look in range(1, drawn.shape[1] + 1):
         hits = drawn[:, look - 1 : look]
@@ -28,12 +28,12 @@ def test_a_share_at_its_limit_raises_an_alarm_at_any_look_in_at_most_alpha_of_al
 
 
 def test_so_it_is_over_many_days() -> None:
-    days = streams(0.1, 1000, 600, 2).reshape(1000, 30, 20).sum(axis=2)
-    ever = numpy.zeros(1000, bool)
-    for day in range(1, 31):
-        looked = evidence(days[:, :day], numpy.full((1000, day), 20), numpy.full(1000, 0.1))
+    days = streams(0.1, 600, 400, 2).reshape(600, 20, 20).sum(axis=2)
+    ever = numpy.zeros(600, bool)
+    for day in range(1, 21):
+        looked = evidence(days[:, :day], numpy.full((600, day), 20), numpy.full(600, 0.1))
         ever |= looked >= -math.log(ALPHA)
-    assert ever.mean() <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 1000)
+    assert ever.mean() <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 600)
 
 
 def test_a_share_of_twice_its_limit_is_seen() -> None:

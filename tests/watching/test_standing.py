@@ -66,7 +66,7 @@ def test_what_was_changed_raises_the_alarm_and_is_among_its_findings(
 
 
 def test_what_is_drawn_as_the_exam_was_raises_an_alarm_in_at_most_alpha_of_all_lives() -> None:
-    draw, settings, alarms, lives = numpy.random.default_rng(5), Watch(alpha=0.2, margin=0.0), 0, 150
+    draw, settings, alarms, lives = numpy.random.default_rng(5), Watch(alpha=0.2, margin=0.0), 0, 60
     shares = {"one": (0.5, 0.3, 0.2), "two": (0.05, 0.95)}
 
     def counted(n: int) -> Counts:
@@ -74,8 +74,8 @@ def test_what_is_drawn_as_the_exam_was_raises_an_alarm_in_at_most_alpha_of_all_l
         return Counts({(name, str(i)): int(k) for name, ks in drawn.items() for i, k in enumerate(ks) if k})
 
     for _ in range(lives):
-        known, lived = counted(200), [counted(40) for _ in range(12)]
-        alarms += any(drift(lived[:look], known, settings)[1] <= settings.alpha for look in range(1, 13))
+        known, lived = counted(200), [counted(60) for _ in range(6)]
+        alarms += any(drift(lived[:look], known, settings)[1] <= settings.alpha for look in range(1, 7))
     assert alarms / lives <= settings.alpha
 
 
@@ -96,7 +96,7 @@ def labelled(**pairs: int) -> list[Counts]:
 @pytest.mark.parametrize(
     ("pairs", "alarm"),
     [
-        ({"_1_as_3": 20, "_2_as_2": 10}, True),  # of thirty critical patients twenty under-triaged; a third may be
+        ({"_1_as_3": 20, "_2_as_2": 10}, True),  # a third of all patients may be critical and under-triaged
         ({"_1_as_3": 6, "_2_as_2": 24}, False),
         ({"_1_as_unreadable": 20}, True),
         ({"_4_as_5": 200, "_5_as_3": 100}, False),  # no critical patient
@@ -106,10 +106,10 @@ def test_the_safety_metric_is_held_against_the_limit_of_the_gate(pairs: dict[str
     found, p = safety(examined.params(), TASK, labelled(**pairs), Watch())
     assert (p <= 0.05) == alarm
     assert all((row.feature, row.limit) == ("critical_under", 0.35) for row in found)
-    assert bool(found) == any("_4" not in pair and "_5" not in pair[:2] for pair in pairs)
     assert all((row.low > row.limit) == alarm for row in found)
 
 
-def test_a_task_without_a_gate_has_no_safety_alarm() -> None:
+def test_without_a_label_or_a_gate_there_is_no_safety_alarm() -> None:
+    assert safety(examined.params(), TASK, [Counts()], Watch()) == ((), 1.0)
     without = examined.params().model_copy(update={"gates": {}})
     assert safety(without, TASK, labelled(_1_as_3=20), Watch()) == ((), 1.0)

@@ -22,14 +22,15 @@ def evidence(hits: Any, n: Any, limits: Any) -> Any:
     `hits` and `n` are counts with a row a share and a column a day, in order; `limits` has a number a share, in [0, 1].
     """
     import numpy
-    from scipy.special import betaln, logsumexp, xlog1py, xlogy
-    from scipy.stats import beta
+    from scipy.special import betaincc, betaln, logsumexp, xlog1py, xlogy
 
     hits, n = (numpy.cumsum(numpy.asarray(one, float)[:, ::-1], axis=1)[:, ::-1] for one in (hits, n))
     cut = numpy.minimum(numpy.asarray(limits, float), NEVER)[:, None]
     a, b, days = 0.5 + WORTH * cut, 0.5 + WORTH * (1 - cut), numpy.arange(1, hits.shape[1] + 1)
-    mixed = betaln(a + hits, b + n - hits) + beta.logsf(cut, a + hits, b + n - hits)
-    since = mixed - betaln(a, b) - beta.logsf(cut, a, b) - xlogy(hits, cut) - xlog1py(n - hits, -cut)
+    with numpy.errstate(divide="ignore"):  # none at all is no evidence
+        mixed = betaln(a + hits, b + n - hits) + numpy.log(betaincc(a + hits, b + n - hits, cut))
+        prior = betaln(a, b) + numpy.log(betaincc(a, b, cut))
+        since = mixed - prior - xlogy(hits, cut) - xlog1py(n - hits, -cut)
     # Weights that sum to 1 over all days, those to come among them.
     return logsumexp(numpy.where(cut < NEVER, since, 0.0) - numpy.log(days * (days + 1)), axis=1)
 

@@ -124,7 +124,7 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
 
     The exam's upper bounds (Clopper and Pearson) hold all together with a chance of 1 - alpha / 2.
     """
-    from scipy.stats import beta
+    from scipy.special import betainccinv
 
     known, sums = _sums(exam), [_sums(day) for day in days]
     keys = sorted({key for day in (exam, *days) for key in day if known[key[0]] and any(of[key[0]] for of in sums)})
@@ -136,7 +136,7 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
             (bucket, exam[feature, bucket], hits),
             (f"not {bucket}", cases - exam[feature, bucket], rest),
         ):
-            bound = beta.ppf(1 - settings.alpha / 4 / len(keys), k + 1, cases - k) if k < cases else 1.0
+            bound = float(betainccinv(k + 1, cases - k, settings.alpha / 4 / len(keys))) if k < cases else 1.0
             rows.append(_Row(feature, name, _short(k / cases), min(1.0, bound + settings.margin), of, n))
     return _findings(rows, settings.alpha, divided=2)
 

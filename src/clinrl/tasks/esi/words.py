@@ -62,7 +62,7 @@ def _shapes() -> Mapping[str, re.Pattern[str]]:
 
 def _shape(wording: str) -> str:
     before, *after = re.split(r"\\\{[01]?\\\}", re.escape(wording.lower()))
-    return rf"(?<![a-z0-9]){before}([0-9]{{1,3}}(?:\.[0-9])?){r'[0-9]+'.join(after)}"
+    return rf"(?<![a-z0-9/]){before}([0-9]{{1,3}}(?:\.[0-9])?){r'[0-9]+'.join(after)}"
 
 
 @cache
