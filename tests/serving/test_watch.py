@@ -20,10 +20,12 @@ CANARY = "Zyxwvut Qrstonia, room 31415926, allergic to plumbism"
 SHADOW = "v2 in shadow, direct"
 
 
-def ask(one: Running, messages: Any, *, stream: bool = False) -> str:
+def ask(one: Running, messages: Any, *, stream: bool = False, most: int = 64) -> str:
     """The id of a response."""
     how = {"chat_template_kwargs": {"enable_thinking": False}}
-    said = one.client.chat.completions.create(model=CHAMPION, messages=messages, extra_body=how, stream=stream)
+    said = one.client.chat.completions.create(
+        model=CHAMPION, messages=messages, extra_body=how, stream=stream, max_tokens=most
+    )
     return {chunk.id for chunk in said}.pop() if stream else said.id
 
 
@@ -72,7 +74,7 @@ def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(
 def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> None:
     with running(project, shadow=0.0) as one:
         for messages in prompts(40):
-            ask(one, messages)
+            ask(one, messages, most=1)
     champion = versions.find("esi", "v1")
     _, exam = counts.reference(project, "v1", champion.digest)
     texts = counts.Counts({key: n for key, n in exam.items() if not key[0].startswith(counts.ANSWER)})
@@ -80,8 +82,8 @@ def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> N
     assert p > 0.5
     assert {row.feature for row in rows} >= {"text", "length in words", "hr", "spo2"}
     with running(project, shadow=0.0) as one:
-        for number in range(60):
-            ask(one, [{"role": "user", "content": f"Please order {number} boxes of printer paper."}])
+        for number in range(30):
+            ask(one, [{"role": "user", "content": f"Please order {number} boxes of printer paper."}], most=1)
     rows, p = drift(store.days("esi", champion.digest), texts, Settings())
     assert p <= 0.05
     assert rows[0].served > rows[0].limit > rows[0].exam
@@ -125,6 +127,6 @@ def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any
     Path("data/cases/x1/cases.jsonl").unlink()
     Path("data/cases/x1/manifest.json").unlink()
     with running(project, shadow=0.0) as one:
-        assert ask(one, [{"role": "user", "content": "Chest pain."}])
+        assert ask(one, [{"role": "user", "content": "Chest pain."}], most=1)
     assert capfd.readouterr().err.count("v1 is not watched: ") == 1
     assert total("v1") == counts.Counts()
