@@ -9,10 +9,10 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from clinrl.errors import Refused
@@ -78,7 +78,7 @@ class Watch:
         self, seen: Seen, is_idle: Callable[[], bool], job: Callable[[Ask, Version], tuple[Job, bool]]
     ) -> None:
         """Take note of an answer, at once. `is_idle` says whether nobody waits, `job` makes the prompt of a request."""
-        self._tell(lambda: self._count(seen))
+        self._tell(partial(self._count, seen))
         champion, candidate = (self._live.names.get(f"{self._model}@{alias}") for alias in ALIASES)
         if champion is seen.version and candidate and int(seen.ident[-8:], 16) < self._shadow * 2**32:
             self._following = self._following or asyncio.create_task(self._follow(is_idle, job))
@@ -122,8 +122,8 @@ class Watch:
                 print(f"clinrl: a shadow failed: {type(fault).__name__}", file=sys.stderr, flush=True)
             finally:
                 self._job = None
-            digest, where = seen.version.served.digest, (candidate.served.name + counts.SHADOW + seen.mode, outcome)
-            self._tell(lambda digest=digest, where=where: self._mine(digest).update([where]))
+            where = candidate.served.name + counts.SHADOW + seen.mode, outcome
+            self._tell(partial(self._add, seen.version.served.digest, [where]))
 
     def _tell(self, what: Callable[[], None]) -> None:
         with suppress(queue.Full):
@@ -145,15 +145,15 @@ class Watch:
             except Exception as fault:  # noqa: BLE001  its message may quote the request
                 print(f"clinrl: a count failed: {type(fault).__name__}", file=sys.stderr, flush=True)
 
-    def _mine(self, digest: str) -> Counts:
-        return self._counts.setdefault(digest, Counts())
+    def _add(self, digest: str, where: Iterable[tuple[str, str]]) -> None:
+        self._counts.setdefault(digest, Counts()).update(where)
 
     def _count(self, seen: Seen) -> None:
         served = seen.version.served
         if (reader := self._reader(served.name, served.digest)) is not None:
             text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
             where = counts.ANSWER + seen.mode, seen.answer
-            self._mine(served.digest).update([*reader.read(text), where])
+            self._add(served.digest, [*reader.read(text), where])
             self._answers.setdefault(served.digest, {})[seen.ident] = seen.mode, seen.answer
 
     def _learn(self, name: str, digest: str) -> Reader | None:

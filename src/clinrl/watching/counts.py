@@ -55,8 +55,8 @@ class Reader:
 
     def read(self, text: str) -> Counts:
         """The bucket of each feature, once."""
-        said, numbers = _words(text), _numbers(text, self.readings)
-        found = {f"word {word}": "yes" if word in said else "no" for word in self.words}
+        present, numbers = _words(text), _numbers(text, self.readings)
+        found = {f"word {word}": "yes" if word in present else "no" for word in self.words}
         found |= {name: _bucket(numbers.get(name), edges) for name, edges in self.edges.items()}
         return Counts([*found.items(), (TEXT, novelty.judge([text], self.examined))])
 
