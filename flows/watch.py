@@ -14,15 +14,13 @@ from prefect.events.schemas.deployment_triggers import DeploymentEventTrigger
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
-from clinrl.config.params import Params, load_params
+from clinrl.config.params import load_params
 from clinrl.errors import GateError
 from clinrl.registry import versions
-from clinrl.registry.versions import Entry
 from clinrl.release import promotion
-from clinrl.tasks.base import get_task
 from clinrl.watching import store
 from clinrl.watching.counts import Counts
-from clinrl.watching.standing import ALARM, SAFETY, safety, settings_of, standing
+from clinrl.watching.standing import ALARM, is_harmful, settings_of, standing
 from flows import runs, servers
 
 
@@ -53,13 +51,6 @@ def watch(task: str) -> State[None]:
             emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
             store.add(task, champion.digest, Counts([(ALARM, kind)]), {}, settings_of(params, task).keep_days)
     return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm")
-
-
-def is_harmful(params: Params, entry: Entry) -> bool:
-    """Whether the safety metric of a version is above its limit by its labels, now or when an alarm was raised."""
-    settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
-    p = safety(params, get_task(entry.model), days, settings)[1]
-    return p <= settings.alpha or any(day[ALARM, SAFETY] for day in days)
 
 
 @flow(flow_run_name="rollback-{task}")

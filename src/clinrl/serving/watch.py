@@ -115,7 +115,9 @@ class Watch:
                     with suppress(asyncio.QueueFull):
                         self._shadows.put_nowait(seen)
                     continue
-                assert isinstance(piece, Completion), type(piece).__name__
+                if isinstance(piece, Exception):
+                    raise piece
+                assert isinstance(piece, Completion)  # no stream was asked for
                 theirs = replace(seen, version=candidate, turn=read_turn(piece.text, is_opened))
                 outcome = counts.SAME if theirs.answer == seen.answer else counts.OTHER
             except Exception as fault:  # noqa: BLE001  a candidate that fails is counted, and harms nobody

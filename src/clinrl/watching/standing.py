@@ -90,6 +90,13 @@ def standing(params: "Params", entry: Entry) -> Standing:
     )  # fmt: skip
 
 
+def is_harmful(params: "Params", entry: Entry) -> bool:
+    """Whether the safety metric of a version is above its limit by its labels, now or when the alarm was raised."""
+    settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
+    p = safety(params, params.model(entry.name).task, days, settings)[1]
+    return p <= settings.alpha or any(day[ALARM, SAFETY] for day in days)
+
+
 def settings_of(params: "Params", model: str) -> Watch:
     """How a registered model is watched: as params.yaml says of its task, or by default."""
     return params.watches.get(model.removesuffix(MERGED), Watch())
