@@ -156,7 +156,7 @@ RELEASE = {
         also="openai api chat endpoint http vllm infer inference ask",
     ),
     "watch": Command(
-        help="say whether what is served is still like the exam, and count labels",
+        help="hold what is served against the exam, and count labels",
         description="`report` compares what champion and candidate of MODEL were asked and answered with the exam: "
         "texts, lengths, numbers, answers, disagreement, and the safety metric on labels that came. Exit code 1: there "
         "is an alarm. `labels` validates FILE, JSONL of ids of responses and labels, and counts the labels of answers "
