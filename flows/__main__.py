@@ -60,15 +60,16 @@ FLOWS = {
         "drops it if it brings nothing. Works in this checkout; what `serve` runs by a schedule hands over a branch.",
         'python -m flows retrain esi\n  python -m flows retrain esi --approver "Ada Lovelace"',
     ),
+    "watch": (
+        "TASK",
+        "look at what is served of a task, and raise alarms as events",
+        "Compares what the champion of TASK was asked and answered with its exam, and sends an event for a new alarm.",
+        "python -m flows watch esi",
+    ),
 }
 """What each flow takes, what it does in a line and in sentences, and examples."""
 ARGUMENTS = {"NAME": "a version or a merge", "TASK": "a task", "WHAT": "a task, a comparison or a version"}
-ALSO = {
-    "reproduce": ("repro",),
-    "build": ("fan-out", "distribute"),
-    "release": ("promote", "deploy"),
-    "retrain": ("train", "schedule"),
-}
+ALSO = {"build": ("fan-out", "distribute"), "release": ("promote", "deploy"), "retrain": ("train", "schedule")}
 """Other words that people use for a flow."""
 
 
@@ -90,9 +91,7 @@ def parser() -> Parser:
         )
         words.add_argument(argument.lower(), metavar=argument, help=f"{ARGUMENTS[argument]} of params.yaml")
         if name in ("release", "retrain"):
-            words.add_argument(
-                "--approver", metavar="NAME", help="the person who approves the release, given beforehand"
-            )
+            words.add_argument("--approver", metavar="NAME", help="who approves the release, given beforehand")
     serve.add_to(commands)
     return top
 

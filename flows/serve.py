@@ -101,17 +101,19 @@ def run() -> None:
 
 
 def deployments(params: Params) -> list[Any]:
-    """What is served: a scheduled retraining for each task that has a schedule, and the two other flows by hand, which
-    work in the checkout.
+    """What is served: a scheduled retraining for each task that has a schedule; for each that is watched a scheduled
+    look at its counts and the rollback that may follow from it; and by hand the two other flows, in the checkout.
 
     A retraining that is due while one runs, or waits for its answer, waits in turn.
     """
     from prefect.schedules import Cron
     from prefect.types.entrypoint import EntrypointType
 
+    from clinrl.watching.standing import DRIFT, SAFETY
     from flows.release import release
     from flows.reproduce import reproduce
     from flows.retrain import scheduled as retrain
+    from flows.watch import rollback, trigger, watch
 
     module = EntrypointType.MODULE_PATH
     scheduled = [
@@ -119,11 +121,16 @@ def deployments(params: Params) -> list[Any]:
             name=task,
             parameters={"task": task},
             schedules=[Cron(schedule.cron, timezone=schedule.timezone)],
+            triggers=[trigger(task, DRIFT)] if task in params.watches else [],
             concurrency_limit=1,
             entrypoint_type=module,
         )
         for task, schedule in params.schedules.items()
     ]
+    for task, watched in params.watches.items():
+        how = {"name": task, "parameters": {"task": task}, "concurrency_limit": 1, "entrypoint_type": module}
+        scheduled.append(watch.to_deployment(schedules=[Cron(watched.cron, timezone="UTC")], **how))
+        scheduled.append(rollback.to_deployment(triggers=[trigger(task, SAFETY)], **how))
     return [*scheduled, *(flow.to_deployment(name=BY_HAND, entrypoint_type=module) for flow in (reproduce, release))]
 
 

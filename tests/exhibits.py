@@ -5,18 +5,13 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
 import dolls
-import examined
 import locks
 from clinrl import paths
 from clinrl.artifacts import canonical_json, identity, read_manifest, seal, staged, write_json, write_text
 from clinrl.config.params import Params
 from clinrl.data import dataset
 from clinrl.models import bases
-from clinrl.registry import versions
-from clinrl.release import promotion
 from clinrl.reports import model_card
 from clinrl.training import launch
 from clinrl.training.adapter import write_adapter
@@ -93,36 +88,6 @@ def fold() -> None:
         spec = {"method": "fold", "versions": {"v1": 1.0}}
         inputs = {"base": identity(base), "v1": identity(version)}
         seal(out, kind="merged", name=FOLDED, task="esi", task_version=2, spec=spec, inputs=inputs)
-
-
-def promotable() -> Params:
-    """The params of the project of `promoted`."""
-    return dolls.params(gates=examined.GATES, datasets=examined.DATASETS)
-
-
-def promoted() -> Path:
-    """A folder in which v2 was the champion and v1 is, made once a test run. Only copy it."""
-    return once("promoted", promote)
-
-
-def promote() -> None:
-    """Build it in the working directory."""
-    shutil.copytree(dolls.built(), Path(), dirs_exist_ok=True)
-    YAML().dump(dolls.PARAMS | {"gates": examined.GATES, "datasets": examined.DATASETS}, Path("params.yaml"))
-    given = promotable()
-    dataset.stage(given, "x1")
-    named = {"data": {"name": "x1", "identity": identity(read_manifest(paths.cases("x1")))}}
-    write_json(paths.data_proof("x1"), named)
-    with dolls.few_draws():
-        dolls.examine(given, "esi-base", [1])
-        for name, pattern in {"v1": examined.RIGHT, "v2": examined.GOOD}.items():
-            adapter(name, int(name[1]))
-            dolls.examine(given, name, pattern)
-        locks.record(given)
-        for name in ("v1", "v2"):
-            versions.register(given, name)
-        for name in ("v2", "v1"):
-            examined.promote(given, name, "Ada Lovelace", promotion.decide(given, name))
 
 
 def change(path: Path) -> None:

@@ -21,7 +21,7 @@ LAYERS = (
     {"data", "reports"},
     {"merging", "training", "evaluation", "provenance", "tracking"},
     {"registry", "benchmarks"},
-    {"release", "pipeline", "exports"},
+    {"release", "pipeline", "exports", "watching"},
     {"serving", "site"},
     {"cli"},
 )

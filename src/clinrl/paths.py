@@ -100,6 +100,11 @@ def engine(task: str) -> Path:
     return Path(".clinrl/engines") / f"{task}.json"
 
 
+def watched(model: str) -> Path:
+    """The counts of what was asked of a registered model and answered; private."""
+    return Path(".clinrl/watched") / f"{model}.sqlite"
+
+
 def champions_answers(digest: str) -> Path:
     """The graded answers of a champion, by the identity of its adapter, for comparison with whoever comes next."""
     return Path(".clinrl/champions") / digest[:32]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import champions
 import dolls
 import examined
-import exhibits
 import laid
 import locks
 from clinrl import paths
@@ -47,10 +47,10 @@ def script(*words: str, **env: str) -> "subprocess.CompletedProcess[str]":
 
 
 def store() -> None:
-    """The project of `exhibits.promoted` as DVC knows one, with its files in DVC's cache."""
+    """The project of `champions.built` as DVC knows one, with its files in DVC's cache."""
     from dvc.repo import Repo
 
-    examined.copy(exhibits.promoted(), Path())
+    examined.copy(champions.built(), Path())
     shutil.copy(ROOT / "dvc.yaml", ".")
     laid.lay(Path(), dolls.PARAMS | {"gates": examined.GATES, "datasets": examined.DATASETS, "schedules": {}})
     Repo.init(no_scm=True).close()
@@ -76,7 +76,7 @@ def lose() -> None:
 
 def whole() -> list[tuple[str, ...]]:
     """What `clinrl lineage` says of the champion; nothing of it is broken."""
-    links = lineage.walk(exhibits.promotable(), "v1")
+    links = lineage.walk(champions.params(), "v1")
     assert {link.state for link in links} <= {"holds", "unrecorded"}, links
     return [(link.link, link.state, link.digest, link.says) for link in links]
 
@@ -209,7 +209,7 @@ def test_a_lost_database_and_bucket_are_whole_again(project: Path, plant: Plant,
 
     run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc")
     run(sys.executable, "-m", "dvc", "push", "--quiet")
-    given = exhibits.promotable()
+    given = champions.params()
     paths.audit_log().unlink()
     with dolls.few_draws():
         for name in ("v2", "v1"):

@@ -19,9 +19,9 @@ from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
 from clinrl.serving.protocol import refused
 from clinrl.serving.server import BODY_BYTES, Bounds, Server, Service
+from clinrl.serving.watch import Watch
 from clinrl.tasks.base import get_task
 
-ADA = "Ada Lovelace"
 BOUNDS = Bounds(at_once=4, queue=32, tokens=256, request_s=60.0)
 
 
@@ -36,12 +36,23 @@ class Running:
 
 
 @contextmanager
-def running(given: Params, *, token: str | None = None, bounds: Bounds = BOUNDS, keep_s: float = 60.0) -> Iterator[Any]:
-    """A server of the model esi. Nobody looks at the registry but who calls `live.renew`."""
+def running(
+    given: Params,
+    *,
+    token: str | None = None,
+    bounds: Bounds = BOUNDS,
+    keep_s: float = 60.0,
+    shadow: float | None = None,
+) -> Iterator[Any]:
+    """A server of the model esi. Nobody looks at the registry but who calls `live.renew`.
+
+    With `shadow` it counts, every request by itself, and asks the candidate too.
+    """
     backend = Local("embedded", bounds.at_once)
     live = Live(given, "esi", backend, keep_s)
     live.renew()
-    service = Service(live, backend, bounds)
+    watch = None if shadow is None else Watch(given, "esi", live, backend, shadow, least=1)
+    service = Service(live, backend, bounds, watch)
     limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=1.0)
     fence = Fence(service, token=token, limits=limits, refuse=refused)
     server = Server(uvicorn.Config(fence, port=0, log_level="warning", access_log=False), service)
@@ -58,6 +69,8 @@ def running(given: Params, *, token: str | None = None, bounds: Bounds = BOUNDS,
     finally:
         server.should_exit = True
         thread.join()
+        if watch is not None:
+            watch.end()
         live.end()
 
 

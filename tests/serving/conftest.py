@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from answering import Running, running
 
+import champions
 import dolls
 import examined
 import exhibits
@@ -41,11 +42,11 @@ def project(registered: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """A copy of the project of `exhibits.promoted`, entered."""
-    examined.copy(exhibits.promoted(), tmp_path)
+    """A copy of the project of `promote`, entered."""
+    examined.copy(champions.built(), tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return exhibits.promotable()
+    return champions.params()
 
 
 @pytest.fixture(scope="module")

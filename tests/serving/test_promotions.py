@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from answering import ADA, exam, prompts
+from answering import exam, prompts
 
 import examined
+from champions import ADA
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release import promotion

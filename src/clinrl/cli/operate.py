@@ -152,8 +152,26 @@ RELEASE = {
             arg("--queue", type=natural(0), metavar="N", default=64, help="that wait, beyond which 429; default: 64"),
             arg("--tokens", type=natural(1), metavar="N", default=4096, help="most of an answer; default: 4096"),
             arg("--timeout", type=natural(1), metavar="S", default=120, help="seconds of a request; default: 120"),
+            arg("--shadow", type=share, metavar="SHARE", default=0.0, help="asked of the candidate too; default: none"),
         ),
         also="openai api chat endpoint http vllm infer inference ask",
+    ),
+    "watch": Command(
+        help="hold what is served against the exam, and count labels",
+        description="`report` compares what champion and candidate of MODEL were asked and answered with the exam: "
+        "texts, lengths, numbers, answers, disagreement, and the safety metric on labels that came. Exit code 1: there "
+        "is an alarm. `labels` validates FILE, JSONL of ids of responses and labels, and counts the labels of answers "
+        "that are kept.",
+        examples="clinrl watch report esi\nclinrl watch report esi --json\nclinrl watch labels esi labels.jsonl",
+        runs="cli.watch_command:watch",
+        actions={
+            "report": ("say how champion and candidate stand", (MODEL, JSON)),
+            "labels": (
+                "count labels that came",
+                (MODEL, arg("file", type=Path, metavar="FILE", help='lines of {"id": ..., "label": ...}')),
+            ),
+        },
+        also="drift monitor shadow labels alarm monitoring",
     ),
     "simulate-retraining": Command(
         help="simulate what a task's change plan lets pass in a year",

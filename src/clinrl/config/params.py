@@ -56,6 +56,8 @@ class Params(Section):
     """Task to the plan of its changes: what its releases may change, and what the tests of them may err."""
     schedules: dict[str, schema.Schedule] = Field(default_factory=dict)
     """Task to the schedule of its retraining."""
+    watches: dict[str, schema.Watch] = Field(default_factory=dict)
+    """Task to how what is served of it is watched by the flows; a task without is counted and not acted upon."""
     approvers: People = Field(default_factory=dict)
     """Who may approve a release: name to public key, as one line of OpenSSH."""
     rebuilders: People = Field(default_factory=dict)
@@ -101,6 +103,9 @@ class Params(Section):
             self._check_gate(f"gates.{task}", task, gate)
         for task, schedule in self.schedules.items():
             self._check_schedule(f"schedules.{task}", task, schedule)
+        for task, watch in self.watches.items():
+            check_known("watches", task, self.gates, "a task with a gate")
+            _check_cron(f"watches.{task}", watch.cron)
         for task in self.plans:
             change_plan.check(self, task)
         return self
@@ -165,8 +170,7 @@ class Params(Section):
         check_known("schedules", task, self.gates, "a task with a gate")
         if schedule.draft and task not in self.plans:
             raise ParamsError(f"{at}.draft is true, but plans has no {task}; say there what a draft may change")
-        if len(schedule.cron.split()) != 5:
-            raise ParamsError(f"{at}.cron is {schedule.cron!r}; it needs five fields, as in '0 3 * * 1'")
+        _check_cron(at, schedule.cron)
         try:
             ZoneInfo(schedule.timezone)
         except (ZoneInfoNotFoundError, ValueError):
@@ -363,6 +367,11 @@ class Params(Section):
             return model.model_validate(profile.reward, strict=True)
         except ValidationError as error:
             raise ParamsError(sentence(error, model, f"profiles.{spec.profile}.reward")) from None
+
+
+def _check_cron(at: str, cron: str) -> None:
+    if len(cron.split()) != 5:
+        raise ParamsError(f"{at}.cron is {cron!r}; it needs five fields, as in '0 3 * * 1'")
 
 
 def _check_turns(at: str, task: str, block: Any) -> None:

@@ -64,6 +64,17 @@ class ImportSpec(DataSpec):
     """Path of a file, or of a folder, that the task can read."""
     without: Place | Literal[""] = ""
     """Path of other records whose patients and texts are left out: those of an exam on the same patients."""
+    served: bool = Field(default=False, exclude_if=unless(False))
+    """Whether these are records of what a served version was asked."""
+    consent: bool = Field(default=False, exclude_if=unless(False))
+    """Whether those whose records these are consent to a model learning from them. What was served is not mined and
+    not trained on without."""
+
+    @model_validator(mode="after")
+    def _consents(self) -> "ImportSpec":
+        if self.served and self.use != "exam" and not self.consent:
+            raise refusal(f"is missing, and what was served is no {self.use} data without; ask, or use exam", "consent")
+        return self
 
 
 class VersionSpec(Section):
@@ -258,3 +269,19 @@ class Schedule(Section):
     """Seconds after which an unanswered request for approval is a no."""
     draft: bool = False
     """Whether a retraining that finds nothing stale drafts the next version from the champion's mined errors."""
+
+
+class Watch(Section):
+    """How what is served of a task is watched."""
+
+    cron: str = "*/10 * * * *"
+    """When the counts are looked at, in UTC: minute, hour, day of month, month, day of week."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Chance of a false alarm of each kind in the life of a version, above 0 and below 1."""
+    margin: float = Field(default=0.05, ge=0, lt=1)
+    """By how much a share of requests may differ from the exam's before it counts as drift, 0 to below 1."""
+    keep_days: Count = 90
+    """Days for which an answer waits for its label."""
+    approver: str = ""
+    """Who approved beforehand that a champion whose safety metric is above its limit is rolled back; this machine has
+    their key. Empty: a person rolls back."""

@@ -242,11 +242,12 @@ def refuse(params: Params, decision: Decision, reason: str) -> None:
     _write(params, "refusal", body)
 
 
-def rollback(params: Params, model: str, *, approver: str) -> Entry:
+def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entry:
     """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
 
     The same call completes one that was killed half way. Raises GateError if there is no previous champion, if the
-    audit file does not know that it ever was one, or if `approver` is no name; SignatureError if this machine's key is
+    champion is another than `of`, where that digest is given, if the audit file does not know that the previous one
+    ever was champion, or if `approver` is no name; SignatureError if this machine's key is
     not that person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
@@ -267,6 +268,8 @@ def rollback(params: Params, model: str, *, approver: str) -> Entry:
                     f"{model} has lost the version that was champion by {paths.audit_log()}; register it again"
                 )
             now, before = former, now
+        if of and now.digest != of:
+            raise GateError(f"{now.name} is the champion of {model} by now; nothing was rolled back")
         if now.digest == before.digest:
             raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
         if before.digest not in _recorded_champions(model, lines):

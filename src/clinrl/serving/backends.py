@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Thread
@@ -48,7 +49,8 @@ class Job:
     pieces: asyncio.Queue[tuple[int, ...] | Completion | Exception] = field(default_factory=asyncio.Queue)
 
     def tell(self, what: tuple[int, ...] | Completion | Exception) -> None:
-        self.loop.call_soon_threadsafe(self.pieces.put_nowait, what)
+        with suppress(RuntimeError):  # the server has ended, and nobody waits
+            self.loop.call_soon_threadsafe(self.pieces.put_nowait, what)
 
     def goes_with(self, other: "Job") -> bool:
         """Whether both may be written at once. Drawn tokens depend on what they are drawn beside; likeliest do not."""

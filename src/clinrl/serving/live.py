@@ -17,7 +17,7 @@ from clinrl.config.params import Params
 from clinrl.errors import GateError, Refused, RegistryError
 from clinrl.models.generate import Sampler
 from clinrl.registry import versions
-from clinrl.registry.pyfunc import Decoding, Served, read
+from clinrl.registry.pyfunc import Served, read
 from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Backend
 
@@ -38,11 +38,11 @@ class Version:
     since: int
     """When it was opened, in seconds since 1970."""
 
-    def decoding(self, thinking: bool | None) -> Decoding | None:
-        """How it was examined with thinking or without, or by default (None); None if it was not."""
+    def mode(self, thinking: bool | None) -> str | None:
+        """The mode in which it was examined with thinking or without, or that by default (None); None if it was not."""
         if thinking is None:
-            return self.served.modes[self.served.default_mode]
-        return next((mode for mode in self.served.modes.values() if mode.thinking == thinking), None)
+            return self.served.default_mode
+        return next((name for name, mode in self.served.modes.items() if mode.thinking == thinking), None)
 
 
 class Live:

@@ -64,6 +64,11 @@ class Ask(Asked):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: TemplateOptions | None = None
 
+    @property
+    def thinking(self) -> bool | None:
+        """Whether it asks for thinking; None: it leaves that open."""
+        return None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
+
 
 class Refusal(Exception):
     """A request that is not answered, and why."""
@@ -124,6 +129,11 @@ class Answer:
         self._names["system_fingerprint"] = fingerprint
         self._prompt_tokens = prompt_tokens
         self._sent = {"reasoning": "", "content": ""}
+
+    @property
+    def id(self) -> str:
+        """By which whoever asked may name the answer later, with its label."""
+        return str(self._names["id"])
 
     def whole(self, turn: Message, stop: str, tokens: int) -> dict[str, Any]:
         """The body of an answer that is not streamed."""

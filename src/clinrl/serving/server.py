@@ -1,6 +1,6 @@
 """`clinrl serve`: OpenAI's interface over the versions of a registered model.
 
-Nothing of a request is written down but its status, the version that answered, and counts.
+Nothing of a request is written down but its status, the version that answered, and counts (`clinrl.serving.watch`).
 """
 
 import asyncio
@@ -29,8 +29,10 @@ from clinrl.runtime.guard import Fence, Limits, address_of, listen
 from clinrl.serving.backends import Job, Local, Remote
 from clinrl.serving.live import POLL_S, Live, Version
 from clinrl.serving.protocol import Answer, Ask, Refusal, error, event, read, refused, settled
+from clinrl.serving.watch import Seen, Watch
 from clinrl.tasks.base import get_task
 from clinrl.tasks.marks import holds_mark
+from clinrl.types import Message
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -60,8 +62,8 @@ class Bounds(NamedTuple):
 class Service:
     """The application."""
 
-    def __init__(self, live: Live, backend: Local | Remote, bounds: Bounds) -> None:
-        self._live, self._backend, self._bounds = live, backend, bounds
+    def __init__(self, live: Live, backend: Local | Remote, bounds: Bounds, watch: Watch | None = None) -> None:
+        self._live, self._backend, self._bounds, self._watch = live, backend, bounds, watch
         self.in_flight = 0
         self.is_draining = False
         routes = [
@@ -92,6 +94,8 @@ class Service:
             await refused(429, says, code="rate_limit_exceeded")(scope, receive, noting)
         else:
             self.in_flight += counted
+            if counted and self._watch is not None:
+                self._watch.make_way()
             try:
                 await self._app(scope, receive, noting)
             except Exception as fault:  # noqa: BLE001  its message may quote the request, so its kind alone is told
@@ -132,7 +136,7 @@ class Service:
         answer = Answer(version.served.name, version.served.digest, len(job.ids))
         if ask.stream:
             usage = ask.stream_options is not None and ask.stream_options.include_usage
-            events = self._events(request, job, version, answer, is_opened, usage)
+            events = self._events(request, ask, job, version, answer, is_opened, usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         piece = asyncio.ensure_future(job.pieces.get())
         gone = asyncio.ensure_future(_disconnected(request))
@@ -146,17 +150,24 @@ class Service:
             piece.cancel()
             gone.cancel()
         request.scope["clinrl"] |= {"completion_tokens": written.tokens}
-        return JSONResponse(answer.whole(read_turn(written.text, is_opened), written.stop, written.tokens))
+        turn = read_turn(written.text, is_opened)
+        self._note(answer.id, ask, version, turn)
+        return JSONResponse(answer.whole(turn, written.stop, written.tokens))
+
+    def _note(self, ident: str, ask: Ask, version: Version, turn: Message) -> None:
+        """Have an answer counted, if anything is."""
+        if self._watch is not None:
+            seen = Seen(ident, ask, version, version.mode(ask.thinking) or "", turn)
+            self._watch.answered(seen, lambda: not (self.in_flight or self.is_draining), self._job)
 
     def _job(self, ask: Ask, version: Version) -> tuple[Job, bool]:
         """The prompt of a request, and whether it opened the think block. Raises Refusal."""
         name, sampler = version.served.name, version.sampler
-        decoding = version.decoding(
-            None if ask.chat_template_kwargs is None else ask.chat_template_kwargs.enable_thinking
-        )
-        if decoding is None:
+        mode = version.mode(ask.thinking)
+        if mode is None:
             says = f"{name} was examined in the modes {', '.join(version.served.modes)} alone"
             raise Refusal(400, says, param="chat_template_kwargs")
+        decoding = version.served.modes[mode]
         messages, marks = [turn.message for turn in ask.messages], [*sampler.tokenizer.get_added_vocab()]
         for number, message in enumerate(messages):
             if holds_mark(message.content, marks):
@@ -185,7 +196,7 @@ class Service:
         return job, sampler.opens(decoding.thinking)
 
     async def _events(
-        self, request: Request, job: Job, version: Version, answer: Answer, is_opened: bool, usage: bool
+        self, request: Request, ask: Ask, job: Job, version: Version, answer: Answer, is_opened: bool, usage: bool
     ) -> AsyncIterator[bytes]:
         try:
             yield answer.begin()
@@ -195,8 +206,10 @@ class Service:
                     yield one
             written = _completion(piece)
             request.scope["clinrl"] |= {"completion_tokens": written.tokens}
-            for one in answer.more(read_turn(written.text, is_opened)):
+            turn = read_turn(written.text, is_opened)
+            for one in answer.more(turn):
                 yield one
+            self._note(answer.id, ask, version, turn)
             for one in answer.end(written.stop, written.tokens, with_usage=usage):
                 yield one
         except Refusal as refusal:
@@ -254,7 +267,7 @@ class Server(uvicorn.Server):
 
 def stage(
     params: "Params", name: str, *, host: str, known_as: Sequence[str], port: int, at_once: int, queue: int,
-    tokens: int, timeout: int,
+    tokens: int, timeout: int, shadow: float = 0.0,
 ) -> None:  # fmt: skip
     """Serve until a signal comes; the first line of the output is the address. Port 0: any free one. `known_as`: other
     names by which clients reach the server.
@@ -272,11 +285,11 @@ def stage(
     with listen(host, port) as listening:
         backend = Remote(task.name, machine.vllm) if machine.sampler == "vllm" else Local(params.scale, at_once)
         live = Live(params, name, backend, keep_s=2 * bounds.request_s)
-        stopping = threading.Event()
+        watch, stopping = Watch(params, name, live, backend, shadow), threading.Event()
         try:
             live.renew()
             live.check()
-            service = Service(live, backend, bounds)
+            service = Service(live, backend, bounds, watch)
             limits = Limits(body_bytes=BODY_BYTES, request_s=bounds.request_s, idle_s=bounds.request_s)
             config = uvicorn.Config(
                 Fence(service, names=[host, *known_as], token=token, limits=limits, refuse=refused),
@@ -287,6 +300,7 @@ def stage(
             Server(config, service).run(sockets=[listening])
         finally:
             stopping.set()
+            watch.end()
             live.end()
 
 

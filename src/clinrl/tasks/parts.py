@@ -112,6 +112,11 @@ class Checks:
     expectations: Sequence[Expect] = ()
 
 
+def no_readings(text: str) -> Mapping[str, float]:
+    """For a task whose texts give no numbers."""
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
     """What reports, tables and gates show, in order. What is left empty shows all that there is."""
@@ -136,6 +141,8 @@ class Reporting:
     clauses: Callable[[Any], Sequence[str]] | None = None
     """The clauses of what a case shows, numbers masked: reports say which share of an exam's stands in each corpus that
     the model learned from. None: reports do not say it."""
+    readings: Callable[[str], Mapping[str, float]] = no_readings
+    """The numbers that a case's text gives, by name, such as what was measured: what is watched while it is served."""
     cluster: Callable[[Any], str] | None = None
     """What cases have in common that makes their answers alike, for intervals; None: each case is by itself."""
 

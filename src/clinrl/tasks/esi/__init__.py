@@ -14,7 +14,7 @@ from clinrl.tasks.esi.measured import BOUNDS, MIN_PULSE_PRESSURE_MMHG
 from clinrl.tasks.esi.prompt import gold, prompt
 from clinrl.tasks.esi.published import PUBLISHED
 from clinrl.tasks.esi.rules import EDITIONS, RULE_IDS, Presentation, decide
-from clinrl.tasks.esi.words import clauses
+from clinrl.tasks.esi.words import clauses, readings
 from clinrl.tasks.parts import Checks, Expect, Improvement, Ordered, Reporting, Safety, expect
 from clinrl.tasks.policies import Policy, lazy_policies, write_answer
 from clinrl.types import Score, Transcript, Unreadable, last_turn
@@ -101,6 +101,7 @@ class Esi(Task):
             }
         ),
         clauses=lambda case: clauses(case.facts.narrative),
+        readings=readings,
     )  # fmt: skip
     safety = Safety(metric="critical_under", errors="critical patients under-triaged", answer="level")
     ordered = Ordered(answers=LEVELS, prefix="ANSWER: ESI ", under="under_triage", over="over_triage")

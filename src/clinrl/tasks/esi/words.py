@@ -45,6 +45,26 @@ def clauses(narrative: str) -> list[str]:
     return [clause.strip() for clause in _END.split(masked) if clause.strip()]
 
 
+def readings(text: str) -> dict[str, float]:
+    """The vital signs of a note, by any wording of `styles`; of a pressure the systolic one, of several the first."""
+    found = {sign: shape.search(text.lower()) for sign, shape in _shapes().items()}
+    return {sign: float(next(filter(None, match.groups()))) for sign, match in found.items() if match}
+
+
+@cache
+def _shapes() -> Mapping[str, re.Pattern[str]]:
+    """For each vital sign all its wordings as one pattern, the longest first."""
+    return {
+        sign: re.compile("|".join(map(_shape, sorted(table()[f"styles/{sign}"], key=len, reverse=True))))
+        for sign in ("hr", "rr", "spo2", "bp", "temp")
+    }
+
+
+def _shape(wording: str) -> str:
+    before, *after = re.split(r"\\\{[01]?\\\}", re.escape(wording.lower()))
+    return rf"(?<![a-z0-9/]){before}([0-9]{{1,3}}(?:\.[0-9])?){r'[0-9]+'.join(after)}"
+
+
 @cache
 def wordings(item: str, readers: Readers) -> tuple[str, ...]:
     """The wordings of an item in one vocabulary, or in both that the base reads. Never empty."""

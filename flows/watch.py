@@ -1,0 +1,73 @@
+"""What is served, looked at by a schedule: an alarm is an event, and an automation acts on it.
+
+    python -m flows watch esi
+
+Drift starts the retraining. A champion whose safety metric is above its limit is rolled back, as somebody approved
+beforehand. Whoever reaches the server can send such an event, so the rollback looks at the counts itself.
+"""
+
+import os
+
+from prefect import State, flow
+from prefect.events import emit_event
+from prefect.events.schemas.deployment_triggers import DeploymentEventTrigger
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+
+from clinrl.config.params import load_params
+from clinrl.errors import GateError
+from clinrl.registry import versions
+from clinrl.release import promotion
+from clinrl.watching import store
+from clinrl.watching.counts import Counts
+from clinrl.watching.standing import ALARM, is_harmful, settings_of, standing
+from flows import runs, servers
+
+
+def resource(task: str) -> dict[str, str]:
+    """What an event of a task is about."""
+    return {"prefect.resource.id": f"clinrl.served.{task}"}
+
+
+def trigger(task: str, kind: str) -> DeploymentEventTrigger:
+    """The automation by which an alarm of a kind starts a deployment with the name of the task."""
+    return DeploymentEventTrigger(
+        name=f"clinrl: {kind} of {task}", expect={f"clinrl.{kind}"}, match=resource(task), parameters={"task": task}
+    )
+
+
+@flow(flow_run_name="watch-{task}")
+def watch(task: str) -> State[None]:
+    """Look at the counts of a task's champion, and send an event for each kind of alarm that is new."""
+    runs.begin()
+    params, champion = load_params(), versions.holder(task, versions.CHAMPION)
+    if champion is None:
+        return Completed(message=f"{task} has no champion, so nothing is watched")
+    found = standing(params, champion)
+    new = [kind for kind in found.alarms if kind not in found.raised]
+    for kind in new:
+        get_run_logger().warning("alarm: %s of %s", kind, champion.name)
+        if not os.environ.get(servers.PRIVATE):  # where nothing acts on an event
+            emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
+            store.add(task, champion.digest, Counts([(ALARM, kind)]), {}, settings_of(params, task).keep_days)
+    return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm")
+
+
+@flow(flow_run_name="rollback-{task}")
+def rollback(task: str) -> State[None]:
+    """Bring the previous champion back if labels show that the safety metric of this one is above its limit."""
+    runs.begin()
+    params, champion = load_params(), versions.holder(task, versions.CHAMPION)
+    if champion is None or not is_harmful(params, champion):
+        return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
+    approver = settings_of(params, task).approver
+    before = versions.holder(task, promotion.PREVIOUS)
+    if not approver:
+        raise GateError(
+            f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
+            f"`clinrl rollback {task} --approver NAME`"
+        )
+    if before is not None and is_harmful(params, before):
+        raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
+    entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
+    return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")

@@ -1,0 +1,38 @@
+"""`clinrl watch`: what the counts of a served model say, and labels that came later."""
+
+import json
+import sys
+from pathlib import Path
+
+from clinrl.cli.names import check_name
+from clinrl.config.params import Params
+from clinrl.registry import versions
+from clinrl.reports.tables import show
+from clinrl.tasks.base import get_task
+from clinrl.watching import labels
+from clinrl.watching.standing import Finding, standing
+
+ROWS = 10
+"""Features that a table shows; JSON has all."""
+
+
+def watch(params: Params, action: str, name: str, *, file: Path | None = None, as_json: bool = False) -> int:
+    """Say how champion and candidate stand, or count labels. 1: there is an alarm, or no label was awaited."""
+    task = get_task(check_name(params, name, "watch", kind="MODEL"))
+    if file is not None:
+        matched, given = labels.take_in(name, task, file)
+        print(f"clinrl: {matched} of {given} labels are of answers that are kept, and were counted", file=sys.stderr)
+        return 0 if matched else 1
+    held = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
+    found = [standing(params, entry) for entry in held if entry]
+    if as_json:
+        print(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
+    else:
+        rows = [
+            {"version": one.version, **row.model_dump()} for one in found for row in (*one.safety, *one.drift[:ROWS])
+        ]
+        show(("version", *Finding.model_fields), rows, as_json=False)
+    for one in found:
+        alarms = f"alarm: {', '.join(one.alarms)}" if one.alarms else "no alarm"
+        print(f"clinrl: {one.version}: {one.requests} requests; {alarms}", file=sys.stderr)
+    return int(any(one.alarms for one in found))

@@ -1,0 +1,174 @@
+"""What the server counts of its requests, in a thread of its own, and the candidate's answers in shadow.
+
+A text is in memory until it is counted, and nowhere else. No request waits for either: what is more than can be counted
+is left out, and a shadow is written while nobody waits, and begun anew when somebody has asked.
+"""
+
+import asyncio
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from clinrl.errors import Refused
+from clinrl.models.chat import Completion, read_turn
+from clinrl.serving.backends import Backend, Dropped, Job
+from clinrl.serving.live import ALIASES, Live, Version
+from clinrl.serving.protocol import Ask, TemplateOptions
+from clinrl.tasks.base import get_task
+from clinrl.types import Message, transcript_of
+from clinrl.watching import counts, store
+from clinrl.watching.counts import Counts, Reader
+from clinrl.watching.standing import settings_of
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+LEAST = 20
+"""Requests that are written down together, at least: no count is about one alone. Fewer are lost at the end."""
+FLUSH_S = 5.0
+WAITING = 512
+"""Answers that wait to be counted; an eighth as many wait for the candidate's."""
+IDLE_S = 0.05
+"""Seconds between two looks whether somebody waits for an answer."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request that was answered."""
+
+    ident: str
+    """The id of the response."""
+    ask: Ask
+    version: Version
+    mode: str
+    turn: Message
+
+    @property
+    def answer(self) -> str:
+        """The bucket of the answer."""
+        return counts.called(get_task(self.version.served.task).parse(transcript_of(self.turn)))
+
+
+class Watch:
+    """Counts of one registered model."""
+
+    def __init__(
+        self, params: "Params", model: str, live: Live, backend: Backend, shadow: float = 0.0, least: int = LEAST
+    ) -> None:
+        """`shadow`: the share of the champion's requests, 0 to 1, that the candidate is asked too."""
+        self._params, self._model, self._live, self._backend = params, model, live, backend
+        self._shadow, self._least = shadow, least
+        self._counts: dict[str, Counts] = {}
+        self._answers: dict[str, dict[str, tuple[str, str]]] = {}
+        self._todo: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
+        self._job: Job | None = None
+        self._shadows: asyncio.Queue[Seen] = asyncio.Queue(WAITING // 8)
+        self._following: asyncio.Task[None] | None = None
+        self._reader = cache(self._learn)
+        self._thread = threading.Thread(target=self._work, name="counts", daemon=True)
+        self._thread.start()
+
+    def answered(
+        self, seen: Seen, is_idle: Callable[[], bool], job: Callable[[Ask, Version], tuple[Job, bool]]
+    ) -> None:
+        """Take note of an answer, at once. `is_idle` says whether nobody waits, `job` makes the prompt of a request."""
+        self._tell(partial(self._count, seen))
+        champion, candidate = (self._live.names.get(f"{self._model}@{alias}") for alias in ALIASES)
+        if champion is seen.version and candidate and int(seen.ident[-8:], 16) < self._shadow * 2**32:
+            self._following = self._following or asyncio.create_task(self._follow(is_idle, job))
+            with suppress(asyncio.QueueFull):
+                self._shadows.put_nowait(seen)
+
+    def make_way(self) -> None:
+        """Give up what is written in shadow: somebody asks."""
+        if self._job is not None:
+            self._job.is_dropped = True
+            self._job.pieces.put_nowait(Dropped())  # one that has not begun is told nothing
+
+    def end(self) -> None:
+        """Count what waits, and write it down if it is enough."""
+        self._todo.put(None)
+        self._thread.join()
+
+    async def _follow(self, is_idle: Callable[[], bool], job: Callable[[Ask, Version], tuple[Job, bool]]) -> None:
+        while True:
+            seen = await self._shadows.get()
+            while not is_idle():
+                await asyncio.sleep(IDLE_S)
+            candidate = self._live.names.get(f"{self._model}@{ALIASES[1]}")
+            if candidate is None:
+                continue
+            outcome = counts.FAILED
+            try:
+                options = TemplateOptions(enable_thinking=seen.version.served.modes[seen.mode].thinking)
+                ask = seen.ask.model_copy(update={"stream": False, "chat_template_kwargs": options})
+                self._job, is_opened = job(ask, candidate)
+                self._backend.submit(self._job)
+                piece = await self._job.pieces.get()
+                if isinstance(piece, Dropped):
+                    with suppress(asyncio.QueueFull):
+                        self._shadows.put_nowait(seen)
+                    continue
+                if isinstance(piece, Exception):
+                    raise piece
+                assert isinstance(piece, Completion)  # no stream was asked for
+                theirs = replace(seen, version=candidate, turn=read_turn(piece.text, is_opened))
+                outcome = counts.SAME if theirs.answer == seen.answer else counts.OTHER
+            except Exception as fault:  # noqa: BLE001  a candidate that fails is counted, and harms nobody
+                print(f"clinrl: a shadow failed: {type(fault).__name__}", file=sys.stderr, flush=True)
+            finally:
+                self._job = None
+            where = candidate.served.name + counts.SHADOW + seen.mode, outcome
+            self._tell(partial(self._add, seen.version.served.digest, [where]))
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        with suppress(queue.Full):
+            self._todo.put_nowait(what)
+
+    def _work(self) -> None:
+        """Count until the end; whatever goes wrong with a request, or with writing, ends nothing."""
+        flushed, is_ended = time.monotonic(), False
+        while not is_ended:
+            try:
+                with suppress(queue.Empty):
+                    what = self._todo.get(timeout=FLUSH_S)
+                    is_ended = what is None
+                    if what is not None:
+                        what()
+                if is_ended or time.monotonic() - flushed >= FLUSH_S:
+                    flushed = time.monotonic()
+                    self._flush()
+            except Exception as fault:  # noqa: BLE001  its message may quote the request
+                print(f"clinrl: a count failed: {type(fault).__name__}", file=sys.stderr, flush=True)
+
+    def _add(self, digest: str, where: Iterable[tuple[str, str]]) -> None:
+        self._counts.setdefault(digest, Counts()).update(where)
+
+    def _count(self, seen: Seen) -> None:
+        served = seen.version.served
+        if (reader := self._reader(served.name, served.digest)) is not None:
+            text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
+            where = counts.ANSWER + seen.mode, seen.answer
+            self._add(served.digest, [*reader.read(text), where])
+            self._answers.setdefault(served.digest, {})[seen.ident] = seen.mode, seen.answer
+
+    def _learn(self, name: str, digest: str) -> Reader | None:
+        """The buckets of a version's exam; None if there is none here, which is told once."""
+        try:
+            return counts.reference(self._params, name, digest)[0]
+        except Refused as refused:
+            print(f"clinrl: {name} is not watched: {refused}", file=sys.stderr, flush=True)
+            return None
+
+    def _flush(self) -> None:
+        for digest, found in list(self._counts.items()):
+            requests = sum(n for (feature, _), n in found.items() if feature == counts.TEXT)
+            enough = self._counts.pop(digest) if requests >= self._least else Counts()
+            days = settings_of(self._params, self._model).keep_days
+            store.add(self._model, digest, enough, self._answers.pop(digest, {}), days)

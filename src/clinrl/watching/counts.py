@@ -1,0 +1,137 @@
+"""What is counted of a request and its answer, and the same counts of the exam that the version took.
+
+A feature puts a request into one of its buckets, which are those of the exam: its commonest words, quantiles of its
+lengths and numbers, its labels. Whatever else a request says is in no bucket's name.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clinrl import paths
+from clinrl.analysis import baselines
+from clinrl.analysis.run import Run
+from clinrl.artifacts import identity
+from clinrl.data.dataset import manifest_of, read_cases
+from clinrl.errors import ArtefactError
+from clinrl.evaluation.answers import run_of
+from clinrl.evaluation.record import Record, load_record
+from clinrl.registry import novelty
+from clinrl.tasks.base import Task
+from clinrl.tasks.importing import is_imported
+from clinrl.types import Case, Unreadable
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+Counts = Counter[tuple[str, str]]
+"""Number of requests by feature and bucket."""
+QUANTILES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
+"""Of a number in the exam's texts: the edges of its buckets."""
+WORDS, COMMON = 150, 0.02
+"""Words that are features: at most so many, each in at least this share of the exam's texts."""
+ANSWER, LABELLED, SHADOW = "answer, ", "labelled, ", " in shadow, "
+"""Features in each mode, whose name follows: the answer, the pair of label and answer, and after a candidate's name
+whether its answer is the same."""
+TEXT = "text"
+"""The feature that every request has."""
+UNREADABLE, SAME, OTHER, FAILED = "unreadable", "same", "other", "failed"
+
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Puts texts into the buckets of an exam."""
+
+    words: tuple[str, ...]
+    edges: Mapping[str, Sequence[float]]
+    """Of each feature that is a number."""
+    examined: novelty.Examined | None
+    readings: Callable[[str], Mapping[str, float]]
+
+    def read(self, text: str) -> Counts:
+        """The bucket of each feature, once."""
+        present, numbers = _words(text), _numbers(text, self.readings)
+        found = {f"word {word}": "yes" if word in present else "no" for word in self.words}
+        found |= {name: _bucket(numbers.get(name), edges) for name, edges in self.edges.items()}
+        return Counts([*found.items(), (TEXT, novelty.judge([text], self.examined))])
+
+
+def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
+    """The buckets of an exam, whose cases say these texts. Of imported cases no word is kept."""
+    import numpy
+
+    readings, values = task.reporting.readings, dict[str, list[float]]()
+    for text in texts:
+        for name, value in _numbers(text, readings).items():
+            values.setdefault(name, []).append(value)
+    edges = {
+        name: sorted(set(numpy.quantile(values[name], QUANTILES, method="inverted_cdf").tolist()))
+        for name in sorted(values)
+    }
+    if any(map(is_imported, cases)):
+        return Reader((), edges, None, readings)
+    common = Counter(word for text in texts for word in _words(text))
+    kept = sorted((word for word, n in common.items() if n >= COMMON * len(texts)), key=lambda w: (-common[w], w))
+    examined = novelty.learn([[text] for text in texts], [case.group for case in cases])
+    return Reader(tuple(kept[:WORDS]), edges, examined, readings)
+
+
+def reference(params: "Params", name: str, digest: str, candidates: Sequence[str] = ()) -> tuple[Reader, Counts]:
+    """The buckets of the exam of a version or a merge, and its counts: of texts, of answers, and of how often each of
+    the `candidates` that took it too gave another.
+
+    Raises ArtefactError if the exam or the record of its answers is missing, or about another adapter than `digest`.
+    """
+    run, record = _examined(params, name)
+    if record.adapter_digest != digest:
+        path = paths.exam_record(run.task.name, name)
+        raise ArtefactError(f"{path} is about another {name} than the registered one; run `dvc repro evaluate@{name}`")
+    texts = [baselines.text(run.task, case) for case in run.shown]
+    reader = learn(run.task, run.cases, texts)
+    counts = sum((reader.read(text) for text in texts), Counts())
+    given = {mode: [called(answer) for answer in record.given[mode].answers] for mode in run.modes}
+    for mode, answers in given.items():
+        counts.update((ANSWER + mode, answer) for answer in answers)
+    for candidate in candidates:
+        other = _examined(params, candidate)[1]
+        for mode, answers in given.items() if other.exam_digest == record.exam_digest else ():
+            both = zip(answers, map(called, other.given[mode].answers), strict=True)
+            counts.update((candidate + SHADOW + mode, SAME if a == b else OTHER) for a, b in both)
+    return reader, counts
+
+
+def called(answer: Any | Unreadable) -> str:
+    """The bucket of an answer."""
+    return UNREADABLE if isinstance(answer, Unreadable) else str(answer)
+
+
+def _examined(params: "Params", name: str) -> tuple[Run, Record]:
+    model = params.model(name)
+    folder = paths.cases(model.exam)
+    exam_digest = identity(manifest_of(folder, model.task))
+    run = run_of(params, model, list(read_cases(folder, model.task)), exam_digest)
+    record = load_record(run, name)
+    if record.exam_digest != exam_digest:
+        raise ArtefactError(f"{name} took another exam than {folder} holds; run `dvc repro evaluate@{name}`")
+    return run, record
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.lower()))
+
+
+def _numbers(text: str, readings: Callable[[str], Mapping[str, float]]) -> dict[str, float]:
+    return {"length in words": float(len(text.split())), **readings(text)}
+
+
+def _bucket(value: float | None, edges: Sequence[float]) -> str:
+    if value is None:
+        return "absent"
+    place = bisect_right(edges, value)
+    low = f"from {edges[place - 1]:g}" if place else ""
+    return f"{low} below {edges[place]:g}".strip() if place < len(edges) else low

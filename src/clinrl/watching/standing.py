@@ -1,0 +1,182 @@
+"""What the counts say: how served requests differ from the exam, and whether labels show too many errors."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from clinrl.config.model import MERGED
+from clinrl.config.schema import Watch
+from clinrl.registry.versions import Entry
+from clinrl.tasks.base import Task
+from clinrl.tasks.parts import Share
+from clinrl.types import Strict, Unreadable
+from clinrl.watching import counts, store
+from clinrl.watching.counts import Counts
+from clinrl.watching.sequential import evidence, least
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
+
+DRIFT, SAFETY = "drift", "safety"
+"""Kinds of alarms."""
+ALARM = "alarm"
+"""The feature under which those are counted that were raised."""
+
+
+class Finding(Strict):
+    """A share of requests held against its limit."""
+
+    feature: str
+    bucket: str
+    """With `not` before it: all the others."""
+    exam: float | None
+    """The share of the exam's cases; None for a metric."""
+    served: float
+    low: float
+    """Lower end of the confidence sequence of `served`, by itself."""
+    n: int
+    limit: float
+    p: float
+    """That the share is within the limit, valid at every look, and for all findings of its kind together."""
+
+
+class Standing(Strict):
+    """What was counted about a version, and what it says."""
+
+    version: str
+    digest: str
+    requests: int
+    drift: tuple[Finding, ...]
+    """Of each feature the finding with the least p; the least of all first."""
+    p: float
+    """That nothing has drifted."""
+    safety: tuple[Finding, ...]
+    """None without a label that the safety metric is about, or without a gate that limits it."""
+    alarms: tuple[str, ...]
+    raised: tuple[str, ...]
+    """Alarms that were raised before."""
+
+
+Found = tuple[tuple[Finding, ...], float]
+"""Findings of a kind, and p for all of them."""
+
+
+class _Row(NamedTuple):
+    """A share in counts of days."""
+
+    feature: str
+    bucket: str
+    exam: float | None
+    limit: float
+    hits: list[int]
+    n: list[int]
+
+
+def standing(params: "Params", entry: Entry) -> Standing:
+    """How a registered version stands by its counts. Raises ArtefactError if its exam is not here."""
+    settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
+    total = sum(days, Counts())
+    asked = sorted({feature.split(counts.SHADOW)[0] for feature, _ in total if counts.SHADOW in feature})
+    _, exam = counts.reference(
+        params, entry.name, entry.digest, [one for one in asked if one in {*params.versions, *params.merges.all}]
+    )
+    unlike, p = drift(days, exam, settings)
+    harm, chance = safety(params, params.model(entry.name).task, days, settings)
+    alarms = [kind for kind, of in ((DRIFT, p), (SAFETY, chance)) if of <= settings.alpha]
+    return Standing(
+        version=entry.name, digest=entry.digest, requests=_sums(total)[counts.TEXT], drift=unlike, p=p, safety=harm,
+        alarms=tuple(alarms), raised=tuple(kind for kind in (DRIFT, SAFETY) if total[ALARM, kind]),
+    )  # fmt: skip
+
+
+def is_harmful(params: "Params", entry: Entry) -> bool:
+    """Whether the safety metric of a version is above its limit by its labels, now or when the alarm was raised."""
+    settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
+    p = safety(params, params.model(entry.name).task, days, settings)[1]
+    return p <= settings.alpha or any(day[ALARM, SAFETY] for day in days)
+
+
+def settings_of(params: "Params", model: str) -> Watch:
+    """How a registered model is watched: as params.yaml says of its task, or by default."""
+    return params.watches.get(model.removesuffix(MERGED), Watch())
+
+
+def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> Found:
+    """The findings of one kind, and p for all of them, which has alpha / `divided` of what may err.
+
+    The mean of e-processes is one, however they depend on each other (Vovk and Wang 2021).
+    """
+    from scipy.special import logsumexp
+
+    if not rows:
+        return (), 1.0
+    logs = evidence([row.hits for row in rows], [row.n for row in rows], [row.limit for row in rows])
+    first: dict[str, tuple[float, _Row]] = {}
+    for log, row in sorted(zip(logs.tolist(), rows, strict=True), reverse=True):
+        first.setdefault(row.feature, (log, row))
+    lows = least([row.hits for _, row in first.values()], [row.n for _, row in first.values()], alpha)
+    found = tuple(
+        Finding(
+            feature=row.feature, bucket=row.bucket, exam=row.exam, served=_short(sum(row.hits) / sum(row.n)),
+            low=_short(low), n=sum(row.n), limit=_short(row.limit), p=_p(log - math.log(divided * len(rows))),
+        )
+        for low, (log, row) in zip(lows, first.values(), strict=True)
+    )  # fmt: skip
+    return found, _p(float(logsumexp(logs)) - math.log(divided * len(rows)))
+
+
+def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
+    """Every bucket that was served, and all the others of its feature beside it, against the exam's share and a margin.
+
+    The exam's upper bounds (Clopper and Pearson) hold all together with a chance of 1 - alpha / 2.
+    """
+    from scipy.special import betainccinv
+
+    known, sums = _sums(exam), [_sums(day) for day in days]
+    keys = sorted({key for day in (exam, *days) for key in day if known[key[0]] and any(of[key[0]] for of in sums)})
+    rows = []
+    for feature, bucket in keys:
+        cases, n, hits = known[feature], [of[feature] for of in sums], [day[feature, bucket] for day in days]
+        rest = [a - b for a, b in zip(n, hits, strict=True)]
+        for name, k, of in (
+            (bucket, exam[feature, bucket], hits),
+            (f"not {bucket}", cases - exam[feature, bucket], rest),
+        ):
+            bound = float(betainccinv(k + 1, cases - k, settings.alpha / 4 / len(keys))) if k < cases else 1.0
+            rows.append(_Row(feature, name, _short(k / cases), min(1.0, bound + settings.margin), of, n))
+    return _findings(rows, settings.alpha, divided=2)
+
+
+def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch) -> Found:
+    """The safety metric on all labels that came, in any mode; without a limit on it, nothing."""
+    name, gate = task.safety.metric, params.gates.get(task.name)
+    metric, is_bad = task.metrics[name], task.metrics[name].worse == "higher"
+    bound = gate and (gate.limits[name].max if is_bad else gate.limits[name].min)
+    if not bound or not isinstance(metric, Share):
+        return (), 1.0
+    answers: list[Any] = [*task.labels, Unreadable(reason=counts.UNREADABLE)]
+    of = {f"{gold} as {counts.called(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
+    hits, n = [], []
+    for day in days:
+        verdicts = [(of.get(pair), k) for (feature, pair), k in day.items() if feature.startswith(counts.LABELLED)]
+        hits.append(sum(k for verdict, k in verdicts if verdict is is_bad))
+        n.append(sum(k for verdict, k in verdicts if verdict is not None))
+    limit = bound[params.scale] if is_bad else 1 - bound[params.scale]
+    rows = [_Row(name, "yes" if is_bad else "no", None, limit, hits, n)] if sum(n) else []
+    return _findings(rows, settings.alpha)
+
+
+def _sums(some: Counts) -> Counter[str]:
+    found = Counter[str]()
+    for (feature, _), k in some.items():
+        found[feature] += k
+    return found
+
+
+def _p(log_evidence: float) -> float:
+    return _short(math.exp(-max(0.0, log_evidence)))
+
+
+def _short(number: float) -> float:
+    return float(f"{number:.4g}")

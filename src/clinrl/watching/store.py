@@ -1,0 +1,76 @@
+"""Where counts are kept, in one private SQLite file a registered model: numbers and names of buckets.
+
+Of an answer whose label may come, version, mode and bucket are kept under a keyed hash of the response's id, until the
+label comes or the answer is too old. What is forgotten is overwritten. Several processes may write at once.
+"""
+
+import hashlib
+import hmac
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+
+from clinrl import paths
+from clinrl.watching.counts import LABELLED, Counts
+
+_TABLES = """
+PRAGMA secure_delete = ON;
+CREATE TABLE IF NOT EXISTS secret (one INTEGER PRIMARY KEY, salt BLOB);
+INSERT OR IGNORE INTO secret VALUES (1, randomblob(32));
+CREATE TABLE IF NOT EXISTS counts (version, day, feature, bucket, n, PRIMARY KEY (version, day, feature, bucket));
+CREATE TABLE IF NOT EXISTS answers (id PRIMARY KEY, version, mode, answer, day);
+"""
+_ADD = "INSERT INTO counts VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+
+
+@contextmanager
+def _opened(model: str) -> Iterator[sqlite3.Connection]:
+    """The file of a model, for one transaction: all of it is written, or nothing."""
+    path = paths.watched(model)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    with closing(sqlite3.connect(path, timeout=60)) as connection:
+        connection.executescript(_TABLES)
+        (salt,) = connection.execute("SELECT salt FROM secret").fetchone()
+        connection.create_function("key", 1, lambda ident: hmac.new(salt, ident.encode(), hashlib.sha256).hexdigest())
+        with connection:
+            yield connection
+
+
+def today() -> int:
+    """The days since 1970."""
+    return int(time.time()) // 86400
+
+
+def add(model: str, version: str, counts: Counts, answers: Mapping[str, tuple[str, str]], keep_days: int) -> None:
+    """Add counts about a version, by its digest, and mode and bucket of answers by the ids of their responses.
+
+    Answers of more than `keep_days` ago are forgotten.
+    """
+    with _opened(model) as connection:
+        connection.executemany(_ADD, [(version, today(), *where, n) for where, n in sorted(counts.items())])
+        rows = [(ident, version, *answer, today()) for ident, answer in answers.items()]
+        connection.executemany("INSERT OR IGNORE INTO answers VALUES (key(?), ?, ?, ?, ?)", rows)
+        connection.execute("DELETE FROM answers WHERE day < ?", (today() - keep_days,))
+
+
+def match(model: str, labels: Mapping[str, str]) -> int:
+    """Count labels, by ids of responses, beside the answers that are kept, and forget these. Returns their number."""
+    forget, found = "DELETE FROM answers WHERE id = key(?) RETURNING version, mode, answer", []
+    with _opened(model) as connection:
+        for ident, label in labels.items():
+            for version, mode, answer in connection.execute(forget, (ident,)).fetchall():
+                found.append((version, today(), LABELLED + mode, f"{label} as {answer}", 1))
+        connection.executemany(_ADD, found)
+    return len(found)
+
+
+def days(model: str, version: str) -> list[Counts]:
+    """The counts about a version on each day that has any, in order."""
+    found: dict[int, Counts] = {}
+    with _opened(model) as connection:
+        query = "SELECT day, feature, bucket, n FROM counts WHERE version = ? ORDER BY day"
+        for day, feature, bucket, n in connection.execute(query, (version,)):
+            found.setdefault(day, Counts())[feature, bucket] = n
+    return [*found.values()]

@@ -1,0 +1,138 @@
+"""Alarms as events, and the rollback that follows: with evidence and an approval alone, and once."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import champions
+import dolls
+import examined
+from clinrl import paths
+from clinrl.errors import GateError
+from clinrl.registry import versions
+from clinrl.release import audit_log
+from clinrl.watching import store
+from clinrl.watching.counts import Counts
+from processes import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The project of `champions`, watched, and Ada approved rollbacks beforehand."""
+    examined.copy(champions.built(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    settle(champions.ADA)
+    return
+
+
+def settle(approver: str) -> None:
+    watches = {"esi": {"approver": approver}}
+    YAML().dump(dolls.PARAMS | champions.SECTIONS | {"watches": watches}, Path("params.yaml"))
+
+
+def harm(name: str, n: int = 40) -> None:
+    """Labels come: so many critical patients of a version were under-triaged."""
+    digest, ids = versions.find("esi", name).digest, [f"{name}-{number}" for number in range(n)]
+    store.add("esi", digest, Counts(), dict.fromkeys(ids, ("think", "4")), 90)
+    assert store.match("esi", dict.fromkeys(ids, "1")) == n
+
+
+def champion() -> str:
+    found = versions.holder("esi", "champion")
+    assert found is not None
+    return found.name
+
+
+def run(flow: Any) -> str:
+    return str(flow("esi", return_state=True).message)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The events that the flow hands to Prefect, which get there too."""
+    from flows import watch
+
+    events, emit = list[tuple[str, str]](), watch.emit_event
+
+    def noting(event: str, resource: dict[str, str], **how: Any) -> Any:
+        events.append((event, resource["prefect.resource.id"]))
+        return emit(event, resource, **how)
+
+    monkeypatch.setattr(watch, "emit_event", noting)
+    return events
+
+
+def test_an_alarm_is_one_event_and_the_champion_is_rolled_back_once(released: None, prefect: None, sent: Any) -> None:
+    from flows.watch import rollback, watch
+
+    assert run(watch) == "v1: 0 requests; no new alarm"
+    assert run(rollback).startswith("nothing to do")
+    harm("v1")
+    assert run(watch) == "v1: 0 requests; safety new alarm"
+    assert run(watch) == "v1: 0 requests; no new alarm"
+    assert sent == [("clinrl.safety", "clinrl.served.esi")]
+    assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
+    line = audit_log.read(paths.audit_log())[-1]
+    assert (line.kind, line.body["to"]["version"], line.body["approver"]) == ("rollback", "v2", champions.ADA)
+    assert run(rollback).startswith("nothing to do")  # a second event does not bring v1 back
+    assert champion() == "v2"
+
+
+def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released: None, prefect: None) -> None:
+    from flows.watch import rollback
+
+    harm("v1")
+    settle("")
+    with pytest.raises(GateError, match=r"params.yaml names nobody in watches.esi.approver"):
+        rollback("esi")
+    settle(champions.ADA)
+    harm("v2")
+    with pytest.raises(GateError, match="v1 is above its limit, and so was v2; a person must decide"):
+        rollback("esi")
+    assert champion() == "v1"
+
+
+@pytest.mark.slow
+def test_an_automation_of_a_real_server_rolls_the_champion_back(released: None, monkeypatch: Any) -> None:
+    from prefect import get_client
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    from flows import credentials, servers
+
+    harm("v1")
+    ports = [str(servers.free_port()) for _ in range(2)]
+    clear = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
+    env = clear | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+    words = ["serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
+    with open("serve.log", "w", encoding="utf-8") as log:
+        process = subprocess.Popen([sys.executable, "-m", "flows", *words], stderr=log, env=env)
+    try:
+        eventually(lambda: not servers.is_free(int(ports[0])), 120)
+        kept = credentials.load_credentials()
+        known = {
+            PREFECT_API_URL: f"http://127.0.0.1:{ports[0]}/api",
+            PREFECT_API_AUTH_STRING: kept.PREFECT_API_AUTH_STRING,
+        }
+        with temporary_settings(known), get_client(sync_client=True) as client:
+
+            def deployment(flow: str) -> Any:
+                names = {client.read_flow(one.flow_id).name: one for one in client.read_deployments()}
+                return names.get(flow)
+
+            eventually(lambda: deployment("rollback"), 120)
+            client.create_flow_run_from_deployment(eventually(lambda: deployment("watch"), 60).id)
+            eventually(lambda: champion() == "v2", 180)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert audit_log.read(paths.audit_log())[-1].kind == "rollback"

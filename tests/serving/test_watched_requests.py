@@ -1,0 +1,132 @@
+"""What is counted of real requests to a real server: all of it, none of its words, and shadows that harm nobody."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from answering import Running, prompts, running
+
+from clinrl.cli import main as cli
+from clinrl.config.schema import Watch as Settings
+from clinrl.registry import versions
+from clinrl.watching import counts, store
+from clinrl.watching.standing import drift
+from processes import eventually
+
+CHAMPION = "esi@champion"
+CANARY = "Zyxwvut Qrstonia, room 31415926, allergic to plumbism"
+SHADOW = "v2 in shadow, direct"
+
+
+def ask(one: Running, messages: Any, *, stream: bool = False, most: int = 64) -> str:
+    """The id of a response."""
+    how = {"chat_template_kwargs": {"enable_thinking": False}}
+    said = one.client.chat.completions.create(
+        model=CHAMPION, messages=messages, extra_body=how, stream=stream, max_tokens=most
+    )
+    return {chunk.id for chunk in said}.pop() if stream else said.id
+
+
+def total(name: str) -> counts.Counts:
+    return sum(store.days("esi", versions.find("esi", name).digest), counts.Counts())
+
+
+def waits(one: Running) -> bool:
+    """Whether a shadow is written or waits."""
+    watch = one.service._watch
+    return watch._job is not None or not watch._shadows.empty()
+
+
+@pytest.fixture
+def project(released: Any) -> Any:
+    """v1 is the champion, v2 the candidate."""
+    versions.point("esi", "candidate", versions.find("esi", "v2"))
+    return released
+
+
+def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(project: Any, capfd: Any) -> None:
+    with running(project, shadow=1.0) as one:
+        asked = [ask(one, messages, stream=number == 1) for number, messages in enumerate(prompts(5))]
+        asked.append(ask(one, [{"role": "user", "content": CANARY}]))
+        eventually(lambda: not waits(one))
+    found = total("v1")
+    assert found[counts.TEXT, "familiar"] == 5
+    assert found[counts.TEXT, "novel"] == 1
+    assert sum(n for (feature, _), n in found.items() if feature == "answer, direct") == 6
+    assert sum(n for (feature, _), n in found.items() if feature == SHADOW) == 6
+    assert not found[SHADOW, counts.FAILED]
+    lines = [json.dumps({"id": ident, "label": 1}) + "\n" for ident in asked]
+    Path("labels.jsonl").write_text("".join(lines))
+    assert cli.main(["watch", "labels", "esi", "labels.jsonl"]) == 0
+    assert "6 of 6 labels are of answers that are kept" in capfd.readouterr().err
+    assert sum(n for (feature, _), n in total("v1").items() if feature == "labelled, direct") == 6
+    assert cli.main(["watch", "report", "esi", "--json"]) in (0, 1)
+    champion = json.loads(capfd.readouterr().out)[0]
+    assert (champion["version"], champion["requests"], champion["safety"][0]["n"]) == ("v1", 6, 6)
+    Path("labels.jsonl").unlink()
+    written = {path: path.read_bytes().lower() for path in Path().rglob("*") if path.is_file()}
+    sown = [b"zyxwvut", b"qrstonia", b"31415926", b"plumbism", asked[0].encode()]
+    assert not [(path, word) for path, held in written.items() for word in sown if word in held]
+
+
+def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> None:
+    with running(project, shadow=0.0) as one:
+        for messages in prompts(40):
+            ask(one, messages, most=1)
+    champion = versions.find("esi", "v1")
+    _, exam = counts.reference(project, "v1", champion.digest)
+    texts = counts.Counts({key: n for key, n in exam.items() if not key[0].startswith(counts.ANSWER)})
+    rows, p = drift(store.days("esi", champion.digest), texts, Settings())
+    assert p > 0.5
+    assert {row.feature for row in rows} >= {"text", "length in words", "hr", "spo2"}
+    with running(project, shadow=0.0) as one:
+        for number in range(60):
+            ask(one, [{"role": "user", "content": f"Please order {number} boxes of printer paper."}], most=1)
+    rows, p = drift(store.days("esi", champion.digest), texts, Settings())
+    assert p <= 0.05
+    assert rows[0].served > rows[0].limit > rows[0].exam
+
+
+def test_a_candidate_that_fails_is_counted_and_the_champion_answers(project: Any, capfd: Any) -> None:
+    with running(project, shadow=1.0) as one:
+        one.live.names["esi@candidate"].sampler.sample = lambda *_, **__: [][0]
+        ask(one, prompts(1)[0])
+        eventually(lambda: not waits(one))
+        ask(one, prompts(2)[1])
+        eventually(lambda: not waits(one))
+    assert total("v1")[SHADOW, counts.FAILED] == 2
+    assert "a shadow failed: IndexError" in capfd.readouterr().err
+
+
+def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any) -> None:
+    with running(project, shadow=1.0) as one:
+        sampler, entered, going = one.live.names["esi@candidate"].sampler, threading.Event(), threading.Event()
+        write, begun = sampler.sample, []
+
+        def slow(*given: Any, **how: Any) -> Any:
+            begun.append(how["seed"])
+            entered.set()
+            assert len(begun) > 1 or going.wait(60)
+            return write(*given, **how)
+
+        sampler.sample = slow
+        ask(one, prompts(1)[0])
+        assert entered.wait(20)
+        asking = threading.Thread(target=ask, args=(one, prompts(1)[0]))
+        asking.start()
+        eventually(lambda: one.service._watch._job is None)  # given up before the champion answered
+        going.set()
+        asking.join()
+        eventually(lambda: not waits(one) and len(begun) >= 3)
+    assert total("v1")[SHADOW, counts.SAME] + total("v1")[SHADOW, counts.OTHER] == 2
+
+
+def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any, capfd: Any) -> None:
+    Path("data/cases/x1/cases.jsonl").unlink()
+    Path("data/cases/x1/manifest.json").unlink()
+    with running(project, shadow=0.0) as one:
+        assert ask(one, [{"role": "user", "content": "Chest pain."}], most=1)
+    assert capfd.readouterr().err.count("v1 is not watched: ") == 1
+    assert total("v1") == counts.Counts()

@@ -1,0 +1,64 @@
+"""The sequential test: how often it errs when it is looked at all the time, and how soon it sees what there is."""
+
+import math
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clinrl.watching.sequential import evidence, least
+
+ALPHA = 0.05
+
+
+def streams(share: float, count: int, length: int, seed: int) -> numpy.ndarray:
+    return (numpy.random.default_rng(seed).random((count, length)) < share).astype(int)
+
+
+@pytest.mark.parametrize("limit", [0.05, 0.3, 0.9])
+def test_a_share_at_its_limit_raises_an_alarm_at_any_look_in_at_most_alpha_of_all_streams(limit: float) -> None:
+    drawn = streams(limit, 600, 200, 1).cumsum(axis=1)
+    ever = numpy.zeros(len(drawn), bool)
+    for look in range(1, drawn.shape[1] + 1):
+        hits = drawn[:, look - 1 : look]
+        ever |= evidence(hits, numpy.full_like(hits, look), numpy.full(len(drawn), limit)) >= -math.log(ALPHA)
+    assert ever.mean() <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / len(drawn))
+    assert ever.any()  # it is no test that cannot say yes
+
+
+def test_so_it_is_over_many_days() -> None:
+    days = streams(0.1, 600, 400, 2).reshape(600, 20, 20).sum(axis=2)
+    ever = numpy.zeros(600, bool)
+    for day in range(1, 21):
+        looked = evidence(days[:, :day], numpy.full((600, day), 20), numpy.full(600, 0.1))
+        ever |= looked >= -math.log(ALPHA)
+    assert ever.mean() <= ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 600)
+
+
+def test_a_share_of_twice_its_limit_is_seen() -> None:
+    hits = streams(0.1, 500, 600, 3).sum(axis=1)[:, None]
+    seen = evidence(hits, numpy.full_like(hits, 600), numpy.full(500, 0.05)) >= -math.log(ALPHA)
+    assert seen.mean() > 0.95
+
+
+def test_a_bad_week_is_seen_after_a_long_good_past() -> None:
+    good, bad = [20] * 90, [20] * 7
+    hits, n = [0] * 90 + [6] * 7, good + bad
+    assert evidence([hits], [n], [0.05])[0] > -math.log(ALPHA)
+    assert evidence([[sum(hits)]], [[sum(n)]], [0.05])[0] < 0  # all days as one
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=5), st.floats(0.01, 0.95))
+def test_the_lower_end_is_where_the_evidence_is(days: list[tuple[int, int]], limit: float) -> None:
+    hits, n = [a for a, _ in days], [a + b for a, b in days]
+    low = float(least([hits], [n], ALPHA)[0])
+    assert 0 <= low <= sum(hits) / max(1, sum(n)) + 1e-9
+    if abs(low - limit) > 1e-6 and limit < sum(hits) / max(1, sum(n)):
+        assert (low > limit) == (evidence([hits], [n], [limit])[0] >= -math.log(ALPHA))
+
+
+@pytest.mark.parametrize(("hits", "n", "limit", "seen"), [(1, 9, 0.0, True), (0, 9, 0.0, False), (9, 9, 1.0, False)])
+def test_limits_at_the_ends(hits: int, n: int, limit: float, seen: bool) -> None:
+    assert (evidence([[hits]], [[n]], [limit])[0] >= -math.log(ALPHA)) == seen

@@ -1,0 +1,115 @@
+"""Drift against an exam: cases like its own raise no alarm, other texts do, and what is drawn alike rarely does."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import examined
+from clinrl.analysis import baselines
+from clinrl.config.schema import Watch
+from clinrl.tasks.base import get_task
+from clinrl.watching import counts
+from clinrl.watching.counts import Counts
+from clinrl.watching.standing import drift, safety
+
+TASK = get_task("esi")
+STRANGERS = (Path(__file__).parents[1] / "strangers.txt").read_text(encoding="utf-8").splitlines()
+
+
+def texts(n: int, seed: int) -> tuple[list[Any], list[str]]:
+    cases = list(TASK.cases(n, seed, pool="exam", mix="reporting"))
+    return cases, [baselines.text(TASK, case) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def exam() -> tuple[counts.Reader, Counts]:
+    cases, shown = texts(400, 1001)
+    reader = counts.learn(TASK, cases, shown)
+    return reader, sum(map(reader.read, shown), Counts())
+
+
+def days(reader: counts.Reader, shown: list[str], size: int = 50) -> Iterator[list[Counts]]:
+    """The counts so far, at each look."""
+    read = [reader.read(text) for text in shown]
+    parts = [sum(read[start : start + size], Counts()) for start in range(0, len(read), size)]
+    return (parts[:look] for look in range(1, len(parts) + 1))
+
+
+def test_other_cases_of_the_kind_raise_no_alarm_at_any_look(exam: Any) -> None:
+    reader, known = exam
+    _, shown = texts(300, 2002)
+    assert all(drift(so_far, known, Watch())[1] > 0.05 for so_far in days(reader, shown))
+
+
+@pytest.mark.parametrize(
+    ("feature", "changed"),
+    [
+        ("text", lambda text, i: STRANGERS[i % len(STRANGERS)] if i % 2 else text),
+        ("hr", lambda text, _: re.sub(r"\d+", "", text)),
+        ("length in words", lambda text, _: text[: len(text) // 3]),
+        ("word is", lambda text, _: text + " is is is is is is"),
+    ],
+)
+def test_what_was_changed_raises_the_alarm_and_is_among_its_findings(
+    exam: Any, feature: str, changed: Callable[[str, int], str]
+) -> None:
+    reader, known = exam
+    _, shown = texts(200, 2002)
+    *_, whole = days(reader, [changed(text, number) for number, text in enumerate(shown)])
+    rows, p = drift(whole, known, Watch())
+    assert p <= 0.05
+    assert next(row for row in rows if row.feature == feature).p <= 0.05
+
+
+def test_what_is_drawn_as_the_exam_was_raises_an_alarm_in_at_most_alpha_of_all_lives() -> None:
+    draw, settings, alarms, lives = numpy.random.default_rng(5), Watch(alpha=0.2, margin=0.0), 0, 60
+    shares = {"one": (0.5, 0.3, 0.2), "two": (0.05, 0.95)}
+
+    def counted(n: int) -> Counts:
+        drawn = {name: draw.multinomial(n, of) for name, of in shares.items()}
+        return Counts({(name, str(i)): int(k) for name, ks in drawn.items() for i, k in enumerate(ks) if k})
+
+    for _ in range(lives):
+        known, lived = counted(200), [counted(60) for _ in range(6)]
+        alarms += any(drift(lived[:look], known, settings)[1] <= settings.alpha for look in range(1, 7))
+    assert alarms / lives <= settings.alpha
+
+
+def test_the_readings_of_a_note_are_its_vital_signs() -> None:
+    for case in TASK.cases(60, 3, pool="base", mix="natural"):
+        patient, found = case.key.presentation, TASK.reporting.readings(case.facts.narrative)
+        truth = {"hr": patient.hr_bpm, "rr": patient.rr_bpm, "spo2": patient.spo2_pct, "bp": patient.sbp_mmhg,
+                 "temp": patient.temp_c}  # fmt: skip
+        for sign, value in truth.items():
+            assert sign not in found or found[sign] in (value, patient.baseline_spo2_pct), case.facts.narrative
+    assert TASK.reporting.readings("No vital signs, room 12.") == {}
+
+
+def labelled(**pairs: int) -> list[Counts]:
+    return [Counts({("labelled, think", name.replace("_", " ")[1:]): n for name, n in pairs.items()})]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "alarm"),
+    [
+        ({"_1_as_3": 20, "_2_as_2": 10}, True),  # a third of all patients may be critical and under-triaged
+        ({"_1_as_3": 6, "_2_as_2": 24}, False),
+        ({"_1_as_unreadable": 20}, True),
+        ({"_4_as_5": 200, "_5_as_3": 100}, False),  # no critical patient
+    ],
+)
+def test_the_safety_metric_is_held_against_the_limit_of_the_gate(pairs: dict[str, int], alarm: bool) -> None:
+    found, p = safety(examined.params(), TASK, labelled(**pairs), Watch())
+    assert (p <= 0.05) == alarm
+    assert all((row.feature, row.limit) == ("critical_under", 0.35) for row in found)
+    assert all((row.low > row.limit) == alarm for row in found)
+
+
+def test_without_a_label_or_a_gate_there_is_no_safety_alarm() -> None:
+    assert safety(examined.params(), TASK, [Counts()], Watch()) == ((), 1.0)
+    without = examined.params().model_copy(update={"gates": {}})
+    assert safety(without, TASK, labelled(_1_as_3=20), Watch()) == ((), 1.0)

@@ -1,0 +1,57 @@
+"""What is kept of answers: numbers under hashes, once, and not for ever."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clinrl import paths
+from clinrl.watching import store
+from clinrl.watching.counts import Counts
+
+KEYS = [("answer, think", "1"), ("answer, think", "2"), ("text", "novel")]
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(KEYS), max_size=30), st.randoms(use_true_random=False), st.integers(0, 30))
+def test_counts_add_up_in_any_order_and_in_any_parts(seen: list[Any], random: Any, cut: int) -> None:
+    shuffled = random.sample(seen, len(seen))
+    for model, order in (("a", seen), ("b", shuffled)):
+        paths.watched(model).unlink(missing_ok=True)
+        for start, end in pairwise([0, min(cut, len(order)), len(order)]):
+            store.add(model, "v", Counts(order[start:end]), {}, 90)
+    assert store.days("a", "v") == store.days("b", "v") == ([Counts(seen)] if seen else [])
+
+
+def test_a_label_counts_once_and_its_answer_is_forgotten() -> None:
+    store.add("esi", "v", Counts(), {"chatcmpl-1": ("think", "3"), "chatcmpl-2": ("think", "1")}, 90)
+    assert b"chatcmpl-1" not in paths.watched("esi").read_bytes()
+    assert [store.match("esi", {"chatcmpl-1": "1", "chatcmpl-9": "1"}) for _ in range(2)] == [1, 0]
+    assert store.days("esi", "v") == [Counts({("labelled, think", "1 as 3"): 1})]
+
+
+def test_an_answer_waits_for_its_label_as_long_as_is_said(monkeypatch: Any) -> None:
+    monkeypatch.setattr(store, "today", lambda: 100)
+    store.add("esi", "v", Counts(), {"old": ("think", "3")}, 5)
+    for day, matched in ((105, True), (106, False)):
+        monkeypatch.setattr(store, "today", lambda day=day: day)
+        store.add("esi", "v", Counts(), {}, 5)
+        if not matched:
+            assert store.match("esi", {"old": "1"}) == 0
+    assert store.days("esi", "v") == []
+
+
+def test_the_file_is_private_and_each_has_a_key_of_its_own() -> None:
+    for model in ("esi", "imaging"):
+        store.add(model, "v", Counts(), {"chatcmpl-1": ("think", "3")}, 90)
+        assert paths.watched(model).stat().st_mode & 0o077 == 0
+    with store._opened("esi") as one, store._opened("imaging") as other:
+        assert one.execute("SELECT id FROM answers").fetchone() != other.execute("SELECT id FROM answers").fetchone()
