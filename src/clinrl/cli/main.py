@@ -9,11 +9,12 @@ Anything else is a bug and shows its traceback.
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.parser import parser
-from clinrl.errors import exit_code_of
+from clinrl.errors import Refused, exit_code_of
 from clinrl.runtime import determinism, starter
 
 
@@ -27,7 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser().error("-- may stand once")
         arguments = vars(parser().parse_args(words))
         starter.follow()
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        except ModuleNotFoundError as error:
+            library = (error.name or "clinrl").partition(".")[0]
+            if find_spec(library):  # it is here, so that the fault is another
+                raise
+            raise Refused(
+                f"{library} is not installed; `pip install 'clinrl[pipeline]'` brings what all commands need, `make "
+                "test` in a checkout the pinned versions"
+            ) from None
 
     return exit_code_of(run)
 
