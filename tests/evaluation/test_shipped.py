@@ -70,7 +70,7 @@ def test_text_in_a_pipe_has_the_case_once_and_no_colours(project, capsys):
 def test_a_terminal_gets_colours(project, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert cli.main(["try"]) == 0
     out = capsys.readouterr().out
     assert "\x1b[1mRequest\x1b[0m" in out

@@ -320,7 +320,7 @@ SETUP = {
         examples="clinrl completion bash > ~/.local/share/bash-completion/completions/clinrl\n"
         'clinrl completion zsh > "${fpath[1]}/_clinrl"\n'
         "clinrl completion fish > ~/.config/fish/completions/clinrl.fish",
-        runs="cli.completion:stage",
+        runs="cli.parser:complete",
         arguments=(arg("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),),
         takes=(),
         also="complete autocomplete shell tab",

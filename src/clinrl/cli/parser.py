@@ -97,6 +97,13 @@ def parser(shown: str = argparse.SUPPRESS) -> Parser:
     return top
 
 
+def complete(shell: str) -> None:
+    """Print the script by which a shell completes subcommands, options and their choices."""
+    import shtab
+
+    print(shtab.complete(parser(shown="a command"), shell))
+
+
 def _add(place: "argparse._ActionsContainer", arguments: Iterable[Argument]) -> None:
     for flags, settings in arguments:
         place.add_argument(*flags, **settings)

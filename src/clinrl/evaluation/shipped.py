@@ -1,12 +1,10 @@
 """`clinrl try`: a model answers one drawn case in each mode, from an installation alone or in a checkout.
 
-A wheel of `make wheel` holds a project in small, in the places of a checkout: params, and for each version its adapter,
-its base and the reports of its exam. Weights are verified as in any project before they are loaded.
+A wheel of `make wheel` holds a project in small, in the places of a checkout; all is read and verified as there.
 """
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from dataclasses import replace
@@ -65,7 +63,10 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
         run = run_of(params, asked, [case], digest([case.id]))
         run = answer_exam(params, replace(run, adapter_digest=digests["adapter"]), Judges(paths.base(task.name)))
         episodes = [episode_of(asked, case, run.graded[mode][0], number=1, of=1) for mode in params.modes]
-        rows = [row for mode in params.modes for row in _rows(params, model, load_report(model.name, mode))]
+        reports = [load_report(model.name, mode) for mode in params.modes]
+        if {report.adapter_digest for report in reports} != {digests["adapter"]}:
+            raise ArtefactError(f"{model.folder} is not what the reports of {model.name} are about; run `dvc checkout`")
+        rows = [row for report in reports for row in _rows(params, model, report)]
     rule, right = episodes[0].traits.get("rule", ""), task.label(case)
     if as_json:
         shown = {"version": model.name, **digests, "seed": seed, "rule": rule, "right": right}
@@ -116,9 +117,6 @@ def _rivals(params: "Params", model: "Model", report: EvalReport) -> Mapping[str
 
 def _print(text: str) -> None:
     """Text on stdout, in colour on a terminal."""
-    if not sys.stdout.isatty():
-        print(text, end="")
-        return
     from rich.console import Console
     from rich.text import Text
 
