@@ -1,6 +1,7 @@
 """`clinrl try`: a drawn case, answered by a small model with a real adapter, in a checkout and as a wheel lays it."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -36,11 +37,7 @@ def test_the_case_follows_from_the_seed_and_is_of_no_exam_and_no_training(projec
     assert {one["case_id"] for one in found["modes"].values()} == {case.id}
     assert (found["right"], found["rule"]) == (task.label(case), case.key.rule)
     assert found == asked(capsys, "v1", "--seed", "3")
-    assert asked(capsys, "--seed", "4")["modes"]["think"]["case_id"] != case.id
 
-
-def test_it_says_who_answered_in_which_mode_and_what_the_exam_says(project, capsys):
-    found = asked(capsys)
     assert (found["version"], found["adapter"]) == ("v1", identity(read_manifest(paths.adapter("v1"))))
     thought, direct = found["modes"]["think"], found["modes"]["direct"]
     assert (thought["mode"], direct["mode"]) == ("think", "direct")
@@ -48,33 +45,29 @@ def test_it_says_who_answered_in_which_mode_and_what_the_exam_says(project, caps
     assert direct["messages"][0]["thinking"] is None
     assert sum(thought["score"]["terms"].values()) == pytest.approx(thought["score"]["total"])
     rows = [row for row in found["rows"] if row["mode"] == "think"]
-    assert [row["answered by"] for row in rows[:2]] == ["v1", "esi-base"]
-    assert len(rows) >= 3, "a row that is no model"
+    assert [row["answered by"] for row in rows] == ["v1", "esi-base", "always 3"]
     assert rows[0]["exact"].startswith("100.0% [")
     assert {row["n"] for row in rows} == {10}
 
 
-def test_text_in_a_pipe_has_the_case_once_and_no_colours(project, capsys):
+def test_text_has_the_case_once_and_colours_on_a_terminal_alone(project, capsys, monkeypatch):
     assert cli.main(["try"]) == 0
-    out, err = capsys.readouterr()
+    plain, err = capsys.readouterr()
     assert err == ""
-    assert "\x1b" not in out
-    assert out.startswith("v1 on a case drawn with seed 1, mode think: case esi-")
-    assert out.count("\nRequest\n") == 1
-    assert out.count("\nDecided\n") == 2
-    assert "\nRight is " in out
-    assert "Research only, synthetic data." in out
-    assert "\nthink\tv1\t10\t100.0% [" in out
+    assert plain.startswith("v1 on a case drawn with seed 1, mode think: case esi-")
+    assert (plain.count("\nRequest\n"), plain.count("\nDecided\n")) == (1, 2)
+    assert "\nRight is " in plain
+    assert "Research only, synthetic data." in plain
+    assert "\nthink\tv1\t10\t100.0% [" in plain
 
-
-def test_a_terminal_gets_colours(project, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert cli.main(["try"]) == 0
-    out = capsys.readouterr().out
-    assert "\x1b[1mRequest\x1b[0m" in out
-    assert "\x1b[2m  thinks  \x1b[0m" in out
+    coloured = capsys.readouterr().out
+    assert "\x1b[1mRequest\x1b[0m" in coloured
+    assert "\x1b[2m  thinks  \x1b[0m" in coloured
+    assert re.sub(r"\x1b\[\d+m", "", coloured) == plain
 
 
 def test_what_came_with_the_installation_answers_before_the_folder(project, tmp_path_factory, monkeypatch, capsys):
@@ -89,14 +82,15 @@ def test_what_came_with_the_installation_answers_before_the_folder(project, tmp_
 @pytest.mark.parametrize("folder", [paths.adapter("v1"), paths.base("esi")], ids=str)
 def test_altered_weights_are_refused(folder, project, capsys):
     (weights,) = folder.glob("*.safetensors")
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
     assert cli.main(["try"]) == 1
     assert f"{weights} was altered after it was built" in capsys.readouterr().err
 
 
 def test_a_name_that_is_not_here_or_is_of_several_versions_is_refused(project, capsys):
     assert cli.main(["try", "v2"]) == 2
-    assert "no version 'v2' is here; did you mean v1? allowed: esi, v1" in capsys.readouterr().err
+    assert "no version 'v2' is here; allowed: esi, v1" in capsys.readouterr().err
     shutil.copytree(paths.adapter("v1"), paths.adapter("v3"))
     assert cli.main(["try", "esi"]) == 2
     assert "several versions of esi are here; name one of them: v1, v3" in capsys.readouterr().err
