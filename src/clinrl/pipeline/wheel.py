@@ -63,7 +63,7 @@ def build(names: Sequence[str], out: Path) -> Path:
             f"--wheel-dir={folder}/wheel",
             folder,
         ]
-        subprocess.run([sys.executable, "-m", "pip", "wheel", *asked], env=dated, check=True)
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *asked], env=dated, umask=0o022, check=True)
         (wheel,) = Path(folder, "wheel").glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, out / wheel.name))  # another file system, perhaps
