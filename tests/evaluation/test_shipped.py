@@ -73,7 +73,7 @@ def test_text_has_the_case_once_and_colours_on_a_terminal_alone(project, capsys,
 def test_what_came_with_the_installation_answers_before_the_folder(project, tmp_path_factory, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path_factory.mktemp("anywhere"))
     assert cli.main(["try"]) == 1
-    assert "install the wheel that `make wheel` writes" in capsys.readouterr().err
+    assert "no models are here; install the wheel that `make wheel` writes" in capsys.readouterr().err
     monkeypatch.setattr(shipped, "FOLDER", project)
     assert asked(capsys)["version"] == "v1"
     assert not [*Path().iterdir()]
@@ -90,7 +90,7 @@ def test_altered_weights_are_refused(folder, project, capsys):
 
 def test_a_name_that_is_not_here_or_is_of_several_versions_is_refused(project, capsys):
     assert cli.main(["try", "v2"]) == 2
-    assert "no version 'v2' is here; allowed: esi, v1" in capsys.readouterr().err
+    assert "no versions of the name 'v2' are here; name one of v1" in capsys.readouterr().err
     shutil.copytree(paths.adapter("v1"), paths.adapter("v3"))
     assert cli.main(["try", "esi"]) == 2
-    assert "several versions of esi are here; name one of them: v1, v3" in capsys.readouterr().err
+    assert "2 versions of the name 'esi' are here; name one of v1, v3" in capsys.readouterr().err

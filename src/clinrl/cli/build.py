@@ -94,10 +94,9 @@ TRAIN = {
 EVALUATE = {
     "try": Command(
         help="ask a model about a drawn case, in each mode, in a minute",
-        description="Draws a case that is in no training data and no exam, has a version answer it in each mode, and "
-        "prints the answers, the rule that decides and the score term by term; then what the version reached on its "
-        "exam, beside its rivals. Answers from the models that came with the installation, or else from those of the "
-        "checkout that it runs in. Needs no network.",
+        description="Draws a case that is in no training data and no exam, and prints what a version answers in each "
+        "mode, the rule that decides, the score term by term, and what the version and its rivals reached on its exam. "
+        "Asks the models that came with the installation, or else those of this checkout. Needs no network.",
         examples="clinrl try\nclinrl try imaging --seed 7\nclinrl try audit --json",
         runs="evaluation.shipped:stage",
         arguments=(

@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if find_spec(library):  # it is here, so that the fault is another
                 raise
             raise Refused(
-                f"{library} is not installed; `pip install 'clinrl[pipeline]'` brings what all commands need, `make "
-                "test` in a checkout the pinned versions"
+                f"{library} is not installed; `pip install 'clinrl[pipeline]'` brings it, and so does `make "
+                ".venv/.installed` in a checkout, at its pinned version"
             ) from None
 
     return exit_code_of(run)

@@ -5,7 +5,7 @@ A wheel of `make wheel` holds a project in small, in the places of a checkout; a
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.artifacts import digest
 from clinrl.config.params import load_params
 from clinrl.data.dataset import draw
-from clinrl.errors import ArtefactError, ParamsError, did_you_mean, format_value
+from clinrl.errors import ArtefactError, ParamsError, format_value
 from clinrl.evaluation.answers import load_report, run_of
 from clinrl.evaluation.evaluate import answer_exam
 from clinrl.evaluation.record import answers_of, load_record
@@ -43,18 +43,14 @@ COLOURS = {
 
 
 def stage(name: str, *, seed: int, as_json: bool = False) -> None:
-    """Draw a case with a seed, have a version answer it in each mode, and print answers, scores and its exam's rows.
+    """Draw a case of the pool `mine`, which no training and no exam has, and print what a version answers in each mode.
 
-    `name` is a version, or a task of which one version is here. The case is of the pool `mine`, which holds neither
-    training cases nor exams. Raises ArtefactError if there are no models here, or if one was altered, ParamsError for
-    another name.
+    `name` is a version, or a task of which one version is here; else ParamsError is raised. Raises ArtefactError if no
+    models are here, or if one was altered.
     """
     with chdir(FOLDER if FOLDER.is_dir() else Path()):
         if not Path("params.yaml").exists():
-            raise ArtefactError(
-                "this installation has no models, and this folder is no checkout; install the wheel that `make wheel` "
-                "writes in a checkout"
-            )
+            raise ArtefactError("no models are here; install the wheel that `make wheel` writes in a checkout")
         params = load_params()
         model = params.model(_version(params, name))
         task, digests = model.task, models_of(model)
@@ -69,26 +65,24 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
         rows = [row for report in reports for row in _rows(params, model, report)]
     rule, right = episodes[0].traits.get("rule", ""), task.label(case)
     if as_json:
-        shown = {"version": model.name, **digests, "seed": seed, "rule": rule, "right": right}
+        shown = {"version": model.name, **digests, "seed": seed, "rule": rule, "right": right, "note": reports[0].note}
         dumped = {one.mode: one.model_dump(mode="json") for one in episodes}
         print(json.dumps(shown | {"modes": dumped, "exam": model.exam, "rows": rows}, indent=2, ensure_ascii=False))
         return
-    for number, one in enumerate(episodes):
-        _print(write(one, is_again=number > 0) + "\n")
-    _print(f"Right is {answer_text(right)}" + (f", by the rule {rule}" if rule else "") + ".\n")
-    _print(f"\n{model.name} on its exam {model.exam}, beside its parent and the best rivals. {rows[0]['note']}\n")
-    tables.show([column for column in rows[0] if column != "note"], rows, as_json=False)
+    end = f"Right is {answer_text(right)}" + (f", by the rule {rule}.\n" if rule else ".\n")
+    head = f"{model.name} on its exam {model.exam}, beside its parent and the best rivals. {reports[0].note}"
+    _print("\n".join([*(write(one, is_again=one != episodes[0]) for one in episodes), end, head]))
+    tables.show([*rows[0]], rows, as_json=False)
 
 
 def _version(params: "Params", name: str) -> str:
     """The version of this name that is here, or the only one of the task of this name."""
     here = {version: spec.task for version, spec in params.versions.items() if paths.adapter(version).is_dir()}
     found = [version for version, task in here.items() if name in (version, task)]
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise ParamsError(f"no version {format_value(name)} is here; {did_you_mean(name, {*here, *here.values()})}")
-    raise ParamsError(f"several versions of {name} are here; name one of them: {', '.join(found)}")
+    if len(found) != 1:
+        which = f"{len(found) or 'no'} versions of the name {format_value(name)}"
+        raise ParamsError(f"{which} are here; name one of {', '.join(found or here) or 'none'}")
+    return found[0]
 
 
 def _rows(params: "Params", model: "Model", report: EvalReport) -> Iterator[dict[str, Any]]:
@@ -102,10 +96,10 @@ def _rows(params: "Params", model: "Model", report: EvalReport) -> Iterator[dict
     chosen = {name: rows[name] for name in (model.name, parent, *best)}
     for name, metrics in (chosen | _rivals(params, model, report)).items():
         shares = {metric: percent(metrics[metric]) for metric in model.task.compared if metric in metrics}
-        yield {"mode": report.mode, "answered by": name, "n": report.n, **shares, "note": report.note}
+        yield {"mode": report.mode, "answered by": name, "n": report.n, **shares}
 
 
-def _rivals(params: "Params", model: "Model", report: EvalReport) -> Mapping[str, Estimates]:
+def _rivals(params: "Params", model: "Model", report: EvalReport) -> dict[str, Estimates]:
     """What the classifiers reached that params.yaml names for this exam, from their records."""
     names = [name for name, rival in params.rivals.items() if rival.exam == model.exam]
     if not names:

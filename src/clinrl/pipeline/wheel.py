@@ -1,8 +1,7 @@
 """The package with a project in small inside, from which `clinrl try` answers without a checkout.
 
-`python -m clinrl.pipeline.wheel VERSION...` builds it of what is committed and of adapters that dvc.lock records, so
-equal commits give equal bytes. RECORD in the wheel names each file with its SHA-256; adapters and bases have manifests
-besides, which are verified when they are loaded.
+It is built of what is committed and of adapters that dvc.lock records, so equal commits give equal bytes. RECORD in the
+wheel names each file with its SHA-256; adapters and bases have manifests besides, which are verified when they load.
 """
 
 import argparse
@@ -21,6 +20,7 @@ from clinrl.artifacts import files_of, sha256_file
 from clinrl.config.params import load_params
 from clinrl.errors import ArtefactError, exit_code_of
 from clinrl.models import opening
+from clinrl.pipeline.verify import git, output_of
 from clinrl.provenance import lock
 
 CODE = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "src")
@@ -32,7 +32,7 @@ def build(names: Sequence[str], out: Path) -> Path:
     Raises ArtefactError if a tracked file is not as it was committed, or if a version, its base or its exam is not
     here as dvc.lock records it.
     """
-    if _git("status", "--porcelain", "--untracked-files=no"):
+    if git(Path.cwd(), "status", "--porcelain", "--untracked-files=no"):
         raise ArtefactError("tracked files are not as they were committed; commit or stash them first")
     params = load_params()
     models = [params.model(name) for name in names]
@@ -54,28 +54,17 @@ def build(names: Sequence[str], out: Path) -> Path:
             (shipped / file).parent.mkdir(parents=True, exist_ok=True)
             (shipped / file).write_bytes(file.read_bytes())
             (shipped / file).chmod(0o644)  # DVC's own copies are read-only
-        dated = {"SOURCE_DATE_EPOCH": _git("log", "-1", "--format=%ct").decode().strip()} | os.environ
-        asked = [
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-cache-dir",
-            "--quiet",
-            f"--wheel-dir={folder}/wheel",
-            folder,
-        ]
-        subprocess.run([sys.executable, "-m", "pip", "wheel", *asked], env=dated, umask=0o022, check=True)
+        dated = {"SOURCE_DATE_EPOCH": git(Path.cwd(), "log", "-1", "--format=%ct").strip()} | os.environ
+        asked = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--quiet", "--wheel-dir=wheel", "."]
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *asked], cwd=folder, env=dated, umask=0o022, check=True)
         (wheel,) = Path(folder, "wheel").glob("*.whl")
         out.mkdir(parents=True, exist_ok=True)
         return Path(shutil.move(wheel, out / wheel.name))  # another file system, perhaps
 
 
-def _git(*words: str) -> bytes:
-    return subprocess.run(["git", *words], check=True, stdout=subprocess.PIPE).stdout
-
-
 def _extract(names: Iterable[str], folder: Path) -> None:
     """Committed files, with the modes of the archive, which no umask alters."""
-    with tarfile.open(fileobj=io.BytesIO(_git("archive", "HEAD", *dict.fromkeys(names)))) as archive:
+    with tarfile.open(fileobj=io.BytesIO(output_of(["git", "archive", "HEAD", *names], Path.cwd()))) as archive:
         archive.extractall(folder, filter="data")
 
 
