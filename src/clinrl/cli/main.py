@@ -31,13 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(arguments)
         except ModuleNotFoundError as error:
-            library = (error.name or "clinrl").partition(".")[0]
-            if find_spec(library):  # it is here, so that the fault is another
+            if find_spec(library := str(error.name).partition(".")[0]):  # it is here, so that the fault is another
                 raise
-            raise Refused(
-                f"{library} is not installed; `pip install 'clinrl[pipeline]'` brings it, and so does `make "
-                ".venv/.installed` in a checkout, at its pinned version"
-            ) from None
+            mends = "`pip install 'clinrl[pipeline]'`, or `make .venv/.installed` in a checkout"
+            raise Refused(f"{library} is not installed; run {mends}") from None
 
     return exit_code_of(run)
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clinrl import paths
 from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
 from clinrl.artifacts import digest
-from clinrl.config.params import load_params
+from clinrl.config.model import Model
+from clinrl.config.params import Params, load_params
 from clinrl.data.dataset import draw
 from clinrl.errors import ArtefactError, ParamsError, format_value
 from clinrl.evaluation.answers import load_report, run_of
@@ -26,10 +27,6 @@ from clinrl.reports import tables
 from clinrl.reports.episode import answer_text, episode_of, write
 from clinrl.reports.numbers import percent
 from clinrl.tasks.base import EXACT
-
-if TYPE_CHECKING:
-    from clinrl.config.model import Model
-    from clinrl.config.params import Params
 
 FOLDER = Path(__file__).parents[1] / "shipped"
 """What a wheel holds beside the code. A checkout has none: its working directory is the project there."""
@@ -75,7 +72,7 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
     tables.show([*rows[0]], rows, as_json=False)
 
 
-def _version(params: "Params", name: str) -> str:
+def _version(params: Params, name: str) -> str:
     """The version of this name that is here, or the only one of the task of this name."""
     here = {version: spec.task for version, spec in params.versions.items() if paths.adapter(version).is_dir()}
     found = [version for version, task in here.items() if name in (version, task)]
@@ -85,7 +82,7 @@ def _version(params: "Params", name: str) -> str:
     return found[0]
 
 
-def _rows(params: "Params", model: "Model", report: EvalReport) -> Iterator[dict[str, Any]]:
+def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str, Any]]:
     """What a report says of the model, its parent, the best way to ask the parent, and who else is best; and rivals."""
     rows, parent = {row.name: row.metrics for row in report.rows}, str(model.parent)
     others = [name for name in rows if name != model.name]
@@ -99,7 +96,7 @@ def _rows(params: "Params", model: "Model", report: EvalReport) -> Iterator[dict
         yield {"mode": report.mode, "answered by": name, "n": report.n, **shares}
 
 
-def _rivals(params: "Params", model: "Model", report: EvalReport) -> dict[str, Estimates]:
+def _rivals(params: Params, model: Model, report: EvalReport) -> dict[str, Estimates]:
     """What the classifiers reached that params.yaml names for this exam, from their records."""
     names = [name for name, rival in params.rivals.items() if rival.exam == model.exam]
     if not names:
