@@ -39,16 +39,12 @@ def build(names: Sequence[str], out: Path) -> Path:
     for model in models:
         lock.demand(params, model.name)
         opening.check(model.folder)  # safetensors, and nothing else
+    exams = {model.exam for model in models}
     project = [
         *("params.yaml", "params"),
         *(str(paths.base(model.task.name)) for model in models),
         *(str(paths.report(model.name) / f"{mode}.json") for model in models for mode in params.modes),
-        *(
-            str(paths.exam_record(x.task, name))
-            for name, x in params.rivals.items()
-            for m in models
-            if x.exam == m.exam
-        ),
+        *(str(paths.exam_record(rival.task, name)) for name, rival in params.rivals.items() if rival.exam in exams),
     ]
     with tempfile.TemporaryDirectory() as folder:
         shipped = Path(folder) / "src/clinrl/shipped"
