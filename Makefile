@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 DVC := python -m clinrl.runtime.dvc_command
 
-.PHONY: help demo serve test quick slow check docs site bench gpu faults lock bom vllm
+.PHONY: help demo serve test quick slow check docs site wheel bench gpu faults lock bom vllm
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +55,10 @@ docs: $(READY) ## write what the documentation takes from the code and the repor
 
 site: $(READY) ## write everything as one folder of pages that open from a disk, build/site
 	@$(BIN)/python -m clinrl site
+
+SHIPPED := esi-v49 imaging-citations-1 audit-v3
+wheel: $(READY) ## build the package with a version of each task in it, which `clinrl try` asks, into dist/
+	@$(BIN)/python -m clinrl.pipeline.wheel $(SHIPPED)
 
 bench: $(READY) ## measure time and memory, for an hour; writes data/reports/bench.json
 	@$(BIN)/python tests/bench/run.py

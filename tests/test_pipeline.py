@@ -86,6 +86,14 @@ def test_everything_in_params_has_its_stages(params: Params, stages: dict[str, A
     assert expected == set(stages)
 
 
+def test_an_artifact_is_a_version_that_the_wheel_ships(stages: dict[str, Any]) -> None:
+    artifacts = YAML(typ="safe").load(ROOT / "dvc.yaml")["artifacts"]
+    (shipped,) = re.findall(r"^SHIPPED := (.+)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [*artifacts] == shipped.split()
+    for name, artifact in artifacts.items():
+        assert artifact["path"] in {out.def_path for out in stages[f"train@{name}"].outs}
+
+
 def test_errors_are_mined_on_no_exam(params: Params, stages: dict[str, Any]) -> None:
     exams = {f"data/cases/{name}" for name, spec in params.all_data.items() if spec.use == "exam"}
     for name, mining in params.mining.items():

@@ -236,6 +236,16 @@ def test_a_bug_keeps_its_traceback(raised, project, monkeypatch):
         cli.main(["plan"])
 
 
+def test_a_library_that_is_not_installed_is_a_sentence(project, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "stage", lambda *_, **__: import_module("no_such_library.part"))
+    assert cli.main(["plan"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("clinrl: no_such_library is not installed; run `pip install 'clinrl[pipeline]'`")
+    monkeypatch.setattr(plan, "stage", lambda *_, **__: import_module("clinrl.no_such_module"))
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["plan"])
+
+
 def test_a_full_disk_is_said(project, capsys):
     """/dev/full is a disk without space."""
     if not Path("/dev/full").exists():

@@ -209,7 +209,7 @@ def test_the_base_is_rebuilt_under_its_own_address(project: Path, monkeypatch, c
 
 
 def test_without_a_cache_the_lock_decides(project: Path, tmp_path: Path) -> None:
-    recorded, commit = lock.read(project / "dvc.lock"), verify._git(project, "rev-parse", "HEAD").strip()
+    recorded, commit = lock.read(project / "dvc.lock"), verify.git(project, "rev-parse", "HEAD").strip()
     trained, taken = recorded["train@sets"], recorded["evaluate@sets"]
 
     def compared(name: str, old, new, cache: Path):
@@ -292,7 +292,7 @@ def test_nothing_is_verified_with_pickles_that_others_can_write(project: Path, v
 
 
 def test_a_rebuild_is_closed_to_others_whatever_the_umask_and_has_a_cache_of_its_own(project: Path) -> None:
-    commit = verify._git(project, "rev-parse", "HEAD").strip()
+    commit = verify.git(project, "rev-parse", "HEAD").strip()
     before = os.umask(0o002)
     try:
         with verify._worktree(project, commit, keep=False) as tree:

@@ -609,7 +609,8 @@ def test_a_colleague_loads_the_alias_from_anywhere_with_the_code_that_came_with_
 
 def not_needed(pins):
     """The modules of the libraries that clinrl needs and a registered model does not."""
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["pipeline"]]
     along = {"fastapi", "jinja2", "scipy"}  # with MLflow and torch
     others = {re.split("[<>=]", requirement)[0] for requirement in declared} - pins.keys() - along
     return sorted({Path(file.parts[0]).stem for name in others for file in files(name) or () if file.suffix == ".py"})

@@ -92,6 +92,21 @@ TRAIN = {
 }
 
 EVALUATE = {
+    "try": Command(
+        help="ask a model about a drawn case, in each mode, in a minute",
+        description="Draws a case that is in no training data and no exam, and prints what a version answers in each "
+        "mode, the rule that decides, the score term by term, and what the version and its rivals reached on its exam. "
+        "Asks the models that came with the installation, or else those of this checkout. Needs no network.",
+        examples="clinrl try\nclinrl try imaging --seed 7\nclinrl try audit --json",
+        runs="evaluation.shipped:stage",
+        arguments=(
+            arg("name", metavar="NAME", nargs="?", default="esi", help="a task or a version; default: esi"),
+            arg("--seed", type=natural(0), metavar="N", default=1, help="draws the case; default: 1"),
+            JSON,
+        ),
+        takes=(),
+        also="demo example sample first hello start",
+    ),
     "preregister": Command(
         help="write a comparison's plan down before its runs, with its power",
         description="Writes data/preregistrations/COMPARISON.json, to be committed: the primary measure of the "

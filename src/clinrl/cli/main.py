@@ -9,11 +9,12 @@ Anything else is a bug and shows its traceback.
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from clinrl.cli.commands import COMMANDS
 from clinrl.cli.parser import parser
-from clinrl.errors import exit_code_of
+from clinrl.errors import Refused, exit_code_of
 from clinrl.runtime import determinism, starter
 
 
@@ -27,7 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser().error("-- may stand once")
         arguments = vars(parser().parse_args(words))
         starter.follow()
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        except ModuleNotFoundError as error:
+            if find_spec(library := str(error.name).partition(".")[0]):  # it is here, so that the fault is another
+                raise
+            mends = "`pip install 'clinrl[pipeline]'`, or `make .venv/.installed` in a checkout"
+            raise Refused(f"{library} is not installed; run {mends}") from None
 
     return exit_code_of(run)
 

@@ -333,6 +333,17 @@ SETUP = {
         ),
         also="config settings resolved",
     ),
+    "completion": Command(
+        help="print what a shell needs to complete commands",
+        description="Prints the script by which a shell completes subcommands, options and their choices.",
+        examples="clinrl completion bash > ~/.local/share/bash-completion/completions/clinrl\n"
+        'clinrl completion zsh > "${fpath[1]}/_clinrl"\n'
+        "clinrl completion fish > ~/.config/fish/completions/clinrl.fish",
+        runs="cli.parser:complete",
+        arguments=(arg("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),),
+        takes=(),
+        also="complete autocomplete shell tab",
+    ),
     "stage": Command(
         help="run the stage of dvc.yaml that has this address",
         description="What every stage of dvc.yaml runs: DVC names the stage in DVC_STAGE, so that no name is part "

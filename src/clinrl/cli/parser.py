@@ -12,6 +12,7 @@ from clinrl.cli.commands import COMMANDS, GROUPS
 
 WIDTH = 79
 EPILOG = """examples:
+  clinrl try
   clinrl plan
   clinrl dataset esi-d3 && clinrl validate esi-d3
   clinrl train --help
@@ -59,8 +60,8 @@ def nearest(word: str, names: Collection[str]) -> str:
     return next(iter(difflib.get_close_matches(word[:80], names, n=1)), "")
 
 
-def parser() -> Parser:
-    """The parser of the whole command line."""
+def parser(shown: str = argparse.SUPPRESS) -> Parser:
+    """The parser of the whole command line. `shown` lists the subcommands once more, for a shell's completion."""
     # Each subcommand accepts --params too; without a default there, it does not overwrite one given before the name.
     shared = Parser(add_help=False)
     shared.add_argument("--params", type=Path, metavar="PATH", default=argparse.SUPPRESS, help="default: params.yaml")
@@ -75,12 +76,13 @@ def parser() -> Parser:
     top.add_argument("--params", type=Path, metavar="PATH", default=Path("params.yaml"), help="default: params.yaml")
     commands = top.add_subparsers(
         dest="command", metavar="COMMAND", required=True, prog="clinrl", parser_class=Parser,
-        title="commands", description=_listing(), help=argparse.SUPPRESS,
+        title="commands", description=_listing(), help=shown,
     )  # fmt: skip
     for name, command in COMMANDS.items():
         examples = "\n".join(f"  {line}" for line in command.examples.splitlines())
         words = commands.add_parser(
             name,
+            help=command.help,
             description=textwrap.fill(command.description, WIDTH, break_on_hyphens=False),
             epilog=f"examples:\n{examples}",
             parents=[shared],
@@ -93,6 +95,13 @@ def parser() -> Parser:
             for action, (does, arguments) in command.actions.items():
                 _add(actions.add_parser(action, help=does, description=does), arguments)
     return top
+
+
+def complete(shell: str) -> None:
+    """Print the script by which a shell completes subcommands, options and their choices."""
+    import shtab
+
+    print(shtab.complete(parser(shown="a command"), shell))
 
 
 def _add(place: "argparse._ActionsContainer", arguments: Iterable[Argument]) -> None:

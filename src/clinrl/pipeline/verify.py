@@ -70,9 +70,9 @@ def stage(
     standard error. Raises Refused if there is nothing to compare or the rebuild fails, if nothing can be signed, or as
     `dvc_state.fence` does.
     """
-    root = Path(_git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
-    commit = _git(root, "rev-parse", "HEAD").strip()
-    if dirty := _git(root, "status", "--porcelain").splitlines():
+    root = Path(git(Path.cwd(), "rev-parse", "--show-toplevel").strip())
+    commit = git(root, "rev-parse", "HEAD").strip()
+    if dirty := git(root, "status", "--porcelain").splitlines():
         print(f"clinrl: {len(dirty)} uncommitted files are not looked at; this verifies {commit[:12]}", file=sys.stderr)
     dvc_state.fence(root)
     with _worktree(root, commit, keep) as tree:
@@ -164,9 +164,10 @@ def committed_files(root: Path, commit: str, cache: Path, out: Mapping[str, Any]
     in the lock, so the cache cannot be stale.
     """
     path, md5 = out["path"], out["md5"]
-    if listed := _git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
+    if listed := git(root, "ls-tree", "-r", "-z", "--name-only", commit, "--", path).split("\0")[:-1]:
         return {
-            file: "sha256:" + hashlib.sha256(_run(["git", "cat-file", "blob", f"{commit}:{file}"], root)).hexdigest()
+            file: "sha256:"
+            + hashlib.sha256(output_of(["git", "cat-file", "blob", f"{commit}:{file}"], root)).hexdigest()
             for file in listed
         }
     parts = {path: md5}
@@ -237,7 +238,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:
-        _git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        git(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(tree), commit)
         dvc_state.fence(tree)
         (folder / "site").mkdir(mode=0o700)  # DVC would make it for everybody to write in
         (tree / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n", encoding="utf-8")
@@ -247,7 +248,7 @@ def _worktree(root: Path, commit: str, keep: bool) -> Iterator[Path]:
             print(f"clinrl: kept {tree}; remove it with `git worktree remove --force {tree}`", file=sys.stderr)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            _git(root, "worktree", "prune")
+            git(root, "worktree", "prune")
         signal.signal(signal.SIGTERM, previous)
 
 
@@ -291,11 +292,13 @@ def _only_on(processors: list[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _git(root: Path, *arguments: str) -> str:
-    return _run(["git", *arguments], root).decode()
+def git(root: Path, *arguments: str) -> str:
+    """What git prints in a folder. Raises Refused if it fails."""
+    return output_of(["git", *arguments], root).decode()
 
 
-def _run(command: Sequence[str], where: Path) -> bytes:
+def output_of(command: Sequence[str], where: Path) -> bytes:
+    """What a command prints in a folder, apart from this checkout's settings. Raises Refused if it fails."""
     done = subprocess.run(command, cwd=where, env=_environment(), capture_output=True, check=False)
     if done.returncode != 0:
         raise Refused(f"`{' '.join(command)}` failed: {done.stderr.decode(errors='replace').strip()}")

@@ -27,8 +27,8 @@ DEFAULT = (MAIN, TORCH, CPU)
 VLLM = "constraints-vllm.txt"
 """The file of `.venv-vllm`, which whoever has a GPU installs by choice. It is in no bill of materials."""
 EXTRAS = {
-    MAIN: ("flows", "servers", "reward-models", "openenv", "docs", "dev"),
-    VLLM: ("vllm", "gpu", "reward-models", "dev"),
+    MAIN: ("pipeline", "flows", "servers", "reward-models", "openenv", "docs", "dev"),
+    VLLM: ("pipeline", "vllm", "gpu", "reward-models", "dev"),
 }
 """The extras of pyproject.toml that are pinned together, by the file that holds them."""
 ROOT = Path(__file__).resolve().parents[3]

@@ -87,17 +87,24 @@ def episode_of(model: Model, case: Case, line: Graded, *, number: int, of: int) 
     )
 
 
-def write(episode: Episode) -> str:
-    """The episode as text of at most `WIDTH` characters a line, unless a word is longer. Pure."""
+def write(episode: Episode, *, is_again: bool = False) -> str:
+    """The episode as text of at most `WIDTH` characters a line, unless a word is longer. Pure.
+
+    `is_again`: the case was shown in another mode, so its traits and the request are left out.
+    """
+    withheld = [STEP + WITHHELD] if episode.withheld else _request(episode.request)
+    shown = (
+        *_wrapped("; ".join(f"{what} {value}" for what, value in episode.traits.items())),
+        "",
+        "Request",
+        *withheld,
+    )
     lines = [
         *_wrapped(
             f"{episode.name} on {episode.exam}, mode {episode.mode}: case {episode.case_id}, "
             f"{episode.number} of {episode.of}"
         ),
-        *_wrapped("; ".join(f"{what} {value}" for what, value in episode.traits.items())),
-        "",
-        "Request",
-        *([STEP + WITHHELD] if episode.withheld else _request(episode.request)),
+        *(() if is_again else shown),
         "",
         *_turns(episode.messages),
         *_wrapped(f"The end: {ENDS[episode.stop]}."),

@@ -77,7 +77,7 @@ def pin() -> None:
     os.environ.update(_ARITHMETIC | _ALLOCATOR | _WAITING | _QUIET | (_X86_ARITHMETIC if X86 else {}))
     # Libraries' advice to each other, which nobody at the command line can follow.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")
 
 
 def settle(seed: int) -> None:

@@ -1,0 +1,119 @@
+"""`clinrl try`: a model answers one drawn case in each mode, from an installation alone or in a checkout.
+
+A wheel of `make wheel` holds a project in small, in the places of a checkout; all is read and verified as there.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import chdir
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from clinrl import paths
+from clinrl.analysis.exam import Estimates, EvalReport, row_metrics
+from clinrl.artifacts import digest
+from clinrl.config.model import Model
+from clinrl.config.params import Params, load_params
+from clinrl.data.dataset import draw
+from clinrl.errors import ArtefactError, ParamsError, format_value
+from clinrl.evaluation.answers import load_report, run_of
+from clinrl.evaluation.evaluate import answer_exam
+from clinrl.evaluation.record import answers_of, load_record
+from clinrl.evaluation.sampler import models_of
+from clinrl.models.judges import Judges
+from clinrl.reports import tables
+from clinrl.reports.episode import answer_text, episode_of, write
+from clinrl.reports.numbers import percent
+from clinrl.tasks.base import EXACT
+
+FOLDER = Path(__file__).parents[1] / "shipped"
+"""What a wheel holds beside the code. A checkout has none: its working directory is the project there."""
+COLOURS = {
+    r"^(?!  ).*": "bold",  # headings; whatever a model wrote is indented
+    r"(?<=  )right$|(?<=  )\+\d+\.\d{4}$": "green",
+    r"(?<=  )wrong: .*|(?<=  )-\d+\.\d{4}$": "red",
+    r"^  (thinks|says|calls)  ": "dim",
+}
+"""Pattern in a line of an episode to its style on a terminal."""
+
+
+def stage(name: str, *, seed: int, as_json: bool = False) -> None:
+    """Draw a case of the pool `mine`, which no training and no exam has, and print what a version answers in each mode.
+
+    `name` is a version, or a task of which one version is here; else ParamsError is raised. Raises ArtefactError if no
+    models are here, or if one was altered.
+    """
+    with chdir(FOLDER if FOLDER.is_dir() else Path()):
+        if not Path("params.yaml").exists():
+            raise ArtefactError("no models are here; install the wheel that `make wheel` writes in a checkout")
+        params = load_params()
+        model = params.model(_version(params, name))
+        task, digests = model.task, models_of(model)
+        (case,) = task.cases(1, seed, pool="mine", mix=task.checks.mixes[0])
+        asked = replace(model, exam=f"a case drawn with seed {seed}", variants=())
+        run = run_of(params, asked, [case], digest([case.id]))
+        run = answer_exam(params, replace(run, adapter_digest=digests["adapter"]), Judges(paths.base(task.name)))
+        episodes = [episode_of(asked, case, run.graded[mode][0], number=1, of=1) for mode in params.modes]
+        reports = [load_report(model.name, mode) for mode in params.modes]
+        if {report.adapter_digest for report in reports} != {digests["adapter"]}:
+            raise ArtefactError(f"{model.folder} is not what the reports of {model.name} are about; run `dvc checkout`")
+        rows = [row for report in reports for row in _rows(params, model, report)]
+    rule, right = episodes[0].traits.get("rule", ""), task.label(case)
+    if as_json:
+        shown = {"version": model.name, **digests, "seed": seed, "rule": rule, "right": right, "note": reports[0].note}
+        dumped = {one.mode: one.model_dump(mode="json") for one in episodes}
+        print(json.dumps(shown | {"modes": dumped, "exam": model.exam, "rows": rows}, indent=2, ensure_ascii=False))
+        return
+    end = f"Right is {answer_text(right)}" + (f", by the rule {rule}.\n" if rule else ".\n")
+    head = f"{model.name} on its exam {model.exam}, beside its parent and the best rivals. {reports[0].note}"
+    _print("\n".join([*(write(one, is_again=one != episodes[0]) for one in episodes), end, head]))
+    tables.show([*rows[0]], rows, as_json=False)
+
+
+def _version(params: Params, name: str) -> str:
+    """The version of this name that is here, or the only one of the task of this name."""
+    here = {version: spec.task for version, spec in params.versions.items() if paths.adapter(version).is_dir()}
+    found = [version for version, task in here.items() if name in (version, task)]
+    if len(found) != 1:
+        which = f"{len(found) or 'no'} versions of the name {format_value(name)}"
+        raise ParamsError(f"{which} are here; name one of {', '.join(found or here) or 'none'}")
+    return found[0]
+
+
+def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str, Any]]:
+    """What a report says of the model, its parent, the best way to ask the parent, and who else is best; and rivals."""
+    rows, parent = {row.name: row.metrics for row in report.rows}, str(model.parent)
+    others = [name for name in rows if name != model.name]
+    best = [
+        max((name for name in others if name.startswith(parent) is kin), key=lambda name: rows[name][EXACT].value)
+        for kin in (True, False)
+    ]
+    chosen = {name: rows[name] for name in (model.name, parent, *best)}
+    for name, metrics in (chosen | _rivals(params, model, report)).items():
+        shares = {metric: percent(metrics[metric]) for metric in model.task.compared if metric in metrics}
+        yield {"mode": report.mode, "answered by": name, "n": report.n, **shares}
+
+
+def _rivals(params: Params, model: Model, report: EvalReport) -> dict[str, Estimates]:
+    """What the classifiers reached that params.yaml names for this exam, from their records."""
+    names = [name for name, rival in params.rivals.items() if rival.exam == model.exam]
+    if not names:
+        return {}
+    run = run_of(params, model, [*draw(params.datasets[model.exam])], report.exam_digest)
+    answers = {name: answers_of(run, report.mode, load_record(run, name, "rival")) for name in names}
+    return {name: row_metrics(run, given.answers) for name, given in answers.items()}
+
+
+def _print(text: str) -> None:
+    """Text on stdout, in colour on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line in text.splitlines():
+        shown = Text(line)
+        for pattern, style in COLOURS.items():
+            shown.highlight_regex(re.compile(pattern), style)
+        console.print(shown, soft_wrap=True)

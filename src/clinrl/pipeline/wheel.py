@@ -1,0 +1,87 @@
+"""The package with a project in small inside, from which `clinrl try` answers without a checkout.
+
+It is built of what is committed and of adapters that dvc.lock records, so equal commits give equal bytes. RECORD in the
+wheel names each file with its SHA-256; adapters and bases have manifests besides, which are verified when they load.
+"""
+
+import argparse
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from clinrl import paths
+from clinrl.artifacts import files_of, sha256_file
+from clinrl.config.params import load_params
+from clinrl.errors import ArtefactError, exit_code_of
+from clinrl.models import opening
+from clinrl.pipeline.verify import git, output_of
+from clinrl.provenance import lock
+
+CODE = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "src")
+
+
+def build(names: Sequence[str], out: Path) -> Path:
+    """Write the wheel that ships these versions, one a task, to a folder; its path.
+
+    Raises ArtefactError if a tracked file is not as it was committed, or if a version, its base or its exam is not
+    here as dvc.lock records it.
+    """
+    if git(Path.cwd(), "status", "--porcelain", "--untracked-files=no"):
+        raise ArtefactError("tracked files are not as they were committed; commit or stash them first")
+    params = load_params()
+    models = [params.model(name) for name in names]
+    for model in models:
+        lock.demand(params, model.name)
+        opening.check(model.folder)  # safetensors, and nothing else
+    exams = {model.exam for model in models}
+    project = [
+        *("params.yaml", "params"),
+        *(str(paths.base(model.task.name)) for model in models),
+        *(str(paths.report(model.name) / f"{mode}.json") for model in models for mode in params.modes),
+        *(str(paths.exam_record(rival.task, name)) for name, rival in params.rivals.items() if rival.exam in exams),
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        shipped = Path(folder) / "src/clinrl/shipped"
+        _extract(CODE, Path(folder))
+        _extract(project, shipped)
+        for file in [file for model in models for file in files_of(model.folder)]:
+            (shipped / file).parent.mkdir(parents=True, exist_ok=True)
+            (shipped / file).write_bytes(file.read_bytes())
+            (shipped / file).chmod(0o644)  # DVC's own copies are read-only
+        dated = {"SOURCE_DATE_EPOCH": git(Path.cwd(), "log", "-1", "--format=%ct").strip()} | os.environ
+        asked = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "--quiet", "--wheel-dir=wheel", "."]
+        subprocess.run([sys.executable, "-m", "pip", "wheel", *asked], cwd=folder, env=dated, umask=0o022, check=True)
+        (wheel,) = Path(folder, "wheel").glob("*.whl")
+        out.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(wheel, out / wheel.name))  # another file system, perhaps
+
+
+def _extract(names: Iterable[str], folder: Path) -> None:
+    """Committed files, with the modes of the archive, which no umask alters."""
+    with tarfile.open(fileobj=io.BytesIO(output_of(["git", "archive", "HEAD", *names], Path.cwd()))) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build the wheel and print its SHA-256 and its path."""
+    parser = argparse.ArgumentParser(prog="python -m clinrl.pipeline.wheel", description=__doc__)
+    parser.add_argument("names", nargs="+", metavar="VERSION", help="what is shipped, one version a task")
+    parser.add_argument("--out", type=Path, default=Path("dist"), metavar="DIR", help="default: dist")
+    arguments = parser.parse_args(argv)
+
+    def run() -> int:
+        wheel = build(arguments.names, arguments.out)
+        print(f"{sha256_file(wheel)}  {wheel}")
+        return 0
+
+    return exit_code_of(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The wheel that ships models: what it is built of, equal bytes, and an answer from nothing but what it installs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+import tried
+from clinrl import paths
+from clinrl.artifacts import write_text
+from clinrl.pipeline import wheel
+
+ROOT = Path(__file__).parents[2]
+AUTHOR = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+
+
+def git(*words: str) -> None:
+    subprocess.run(["git", *AUTHOR, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A commit of a small project; its adapter is beside it, as DVC would have put it there."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)
+    shutil.copytree(tried.built(), tmp_path / "project")
+    monkeypatch.chdir(tmp_path / "project")
+    write_text(Path(".gitignore"), "/data/*\n!/data/bases/\n!/data/reports/\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "a project")
+    return Path.cwd()
+
+
+def test_it_is_built_of_what_is_committed_and_recorded(project, capsys):
+    weights = paths.adapter("v1") / "adapter_model.safetensors"
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    assert wheel.main(["v1"]) == 1
+    assert "data/adapters/v1 is not what dvc.lock records of train@v1" in capsys.readouterr().err
+    shutil.rmtree(paths.adapter("v1"))
+    assert wheel.main(["v1"]) == 1
+    assert "build it with `dvc repro train@v1`" in capsys.readouterr().err
+    write_text(project / "params.yaml", "scale: full\n")
+    assert wheel.main(["v1"]) == 1
+    assert "tracked files are not as they were committed" in capsys.readouterr().err
+    assert not Path("dist").exists()
+
+
+@pytest.mark.slow
+def test_a_second_build_has_equal_bytes_and_answers_where_nothing_else_is(project, tmp_path, capsys):
+    listed = subprocess.run(["git", "ls-files", "-z", *wheel.CODE], cwd=ROOT, capture_output=True, check=True).stdout
+    for file in listed.decode().rstrip("\0").split("\0"):
+        (project / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / file, project / file)
+    git("add", ".")
+    git("commit", "--quiet", "--message", "its code")
+    assert wheel.main(["v1", "--out", str(tmp_path / "first")]) == 0
+    old = os.umask(0o077)
+    try:
+        assert wheel.main(["v1", "--out", str(tmp_path / "second")]) == 0
+    finally:
+        os.umask(old)
+    (first,), (second,) = ([*(tmp_path / name).iterdir()] for name in ("first", "second"))
+    assert first.read_bytes() == second.read_bytes()
+    with zipfile.ZipFile(first) as archive:
+        held = {name.removeprefix("clinrl/shipped/") for name in archive.namelist() if "/shipped/" in name}
+    assert {f"data/reports/v1/{mode}.json" for mode in ("think", "direct")} < held
+    assert not [name for name in held if name.endswith((".bin", ".pt", ".pkl"))]
+    assert not [name for name in held if "esi-base" in name or "graded" in name or "cases" in name]
+
+    site = tmp_path / "site"
+    subprocess.run([find_uv_bin(), "pip", "install", "--quiet", "--no-deps", f"--target={site}", first], check=True)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "clinrl", "try", "--json"], cwd=empty, env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["version"] == "v1"
+    assert not [*empty.iterdir()]
