@@ -1,7 +1,7 @@
 """Answers to an exam as traces of MLflow, where people filter, compare and label them, and their labels as a file.
 
 A trace's id follows from the adapter and the graded answer, so that an answer is logged once, whoever logs it. When it
-was given was not kept: a trace is dated when it is logged, and its spans follow each other by a millisecond.
+was given was not kept: a trace is dated when it is logged, and its spans follow each other by a microsecond.
 """
 
 import json
@@ -18,6 +18,7 @@ from clinrl.artifacts import canonical_json, digest, write_text
 from clinrl.errors import DataError, RegistryError, did_you_mean, format_value
 from clinrl.evaluation.show import is_wrong
 from clinrl.exports.inspect_log import examined, verdicts
+from clinrl.registry.log_run import logged_models
 from clinrl.registry.versions import Entry, find
 from clinrl.reports.episode import Episode, decided_text, episode_of
 from clinrl.tasks.base import EXACT, Task, get_task, parts_of
@@ -47,7 +48,7 @@ OPENING: Final = {
     "mlflow.experimentKind": "genai_development",
     "mlflow.experiment.primaryMetric.greaterIsBetter": "True",
 }
-"""Experiment tags: MLflow opens the experiment on its traces, and sorts its runs by the metric that is named beside."""
+"""Experiment tags: MLflow shows the pages about answers. Its charts begin with the primary metric, named below."""
 
 
 class Answer(NamedTuple):
@@ -66,7 +67,6 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
     Raises ArtefactError and DataError as `examined` and `verdicts`, and RegistryError if `name` is not registered as it
     was examined, or MLflow did not do its part; the same call then completes it.
     """
-    began = time.perf_counter()
     exams = [examined(params, name, mode) for mode in params.modes]
     run, _, report = exams[0]
     entry = find(run.model.registered, name, digest=report.adapter_digest)
@@ -75,8 +75,7 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
     chosen = [answer for exam in exams for answer in _answers(*exam)[: None if every else SAMPLE]]
     with connect() as client, writing(client):
         logged = _log(client, entry, run, report, chosen)
-    took = time.perf_counter() - began
-    print(f"clinrl: {name}: {logged} traces are new, {len(chosen) - logged} were there; {took:.1f} s", file=sys.stderr)
+    print(f"clinrl: {name}: {logged} traces are new, {len(chosen) - logged} were there", file=sys.stderr)
 
 
 def _answers(run: Run, lines: Sequence[Graded], report: EvalReport) -> list[Answer]:
@@ -105,18 +104,18 @@ def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, cho
     from mlflow.tracing.client import TracingClient
 
     experiment = client.get_run(entry.run_id).info.experiment_id
-    model = client.get_model_version(entry.model, str(entry.number)).model_id
-    held = {info.trace_id for info in _traces(client, experiment, f"metadata.`mlflow.modelId` = '{model}'")
-            if "mlflow.trace.spansLocation" in info.tags}  # fmt: skip
-    ids = {f"tr-{digest([report.adapter_digest, report.exam_digest, answer.line.model_dump(mode='json')])[:32]}": answer
-           for answer in chosen}  # fmt: skip
-    new = {name: answer for name, answer in ids.items() if name not in held}
+    model = logged_models(client, experiment, entry.digest)[0].model_id
+    where = f"metadata.`mlflow.modelId` = '{model}'"
+    held = {info.trace_id: "mlflow.trace.spansLocation" in info.tags for info in _traces(client, experiment, where)}
+    exam = [report.adapter_digest, report.exam_digest]
+    named = {f"tr-{digest([*exam, answer.line.model_dump(mode='json')])[:32]}": answer for answer in chosen}
+    new = {name: answer for name, answer in named.items() if not held.get(name)}
     if not new:
         return 0
     tracing, now = TracingClient(client.tracking_uri), int(time.time() * 1000)
     _open(client, tracing, experiment, run)
     data = _dataset(client, tracing, experiment, report)
-    metadata = {"mlflow.modelId": str(model), "mlflow.sourceRun": entry.run_id}
+    metadata = {"mlflow.modelId": model, "mlflow.sourceRun": entry.run_id}
     dated = {name: now - place for place, name in enumerate(new)}  # the newest is shown first
     for start in range(0, len(new), TOGETHER):
         some = list(new.items())[start : start + TOGETHER]
@@ -126,7 +125,8 @@ def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, cho
             for name, answer in some
         ])  # fmt: skip
         for name, answer in some:
-            tracing.start_trace(_info(name, answer, run.task, experiment, dated[name], metadata))
+            if name not in held:  # one that is held has no spans yet: its logging was killed
+                tracing.start_trace(_info(name, answer, run.task, experiment, dated[name], metadata))
         tracing.log_spans(experiment, [span for name, answer in some for span in _spans(name, answer, dated[name])])
     return len(new)
 
@@ -234,8 +234,8 @@ def _spans(name: str, answer: Answer, at: int) -> Iterator["Span"]:
             "span_id": f"{number + 1:016x}",
             "parent_span_id": f"{1:016x}" if number else None,
             "name": called,
-            "start_time_unix_nano": (at + max(number - 1, 0)) * 1_000_000,
-            "end_time_unix_nano": (at + (number or len(steps))) * 1_000_000,
+            "start_time_unix_nano": at * 1_000_000 + number * 1_000,
+            "end_time_unix_nano": at * 1_000_000 + ((number or len(steps)) + 1) * 1_000,
             "status": {"code": "OK"},
             "attributes": {
                 key: json.dumps(value)
