@@ -24,6 +24,7 @@ from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.types import Case, Message, Transcript
 from dolls import PARAMS as DOLL
+from once import once
 from samplers import ScriptedSampler
 
 TASK = get_task("audit")
@@ -135,8 +136,12 @@ def write_slipping() -> None:
     YAML(typ="safe").dump(PARAMS, Path("params.yaml"))
 
 
-def write_reported() -> None:
-    """The same project with the reports of its exam."""
+def reported() -> Path:
+    """A folder with the same project and the reports of its exam, made once a test run. Only read it."""
+    return once("audits", _write_reported)
+
+
+def _write_reported() -> None:
     write_slipping()
     run = answers.open_run(params(), params().model("audit-base"))
     graded = {mode: answers.read_graded(paths.graded("audit-base") / f"{mode}.jsonl") for mode in run.modes}

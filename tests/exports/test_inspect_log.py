@@ -1,7 +1,6 @@
 """Exams as logs of Inspect: the same numbers, the same turns, no time and no record of a person."""
 
 import json
-from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -51,13 +50,10 @@ def triage() -> Path:
     return examined.answered()
 
 
-@pytest.fixture(scope="module")
-def audits(tmp_path_factory) -> Path:
+@pytest.fixture
+def audits() -> Path:
     """A project about the audit whose base slips now and then."""
-    folder = tmp_path_factory.mktemp("audits")
-    with chdir(folder):
-        auditors.write_reported()
-    return folder
+    return auditors.reported()
 
 
 def exported(params, name, mode="think"):

@@ -199,9 +199,8 @@ def test_a_version_that_is_not_registered_as_examined_is_refused(project):
 
 def test_turns_and_calls_of_an_audit_are_spans(tmp_path, monkeypatch):
     """The base stands for a version here: what it played is what matters."""
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)
-    auditors.write_reported()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(auditors.reported())
     exam = traces.examined(auditors.params(), "audit-base", "think")
     run, lines, report = exam
     with connect() as client:

@@ -27,38 +27,28 @@ from clinrl.types import Graded, Message, Unreadable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Assessment, Span, TraceInfo
+    from mlflow.entities import Span, TraceInfo
     from mlflow.tracing.client import TracingClient
 
     from clinrl.config.params import Params
 
 SAMPLE: Final = 200
 """Traces of a mode, unless all are wanted: the wrong answers, then right ones, each by case id, which is a digest."""
-TOGETHER: Final = 100
-"""Traces that are sent at once."""
-PAGE: Final = 500
-"""Traces that are asked for at once: the most that MLflow gives."""
+PAGE: Final = 100
+"""Traces that are sent, or asked for, at once."""
 ANSWER: Final = "clinrl.answer"
 """Metadata of a trace: case, version and mode. Nobody can change it, as tags can be."""
-GRADED: Final = "clinrl.graded"
-"""Trace tag: digest of the graded answer."""
 GOLD, LABEL = "gold", "label"
 """The assessments that are the exam's label, and a person's."""
-OPENING: Final = {
-    "mlflow.experimentKind": "genai_development",
-    "mlflow.experiment.primaryMetric.greaterIsBetter": "True",
-}
-"""Experiment tags: MLflow shows the pages about answers. Its charts begin with the primary metric, named below."""
 
 
 class Answer(NamedTuple):
-    """One answer of an exam, with what is shown of it."""
+    """One answer of an exam; `counted` holds which of the task's compared shares count it."""
 
     episode: Episode
     line: Graded
     gold: Any
     counted: Mapping[str, bool]
-    """Whether it is correct, and whether the task's safety metric counts it, if the case is in its denominator."""
 
 
 def stage(params: "Params", name: str, *, every: bool = False) -> None:
@@ -80,23 +70,18 @@ def stage(params: "Params", name: str, *, every: bool = False) -> None:
 
 def _answers(run: Run, lines: Sequence[Graded], report: EvalReport) -> list[Answer]:
     """The answers of a mode, wrong ones first, each by case id."""
-    shares = verdicts(run, lines, report)
-    shown = {
-        "correct": EXACT,
-        **{metric: metric for metric in run.task.compared if metric in shares and metric != EXACT},
-    }
-    order = sorted(
-        range(len(lines)), key=lambda at: (not is_wrong(run.model, run.cases[at], lines[at]), lines[at].case_id)
-    )
+    shares = {metric: of for metric, of in verdicts(run, lines, report).items() if metric in run.task.compared}
+    wrong = [is_wrong(run.model, case, line) for case, line in zip(run.cases, lines, strict=True)]
     return [
         Answer(
-            episode_of(run.model, run.cases[at], lines[at], number=at + 1, of=len(lines)),
-            lines[at],
-            run.golds[at],
-            {called: bool(of[at]) for called, metric in shown.items() if (of := shares[metric])[at] is not None},
+            episode=episode_of(run.model, run.cases[at], lines[at], number=at + 1, of=len(lines)),
+            line=lines[at],
+            gold=run.golds[at],
+            counted={"correct" if metric == EXACT else metric: verdict for metric, of in shares.items()
+                     if (verdict := of[at]) is not None},
         )
-        for at in order
-    ]
+        for at in sorted(range(len(lines)), key=lambda at: (not wrong[at], lines[at].case_id))
+    ]  # fmt: skip
 
 
 def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, chosen: Sequence[Answer]) -> int:
@@ -105,63 +90,59 @@ def _log(client: "MlflowClient", entry: Entry, run: Run, report: EvalReport, cho
 
     experiment = client.get_run(entry.run_id).info.experiment_id
     model = logged_models(client, experiment, entry.digest)[0].model_id
-    where = f"metadata.`mlflow.modelId` = '{model}'"
-    held = {info.trace_id: "mlflow.trace.spansLocation" in info.tags for info in _traces(client, experiment, where)}
+    found = _traces(client, experiment, f"metadata.`mlflow.modelId` = '{model}'")
+    held = {trace.trace_id: "mlflow.trace.spansLocation" in trace.tags for trace in found}
     exam = [report.adapter_digest, report.exam_digest]
     named = {f"tr-{digest([*exam, answer.line.model_dump(mode='json')])[:32]}": answer for answer in chosen}
-    new = {name: answer for name, answer in named.items() if not held.get(name)}
+    new = [(name, answer) for name, answer in named.items() if not held.get(name)]
     if not new:
         return 0
     tracing, now = TracingClient(client.tracking_uri), int(time.time() * 1000)
-    _open(client, tracing, experiment, run)
-    data = _dataset(client, tracing, experiment, report)
+    data = _open(client, tracing, experiment, run, report)
     metadata = {"mlflow.modelId": model, "mlflow.sourceRun": entry.run_id}
-    dated = {name: now - place for place, name in enumerate(new)}  # the newest is shown first
-    for start in range(0, len(new), TOGETHER):
-        some = list(new.items())[start : start + TOGETHER]
+    for start in range(0, len(new), PAGE):
+        some, spans = new[start : start + PAGE], list["Span"]()
         tracing.store.upsert_dataset_records(data, [
             {"inputs": _asked(answer), "expectations": {GOLD: answer.gold}, "tags": {"case": answer.line.case_id},
-             "source": {"source_type": "TRACE", "source_data": {"trace_id": name}}}
-            for name, answer in some
+             "source": {"source_type": "TRACE", "source_data": {"trace_id": name}}} for name, answer in some
         ])  # fmt: skip
-        for name, answer in some:
+        for at, (name, answer) in enumerate(some, start=start):
             if name not in held:  # one that is held has no spans yet: its logging was killed
-                tracing.start_trace(_info(name, answer, run.task, experiment, dated[name], metadata))
-        tracing.log_spans(experiment, [span for name, answer in some for span in _spans(name, answer, dated[name])])
+                tracing.start_trace(_info(name, answer, run.task, experiment, now - at, metadata))
+            spans += _spans(name, answer, now - at)  # MLflow shows the newest first
+        tracing.log_spans(experiment, spans)
     return len(new)
 
 
 def _traces(client: "MlflowClient", experiment: str, where: str | None = None) -> Iterator["TraceInfo"]:
     """The traces of an experiment, without their spans."""
-    token: str | None = None
-    while True:
-        page = client.search_traces(
-            locations=[experiment], filter_string=where, max_results=PAGE, page_token=token, include_spans=False
-        )
+    token, options = None, {"locations": [experiment], "filter_string": where, "include_spans": False}
+    while page := client.search_traces(max_results=PAGE, page_token=token, **options):
         yield from (trace.info for trace in page)
         if not (token := page.token):
             return
 
 
-def _open(client: "MlflowClient", tracing: "TracingClient", experiment: str, run: Run) -> None:
-    """Say how MLflow opens an experiment, and what a person may call an answer; what is set there stays."""
+def _open(client: "MlflowClient", tracing: "TracingClient", experiment: str, run: Run, report: EvalReport) -> str:
+    """The evaluation dataset of an exam, made if it is not there, as is how MLflow shows the experiment.
+
+    It shows the pages about answers, its charts begin with the primary metric, and it asks a person for a label of the
+    task. What somebody set there stays.
+    """
     from mlflow.genai.label_schemas import InputCategorical, InputText
 
-    tags = OPENING | {"mlflow.experiment.primaryMetric.name": f"{next(iter(run.modes))}/reward"}
-    for key, value in tags.items():
-        if key not in client.get_experiment(experiment).tags:
-            client.set_experiment_tag(experiment, key, value)
+    tags = {"Kind": "genai_development", ".primaryMetric.name": f"{next(iter(run.modes))}/reward",
+            ".primaryMetric.greaterIsBetter": "True"}  # fmt: skip
+    there = client.get_experiment(experiment).tags
+    for key in [key for key in tags if f"mlflow.experiment{key}" not in there]:
+        client.set_experiment_tag(experiment, f"mlflow.experiment{key}", tags[key])
     if LABEL not in {schema.name for schema in tracing.store.list_label_schemas(experiment)}:
         asked = InputText() if run.task.episodes else InputCategorical(options=[str(one) for one in run.task.labels])
         tracing.store.create_label_schema(experiment, name=LABEL, type="expectation", input=asked)
-
-
-def _dataset(client: "MlflowClient", tracing: "TracingClient", experiment: str, report: EvalReport) -> str:
-    """The evaluation dataset of an exam, made if it is not there. MLflow keeps a case once, by what was asked."""
     name = f"{report.exam}-{report.exam_digest[:8]}"
-    if found := client.search_datasets(experiment_ids=[experiment], filter_string=f"name = '{name}'"):
-        return str(found[0].dataset_id)
-    return str(client.create_dataset(name, experiment, {"exam": report.exam, "digest": report.exam_digest}).dataset_id)
+    found = client.search_datasets(experiment_ids=[experiment], filter_string=f"name = '{name}'")
+    made = found[0] if found else client.create_dataset(name, experiment, {"digest": report.exam_digest})
+    return str(made.dataset_id)
 
 
 def _asked(answer: Answer) -> dict[str, Any]:
@@ -170,31 +151,22 @@ def _asked(answer: Answer) -> dict[str, Any]:
 
 def _message(message: Message) -> dict[str, Any]:
     """A turn in the form that MLflow's page shows as a conversation."""
-    shown: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.thinking is not None:
-        shown["reasoning_content"] = message.thinking
-    if message.calls:
-        shown["tool_calls"] = [
-            {"id": str(number), "type": "function",
-             "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
-            for number, call in enumerate(message.calls)
-        ]  # fmt: skip
-    return shown
+    calls = [{"id": str(number), "type": "function",
+              "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
+             for number, call in enumerate(message.calls)]  # fmt: skip
+    shown = {"role": message.role, "content": message.content, "reasoning_content": message.thinking}
+    return {key: value for key, value in shown.items() if value is not None} | ({"tool_calls": calls} if calls else {})
 
 
 def _info(name: str, answer: Answer, task: Task, experiment: str, at: int, metadata: Mapping[str, str]) -> "TraceInfo":
-    """A trace as it is listed, with its assessments: reward and headline, then the terms."""
+    """A trace as it is listed, with its assessments: gold label, headline, reward and its terms."""
     from mlflow.entities import AssessmentSource, Expectation, Feedback, TraceInfo, TraceLocation, TraceState
 
     episode, line = answer.episode, answer.line
     source = AssessmentSource(source_type="CODE", source_id=f"clinrl/{task.name}")
     wrong = [f"{part.about}: {decided_text(part.decided)}, right: {part.right}"
              for part in episode.parts if not part.is_right]  # fmt: skip
-    scores = {**answer.counted, "reward": line.score.total,
-              **{f"terms/{term}": value for term, value in line.score.terms.items()}}  # fmt: skip
-    assessments: list[Assessment] = [Expectation(name=GOLD, value=answer.gold, source=source)]
-    assessments += [Feedback(name=score, value=value, source=source) for score, value in scores.items()]
-    assessments[1].rationale = "\n".join(wrong) or None
+    terms = {f"terms/{term}": value for term, value in line.score.terms.items()}
     what = {"case_id": line.case_id, "version": episode.name, "mode": line.mode}
     return TraceInfo(
         trace_id=name,
@@ -204,16 +176,14 @@ def _info(name: str, answer: Answer, task: Task, experiment: str, at: int, metad
         request_preview=episode.request[-1].content,
         response_preview=decided_text(line.answer),
         trace_metadata={**metadata, ANSWER: canonical_json(what)},
-        tags={
-            "mlflow.traceName": f"{episode.name} {line.mode}",
-            **episode.traits,
-            **what,
-            "exam": episode.exam,
-            "stop": episode.stop,
-            GRADED: digest(line.model_dump(mode="json")),
-        },
-        assessments=assessments,
-    )
+        tags={**episode.traits, **what, "exam": episode.exam, "stop": episode.stop,
+              "mlflow.traceName": f"{episode.name} {line.mode}", "graded": digest(line.model_dump(mode="json"))},
+        assessments=[
+            Expectation(name=GOLD, value=answer.gold, source=source, rationale="\n".join(wrong) or None),
+            *(Feedback(name=score, value=value, source=source)
+              for score, value in {**answer.counted, "reward": line.score.total, **terms}.items()),
+        ],
+    )  # fmt: skip
 
 
 def _spans(name: str, answer: Answer, at: int) -> Iterator["Span"]:
@@ -223,29 +193,19 @@ def _spans(name: str, answer: Answer, at: int) -> Iterator["Span"]:
     episode, score, asked = answer.episode, answer.line.score, _asked(answer)
     given = decided_text(answer.line.answer)
     steps = [
+        ("answer", "AGENT" if len(episode.messages) > 1 else "CHAIN", asked, given),
         ("prompt", "TASK", {"case_id": episode.case_id}, asked),
         *_turns(episode.messages, asked["messages"]),
         ("score", "EVALUATOR", {"answer": given, GOLD: answer.gold}, {"reward": score.total, **score.terms}),
     ]
-    root = ("answer", "AGENT" if len(episode.messages) > 1 else "CHAIN", asked, given)
-    for number, (called, kind, inputs, outputs) in enumerate([root, *steps]):
+    for number, (called, kind, inputs, outputs) in enumerate(steps):
+        attributes = {"traceRequestId": name, "spanType": kind, "spanInputs": inputs, "spanOutputs": outputs}
         yield Span.from_dict({
-            "trace_id": name,
-            "span_id": f"{number + 1:016x}",
-            "parent_span_id": f"{1:016x}" if number else None,
-            "name": called,
+            "trace_id": name, "span_id": f"{number + 1:016x}", "parent_span_id": f"{1:016x}" if number else None,
+            "name": called, "status": {"code": "OK"},
             "start_time_unix_nano": at * 1_000_000 + number * 1_000,
-            "end_time_unix_nano": at * 1_000_000 + ((number or len(steps)) + 1) * 1_000,
-            "status": {"code": "OK"},
-            "attributes": {
-                key: json.dumps(value)
-                for key, value in {
-                    "mlflow.traceRequestId": name,
-                    "mlflow.spanType": kind,
-                    "mlflow.spanInputs": inputs,
-                    "mlflow.spanOutputs": outputs,
-                }.items()
-            },
+            "end_time_unix_nano": at * 1_000_000 + (number + 1 if number else len(steps)) * 1_000,
+            "attributes": {f"mlflow.{key}": json.dumps(value) for key, value in attributes.items()},
         })  # fmt: skip
 
 
@@ -275,19 +235,19 @@ def labels(params: "Params", name: str, *, out: Path) -> None:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise RegistryError(f"{place(client.tracking_uri)} holds nothing of {name}; run `clinrl register` first")
-        for info in _traces(client, experiment.experiment_id):
-            about = json.loads(info.trace_metadata.get(ANSWER, "{}"))
-            gold = next((one.value for one in info.assessments if one.name == GOLD), "")
-            for one in info.assessments:
-                if not about or one.source.source_type != "HUMAN" or one.valid is False:
+        for trace in _traces(client, experiment.experiment_id, f"metadata.`{ANSWER}` IS NOT NULL"):
+            about = json.loads(trace.trace_metadata[ANSWER])
+            gold = next((one.value for one in trace.assessments if one.name == GOLD), "")
+            for one in trace.assessments:
+                if one.source.source_type != "HUMAN" or one.valid is False:
                     continue
                 if one.name != LABEL:
                     others += 1
                     continue
-                row = about | {"label": _label(task, gold, one.value, info.trace_id), "trace": info.trace_id,
-                               "person": one.source.source_id}  # fmt: skip
-                key = tuple(row[part] for part in ("case_id", "version", "mode", "trace", "person"))
-                found[key] = max(found.get(key, (0, "")), (one.last_update_time_ms or 0, canonical_json(row)))
+                label, person = _label(task, gold, one.value, trace.trace_id), str(one.source.source_id)
+                row = canonical_json({**about, "label": label, "person": person, "trace": trace.trace_id})
+                key = (about["case_id"], about["version"], about["mode"], trace.trace_id, person)
+                found[key] = max(found.get(key, (0, "")), (one.last_update_time_ms or 0, row))
     write_text(out, "".join(f"{found[key][1]}\n" for key in sorted(found)))
     print(out)
     left = f"; {others} assessments by people are not called {LABEL} and were left out" if others else ""
