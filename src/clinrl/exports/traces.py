@@ -164,8 +164,8 @@ def _info(name: str, answer: Answer, task: Task, experiment: str, at: int, metad
 
     episode, line = answer.episode, answer.line
     source = AssessmentSource(source_type="CODE", source_id=f"clinrl/{task.name}")
-    wrong = [f"{part.about}: {decided_text(part.decided)}, right: {part.right}"
-             for part in episode.parts if not part.is_right]  # fmt: skip
+    wrong = "; ".join(f"{part.about}: {decided_text(part.decided)}, right: {part.right}"
+                      for part in episode.parts if not part.is_right)  # fmt: skip
     terms = {f"terms/{term}": value for term, value in line.score.terms.items()}
     what = {"case_id": line.case_id, "version": episode.name, "mode": line.mode}
     return TraceInfo(
@@ -179,8 +179,8 @@ def _info(name: str, answer: Answer, task: Task, experiment: str, at: int, metad
         tags={**episode.traits, **what, "exam": episode.exam, "stop": episode.stop,
               "mlflow.traceName": f"{episode.name} {line.mode}", "graded": digest(line.model_dump(mode="json"))},
         assessments=[
-            Expectation(name=GOLD, value=answer.gold, source=source, rationale="\n".join(wrong) or None),
-            *(Feedback(name=score, value=value, source=source)
+            Expectation(name=GOLD, value=answer.gold, source=source),
+            *(Feedback(name=score, value=value, source=source, rationale=wrong if score == "correct" else None)
               for score, value in {**answer.counted, "reward": line.score.total, **terms}.items()),
         ],
     )  # fmt: skip
