@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clinrl import paths
+from clinrl.analysis.exam import build as build_report
 from clinrl.artifacts import identity, read_manifest, seal, staged, write_json
 from clinrl.benchmarks import protocol
 from clinrl.config.params import Params
@@ -22,6 +24,7 @@ from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
 from clinrl.types import Case, Message, Transcript
 from dolls import PARAMS as DOLL
+from once import once
 from samplers import ScriptedSampler
 
 TASK = get_task("audit")
@@ -131,3 +134,18 @@ def write_slipping() -> None:
     """In the working directory, a project whose base slips now and then."""
     build(params(), {"audit-base": TASK.policies()["mediocre"]})
     YAML(typ="safe").dump(PARAMS, Path("params.yaml"))
+
+
+def reported() -> Path:
+    """A folder with the same project and the reports of its exam, made once a test run. Only read it."""
+    return once("audits", _write_reported)
+
+
+def _write_reported() -> None:
+    write_slipping()
+    run = answers.open_run(params(), params().model("audit-base"))
+    graded = {mode: answers.read_graded(paths.graded("audit-base") / f"{mode}.jsonl") for mode in run.modes}
+    done = replace(run, graded=graded, adapter_digest=read_manifest(paths.graded("audit-base")).inputs["adapter"])
+    for mode in run.modes:
+        report = build_report(done, mode, others={}, tests=[])
+        write_json(paths.report("audit-base") / f"{mode}.json", report.model_dump(mode="json"))

@@ -42,6 +42,7 @@ DOORS = {
     "lightgbm": {"analysis.trees"},
     "matplotlib": {"reports.figures"},
     "mlflow": {
+        "exports.traces",
         "registry.log_run",
         "registry.model_folder",
         "registry.pyfunc",

@@ -1,8 +1,6 @@
 """Exams as logs of Inspect: the same numbers, the same turns, no time and no record of a person."""
 
 import json
-from contextlib import chdir
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +11,13 @@ import dolls
 import esi_sources
 import examined
 from clinrl import paths
-from clinrl.analysis.exam import build
 from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.cli import main as cli
 from clinrl.data import dataset
 from clinrl.errors import ArtefactError, DataError
 from clinrl.evaluation.answers import load_report, open_run, read_graded
-from clinrl.exports import inspect_log
+from clinrl.exports import inspect_log, traces
+from clinrl.tracking.mlflow_store import STORE
 
 READ = """
 import json, sys
@@ -52,19 +50,10 @@ def triage() -> Path:
     return examined.answered()
 
 
-@pytest.fixture(scope="module")
-def audits(tmp_path_factory) -> Path:
+@pytest.fixture
+def audits() -> Path:
     """A project about the audit whose base slips now and then."""
-    folder = tmp_path_factory.mktemp("audits")
-    with chdir(folder):
-        auditors.write_slipping()
-        run = open_run(auditors.params(), auditors.params().model("audit-base"))
-        graded = {mode: read_graded(paths.graded("audit-base") / f"{mode}.jsonl") for mode in run.modes}
-        done = replace(run, graded=graded, adapter_digest=read_manifest(paths.graded("audit-base")).inputs["adapter"])
-        for mode in run.modes:
-            report = build(done, mode, others={}, tests=[])
-            write_json(paths.report("audit-base") / f"{mode}.json", report.model_dump(mode="json"))
-    return folder
+    return auditors.reported()
 
 
 def exported(params, name, mode="think"):
@@ -152,7 +141,8 @@ def test_a_version_that_took_no_exam_is_refused(tmp_path, monkeypatch):
         inspect_log.stage(dolls.params(), "v1")
 
 
-def test_the_text_of_somebodys_records_does_not_leave(tmp_path, monkeypatch):
+@pytest.mark.parametrize("export", [inspect_log.stage, traces.stage])
+def test_the_text_of_somebodys_records_does_not_leave(export, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspect_log, "_python", str)
     (made,) = esi_sources.mietic_validation(tmp_path / "source", 50, 1)
@@ -164,8 +154,9 @@ def test_the_text_of_somebodys_records_does_not_leave(tmp_path, monkeypatch):
     write_json(paths.data_proof("mietic-36"), named)
     paths.graded("v1").mkdir(parents=True)
     with pytest.raises(DataError, match="mietic-36 holds somebody's records, whose text must not leave"):
-        inspect_log.stage(params, "v1")
+        export(params, "v1")
     assert not paths.exports().exists()
+    assert not STORE.exists()
 
 
 @pytest.mark.slow

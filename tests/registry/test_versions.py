@@ -588,7 +588,7 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
 
 
 @pytest.mark.parametrize(
-    ("module", "look"), [(mlflow_store, "_runs"), (log_run, "_logged_models"), (versions, "_versions")]
+    ("module", "look"), [(mlflow_store, "_runs"), (log_run, "logged_models"), (versions, "_versions")]
 )
 def test_whoever_comes_second_steps_back(project, first, monkeypatch, module, look):
     real, looks = getattr(module, look), []

@@ -21,6 +21,25 @@ RELEASE = {
         arguments=(name("NAME", "a version or a merge of params.yaml"),),
         also="mlflow log",
     ),
+    "traces": Command(
+        help="log the answers of an exam to MLflow, one trace each",
+        description="Logs graded answers of NAME, which must be registered, to MLflow: request, turns, calls of tools, "
+        "reward and gold label. Of each mode the wrong answers come first, then right ones, 200 in all, unless --all. "
+        "An answer that is there is not logged again. Somebody's records are refused.",
+        examples="clinrl traces esi-v49\nclinrl traces audit-v3 --all",
+        runs="exports.traces:stage",
+        arguments=(REGISTERED, arg("--all", dest="every", action="store_true", help="every answer of every mode")),
+        also="trace spans assessments genai review",
+    ),
+    "labels": Command(
+        help="write the labels that people gave answers in MLflow",
+        description="Writes a JSON line for each assessment called `label` that a person added to a trace of TASK: "
+        "case, version, mode, label, person and trace, by case. A label that TASK does not have is refused.",
+        examples="clinrl labels esi --out labels.jsonl",
+        runs="exports.traces:labels",
+        arguments=(name("TASK"), arg("--out", type=Path, metavar="FILE", required=True, help="the file to write")),
+        also="annotations feedback human review",
+    ),
     "decide": Command(
         help="hold a version's exam against its task's gate and the champion",
         description="Writes the decision to data/reports/decisions.jsonl and to the version's tags; promotes "

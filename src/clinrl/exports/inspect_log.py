@@ -48,13 +48,7 @@ def stage(params: "Params", name: str, *, mode: str | None = None, out: Path | N
     ArtefactError if the exam was not taken, or the answers are not those that the report is about.
     """
     mode, python = mode_of(params, mode), _python()
-    if not paths.graded(name).exists():
-        raise ArtefactError(f"{name} was not examined, or its answers are not here: run `dvc repro evaluate@{name}`")
-    run = open_run(params, params.model(name))
-    if any(map(is_imported, run.cases)):
-        raise DataError(f"{run.model.exam} holds somebody's records, whose text must not leave; nothing was written")
-    load_answers(run, mode, name)  # refuses answers to another exam
-    report, lines = load_report(name, mode), read_graded(paths.graded(name) / f"{mode}.jsonl")
+    run, lines, report = examined(params, name, mode)
     target = (out or paths.exports()) / f"{name}_{mode}.eval"
     target.parent.mkdir(parents=True, exist_ok=True)
     writer = Path(__file__).with_name("inspect_writer.py")
@@ -64,6 +58,20 @@ def stage(params: "Params", name: str, *, mode: str | None = None, out: Path | N
         last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise Refused(f"Inspect did not write {target}, and says: {last[:300]}; this was tested with {REQUIREMENT}")
     print(target)
+
+
+def examined(params: "Params", name: str, mode: str) -> tuple[Run, list[Graded], EvalReport]:
+    """An exam that may leave: the run, its graded answers in the order of the cases, and their report.
+
+    Raises DataError for imported cases, and ArtefactError if the exam was not taken or another one was answered.
+    """
+    if not paths.graded(name).exists():
+        raise ArtefactError(f"{name} was not examined, or its answers are not here: run `dvc repro evaluate@{name}`")
+    run = open_run(params, params.model(name))
+    if any(map(is_imported, run.cases)):
+        raise DataError(f"{run.model.exam} holds somebody's records, whose text must not leave; nothing was written")
+    load_answers(run, mode, name)  # refuses answers to another exam
+    return run, read_graded(paths.graded(name) / f"{mode}.jsonl"), load_report(name, mode)
 
 
 def _python() -> str:
@@ -80,17 +88,9 @@ def _python() -> str:
 def log_of(run: Run, mode: str, lines: Sequence[Graded], report: EvalReport) -> dict[str, Any]:
     """The log, as JSON of Inspect's own classes. Its metrics are those of the report, to the last digit.
 
-    Raises ArtefactError if the answers do not give the shares of the report, or are of another adapter.
+    Raises ArtefactError as `verdicts`.
     """
-    task, name, shares = run.task, run.model.name, _verdicts(run, lines)
-    written = f"{paths.report(name) / mode}.json"
-    for metric, verdicts in shares.items():
-        inside = [verdict for verdict in verdicts if verdict is not None]
-        found, stated = round(sum(inside) / len(inside), DIGITS) if inside else None, report.metrics.get(metric)
-        if found != (stated and stated.value):
-            raise ArtefactError(f"the answers of {name} give another {metric} than {written}; examine {name} anew")
-    if read_manifest(paths.graded(name)).inputs.get("adapter") != report.adapter_digest:
-        raise ArtefactError(f"the answers of {name} are of another adapter than {written}; examine {name} anew")
+    task, name, shares = run.task, run.model.name, verdicts(run, lines, report)
     model, mine = f"clinrl/{name}@{report.adapter_digest}", digest([name, mode, report.model_dump(mode="json")])
     decoding = {"temperature": report.mode_spec.get("temperature"), "top_p": report.mode_spec.get("top_p"),
                 "max_tokens": report.mode_spec["max_new_tokens"]}  # fmt: skip
@@ -128,13 +128,26 @@ def log_of(run: Run, mode: str, lines: Sequence[Graded], report: EvalReport) -> 
     }  # fmt: skip
 
 
-def _verdicts(run: Run, lines: Sequence[Graded]) -> dict[str, list[bool | None]]:
-    """For each share of the task whether it counts each case; None for a case outside of its denominator."""
-    return {
-        name: [metric.of(gold, line.answer) for gold, line in zip(run.golds, lines, strict=True)]
-        for name, metric in run.task.metrics.items()
-        if isinstance(metric, Share)
+def verdicts(run: Run, lines: Sequence[Graded], report: EvalReport) -> dict[str, list[bool | None]]:
+    """For each share of the task whether it counts each case; None for a case outside of its denominator.
+
+    Raises ArtefactError if the answers do not give the shares of the report, or are of another adapter.
+    """
+    name = run.model.name
+    shares = {
+        metric: [share.of(gold, line.answer) for gold, line in zip(run.golds, lines, strict=True)]
+        for metric, share in run.task.metrics.items()
+        if isinstance(share, Share)
     }
+    written = f"{paths.report(name) / report.mode}.json"
+    for metric, given in shares.items():
+        inside = [verdict for verdict in given if verdict is not None]
+        found, stated = round(sum(inside) / len(inside), DIGITS) if inside else None, report.metrics.get(metric)
+        if found != (stated and stated.value):
+            raise ArtefactError(f"the answers of {name} give another {metric} than {written}; examine {name} anew")
+    if read_manifest(paths.graded(name)).inputs.get("adapter") != report.adapter_digest:
+        raise ArtefactError(f"the answers of {name} are of another adapter than {written}; examine {name} anew")
+    return shares
 
 
 def _scores(shares: Mapping[str, Sequence[bool | None]], report: EvalReport) -> Iterator[dict[str, Any]]:

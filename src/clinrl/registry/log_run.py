@@ -300,7 +300,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     from mlflow.entities import LoggedModelOutput
 
     experiment, run_id = run.info.experiment_id, run.info.run_id
-    found = _logged_models(client, experiment, made.digest)
+    found = logged_models(client, experiment, made.digest)
     if not found:
         mine = client.create_logged_model(
             experiment,
@@ -309,7 +309,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
             tags={DIGEST: made.digest},
             model_type="adapter" if made.is_adapter else "merged",
         )
-        found = _logged_models(client, experiment, made.digest)
+        found = logged_models(client, experiment, made.digest)
         if found[0].model_id != mine.model_id:
             client.delete_logged_model(mine.model_id)
     model = found[0]
@@ -323,7 +323,7 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
     return model
 
 
-def _logged_models(client: "MlflowClient", experiment: str, digest: str) -> list["LoggedModel"]:
+def logged_models(client: "MlflowClient", experiment: str, digest: str) -> list["LoggedModel"]:
     """The logged models with a digest, finished ones first, then the older ones."""
     found = client.search_logged_models([experiment], filter_string=f"tags.{DIGEST} = '{digest}'")
     return sorted(found, key=lambda model: (model.status != "READY", model.creation_timestamp, model.model_id))
