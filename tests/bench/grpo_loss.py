@@ -7,6 +7,7 @@ turns on the same tokens, which are random, so that no two rows are equal; where
 import json
 import time
 from collections.abc import Callable
+from tempfile import gettempdir
 from typing import Any
 
 from clinrl import paths
@@ -37,7 +38,7 @@ def ways(
     trainer = SharedLossTrainer(
         model=adapted,
         args=GRPOConfig(
-            output_dir="unused", use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            output_dir=gettempdir(), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
             per_device_train_batch_size=groups * size, num_generations=size, max_completion_length=completion,
         ),
         reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
