@@ -14,13 +14,13 @@ from prefect.events.schemas.deployment_triggers import DeploymentEventTrigger
 from prefect.logging import get_run_logger
 from prefect.states import Completed
 
+from clinrl import paths
 from clinrl.config.params import load_params
 from clinrl.errors import GateError
 from clinrl.registry import versions
-from clinrl.release import promotion
-from clinrl.watching import store
-from clinrl.watching.counts import Counts
-from clinrl.watching.standing import ALARM, is_harmful, settings_of, standing
+from clinrl.registry.versions import Entry
+from clinrl.release import audit_log, promotion
+from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
 
 
@@ -36,11 +36,21 @@ def trigger(task: str, kind: str) -> DeploymentEventTrigger:
     )
 
 
+def champion_of(task: str) -> Entry | None:
+    """The champion by the audit file, which a rollback that was cut short has not changed yet; without one, by name."""
+    recorded = promotion.recorded_champion(task, audit_log.read(paths.audit_log()))
+    found = (entry for entry in versions.entries(task) if entry.digest == recorded)
+    return next(found, None) or versions.holder(task, versions.CHAMPION)
+
+
 @flow(flow_run_name="watch-{task}")
 def watch(task: str) -> State[None]:
-    """Look at the counts of a task's champion, and send an event for each kind of alarm that is new."""
+    """Look at the counts of a task's champion, and send an event for each kind of alarm that nothing has followed yet.
+
+    Drift is sent once. Harm is sent at each look until a rollback has followed, since an event may be lost.
+    """
     runs.begin()
-    params, champion = load_params(), versions.holder(task, versions.CHAMPION)
+    params, champion = load_params(), champion_of(task)
     if champion is None:
         return Completed(message=f"{task} has no champion, so nothing is watched")
     found = standing(params, champion)
@@ -49,25 +59,33 @@ def watch(task: str) -> State[None]:
         get_run_logger().warning("alarm: %s of %s", kind, champion.name)
         if not os.environ.get(servers.PRIVATE):  # where nothing acts on an event
             emit_event(f"clinrl.{kind}", resource(task), payload={"version": champion.name, "digest": champion.digest})
-            store.add(task, champion.digest, Counts([(ALARM, kind)]), {}, settings_of(params, task).keep_days)
-    return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm")
+            if kind == DRIFT:
+                note(params, champion, kind)
+    unseen = f"; drift was not looked at: {found.unseen}" if found.unseen else ""
+    return Completed(message=f"{champion.name}: {found.requests} requests; {', '.join(new) or 'no'} new alarm{unseen}")
 
 
 @flow(flow_run_name="rollback-{task}")
 def rollback(task: str) -> State[None]:
-    """Bring the previous champion back if labels show that the safety metric of this one is above its limit."""
+    """Bring the previous champion back if labels show that the safety metric of this one is above its limit.
+
+    Once for a version: if a person makes it the champion again, that person has decided. Raises GateError if nobody
+    approved beforehand, or if the previous champion is above its limit too.
+    """
     runs.begin()
-    params, champion = load_params(), versions.holder(task, versions.CHAMPION)
-    if champion is None or not is_harmful(params, champion):
+    params, champion = load_params(), champion_of(task)
+    if champion is None or was_acted_on(champion, SAFETY) or not is_harmful(params, champion):
         return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
     approver = settings_of(params, task).approver
-    before = versions.holder(task, promotion.PREVIOUS)
     if not approver:
         raise GateError(
             f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
             f"`clinrl rollback {task} --approver NAME`"
         )
-    if before is not None and is_harmful(params, before):
-        raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
+    named = (versions.holder(task, alias) for alias in (versions.CHAMPION, promotion.PREVIOUS))
+    for before in (entry for entry in named if entry and entry.digest != champion.digest):
+        if is_harmful(params, before) or was_acted_on(before, SAFETY):
+            raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
+    note(params, champion, SAFETY)
     return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")

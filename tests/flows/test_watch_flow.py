@@ -1,6 +1,7 @@
 """Alarms as events, and the rollback that follows: with evidence and an approval alone, and once."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import examined
 from clinrl import paths
 from clinrl.errors import GateError
 from clinrl.registry import versions
-from clinrl.release import audit_log
+from clinrl.release import audit_log, promotion
 from clinrl.watching import store
 from clinrl.watching.counts import Counts
 from processes import eventually
@@ -53,6 +54,10 @@ def champion() -> str:
     return found.name
 
 
+def raise_(error: BaseException) -> None:
+    raise error
+
+
 def run(flow: Any) -> str:
     return str(flow("esi", return_state=True).message)
 
@@ -79,11 +84,13 @@ def test_an_alarm_is_one_event_and_the_champion_is_rolled_back_once(released: No
     assert run(rollback).startswith("nothing to do")
     harm("v1")
     assert run(watch) == "v1: 0 requests; safety new alarm"
-    assert run(watch) == "v1: 0 requests; no new alarm"
-    assert sent == [("clinrl.safety", "clinrl.served.esi")]
+    shutil.rmtree(paths.cases("x1"))  # labels need no exam
+    assert run(watch).startswith("v1: 0 requests; safety new alarm; drift was not looked at: data/cases/x1")
+    assert sent == [("clinrl.safety", "clinrl.served.esi")] * 2  # until something has followed
     assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
     line = audit_log.read(paths.audit_log())[-1]
     assert (line.kind, line.body["to"]["version"], line.body["approver"]) == ("rollback", "v2", champions.ADA)
+    assert line.body["beforehand"] is True
     assert run(rollback).startswith("nothing to do")  # a second event does not bring v1 back
     assert champion() == "v2"
 
@@ -100,6 +107,33 @@ def test_nobody_rolls_back_to_what_harmed_before_or_without_an_approval(released
     with pytest.raises(GateError, match="v1 is above its limit, and so was v2; a person must decide"):
         rollback("esi")
     assert champion() == "v1"
+
+
+def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: None, monkeypatch: Any) -> None:
+    from flows.watch import rollback, watch
+
+    harm("v1")
+    given, digest = champions.params(), versions.find("esi", "v1").digest
+    with monkeypatch.context() as patch:
+        patch.setattr(promotion, "_write", lambda *_, **__: raise_(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            promotion.rollback(given, "esi", approver=champions.ADA, of=digest)
+    assert champion() == "v2"
+    assert run(watch).startswith("v1: 0 requests; safety new alarm")
+    assert run(rollback).startswith("v2 is the champion of esi again")
+    assert audit_log.read(paths.audit_log())[-1].kind == "rollback"
+    assert run(watch) == "v2: 0 requests; no new alarm"
+
+
+def test_who_makes_a_version_champion_again_has_decided(released: None, prefect: None) -> None:
+    from flows.watch import rollback, watch
+
+    harm("v1")
+    run(rollback)
+    promotion.rollback(champions.params(), "esi", approver=champions.ADA)
+    assert champion() == "v1"
+    assert run(watch) == "v1: 0 requests; no new alarm"
+    assert run(rollback).startswith("nothing to do")
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from processes import eventually
 
 CHAMPION = "esi@champion"
 CANARY = "Zyxwvut Qrstonia, room 31415926, allergic to plumbism"
-SHADOW = "v2 in shadow, direct"
 
 
 def ask(one: Running, messages: Any, *, stream: bool = False, most: int = 64) -> str:
@@ -27,6 +26,11 @@ def ask(one: Running, messages: Any, *, stream: bool = False, most: int = 64) ->
         model=CHAMPION, messages=messages, extra_body=how, stream=stream, max_tokens=most
     )
     return {chunk.id for chunk in said}.pop() if stream else said.id
+
+
+def shadow() -> str:
+    """The feature of the candidate's answers."""
+    return counts.shadow("v2", versions.find("esi", "v2").digest) + "direct"
 
 
 def total(name: str) -> counts.Counts:
@@ -55,8 +59,8 @@ def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(
     assert found[counts.TEXT, "familiar"] == 5
     assert found[counts.TEXT, "novel"] == 1
     assert sum(n for (feature, _), n in found.items() if feature == "answer, direct") == 6
-    assert sum(n for (feature, _), n in found.items() if feature == SHADOW) == 6
-    assert not found[SHADOW, counts.FAILED]
+    assert sum(n for (feature, _), n in found.items() if feature == shadow()) == 6
+    assert not found[shadow(), counts.FAILED]
     lines = [json.dumps({"id": ident, "label": 1}) + "\n" for ident in asked]
     Path("labels.jsonl").write_text("".join(lines))
     assert cli.main(["watch", "labels", "esi", "labels.jsonl"]) == 0
@@ -96,7 +100,7 @@ def test_a_candidate_that_fails_is_counted_and_the_champion_answers(project: Any
         eventually(lambda: not waits(one))
         ask(one, prompts(2)[1])
         eventually(lambda: not waits(one))
-    assert total("v1")[SHADOW, counts.FAILED] == 2
+    assert total("v1")[shadow(), counts.FAILED] == 2
     assert "a shadow failed: IndexError" in capfd.readouterr().err
 
 
@@ -116,17 +120,18 @@ def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any) -> Non
         assert entered.wait(20)
         asking = threading.Thread(target=ask, args=(one, prompts(1)[0]))
         asking.start()
-        eventually(lambda: one.service._watch._job is None)  # given up before the champion answered
+        eventually(lambda: one.service._watch._job.is_dropped)
         going.set()
         asking.join()
         eventually(lambda: not waits(one) and len(begun) >= 3)
-    assert total("v1")[SHADOW, counts.SAME] + total("v1")[SHADOW, counts.OTHER] == 2
+    assert total("v1")[shadow(), counts.SAME] + total("v1")[shadow(), counts.OTHER] == 2
 
 
 def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any, capfd: Any) -> None:
     Path("data/cases/x1/cases.jsonl").unlink()
     Path("data/cases/x1/manifest.json").unlink()
     with running(project, shadow=0.0) as one:
-        assert ask(one, [{"role": "user", "content": "Chest pain."}], most=1)
-    assert capfd.readouterr().err.count("v1 is not watched: ") == 1
+        asked = ask(one, [{"role": "user", "content": "Chest pain."}], most=1)
+    assert capfd.readouterr().err.count("v1 is not watched for drift: ") == 1
     assert total("v1") == counts.Counts()
+    assert store.match("esi", {asked: "1"}) == 1  # a label counts all the same

@@ -8,7 +8,7 @@ import pytest
 
 from clinrl.errors import DataError
 from clinrl.tasks.base import get_task
-from clinrl.watching import store
+from clinrl.watching import labels, store
 from clinrl.watching.counts import Counts
 from clinrl.watching.labels import take_in
 
@@ -36,15 +36,29 @@ def test_labels_are_counted_beside_the_answers() -> None:
     ("line", "says"),
     [
         ({"id": IDS[0], "label": 6}, r"labels.jsonl row 2 .*column level: a value breaks ExpectColumnValuesToBeInSet"),
-        ({"id": IDS[1], "label": 1}, "column id: a value breaks ExpectColumnValuesToBeUnique"),
-        ({"id": "Alice", "label": 1}, "column id: a value breaks ExpectColumnValuesToMatchRegex"),
-        ({"id": IDS[0]}, "labels.jsonl holds no labels"),
-        ({"id": IDS[0], "label": 1, "text": "chest pain"}, "labels.jsonl holds no labels"),
+        ({"id": IDS[1], "label": 1}, "column response: a value breaks ExpectColumnValuesToBeUnique"),
+        ({"id": "Alice", "label": 1}, "labels.jsonl line 2 is no label"),
+        ({"id": IDS[0]}, "labels.jsonl line 2 is no label"),
+        ({"id": IDS[0], "label": True}, "labels.jsonl line 2 is no label"),
+        ({"id": IDS[0], "label": 2.0}, "labels.jsonl line 2 is no label"),
+        ({"id": IDS[0], "label": 1, "text": "chest pain"}, "labels.jsonl line 2 is no label"),
     ],
 )
 def test_a_file_with_one_bad_line_is_refused_and_nothing_of_it_is_counted(line: Any, says: str) -> None:
     write({"id": IDS[1], "label": 2}, line)
     with pytest.raises(DataError, match=says) as refused:
         take_in("esi", get_task("esi"), FILE)
-    assert "chest" not in str(refused.value)
+    written = [path.read_bytes() for path in Path().rglob("*") if path.is_file() and path != FILE]
+    for word in ("chest", "Alice", *IDS):
+        assert word not in str(refused.value)
+        assert not any(word.encode() in held for held in written)
     assert store.days("esi", "v") == []
+
+
+def test_a_file_that_is_not_there_or_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match=r"labels.jsonl cannot be read: No such file"):
+        take_in("esi", get_task("esi"), FILE)
+    write({"id": IDS[0], "label": 2})
+    monkeypatch.setattr(labels, "MOST_BYTES", 10)
+    with pytest.raises(DataError, match=r"labels.jsonl has more than 0 MiB; give it in parts"):
+        take_in("esi", get_task("esi"), FILE)

@@ -34,5 +34,6 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
         show(("version", *Finding.model_fields), rows, as_json=False)
     for one in found:
         alarms = f"alarm: {', '.join(one.alarms)}" if one.alarms else "no alarm"
+        alarms += f"; drift was not looked at: {one.unseen}" if one.unseen else ""
         print(f"clinrl: {one.version}: {one.requests} requests; {alarms}", file=sys.stderr)
     return int(any(one.alarms for one in found))

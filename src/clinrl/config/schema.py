@@ -278,8 +278,8 @@ class Watch(Section):
     """When the counts are looked at, in UTC: minute, hour, day of month, month, day of week."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """Chance of a false alarm of each kind in the life of a version, above 0 and below 1."""
-    margin: float = Field(default=0.05, ge=0, lt=1)
-    """By how much a share of requests may differ from the exam's before it counts as drift, 0 to below 1."""
+    margin: float = Field(default=0.05, gt=0, lt=1)
+    """By how much a share of requests may differ from the exam's before it counts as drift, above 0 and below 1."""
     keep_days: Count = 90
     """Days for which an answer waits for its label."""
     approver: str = ""

@@ -245,10 +245,11 @@ def refuse(params: Params, decision: Decision, reason: str) -> None:
 def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entry:
     """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
 
-    The same call completes one that was killed half way. Raises GateError if there is no previous champion, if the
-    champion is another than `of`, where that digest is given, if the audit file does not know that the previous one
-    ever was champion, or if `approver` is no name; SignatureError if this machine's key is
-    not that person's; Busy as `promote` does.
+    With `of`, the digest of the champion that it is about, nobody looked at this case: `approver` agreed beforehand,
+    and the audit file says so. The same call completes one that was killed half way. Raises GateError if there is no
+    previous champion, if the champion is another than `of`, if the audit file does not know that the previous one ever
+    was champion, or if `approver` is no name; SignatureError if this machine's key is not that person's; Busy as
+    `promote` does.
     """
     approver = check_approver(approver)
     with artifacts.exclusive(_lock(model)):
@@ -275,6 +276,7 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
         if before.digest not in _recorded_champions(model, lines):
             raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
+        body |= {"beforehand": True} if of else {}
         body["approval"] = approvals.sign_approval(params, artifacts.digest(body), approver)
         versions.check_intact(params, before)
         versions.point(model, CHAMPION, before)

@@ -158,6 +158,9 @@ class Local:
             return batch
 
     def _write(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.is_dropped:
+                job.tell(Dropped())
         jobs = [job for job in jobs if not job.is_dropped]
         if not jobs:
             return
@@ -234,6 +237,7 @@ class Remote:
 
     def _write(self, job: Job) -> None:
         if job.is_dropped:
+            job.tell(Dropped())
             return
         try:
             (one,) = self._engines[job.digest].sample(

@@ -267,7 +267,7 @@ class Server(uvicorn.Server):
 
 def stage(
     params: "Params", name: str, *, host: str, known_as: Sequence[str], port: int, at_once: int, queue: int,
-    tokens: int, timeout: int, shadow: float = 0.0,
+    tokens: int, timeout: int, shadow: float,
 ) -> None:  # fmt: skip
     """Serve until a signal comes; the first line of the output is the address. Port 0: any free one. `known_as`: other
     names by which clients reach the server.

@@ -1,7 +1,7 @@
 """What the server counts of its requests, in a thread of its own, and the candidate's answers in shadow.
 
-A text is in memory until it is counted, and nowhere else. No request waits for either: what is more than can be counted
-is left out, and a shadow is written while nobody waits, and begun anew when somebody has asked.
+A text is in memory until it is counted, and nowhere else. What is more than can be counted is left out. A shadow is
+written while nobody waits, one at a time, and begun anew when somebody has asked.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.models.chat import Completion, read_turn
 from clinrl.serving.backends import Backend, Dropped, Job
@@ -59,7 +60,7 @@ class Watch:
     """Counts of one registered model."""
 
     def __init__(
-        self, params: "Params", model: str, live: Live, backend: Backend, shadow: float = 0.0, least: int = LEAST
+        self, params: "Params", model: str, live: Live, backend: Backend, shadow: float, least: int = LEAST
     ) -> None:
         """`shadow`: the share of the champion's requests, 0 to 1, that the candidate is asked too."""
         self._params, self._model, self._live, self._backend = params, model, live, backend
@@ -86,10 +87,9 @@ class Watch:
                 self._shadows.put_nowait(seen)
 
     def make_way(self) -> None:
-        """Give up what is written in shadow: somebody asks."""
+        """Give up what is written in shadow: somebody asks. No other is begun before it has ended."""
         if self._job is not None:
             self._job.is_dropped = True
-            self._job.pieces.put_nowait(Dropped())  # one that has not begun is told nothing
 
     def end(self) -> None:
         """Count what waits, and write it down if it is enough."""
@@ -123,8 +123,9 @@ class Watch:
             except Exception as fault:  # noqa: BLE001  a candidate that fails is counted, and harms nobody
                 print(f"clinrl: a shadow failed: {type(fault).__name__}", file=sys.stderr, flush=True)
             finally:
+                self.make_way()  # where the server ends
                 self._job = None
-            where = candidate.served.name + counts.SHADOW + seen.mode, outcome
+            where = counts.shadow(candidate.served.name, candidate.served.digest) + seen.mode, outcome
             self._tell(partial(self._add, seen.version.served.digest, [where]))
 
     def _tell(self, what: Callable[[], None]) -> None:
@@ -152,23 +153,28 @@ class Watch:
 
     def _count(self, seen: Seen) -> None:
         served = seen.version.served
+        self._answers.setdefault(served.digest, {})[seen.ident] = seen.mode, seen.answer
         if (reader := self._reader(served.name, served.digest)) is not None:
             text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
             where = counts.ANSWER + seen.mode, seen.answer
             self._add(served.digest, [*reader.read(text), where])
-            self._answers.setdefault(served.digest, {})[seen.ident] = seen.mode, seen.answer
 
     def _learn(self, name: str, digest: str) -> Reader | None:
-        """The buckets of a version's exam; None if there is none here, which is told once."""
+        """The buckets of a version's exam; None if there is none here, which is told once. Labels count all the same.
+
+        params.yaml is read anew: what is served may be younger than this server.
+        """
         try:
-            return counts.reference(self._params, name, digest)[0]
-        except Refused as refused:
-            print(f"clinrl: {name} is not watched: {refused}", file=sys.stderr, flush=True)
+            return counts.reference(load_params(), name, digest)[0]
+        except Exception as fault:  # noqa: BLE001  whatever is wrong with an exam, the version is served
+            told = fault if isinstance(fault, Refused) else type(fault).__name__
+            print(f"clinrl: {name} is not watched for drift: {told}", file=sys.stderr, flush=True)
             return None
 
     def _flush(self) -> None:
-        for digest, found in list(self._counts.items()):
+        for digest in {**self._counts, **self._answers}:
+            found = self._counts.get(digest, Counts())
             requests = sum(n for (feature, _), n in found.items() if feature == counts.TEXT)
-            enough = self._counts.pop(digest) if requests >= self._least else Counts()
+            enough = self._counts.pop(digest, found) if requests >= self._least else Counts()
             days = settings_of(self._params, self._model).keep_days
             store.add(self._model, digest, enough, self._answers.pop(digest, {}), days)

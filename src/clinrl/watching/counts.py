@@ -34,8 +34,8 @@ QUANTILES = (0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98)
 WORDS, COMMON = 150, 0.02
 """Words that are features: at most so many, each in at least this share of the exam's texts."""
 ANSWER, LABELLED, SHADOW = "answer, ", "labelled, ", " in shadow, "
-"""Features in each mode, whose name follows: the answer, the pair of label and answer, and after a candidate's name
-whether its answer is the same."""
+"""Features in each mode, whose name follows: the answer, the pair of label and answer, and after a candidate whether
+its answer is the same."""
 TEXT = "text"
 """The feature that every request has."""
 UNREADABLE, SAME, OTHER, FAILED = "unreadable", "same", "other", "failed"
@@ -73,8 +73,9 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
         name: sorted(set(numpy.quantile(values[name], QUANTILES, method="inverted_cdf").tolist()))
         for name in sorted(values)
     }
-    if any(map(is_imported, cases)):
-        return Reader((), edges, None, readings)
+    if any(map(is_imported, cases)):  # of which no edge is what one patient had
+        rounded = {name: sorted({float(f"{edge:.2g}") for edge in of}) for name, of in edges.items()}
+        return Reader((), rounded, None, readings)
     common = Counter(word for text in texts for word in _words(text))
     kept = sorted((word for word, n in common.items() if n >= COMMON * len(texts)), key=lambda w: (-common[w], w))
     examined = novelty.learn([[text] for text in texts], [case.group for case in cases])
@@ -83,7 +84,7 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
 
 def reference(params: "Params", name: str, digest: str, candidates: Sequence[str] = ()) -> tuple[Reader, Counts]:
     """The buckets of the exam of a version or a merge, and its counts: of texts, of answers, and of how often each of
-    the `candidates` that took it too gave another.
+    the `candidates`, which are given as `shadow` calls them, gave another if it took that exam too.
 
     Raises ArtefactError if the exam or the record of its answers is missing, or about another adapter than `digest`.
     """
@@ -94,15 +95,22 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
     texts = [baselines.text(run.task, case) for case in run.shown]
     reader = learn(run.task, run.cases, texts)
     counts = sum((reader.read(text) for text in texts), Counts())
-    given = {mode: [called(answer) for answer in record.given[mode].answers] for mode in run.modes}
+    given = {mode: [called(one) for one in record.given[mode].answers] for mode in run.modes if mode in record.given}
     for mode, answers in given.items():
         counts.update((ANSWER + mode, answer) for answer in answers)
     for candidate in candidates:
-        other = _examined(params, candidate)[1]
-        for mode, answers in given.items() if other.exam_digest == record.exam_digest else ():
-            both = zip(answers, map(called, other.given[mode].answers), strict=True)
-            counts.update((candidate + SHADOW + mode, SAME if a == b else OTHER) for a, b in both)
+        called_so, _, begins = candidate.removesuffix(SHADOW).partition("@")
+        other = _examined(params, called_so)[1]
+        is_same = other.exam_digest == record.exam_digest and other.adapter_digest.startswith(begins)
+        for mode in sorted(given.keys() & other.given.keys()) if is_same else ():
+            both = zip(given[mode], map(called, other.given[mode].answers), strict=True)
+            counts.update((candidate + mode, SAME if a == b else OTHER) for a, b in both)
     return reader, counts
+
+
+def shadow(name: str, digest: str) -> str:
+    """How features of a candidate's answers in shadow begin: its name, and the adapter that had it."""
+    return f"{name}@{digest[:8]}{SHADOW}"
 
 
 def called(answer: Any | Unreadable) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import Field, StrictInt, StrictStr, ValidationError
 
 from clinrl.data.expectations import Tally, checker
 from clinrl.errors import DataError
@@ -11,36 +11,37 @@ from clinrl.tasks.parts import expect
 from clinrl.types import Strict
 from clinrl.watching import store
 
+MOST_BYTES = 64 << 20
+"""Of a file."""
+
 
 class Label(Strict):
     """One line of a file."""
 
-    id: str
+    id: str = Field(pattern=r"^chatcmpl-[0-9a-f]{32}$")
     """That of the response, which whoever asked has kept."""
-    label: int | str
+    label: StrictInt | StrictStr
 
 
 def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
     """Validate a file of labels, and count those whose answers are kept: how many, and of how many lines.
 
     What Great Expectations holds against the file are the task's own rules about the column of answers; its pages are
-    those of the data set `watch-<model>`. Raises DataError for a file that breaks one, of which nothing is counted. A
-    file that is given again changes nothing.
+    those of the data set `watch-<model>`. Raises DataError for a file that breaks one, of which nothing is counted, and
+    quotes no value of it. A file that is given again changes nothing.
     """
-    found: list[Label] = []
-    try:
-        found.extend(map(Label.model_validate_json, path.read_bytes().splitlines()))
-    except (OSError, ValidationError):
-        raise DataError(f'{path} holds no labels: a line is {{"id": "chatcmpl-...", "label": ...}}') from None
+    found = _read(path)
     column = task.safety.answer
     suite = [
-        expect("ExpectColumnValuesToMatchRegex", "id", regex=r"^chatcmpl-[0-9a-f]{32}$"),
-        expect("ExpectColumnValuesToBeUnique", "id"),
+        expect("ExpectColumnValuesToBeUnique", "response"),
         expect("ExpectColumnValuesToBeInSet", column, value_set=list(task.labels)),
         *(rule for rule in task.checks.expectations if (rule.on, rule.of) == ("rows", "all")
           and rule.arguments.get("column") == column),
     ]  # fmt: skip
-    table = [{"row": row, "id": one.id, column: one.label} for row, one in enumerate(found, start=1)]
+    table = [
+        {"row": row, "id": f"line {row}", "response": one.id, column: one.label}
+        for row, one in enumerate(found, start=1)
+    ]
     results = checker(f"watch-{model}", {"rows": suite}, withheld=True)("rows", table) if table else []
     for rule, result in zip(suite, results, strict=False):
         tally = Tally(rule, withheld=True)
@@ -48,3 +49,20 @@ def take_in(model: str, task: Task, path: Path) -> tuple[int, int]:
         if not tally.success:
             raise DataError(tally.sentence(path))
     return store.match(model, {one.id: str(one.label) for one in found}), len(found)
+
+
+def _read(path: Path) -> list[Label]:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(f"{path} has more than {MOST_BYTES >> 20} MiB; give it in parts")
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(Label.model_validate_json(line))
+        except ValidationError:
+            form = '{"id": "chatcmpl-...", "label": ...}'
+            raise DataError(f"{path} line {number} is no label, which is {form}") from None
+    return found

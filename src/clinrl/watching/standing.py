@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clinrl.config.model import MERGED
 from clinrl.config.schema import Watch
+from clinrl.errors import Refused
 from clinrl.registry.versions import Entry
-from clinrl.tasks.base import Task
+from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.parts import Share
 from clinrl.types import Strict, Unreadable
 from clinrl.watching import counts, store
@@ -55,11 +56,14 @@ class Standing(Strict):
     """None without a label that the safety metric is about, or without a gate that limits it."""
     alarms: tuple[str, ...]
     raised: tuple[str, ...]
-    """Alarms that were raised before."""
+    """Alarms that had their consequence."""
+    unseen: str
+    """Why drift was not looked at; empty if it was."""
 
 
 Found = tuple[tuple[Finding, ...], float]
 """Findings of a kind, and p for all of them."""
+NOTHING: Found = (), 1.0
 
 
 class _Row(NamedTuple):
@@ -74,27 +78,44 @@ class _Row(NamedTuple):
 
 
 def standing(params: "Params", entry: Entry) -> Standing:
-    """How a registered version stands by its counts. Raises ArtefactError if its exam is not here."""
+    """How a registered version stands by its counts. Without its exam drift is not looked at, and labels are."""
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
     total = sum(days, Counts())
-    asked = sorted({feature.split(counts.SHADOW)[0] for feature, _ in total if counts.SHADOW in feature})
-    _, exam = counts.reference(
-        params, entry.name, entry.digest, [one for one in asked if one in {*params.versions, *params.merges.all}]
-    )
-    unlike, p = drift(days, exam, settings)
-    harm, chance = safety(params, params.model(entry.name).task, days, settings)
+    asked = {feature.partition(counts.SHADOW)[:2] for feature, _ in total if counts.SHADOW in feature}
+    here = {*params.versions, *params.merges.all}
+    shadows = sorted(name + infix for name, infix in asked if name.partition("@")[0] in here)
+    unlike, p, unseen = *NOTHING, ""
+    try:
+        unlike, p = drift(days, counts.reference(params, entry.name, entry.digest, shadows)[1], settings)
+    except Refused as refused:
+        unseen = str(refused)
+    harm, chance = safety(params, task_of(entry), days, settings)
     alarms = [kind for kind, of in ((DRIFT, p), (SAFETY, chance)) if of <= settings.alpha]
     return Standing(
         version=entry.name, digest=entry.digest, requests=_sums(total)[counts.TEXT], drift=unlike, p=p, safety=harm,
-        alarms=tuple(alarms), raised=tuple(kind for kind in (DRIFT, SAFETY) if total[ALARM, kind]),
+        alarms=tuple(alarms), raised=tuple(kind for kind in (DRIFT, SAFETY) if total[ALARM, kind]), unseen=unseen,
     )  # fmt: skip
 
 
 def is_harmful(params: "Params", entry: Entry) -> bool:
-    """Whether the safety metric of a version is above its limit by its labels, now or when the alarm was raised."""
+    """Whether the safety metric of a version is above its limit, by the labels that came."""
     settings, days = settings_of(params, entry.model), store.days(entry.model, entry.digest)
-    p = safety(params, params.model(entry.name).task, days, settings)[1]
-    return p <= settings.alpha or any(day[ALARM, SAFETY] for day in days)
+    return safety(params, task_of(entry), days, settings)[1] <= settings.alpha
+
+
+def was_acted_on(entry: Entry, kind: str) -> bool:
+    """Whether an alarm of this kind about a version had its consequence."""
+    return any(day[ALARM, kind] for day in store.days(entry.model, entry.digest))
+
+
+def note(params: "Params", entry: Entry, kind: str) -> None:
+    """Write down that an alarm had its consequence."""
+    store.add(entry.model, entry.digest, Counts([(ALARM, kind)]), {}, settings_of(params, entry.model).keep_days)
+
+
+def task_of(entry: Entry) -> Task:
+    """The task of a registered version, whether or not params.yaml has the version here."""
+    return get_task(entry.model.removesuffix(MERGED))
 
 
 def settings_of(params: "Params", model: str) -> Watch:
@@ -109,12 +130,13 @@ def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> Found:
     """
     from scipy.special import logsumexp
 
-    if not rows:
-        return (), 1.0
+    if not any(sum(row.n) for row in rows):
+        return NOTHING
     logs = evidence([row.hits for row in rows], [row.n for row in rows], [row.limit for row in rows])
     first: dict[str, tuple[float, _Row]] = {}
     for log, row in sorted(zip(logs.tolist(), rows, strict=True), reverse=True):
-        first.setdefault(row.feature, (log, row))
+        if any(row.n):
+            first.setdefault(row.feature, (log, row))
     lows = least([row.hits for _, row in first.values()], [row.n for _, row in first.values()], alpha)
     found = tuple(
         Finding(
@@ -127,15 +149,16 @@ def _findings(rows: Sequence[_Row], alpha: float, divided: int = 1) -> Found:
 
 
 def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
-    """Every bucket that was served, and all the others of its feature beside it, against the exam's share and a margin.
+    """Every bucket of the exam, and all the others of its feature beside it, against the exam's share and a margin.
 
-    The exam's upper bounds (Clopper and Pearson) hold all together with a chance of 1 - alpha / 2.
+    All are tested from the start, served or not, since one that joined later would bring evidence of its own to the
+    mean; those of a shadow join with its candidate. The exam's upper bounds (Clopper and Pearson) hold all together with a
+    chance of 1 - alpha / 2.
     """
     from scipy.special import betainccinv
 
     known, sums = _sums(exam), [_sums(day) for day in days]
-    keys = sorted({key for day in (exam, *days) for key in day if known[key[0]] and any(of[key[0]] for of in sums)})
-    rows = []
+    keys, rows = sorted(exam), []
     for feature, bucket in keys:
         cases, n, hits = known[feature], [of[feature] for of in sums], [day[feature, bucket] for day in days]
         rest = [a - b for a, b in zip(n, hits, strict=True)]
@@ -154,7 +177,7 @@ def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch
     metric, is_bad = task.metrics[name], task.metrics[name].worse == "higher"
     bound = gate and (gate.limits[name].max if is_bad else gate.limits[name].min)
     if not bound or not isinstance(metric, Share):
-        return (), 1.0
+        return NOTHING
     answers: list[Any] = [*task.labels, Unreadable(reason=counts.UNREADABLE)]
     of = {f"{gold} as {counts.called(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
     hits, n = [], []
