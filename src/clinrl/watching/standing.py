@@ -152,8 +152,8 @@ def drift(days: Sequence[Counts], exam: Counts, settings: Watch) -> Found:
     """Every bucket of the exam, and all the others of its feature beside it, against the exam's share and a margin.
 
     All are tested from the start, served or not, since one that joined later would bring evidence of its own to the
-    mean; those of a shadow join with its candidate. The exam's upper bounds (Clopper and Pearson) hold all together with a
-    chance of 1 - alpha / 2.
+    mean; those of a shadow join with its candidate. The exam's upper bounds (Clopper and Pearson) hold all together
+    with a chance of 1 - alpha / 2.
     """
     from scipy.special import betainccinv
 
