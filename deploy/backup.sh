@@ -18,8 +18,9 @@ fail() { echo "clinrl: $*" >&2; exit 1; }
 [[ $# -ge 2 && $1 =~ ^(make|restore)$ ]] || { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 verb=$1 folder=$2 store=${MLFLOW_BACKEND_STORE_URI:-sqlite:///mlruns/mlflow.db}
 artifacts=${MLFLOW_ARTIFACTS_DESTINATION:-mlruns/artifacts}
+[[ ! $store =~ ://[^/@]*:[^/@]*@ ]] || fail 'MLFLOW_BACKEND_STORE_URI holds a password, which `ps` would show; use PGPASSWORD'
 audit_log=data/reports/decisions.jsonl keys=.clinrl/keys
-kept=("$audit_log" .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
+kept=("$audit_log" .clinrl/champions .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
 case "${3-}" in
     "") ;;
     --with-private-key) kept+=("$keys/signing.pem") ;;
@@ -46,13 +47,23 @@ copy() {
 
 # Whether something is in a folder, or begins with an address in a bucket.
 holds() {
-    if [[ $1 == s3://* ]]; then [[ $(aws s3 ls "$1/") ]]; else [[ -d $1 && $(ls -A "$1") ]]; fi
+    if [[ $1 == s3://* ]]; then
+        local at=${1#s3://} found  # `aws s3 ls` fails for an empty address as for one that is away
+        found=$(aws s3api list-objects-v2 --bucket "${at%%/*}" --prefix "${at#*/}/" --max-keys 1 --output text \
+            --query 'length(Contents||`[]`)') || fail "$1 cannot be listed; nothing was restored"
+        [[ $found != 0 ]]
+    else
+        [[ -d $1 && $(ls -A "$1") ]]
+    fi
 }
 
 listed() { (cd "$folder" && find . -type f ! -path './SHA256SUMS*' -print0 | sort -z); }
 
 make_backup() {
     [[ ! -e $folder ]] || fail "$folder exists; a backup is a new folder"
+    for place in "$artifacts" "$files"; do
+        [[ $place == s3://* || -d $place ]] || fail "$place is neither a folder that is here nor s3://; nothing was backed up"
+    done
     mkdir -p "$folder/checkout"
     case $store in  # before the artefacts, which are only ever added to: what the copy names is there
         sqlite:///*)

@@ -4,6 +4,7 @@ The DVC remote carries the rest by its digests in dvc.lock. DVC's run cache woul
 unchecked: nobody could say who wrote there.
 """
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from clinrl.provenance.lock import LOCK
 from clinrl.runtime.dvc_command import HEAD, Stages
 from flows.clone import git
 
+PLAIN = "100644"
+"""Git's mode of a file that is no link and no program."""
+OBEYED = re.compile(r"(^|/)(dvc\.yaml|\.git[a-z]+|\.dvc[a-z]*)$|\.dvc$")
+"""Files that git or DVC reads in any folder."""
 BUILT = "built"
 """What branches begin with that hold what one worker made of one commit."""
 
@@ -22,12 +27,16 @@ def branch(commit: str, name: str) -> str:
     return f"{BUILT}/{commit[:12]}/{name}"
 
 
-def hand_over(to: str, message: str) -> None:
-    """Commit what stages wrote, and make it a branch of the origin; an older one of that name gives way."""
-    git("add", "--all")
-    if git("status", "--porcelain"):
+def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bool = True) -> None:
+    """Commit what stages wrote, of it `only` these files and folders, and make that a branch of the origin.
+
+    An older one of that name gives way, unless `replaces` is false: Away is raised then if this does not continue it.
+    """
+    if written := [path for path in only or (".",) if Path(path).exists()]:
+        git("add", "--all", "--", *written)
+    if git("diff", "--cached", "--name-only"):
         git("commit", "--quiet", "--message", message)
-    git("push", "--quiet", "--force", "origin", f"HEAD:refs/heads/{to}")
+    git("push", "--quiet", *(["--force"] if replaces else []), "origin", f"HEAD:refs/heads/{to}")
 
 
 def offers(to: str) -> bool:
@@ -38,18 +47,25 @@ def offers(to: str) -> bool:
 def go_on(of: str, may_change: Collection[str]) -> None:
     """Merge a branch that was handed over before, if the origin has one.
 
-    Raises Refused for one that changes other files or folders than it may, since code that somebody pushed would run
-    here, and for one that does not merge any more.
+    Raises Refused for one that changes other files or folders than it may, or brings a link or a file that git or DVC
+    obeys, since code that somebody pushed would run here; and for one that does not merge any more.
     """
     if not offers(of):
         return
     allowed = {git("rev-parse", "--show-prefix") + path for path in may_change}
     _, changed = _changes(of)
-    if foreign := [path for path in changed if allowed.isdisjoint([path, *map(str, Path(path).parents)])]:
+    # Of each path that it has: mode, type, digest and, after a tab, the path.
+    listed = git("ls-tree", "-r", "-z", "--full-tree", "FETCH_HEAD", strip=False).split("\0")[:-1]
+    modes = {path: about.split()[0] for about, path in (line.split("\t", 1) for line in listed)}
+    plain = {path for path in changed if modes.get(path, PLAIN) == PLAIN and not OBEYED.search(path)}
+    inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
+    if foreign := [path for path in changed if path not in plain & inside]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
     try:
         git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
     except Refused:
+        if Path(git("rev-parse", "--git-path", "MERGE_HEAD")).exists():
+            git("merge", "--abort")
         raise Refused(
             f"branch {of} does not merge with {git('rev-parse', '--short', 'HEAD')}: both changed the same; merge it "
             f"by hand, or give it up with `git push origin --delete {of}`"

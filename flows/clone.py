@@ -6,11 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import chdir, contextmanager
 from itertools import count, product
 from pathlib import Path
 
+from clinrl import paths
 from clinrl.errors import Refused, mask
 from clinrl.provenance import statements
 from clinrl.runtime import dvc_state
@@ -25,8 +26,9 @@ AUTHOR = {"NAME": "clinrl", "EMAIL": "clinrl@localhost"}
 OWN = (Path(".dvc/config.local"), Path("machine.yaml"))
 """What a machine says of itself outside of git: in the checkout, or in the folder of its clones."""
 
-SHARED = (keys.FOLDER, statements.FOLDER)
-"""What a clone has in common with the checkout: its keys and its signed statements, so that they count in both."""
+SHARED = (keys.FOLDER, statements.FOLDER, paths.champions())
+"""What a clone has in common with the checkout, so that it counts in both: keys, signed statements, answers of
+champions, and the lock under which a name moves."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -46,8 +48,10 @@ def head() -> str:
 
 
 @contextmanager
-def at(commit: str, name: str) -> Iterator[None]:
+def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterator[None]:
     """Work in a clone of this checkout's origin, at a commit, until the block ends. `name` is whom the clone is for.
+
+    `left` is called in the clone before it is reset, where a run that was killed left files that are not committed.
 
     The clone stays, with checkpoints and DVC's cache, so that a training that was killed goes on there. A checkout
     without an origin is the origin itself. Stages import clinrl as it is in the clone, and the registry stays the
@@ -68,6 +72,11 @@ def at(commit: str, name: str) -> Iterator[None]:
             git("clone", "--quiet", "--no-checkout", "--", origin, str(part))
             part.rename(folder)
         with chdir(folder):
+            if Path(".git/MERGE_HEAD").exists():
+                git("merge", "--abort")
+            if left and Path(".git/index").exists() and git("status", "--porcelain"):
+                with chdir(folder / prefix):
+                    left()
             git("fetch", "--quiet", "--", origin, commit)
             git("checkout", "--quiet", "--force", "--detach", commit)
             git("clean", "--quiet", "--force", "-d")  # what git ignores stays
@@ -76,7 +85,9 @@ def at(commit: str, name: str) -> Iterator[None]:
                 if (place / own).exists():
                     shutil.copy2(place / own, own)
             for shared in SHARED:
-                if (checkout / shared).is_dir() and not os.path.lexists(shared):
+                if shared.is_symlink():  # to a checkout that has moved, perhaps
+                    shared.unlink()
+                if (checkout / shared).is_dir() and not shared.exists():
                     shared.parent.mkdir(exist_ok=True)
                     shared.symlink_to(checkout / shared)
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])

@@ -10,6 +10,7 @@ data is held against the gate, whose look at the exam spends some of the error b
 dropped, and its record kept, so that the next run tries something else. Where the budget is used up, none is drafted.
 """
 
+from functools import partial
 from pathlib import Path
 
 from prefect import Flow, State, flow
@@ -18,7 +19,7 @@ from prefect.states import Completed
 
 from clinrl import paths
 from clinrl.config.params import Params, load_params
-from clinrl.errors import Alarmed, ParamsError
+from clinrl.errors import Alarmed, ParamsError, Refused
 from clinrl.pipeline import propose as drafts
 from clinrl.pipeline.plan import dvc_states
 from clinrl.pipeline.propose import Draft
@@ -58,12 +59,28 @@ def scheduled(task: str) -> State[None]:
     """The same by a schedule: in a clone at the checkout's commit. What it wrote is the branch built/retrain-TASK.
 
     A run goes on with that branch until somebody has merged it. A run that fails hands over too, so that the next one
-    continues. Without a DVC remote the checkout's cache holds the files.
+    continues; for one that was killed the next one does. Without a DVC remote the checkout's cache holds the files.
+    Raises Refused if the audit log has lines that are not committed, since two that have both grown cannot be merged.
     """
     runs.begin()
+    log = str(paths.audit_log())
+    if clone.git("status", "--porcelain", "--", log):
+        raise Refused(
+            f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
+        )
     signer(load_params().scale)  # one that the clone made would count nowhere else
+    for shared in clone.SHARED:
+        shared.mkdir(mode=0o700, parents=True, exist_ok=True)
     checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
-    with at_work(task, f"the schedule of {task}"), clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}"):
+
+    def hand_over(message: str) -> None:
+        branches.hand_over(to, message, only=WRITTEN, replaces=False)
+
+    killed = partial(hand_over, f"{task}: left by a run that was killed")
+    with (
+        at_work(task, f"the schedule of {task}"),
+        clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", killed),
+    ):
         branches.go_on(to, WRITTEN)
         clone.share_cache(checkout)
         clone.pull(addresses(load_params(), task))
@@ -72,7 +89,7 @@ def scheduled(task: str) -> State[None]:
         finally:
             if clone.git("status", "--porcelain"):
                 clone.push(addresses(load_params(), task))
-                branches.hand_over(to, f"{task} retrained")
+                hand_over(f"{task} retrained")
                 get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
 
 

@@ -105,9 +105,14 @@ def watched(model: str) -> Path:
     return Path(".clinrl/watched") / f"{model}.sqlite"
 
 
+def champions() -> Path:
+    """What is kept of champions."""
+    return Path(".clinrl/champions")
+
+
 def champions_answers(digest: str) -> Path:
     """The graded answers of a champion, by the identity of its adapter, for comparison with whoever comes next."""
-    return Path(".clinrl/champions") / digest[:32]
+    return champions() / digest[:32]
 
 
 def locks() -> Path:

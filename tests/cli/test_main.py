@@ -240,7 +240,7 @@ def test_a_library_that_is_not_installed_is_a_sentence(project, monkeypatch, cap
     monkeypatch.setattr(plan, "stage", lambda *_, **__: import_module("no_such_library.part"))
     assert cli.main(["plan"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("clinrl: no_such_library is not installed; run `pip install 'clinrl[pipeline]'`")
+    assert said.startswith("clinrl: no_such_library is not installed; run `pip install 'WHEEL[pipeline]'`")
     monkeypatch.setattr(plan, "stage", lambda *_, **__: import_module("clinrl.no_such_module"))
     with pytest.raises(ModuleNotFoundError):
         cli.main(["plan"])

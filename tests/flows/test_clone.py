@@ -12,6 +12,7 @@ from clinrl.errors import Refused
 from clinrl.signing.keys import make_key, signer
 from flows import branches, clone
 
+ROOT = Path(__file__).parents[2]
 LOCK = "schema: '2.0'\nstages:\n"
 
 
@@ -41,7 +42,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_text(Path("dvc.lock"), LOCK + entry("dataset@d1", "aa") + entry("train@v0", "bb"))
     write_text(Path("data/reports/v0.json"), "{}")
     write_text(Path("src/code.py"), "")
-    write_text(Path(".gitignore"), ".clinrl/\n")
+    write_text(Path(".gitignore"), (ROOT / ".gitignore").read_text(encoding="utf-8"))
     git("add", "--all")
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "begun")
     git("clone", "-q", "--bare", ".", str(tmp_path / "origin"))
@@ -135,6 +136,54 @@ def test_a_clone_is_one_process_s_and_is_used_again(checkout: Path) -> None:
         assert Path.cwd() == first
         assert Path(".clinrl/checkpoint").exists()
         assert not Path("left.txt").exists()
+
+
+def test_what_a_killed_run_left_is_handed_over_before_the_clone_is_used_again(checkout: Path) -> None:
+    commit, to, calls = clone.head(), "built/retrain-esi", list[str]()
+
+    def left() -> None:
+        calls.append(git("status", "--porcelain"))
+        branches.hand_over(to, "left by a run that was killed", only=["data/reports"], replaces=False)
+
+    with clone.at(commit, "retrain", left):
+        write_text(Path("data/reports/decisions.jsonl"), "a signed line")
+        write_text(Path("src/code.py"), "half written")
+    with clone.at(commit, "retrain", left):
+        assert len(calls) == 1
+        assert not Path("data/reports/decisions.jsonl").exists()
+        branches.go_on(to, ["data/reports"])
+        assert Path("data/reports/decisions.jsonl").read_text() == "a signed line"
+        assert Path("src/code.py").read_text() == ""
+
+
+def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path) -> None:
+    commit, to = clone.head(), "built/retrain-esi"
+    with clone.at(commit, "retrain"):
+        branches.hand_over(to, "begun", replaces=False)
+        git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "by a person")
+        git("push", "-q", "origin", f"HEAD:refs/heads/{to}")
+        git("reset", "-q", "--hard", commit)
+        write_text(Path("data/reports/v1.json"), "{}")
+        with pytest.raises(clone.Away):
+            branches.hand_over(to, "later", replaces=False)
+    assert git("ls-remote", "--heads", "origin", to).split()[0] != commit
+
+
+@pytest.mark.parametrize(
+    "bring",
+    [
+        lambda: Path("data/reports/v1.json").symlink_to("/etc/passwd"),
+        lambda: write_text(Path("data/reports/dvc.yaml"), "stages: {}"),
+        lambda: write_text(Path("data/reports/x.dvc"), "outs: []"),
+        lambda: write_text(Path("data/reports/.gitattributes"), "* filter=evil"),
+    ],
+)
+def test_a_branch_that_brings_a_link_or_what_dvc_or_git_obeys_is_refused(
+    checkout: Path, bring: Callable[[], object]
+) -> None:
+    to = made(clone.head(), "v1", bring)
+    with clone.at(clone.head(), "retrain"), pytest.raises(Refused, match="which no retraining does"):
+        branches.go_on(to, ["data/reports"])
 
 
 def test_what_is_not_committed_cannot_be_built_elsewhere(checkout: Path) -> None:

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ModuleNotFoundError as error:
             if find_spec(library := str(error.name).partition(".")[0]):  # it is here, so that the fault is another
                 raise
-            mends = "`pip install 'clinrl[pipeline]'`, or `make .venv/.installed` in a checkout"
+            mends = "`pip install 'WHEEL[pipeline]'` with the wheel's file, or `make .venv/.installed` in a checkout"
             raise Refused(f"{library} is not installed; run {mends}") from None
 
     return exit_code_of(run)

@@ -36,6 +36,8 @@ SAMPLE: Final = 200
 """Traces of a mode, unless all are wanted: the wrong answers, then right ones, each by case id, which is a digest."""
 PAGE: Final = 100
 """Traces that are sent, or asked for, at once."""
+PREVIEW: Final = 1000
+"""Characters of a text in the list of traces: MLflow's columns have no more, and PostgreSQL refuses what is longer."""
 ANSWER: Final = "clinrl.answer"
 """Metadata of a trace: case, version and mode. Nobody can change it, as tags can be."""
 GOLD, LABEL = "gold", "label"
@@ -173,8 +175,8 @@ def _info(name: str, answer: Answer, task: Task, experiment: str, at: int, metad
         trace_location=TraceLocation.from_experiment_id(experiment),
         request_time=at,
         state=TraceState.OK,
-        request_preview=episode.request[-1].content,
-        response_preview=decided_text(line.answer),
+        request_preview=episode.request[-1].content[:PREVIEW],
+        response_preview=decided_text(line.answer)[:PREVIEW],
         trace_metadata={**metadata, ANSWER: canonical_json(what)},
         tags={**episode.traits, **what, "exam": episode.exam, "stop": episode.stop,
               "mlflow.traceName": f"{episode.name} {line.mode}", "graded": digest(line.model_dump(mode="json"))},

@@ -143,7 +143,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
     model = params.model(name).registered
     about = approved or decision.digest
     approver = check_approver(approvals.approver_of(approval, about, approvals.approvers(params)))
-    with artifacts.exclusive(_lock(model)):
+    with artifacts.exclusive(_lock(model), paths.champions()):
         entry = versions.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
             raise GateError(f"{name} may not be promoted: {decision.reasons[0]}")
@@ -208,7 +208,7 @@ def settle(params: Params, name: str) -> Entry | None:
     """
     model = params.model(name).registered
     mine = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
-    with artifacts.exclusive(_lock(model)):
+    with artifacts.exclusive(_lock(model), paths.champions()):
         champion = versions.holder(model, CHAMPION)
         return _complete(params, champion) if champion is not None and champion.digest == mine else None
 
@@ -252,7 +252,7 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
     `promote` does.
     """
     approver = check_approver(approver)
-    with artifacts.exclusive(_lock(model)):
+    with artifacts.exclusive(_lock(model), paths.champions()):
         now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
