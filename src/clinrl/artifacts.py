@@ -110,8 +110,8 @@ def staged(target: Path) -> Iterator[Path]:
 def exclusive(target: Path, folder: Path | None = None) -> Iterator[None]:
     """Hold the right to write `target` until the block ends, or raise Busy at once if another process holds it.
 
-    The lock lies in `folder`, or with the others of this checkout. The kernel drops it with the process, so a killed run
-    blocks nobody.
+    The lock lies in `folder`, or with the others of this checkout. The kernel drops it with the process, so a killed
+    run blocks nobody.
     """
     lock = (folder or paths.locks()) / (str(target).replace("/", "-") + ".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)

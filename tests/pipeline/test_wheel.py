@@ -17,10 +17,10 @@ from clinrl.artifacts import write_text
 from clinrl.pipeline import wheel
 
 ROOT = Path(__file__).parents[2]
-PIPELINE = (
-    "accelerate asyncssh datasets dvc great_expectations lightgbm matplotlib mlflow pandas psutil sklearn starlette trl "
-    "uvicorn"
-).split()
+PIPELINE = [
+    *("accelerate", "asyncssh", "datasets", "dvc", "great_expectations", "lightgbm", "matplotlib", "mlflow"),
+    *("pandas", "psutil", "sklearn", "starlette", "trl", "uvicorn"),
+]
 """What the wheel alone does not bring."""
 AUTHOR = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
 
