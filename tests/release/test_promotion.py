@@ -10,7 +10,7 @@ import dolls
 import examined
 import locks
 from clinrl import paths
-from clinrl.artifacts import exclusive, identity, read_manifest, write_json
+from clinrl.artifacts import identity, read_manifest, write_json
 from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, SignatureError
 from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, promotion, standing
@@ -222,7 +222,7 @@ def test_a_version_that_returns_to_its_first_adapter_is_found_by_it(params):
 
 def test_two_promotions_at_once_are_one(params):
     decision = promotion.decide(params, "v2")
-    with exclusive(promotion._lock("esi")), pytest.raises(Busy):
+    with promotion._moving("esi"), pytest.raises(Busy):
         examined.promote(params, "v2", ADA, decision)
     assert champion() is None
 

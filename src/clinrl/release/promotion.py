@@ -11,6 +11,7 @@ signature in the registry.
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
     model = params.model(name).registered
     about = approved or decision.digest
     approver = check_approver(approvals.approver_of(approval, about, approvals.approvers(params)))
-    with artifacts.exclusive(_lock(model), paths.champions()):
+    with _moving(model):
         entry = versions.find(model, name, digest=decision.candidate_digest)
         if not decision.promote:
             raise GateError(f"{name} may not be promoted: {decision.reasons[0]}")
@@ -208,7 +209,7 @@ def settle(params: Params, name: str) -> Entry | None:
     """
     model = params.model(name).registered
     mine = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
-    with artifacts.exclusive(_lock(model), paths.champions()):
+    with _moving(model):
         champion = versions.holder(model, CHAMPION)
         return _complete(params, champion) if champion is not None and champion.digest == mine else None
 
@@ -252,7 +253,7 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
     `promote` does.
     """
     approver = check_approver(approver)
-    with artifacts.exclusive(_lock(model), paths.champions()):
+    with _moving(model):
         now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
@@ -379,5 +380,6 @@ def _answered_by(folder: Path) -> str:
     return artifacts.read_manifest(folder).inputs["adapter"]
 
 
-def _lock(model: str) -> Path:
-    return Path("registry") / "champion" / model
+def _moving(model: str) -> AbstractContextManager[None]:
+    """Hold the right to move the names of a model, in this checkout and its clones. Raises Busy."""
+    return artifacts.exclusive(Path("registry") / "champion" / model, paths.champions())

@@ -167,8 +167,8 @@ class Watch:
         try:
             return counts.reference(load_params(), name, digest)[0]
         except Exception as fault:  # noqa: BLE001  whatever is wrong with an exam, the version is served
-            told = fault if isinstance(fault, Refused) else type(fault).__name__
-            print(f"clinrl: {name} is not watched for drift: {told}", file=sys.stderr, flush=True)
+            reason = fault if isinstance(fault, Refused) else type(fault).__name__
+            print(f"clinrl: {name} is not watched for drift: {reason}", file=sys.stderr, flush=True)
             return None
 
     def _flush(self) -> None:
