@@ -72,15 +72,9 @@ def scheduled(task: str) -> State[None]:
     for shared in clone.SHARED:
         shared.mkdir(mode=0o700, parents=True, exist_ok=True)
     checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
-
-    def hand_over(message: str) -> None:
-        branches.hand_over(to, message, only=WRITTEN, replaces=False)
-
-    killed = partial(hand_over, f"{task}: left by a run that was killed")
-    with (
-        at_work(task, f"the schedule of {task}"),
-        clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", killed),
-    ):
+    hand_over = partial(branches.hand_over, to, only=WRITTEN, replaces=False)
+    left = partial(hand_over, f"{task}: left by a run that was killed")
+    with at_work(task, f"the schedule of {task}"), clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
         branches.go_on(to, WRITTEN)
         clone.share_cache(checkout)
         clone.pull(addresses(load_params(), task))
