@@ -18,10 +18,10 @@ from clinrl.pipeline import wheel
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = [
-    *("accelerate", "asyncssh", "datasets", "dvc", "great_expectations", "lightgbm", "matplotlib", "mlflow"),
-    *("pandas", "psutil", "sklearn", "starlette", "trl", "uvicorn"),
+    *("asyncssh", "datasets", "dvc", "great_expectations", "lightgbm", "matplotlib", "mlflow", "sklearn"),
+    *("starlette", "trl", "uvicorn"),
 ]
-"""What the wheel alone does not bring."""
+"""What neither the wheel nor what it asks for brings."""
 AUTHOR = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
 
 
