@@ -16,6 +16,8 @@ from flows.clone import git
 
 PLAIN = "100644"
 """Git's mode of a file that is no link and no program."""
+GONE = "000000"
+"""That of one which was removed."""
 OBEYED = re.compile(r"(^|/)(dvc\.yaml|\.git[a-z]+|\.dvc[a-z]*)$|\.dvc$")
 """Files that git or DVC reads in any folder."""
 BUILT = "built"
@@ -47,19 +49,15 @@ def offers(to: str) -> bool:
 def go_on(of: str, may_change: Collection[str]) -> None:
     """Merge a branch that was handed over before, if the origin has one.
 
-    Raises Refused for one that changes other files or folders than it may, or brings a link or a file that git or DVC
-    obeys, since code that somebody pushed would run here; and for one that does not merge any more.
+    Raises Refused for one that changes other files or folders than it may, or a file that git or DVC obeys, since code
+    that somebody pushed would run here; and for one that does not merge any more.
     """
     if not offers(of):
         return
     allowed = {git("rev-parse", "--show-prefix") + path for path in may_change}
     _, changed = _changes(of)
-    # Of each path that it has: mode, type, digest and, after a tab, the path.
-    listed = git("ls-tree", "-r", "-z", "--full-tree", "FETCH_HEAD", strip=False).split("\0")[:-1]
-    modes = {path: about.split()[0] for about, path in (line.split("\t", 1) for line in listed)}
-    plain = {path for path in changed if modes.get(path, PLAIN) == PLAIN and not OBEYED.search(path)}
     inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
-    if foreign := [path for path in changed if path not in plain & inside]:
+    if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
         raise Refused(f"branch {of} changes {foreign[0]}, which no retraining does; see who pushed it, and delete it")
     try:
         git("merge", "--quiet", "--no-edit", "FETCH_HEAD")
@@ -98,10 +96,16 @@ def take_in(of: str, addresses: Collection[str], message: str) -> list[str]:
 
 
 def _changes(of: str) -> tuple[str, list[str]]:
-    """Fetch a branch. Returns the commit that it has in common with this one, and the files that it changes."""
+    """Fetch a branch. Returns the commit that it has in common with this one, and the files that it changes.
+
+    Raises Refused if one of them is a link or a program: what is written to it later would land elsewhere.
+    """
     git("fetch", "--quiet", "origin", f"refs/heads/{of}")
     base = git("merge-base", "HEAD", "FETCH_HEAD")
-    return base, git("diff", "--name-only", "--no-renames", base, "FETCH_HEAD").splitlines()
+    lines = [line.split("\t") for line in git("diff", "--raw", "--no-renames", base, "FETCH_HEAD").splitlines()]
+    if odd := [path for about, path in lines if about.split()[1] not in (PLAIN, GONE)]:
+        raise Refused(f"branch {of} brings {odd[0]} as a link or a program; see who pushed it, and delete it")
+    return base, [path for _, path in lines]
 
 
 def _entries(commit: str) -> Stages:

@@ -172,18 +172,31 @@ def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path) -> None
 @pytest.mark.parametrize(
     "bring",
     [
-        lambda: Path("data/reports/v1.json").symlink_to("/etc/passwd"),
         lambda: write_text(Path("data/reports/dvc.yaml"), "stages: {}"),
         lambda: write_text(Path("data/reports/x.dvc"), "outs: []"),
         lambda: write_text(Path("data/reports/.gitattributes"), "* filter=evil"),
     ],
 )
-def test_a_branch_that_brings_a_link_or_what_dvc_or_git_obeys_is_refused(
-    checkout: Path, bring: Callable[[], object]
-) -> None:
+def test_a_branch_that_brings_what_dvc_or_git_obeys_is_refused(checkout: Path, bring: Callable[[], object]) -> None:
     to = made(clone.head(), "v1", bring)
     with clone.at(clone.head(), "retrain"), pytest.raises(Refused, match="which no retraining does"):
         branches.go_on(to, ["data/reports"])
+
+
+def test_a_branch_that_brings_a_link_is_refused_by_whoever_takes_it(checkout: Path) -> None:
+    def change() -> None:
+        trained("v1")
+        Path("data/reports/v1.json").unlink()
+        Path("data/reports/v1.json").symlink_to("/etc/passwd")
+
+    to = made(clone.head(), "v1", change)
+    with clone.at(clone.head(), "retrain"):
+        for take in (
+            lambda: branches.go_on(to, ["data/reports", "dvc.lock"]),
+            lambda: branches.take_in(to, ["train@v1"], ""),
+        ):
+            with pytest.raises(Refused, match=r"brings data/reports/v1\.json as a link"):
+                take()
 
 
 def test_what_is_not_committed_cannot_be_built_elsewhere(checkout: Path) -> None:
