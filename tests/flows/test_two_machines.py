@@ -1,0 +1,108 @@
+"""Ten runs of one retraining that are due at once, over two machines with a worker and a checkout each."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import scripted
+
+import laid
+from clinrl.registry import versions
+from clinrl.tracking import mlflow_store
+from processes import eventually
+
+ROOT = Path(__file__).parents[2]
+RUNS = 10
+MACHINE = 'mount --bind "$0" "$1" && cd "$1" && exec prefect worker start --pool clinrl --name "$2" --limit 10'
+"""What is at the path of the checkout is this machine's own."""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root gives each machine a disk of its own"),
+]
+
+
+@pytest.fixture
+def machines(project: Path, prefect: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Two disks with the same checkout, of one origin, one DVC remote and one registry. A worker runs on each."""
+    from prefect.settings import PREFECT_API_URL
+
+    def change(content: Any) -> None:
+        content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}
+        content["schedules"]["esi"]["answer_within_s"] = 1
+
+    for name, value in {
+        "GIT_CONFIG_GLOBAL": str(tmp_path / "none"),
+        "MLFLOW_TRACKING_URI": mlflow_store.store(),
+        "PREFECT_API_URL": str(PREFECT_API_URL.value()),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    laid.edit(project, change)
+    scripted.SLOW.write_text("5")
+    shutil.copytree(ROOT / "flows", project / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "prefect.yaml", project)
+    run("dvc", "remote", "add", "--default", "store", str(tmp_path / "store"))
+    run("dvc", "push", "--quiet")
+    scripted.commit()
+    run("git", "clone", "-q", "--bare", ".", str(tmp_path / "origin"))
+    run("git", "remote", "add", "origin", str(tmp_path / "origin"))
+    disks = [tmp_path / name for name in ("north", "south")]
+    for disk in disks:
+        shutil.copytree(project, disk, symlinks=True)
+    run("prefect", "--no-prompt", "work-pool", "create", "clinrl", "--type", "process")
+    run("prefect", "--no-prompt", "deploy", "--name", "scheduled/esi")
+    workers = [
+        subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", MACHINE, str(disk), str(project), disk.name],
+            env=os.environ | {"PREFECT_HOME": str(disk / ".clinrl/prefect")},
+            stdout=(tmp_path / f"{disk.name}.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        for disk in disks
+    ]  # fmt: skip
+    yield disks
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+
+
+def run(*words: str) -> None:
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def test_of_ten_at_once_one_trains_and_nine_say_that_nothing_is_left_to_do(machines: list[Path]) -> None:
+    from prefect import get_client
+
+    with get_client(sync_client=True) as client:
+        deployment = client.read_deployment_by_name("retrain/esi")
+        due = [client.create_flow_run_from_deployment(deployment.id).id for _ in range(RUNS)]
+
+        def ended() -> Any:
+            runs = [client.read_flow_run(one) for one in due]
+            return runs if all(run.state.is_final() for run in runs) else None
+
+        runs = eventually(ended, 3000)
+    said = Counter(run.state.name for run in runs)
+    print(said, [(run.start_time, run.end_time) for run in runs])
+    assert said == {"Not approved": 1, "Nothing to do": RUNS - 1}, [run.state.message for run in runs]
+    times = sorted((run.start_time, run.end_time) for run in runs)
+    assert all(end <= start for (_, end), (start, _) in pairwise(times))  # one at a time
+    worked = [disk / ".clinrl/clones/retrain-esi-1/worked.jsonl" for disk in machines]
+    words = [json.loads(line)["words"] for log in worked if log.exists() for line in log.read_text().splitlines()]
+    assert words.count(["train", "v3"]) == 1
+    assert [entry.name for entry in versions.entries("esi")].count("v3") == 1
+    lines = scripted.git("ls-remote", "origin", "refs/heads/built/retrain-esi").splitlines()
+    assert len(lines) == 1
