@@ -210,9 +210,9 @@ def holm(ps: Sequence[float]) -> list[float]:
 def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool], level: float = LEVEL) -> Paired:
     """Compare two on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
 
-    The test is McNemar's, exact (binomial on the discordant pairs). The interval of the difference
-    is the adjusted Wald interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width
-    when nothing is discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
+    The test is McNemar's, exact (binomial on the discordant pairs). The interval of the difference is the adjusted Wald
+    interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width when nothing is
+    discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
     """
     from scipy.special import ndtri
 

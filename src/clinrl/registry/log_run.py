@@ -35,7 +35,6 @@ from clinrl.tracking.mlflow_store import (
     SHOWN,
     Point,
     beside,
-    connect,
     details_of,
     exam_metrics,
     file_of,
@@ -135,13 +134,14 @@ class Recorded:
         return self.model.registered
 
 
-def collect(params: Params, model: Model) -> Recorded:
+def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda: None) -> Recorded:
     """All that is registered of a name, each part checked against dvc.lock and against the others.
+
+    Beside `meanwhile` numbers are counted anew, as far as this process may fork.
 
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
     follow from its answers.
     """
-    # Counting takes as long as all else that is before the first word to MLflow, of which half is its imports.
     with aside(partial(recount.reports, params, model.name)) as counted:
         lock.demand(params, model.name)
         manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
@@ -149,8 +149,8 @@ def collect(params: Params, model: Model) -> Recorded:
             raise ArtefactError(
                 f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds"
             )
-        with connect():
-            reports = counted()
+        meanwhile()
+        reports = counted()
     for report in reports.values():
         if report.adapter_digest != identity(manifest):
             raise ArtefactError(

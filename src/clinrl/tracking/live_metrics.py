@@ -21,18 +21,8 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.errors import RegistryError, mask
 from clinrl.runtime import determinism, starter
-from clinrl.tracking.mlflow_store import (
-    Point,
-    connect,
-    details_of,
-    known_points,
-    log_params,
-    log_points,
-    points,
-    run_of,
-    stands_in,
-    writing,
-)
+from clinrl.tracking import mlflow_store
+from clinrl.tracking.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -87,7 +77,7 @@ def follow(folder: Path, ends: int) -> None:
                     known = {point for run in runs for point in known_points(client, run, run.data.metrics)}
                 new = [point for point in waiting if point[:2] not in known]
                 for run, is_own in zip(runs, (True, False), strict=True):
-                    mine = [point for point in new if stands_in(point[0], runs[0]) == is_own]
+                    mine = [point for point in new if mlflow_store.stands_in(point[0], runs[0]) == is_own]
                     log_points(client, run.info.run_id, mine)
                     if status is not None:
                         client.set_terminated(run.info.run_id, status)
@@ -124,7 +114,7 @@ def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> tuple["
     """The run of this training, which an earlier attempt may have begun, and the one below it, as running ones."""
     with writing(client):
         run = run_of(client, training["task"], key, training["version"])
-        runs = run, details_of(client, run)
+        runs = run, mlflow_store.details_of(client, run)
     for one in runs:
         if one.info.status != "RUNNING":
             client.update_run(one.info.run_id, status="RUNNING")
