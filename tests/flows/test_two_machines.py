@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +18,7 @@ import scripted
 import laid
 from clinrl.registry import versions
 from clinrl.tracking import mlflow_store
+from plant import end, run
 from processes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -63,24 +63,14 @@ def machines(project: Path, prefect: None, tmp_path: Path, monkeypatch: pytest.M
         shutil.copytree(project, disk, symlinks=True)
     run("prefect", "--no-prompt", "work-pool", "create", "clinrl", "--type", "process")
     run("prefect", "--no-prompt", "deploy", "--name", "scheduled/esi")
-    workers = [
-        subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", MACHINE, str(disk), str(project), disk.name],
-            env=os.environ | {"PREFECT_HOME": str(disk / ".clinrl/prefect")},
-            stdout=(tmp_path / f"{disk.name}.log").open("wb"), stderr=subprocess.STDOUT, start_new_session=True,
-        )
-        for disk in disks
-    ]  # fmt: skip
-    yield disks
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-
-
-def run(*words: str) -> None:
-    done = subprocess.run(words, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, f"{words}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    with contextlib.ExitStack() as stack:
+        for disk in disks:
+            log = stack.enter_context((tmp_path / f"{disk.name}.log").open("wb"))
+            command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", MACHINE, disk, project, disk.name]
+            env = os.environ | {"PREFECT_HOME": str(disk / ".clinrl/prefect")}
+            worker = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+            stack.callback(end, worker)
+        yield disks
 
 
 def test_of_ten_at_once_one_trains_and_nine_say_that_nothing_is_left_to_do(machines: list[Path]) -> None:
