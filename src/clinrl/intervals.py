@@ -1,4 +1,4 @@
-"""Intervals and paired tests: NumPy and SciPy behind functions that return records.
+"""Intervals and paired tests: NumPy, SciPy and statsmodels behind functions that return records.
 
 All intervals are at 95%, unless a function is given another level. Nothing here draws from a global generator: equal
 inputs give equal numbers.
@@ -41,18 +41,13 @@ class Paired(Strict):
 
 @lru_cache(maxsize=4096)  # the same few counts come again in every metric, level and policy
 def wilson(hits: int, n: int) -> Estimate:
-    """A share with its Wilson score interval (Wilson 1927). Raises ValueError unless 0 <= hits <= n and n > 0.
-
-    Own code, as is McNemar's test, because to import statsmodels takes a second of every command that needs a share.
-    """
-    from scipy.special import ndtri
+    """A share with its Wilson score interval (Wilson 1927). Raises ValueError unless 0 <= hits <= n and n > 0."""
+    from statsmodels.stats.proportion import proportion_confint
 
     if not 0 <= hits <= n or n == 0:
         raise ValueError(f"a share needs 0 <= hits <= n and n > 0; got hits {hits}, n {n}")
-    share, square = hits / n, float(ndtri((1 + LEVEL) / 2)) ** 2
-    centre = (share + square / (2 * n)) / (1 + square / n)
-    reach = math.sqrt(square * (share * (1 - share) + square / (4 * n)) / n) / (1 + square / n)
-    return _estimate(share, max(0.0, centre - reach), min(1.0, centre + reach), n)
+    low, high = proportion_confint(hits, n, alpha=1 - LEVEL, method="wilson")
+    return _estimate(hits / n, max(0.0, float(low)), min(1.0, float(high)), n)
 
 
 Counts = Mapping[tuple[Any, Any], int]
@@ -210,20 +205,22 @@ def holm(ps: Sequence[float]) -> list[float]:
 def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool], level: float = LEVEL) -> Paired:
     """Compare two on the same cases, in the same order. Raises ValueError on unequal or empty sequences.
 
-    The test is McNemar's, exact (binomial on the discordant pairs). The interval of the difference is the adjusted Wald
-    interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width when nothing is
-    discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
+    The test is McNemar's, exact (binomial on the discordant pairs), from statsmodels. The interval of the difference
+    is the adjusted Wald interval of Bonett and Price 2012 (one added to each discordant count), which keeps a width
+    when nothing is discordant. Being approximate, it can disagree with the exact test near p = 0.05: the test rules.
     """
-    from scipy.special import ndtri
+    from scipy.stats import norm
+    from statsmodels.stats.contingency_tables import mcnemar
 
     n = len(mine)
     if n == 0 or n != len(theirs):
         raise ValueError(f"paired verdicts must be of the same cases; got {n} and {len(theirs)}")
     b = sum(x and not y for x, y in zip(mine, theirs, strict=True))
     c = sum(y and not x for x, y in zip(mine, theirs, strict=True))
-    p = 2 * sum(math.comb(b + c, k) for k in range(min(b, c) + 1)) / 2 ** (b + c)  # above 1 if b equals c
+    both = sum(x and y for x, y in zip(mine, theirs, strict=True))
+    p = 1.0 if b + c == 0 else float(mcnemar([[both, b], [c, n - both - b - c]], exact=True).pvalue)
     up, down = (b + 1) / (n + 2), (c + 1) / (n + 2)
-    reach = float(ndtri((1 + level) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
+    reach = float(norm.ppf((1 + level) / 2)) * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     low, high = max(-1.0, up - down - reach), min(1.0, up - down + reach)
     difference = _estimate((b - c) / n, low, high, n)
     return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
