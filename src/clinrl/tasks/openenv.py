@@ -141,8 +141,8 @@ class OneTurn(TaskEnvironment):
         if mix not in mixes:
             raise Impossible(f"mix: {did_you_mean(mix, mixes)}")
         self._begin(draw_case(self._task, start, mix), episode_id, pool=start.pool)
-        said = {message.role: message.content for message in self._task.prompt(self._case.facts)}
-        return TaskObservation(text=said["user"], system=said.get("system", ""))
+        turns = {message.role: message.content for message in self._task.prompt(self._case.facts)}
+        return TaskObservation(text=turns["user"], system=turns.get("system", ""))
 
     def step(self, action: Answer, timeout_s: float | None = None, **_: Any) -> TaskObservation:
         """Score the answer, which ends the episode. After the end nothing is earned."""
