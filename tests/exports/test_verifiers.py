@@ -46,7 +46,7 @@ def test_the_package_has_cases_of_the_pool_mine_unless_the_exam_is_opened(monkey
 @pytest.mark.parametrize(
     ("name", "version", "folder", "cases"),
     [
-        ("esi", "v1", examined.answered, 20),
+        ("esi", "v2", examined.answered, 20),
         ("imaging", "better-1", contest.compared, 20),
         ("audit", "audit-base", auditors.reported, 6),  # each starts a server of tools
     ],
