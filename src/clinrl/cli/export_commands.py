@@ -1,30 +1,23 @@
 """`clinrl export`: the name that an action takes, checked, and what writes the export."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params
 
-ACTIONS = {"inspect": ("inspect_log", "NAME"), "lm-eval": ("lm_eval", "TASK")}
+ACTIONS = {
+    "inspect": ("inspect_log", "NAME"),
+    "lm-eval": ("lm_eval", "TASK"),
+    "openenv": ("openenv_manifest", "TASK"),
+    "verifiers": ("verifiers", "TASK"),
+}
 """What is exported to the module that writes it, and the kind of name that it takes."""
 
 
-def export(
-    params: Params,
-    action: str,
-    name: str,
-    *,
-    out: Path | None = None,
-    mode: str | None = None,
-    open_exam: bool = False,
-) -> None:
-    """Write what another tool opens. Raises ParamsError for a name that the action does not take.
-
-    `mode` is for `inspect`, `open_exam` for `lm-eval`.
-    """
+def export(params: Params, action: str, name: str, **options: Any) -> None:
+    """Write what another tool opens, with the options of that action. Raises ParamsError for a name that it does not
+    take."""
     module, kind = ACTIONS[action]
     check_name(params, name, f"export {action}", kind=kind)
-    options: dict[str, Any] = {"mode": mode} if action == "inspect" else {"open_exam": open_exam}
-    import_module(f"clinrl.exports.{module}").stage(params, name, out=out, **options)
+    import_module(f"clinrl.exports.{module}").stage(params, name, **options)
