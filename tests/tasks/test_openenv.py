@@ -97,7 +97,7 @@ def test_neither_observations_nor_states_hold_anything_of_the_key() -> None:
     assert set(TaskState.model_fields) == {"episode_id", "step_count", "pool", "done"}
     environment, task = OneTurn(get_task("esi")), get_task("esi")
     (case,) = task.cases(1, SEED, pool="train", mix=task.checks.mixes[0])
-    said = environment.reset(seed=SEED).model_dump_json() + environment.state.model_dump_json()
+    said = environment.reset(seed=SEED, episode_id="e").model_dump_json() + environment.state.model_dump_json()
     assert case.id not in said
     assert str(SEED) not in said.replace(case.facts.narrative, "")
 
