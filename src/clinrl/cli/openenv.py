@@ -45,6 +45,8 @@ def stage(
         params = load_params(source)
         if check_name(params, version, "openenv", kind="VERSION", task=name) != name:
             raise ParamsError(f"{version} is no version of {name}")
+        if params.model(version).placebo:
+            raise ParamsError(f"{version} is a control, whose reward is no score of an answer; name another version")
         reward = params.reward(version)
     app = application(task, reward, sessions=sessions, names=[host], open_exam=open_exam)
     with listen(host, port) as listening:

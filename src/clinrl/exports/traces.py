@@ -129,7 +129,7 @@ def _open(client: "MlflowClient", tracing: "TracingClient", experiment: str, run
     """The evaluation dataset of an exam, made if it is not there, as is how MLflow shows the experiment.
 
     It shows the pages about answers, its charts begin with the primary metric, and it asks a person for a label of the
-    task. What somebody set there stays.
+    task. What somebody set there stays, but for the kind that trainings set.
     """
     from mlflow.genai.label_schemas import InputCategorical, InputText
 

@@ -140,7 +140,7 @@ def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda
     Beside `meanwhile` numbers are counted anew, as far as this process may fork.
 
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
-    follow from its answers.
+    follow from its answers; and what `meanwhile` raises.
     """
     with aside(partial(_counted, params, model.name)) as counted:
         lock.demand(params, model.name)
@@ -214,7 +214,7 @@ def stated(params: Params, name: str, key: str) -> str:
 
 
 def _counted(params: Params, name: str) -> dict[str, str]:
-    """The reports of a name as JSON, by mode, counted anew: another process would unpickle them otherwise."""
+    """The reports of a name as JSON, by mode, counted anew: what comes from a fork then holds no class to unpickle."""
     return {mode: report.model_dump_json() for mode, report in recount.reports(params, name).items()}
 
 
@@ -239,6 +239,7 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
     log = made.model.folder / HISTORY
     history = points(read_history(log)) if log.exists() else []
     exam = [(name, 0, value) for name, value in made.metrics.items()]
+    about = made.why
     for is_own in (True, False):
         mine = [
             [point for point in part if stands_in(point[0], run, made.headline) == is_own] for part in (exam, history)
@@ -247,10 +248,12 @@ def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
             continue
         place = run if is_own else details_of(client, run)
         _log_metrics(client, place, *mine)
-        if not is_own and place.info.status != "FINISHED":
-            client.set_terminated(place.info.run_id, "FINISHED")
+        if not is_own:
+            about = f"{made.why}\n\n{BELOW}".strip()
+            if place.info.status != "FINISHED":
+                client.set_terminated(place.info.run_id, "FINISHED")
     if NOTE not in run.data.tags:
-        client.set_tag(run.info.run_id, NOTE, f"{made.why}\n\n{BELOW}".strip())
+        client.set_tag(run.info.run_id, NOTE, about)
     _log_data(client, run, made)
     _log_files(client, run, made)
 

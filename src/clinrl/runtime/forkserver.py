@@ -156,6 +156,7 @@ def aside(program: Callable[[], T]) -> Iterator[Callable[[], T]]:
 
 def _begun(program: Callable[[], Any]) -> tuple[Connection, Fork]:
     def send() -> int:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the starter too, which ends this
         if "torch" in sys.modules:
             determinism.use_one_thread()
         try:
