@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import timeline
 from hardware import hardware
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -413,6 +414,12 @@ def step() -> bytes:
     return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
 
 
+def year() -> dict[str, Any]:
+    """data/reports/year.json."""
+    found: dict[str, Any] = json.loads((ROOT / "data/reports/year.json").read_text(encoding="utf-8"))
+    return found
+
+
 def tree(root: str, parents: dict[str, str], depth: int = 0) -> Iterator[tuple[str, int]]:
     """A model and all that start from it, depth first, in the order of params.yaml, with their depth."""
     yield root, depth
@@ -439,6 +446,8 @@ WRITTEN = {
     "hardware.md": lambda: hardware().encode(),
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
+    "year.md": lambda: timeline.page(year(), "images/year.svg").encode(),
+    "images/year.svg": lambda: timeline.picture(year()),
 }
 """What is written below docs/, and by which function."""
 
