@@ -96,16 +96,11 @@ def paused(api: str, login: str) -> str:
     """The id of the run that waits for a person; empty if none does."""
     user, _, password = login.partition(":")
     asked = {"flow_runs": {"state": {"type": {"any_": ["PAUSED"]}}}}
-    answer = httpx.post(
-        f"{api}/flow_runs/filter", json=asked, auth=(user, password), headers=csrf(api, (user, password))
-    )
-    return next((str(run["id"]) for run in answer.raise_for_status().json()), "")
-
-
-def csrf(api: str, auth: tuple[str, str]) -> dict[str, str]:
-    """What the server wants to see of whoever changes or asks something by POST."""
-    answer = httpx.get(f"{api}/csrf-token", params={"client": "people"}, auth=auth)
-    return {"Prefect-Csrf-Token": answer.raise_for_status().json()["token"], "Prefect-Csrf-Client": "people"}
+    with httpx.Client(base_url=api, auth=(user, password), timeout=300, trust_env=False) as client:
+        token = client.get("/csrf-token", params={"client": "people"}).raise_for_status().json()["token"]
+        seen = {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": "people"}
+        answer = client.post("/flow_runs/filter", json=asked, headers=seen).raise_for_status()
+        return next((str(run["id"]) for run in answer.json()), "")
 
 
 def approve(run: str, ada: Signer) -> dict[str, Any]:
@@ -119,7 +114,7 @@ def approve(run: str, ada: Signer) -> dict[str, Any]:
     return decision
 
 
-def write_project(root: Path, folder: Path, ada: Signer, **sizes: Any) -> None:
+def write_project(root: Path, folder: Path, ada: Signer, *, is_toy: bool) -> None:
     """The hospital's checkout: the code and the base of this one, parameters of its own, nothing built but the base."""
     import shutil
 
@@ -134,7 +129,8 @@ def write_project(root: Path, folder: Path, ada: Signer, **sizes: Any) -> None:
     shutil.copyfile(root / "dvc.yaml", folder / "dvc.yaml")
     base = read_files(root / "params.yaml")[root / "params/esi.yaml"]["bases"]["esi"]
     approvers = {ADA: ada.key.line, GRACE: signer_in(folder).key.line}
-    laid.lay(folder, world.sections(approvers, base) | sizes)
+    whole = world.sections(approvers, base)
+    laid.lay(folder, world.toy(whole) if is_toy else whole)
     with chdir(folder):
         stages.prove(Path("params.yaml"))
         with Repo.init(no_scm=True) as repo:

@@ -93,6 +93,7 @@ class Hospital:
         self.calendar, self.log, self.results = (scratch / name for name in ("today", "year.log", "results"))
         self.calendar.write_text(str(world.day(1)), encoding="ascii")
         self.results.mkdir()
+        self.log.touch()
         store.today = lambda: int(self.calendar.read_text(encoding="ascii"))
         self.kept = credentials.load_credentials()
         self.ports = {"prefect": servers.free_port(), "mlflow": servers.free_port()}
@@ -404,13 +405,13 @@ def is_kept(promised: dict[str, Any]) -> bool:
     return promised["planted"] == promised["kept_out_or_rolled_back"] and not any(promised[name] for name in zero)
 
 
-def live(scratch: Path, weeks: int, seed: int, asked: int = world.ASKED, **sizes: Any) -> dict[str, Any]:
-    """The report of so many weeks, lived in an empty folder. `sizes` replaces sections of the parameters."""
+def live(scratch: Path, weeks: int, seed: int, *, is_toy: bool = False) -> dict[str, Any]:
+    """The report of so many weeks, lived in an empty folder."""
     project, lost = scratch / "hospital", Counter[str]()
     project.mkdir()
     (scratch / "alone").write_text("1000", encoding="ascii")
     os.environ |= {determinism.RUNNING: str(scratch / "alone"), "GIT_CONFIG_GLOBAL": os.devnull}
-    made = forks.fork(lambda: people.write_project(ROOT, project, people.signer_in(scratch / "ada"), **sizes))
+    made = forks.fork(lambda: people.write_project(ROOT, project, people.signer_in(scratch / "ada"), is_toy=is_toy))
     if made.code:
         raise RuntimeError(made.err)
     with ExitStack() as stack, chdir(project):
@@ -420,7 +421,7 @@ def live(scratch: Path, weeks: int, seed: int, asked: int = world.ASKED, **sizes
             import_module(name)
         begun, told = time.monotonic(), []
         for week in range(1, weeks + 1):
-            told.append(lived(hospital, week, asked, lost))
+            told.append(lived(hospital, week, BATCH if is_toy else world.ASKED, lost))
             left = (time.monotonic() - begun) / week * (weeks - week) / 60
             says = f"{told[-1]['champion']}; {told[-1]['retraining']['ended']}; about {left:.0f} min left"
             print(f"week {week} of {weeks}: {says}", file=sys.stderr, flush=True)
@@ -447,13 +448,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     top.add_argument("--seed", type=int, default=SEED)
     top.add_argument("--out", type=Path, default=REPORT)
     top.add_argument("--scratch", type=Path, help="an empty folder that is kept; by default one that is removed")
+    top.add_argument("--toy", action="store_true", help="small exams, and trainings of few steps")
     arguments = top.parse_args(argv)
     determinism.pin()
     out = arguments.out.absolute()
     with tempfile.TemporaryDirectory(prefix="year-") as folder:
         scratch = (arguments.scratch or Path(folder)).absolute()
         scratch.mkdir(parents=True, exist_ok=True)
-        report = live(scratch, arguments.weeks, arguments.seed)
+        report = live(scratch, arguments.weeks, arguments.seed, is_toy=arguments.toy)
     write_json(out, report)
     if out != REPORT:  # the page of that one is among the documentation's
         write_text(out.with_suffix(".md"), timeline.page(report, f"{out.stem}.svg"))

@@ -101,7 +101,7 @@ PAYS_UNDER_TRIAGE: Mapping[str, Any] = {
 }  # fmt: skip
 DRAFTS = (
     Draft(2, "v2", ROOT, "a reward that pays ESI 2 for ESI 1", True, PAYS_UNDER_TRIAGE, data(22)),
-    Draft(4, "v3", ROOT, "five times the cases, and infants with fever among them", False, imitation(40),
+    Draft(4, "v3", ROOT, "five times the cases, and infants with fever among them", False, imitation(18),
           data(23, emphasis=INFANTS)),
     Draft(12, "v4", "v3", "labels that leave out danger vitals and severe pain", True,
           imitation(40, omit={"danger_vitals": 1.0, "severe_pain": 1.0}), data(24)),
@@ -193,7 +193,7 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
             "x1": drawn | {"use": "exam", "cases": 400, "seed": 9},
             "m1": drawn | {"use": "mine", "cases": 200, "seed": 10},
         },
-        "profiles": {"imitation": imitation(25)},
+        "profiles": {"imitation": imitation(32)},
         "versions": {
             ROOT: {"task": "esi", "parent": "esi-base", "data": "d1", "exam": "x1", "profile": "imitation", "seed": 1}
         },
@@ -224,3 +224,15 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
         "watches": {"esi": {"approver": [*approvers][-1]}},
         "approvers": dict(approvers),
     }  # fmt: skip
+
+
+def toy(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a year at toy size: that everything runs, and nothing about how good it is."""
+    sizes = {"d1": 60, "x1": 60, "m1": 60}
+    limits = {"critical_under": {"max": {"embedded": 0.95, "full": 0.0}}}
+    return {
+        **whole,
+        "datasets": {name: held | {"cases": sizes[name]} for name, held in whole["datasets"].items()},
+        "profiles": {"imitation": imitation(2)},
+        "gates": {"esi": {"least_cases": 20, "limits": limits}},
+    }
