@@ -10,7 +10,7 @@ from clinrl.reports.palette import COLOURS
 from clinrl.reports.render import render
 
 BLUE, RED, GREEN, PINK, YELLOW, _ = COLOURS
-INK, PALE = "#555555", "0.94"
+INK, PALE = "#555555", "0.96"
 INCIDENTS = {
     "broken sensor": YELLOW, "new complaints": YELLOW, "other wordings": YELLOW, "shifted vital signs": YELLOW,
     "poisoned labels": PINK, "full disk": INK, "server away": INK,
@@ -43,7 +43,7 @@ def picture(year: Mapping[str, Any]) -> bytes:
         axes = dict(
             zip(LANES, figure.subplots(len(LANES), 1, sharex=True, height_ratios=[*LANES.values()]), strict=True)
         )
-        figure.subplots_adjust(left=0.135, right=0.985, top=0.945, bottom=0.055, hspace=0.1)
+        figure.subplots_adjust(left=0.145, right=0.985, top=0.945, bottom=0.055, hspace=0.1)
         last = len(year["weeks"])
         for name, lane in axes.items():
             lane.set(xlim=(0.4, last + 0.6))
@@ -51,7 +51,7 @@ def picture(year: Mapping[str, Any]) -> bytes:
             lane.spines[:].set_visible(False)
             lane.tick_params(length=0, labelbottom=name == "events")
             for week in range(1, last + 1, 2):
-                lane.axvspan(week - 0.5, week + 0.5, color=PALE if week % 4 == 1 else "0.97", lw=0, zorder=-2)
+                lane.axvspan(week - 0.5, week + 0.5, color=PALE, lw=0, zorder=-2)
         _served(axes["served"], year)
         _harm(axes["harm"], year)
         _drafts(axes["drafts"], year)
@@ -83,7 +83,7 @@ def _harm(lane: Any, year: Mapping[str, Any]) -> None:
     top = max([*share, limit]) * 1.15
     lane.set(ylim=(0, top), yticks=[0, limit, *([50] if top > 50 else [])])
     lane.set_yticklabels([f"{tick:g}%" for tick in lane.get_yticks()])
-    lane.set_ylabel("critical patients\nunder-triaged", rotation=0, ha="right", va="center", labelpad=30)
+    lane.set_ylabel("critical,\nunder-triaged", rotation=0, ha="right", va="center", labelpad=4)
 
 
 def _drafts(lane: Any, year: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def _budget(lane: Any, year: Mapping[str, Any]) -> None:
     lane.step(places, held, where="mid", color=BLUE, lw=1.5)
     lane.fill_between(places, held, step="mid", color=BLUE, alpha=0.12, lw=0)
     lane.set(ylim=(0, 115 * year["alpha"]), yticks=[0, 100 * year["alpha"]], yticklabels=["0", f"{year['alpha']:g}"])
-    lane.set_ylabel("error budget\nof the exam", rotation=0, ha="right", va="center", labelpad=30)
+    lane.set_ylabel("error\nbudget", rotation=0, ha="right", va="center", labelpad=4)
 
 
 def _alarms(lane: Any, year: Mapping[str, Any]) -> None:

@@ -60,12 +60,12 @@ def test_a_sensor_changes_what_is_written_and_a_heat_wave_who_is_ill(monkeypatch
     asked = {}
     for kind in ("", world.SENSOR, world.SHIFT, world.WORDINGS):
         monkeypatch.setattr(world, "EVENTS", (world.Event(5, 5, kind, "as usual"),))
-        asked[kind] = world.requests(5, 7, 200)
+        asked[kind] = world.requests(5, 7, 60)
     levels = {kind: [one.level for one in of] for kind, of in asked.items()}
     texts = {kind: [one.text for one in of] for kind, of in asked.items()}
     assert levels[world.SENSOR] == levels[world.WORDINGS] == levels[""] != levels[world.SHIFT]
     assert len({tuple(of) for of in texts.values()}) == 4
-    assert sum("84" in one for one in texts[world.SENSOR]) > 100 > sum("84" in one for one in texts[""])
+    assert sum("84" in one for one in texts[world.SENSOR]) > 30 > sum("84" in one for one in texts[""])
 
 
 def test_poisoned_labels_are_too_urgent_and_those_of_other_weeks_are_right() -> None:
