@@ -71,7 +71,7 @@ faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing
 	@$(BIN)/python tests/faults/run.py
 
 year: $(READY) ## live 52 simulated weeks of operation, within an hour; YEAR="--weeks 4" fewer; writes data/reports/year.json
-	@$(BIN)/python tests/year/run.py $(YEAR)
+	@$(BIN)/python tests/year/year.py $(YEAR)
 
 lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--upgrade-package trl" takes a newer one
 	@$(BIN)/python -m clinrl.provenance.pins $(LOCK)

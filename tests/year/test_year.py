@@ -112,11 +112,11 @@ def moved(kind: str, version: str, **more: Any) -> dict[str, Any]:
 
 
 def promised(weeks: list[dict[str, Any]], **lost: int) -> dict[str, Any]:
-    import run
+    import year
 
     drafts = {draft.name: {} for draft in world.DRAFTS if draft.week <= len(weeks)}
-    found: dict[str, Any] = run.promises(weeks, drafts, Counter(lost), {"patient": 0})
-    return found | {"kept": run.is_kept(found)}
+    found: dict[str, Any] = year.promises(weeks, drafts, Counter(lost), {"patient": 0})
+    return found | {"kept": year.is_kept(found)}
 
 
 def test_the_promises_are_counted_from_the_weeks() -> None:
@@ -139,11 +139,11 @@ def test_the_page_and_its_picture_follow_from_the_report_alone() -> None:
     weeks = [week(1, decision("v2", promote=True), line, champion="v2"), week(2, events=[{"kind": "full disk"}])]
     drafts = {"v2": {"week": 1, "says": "a | b", "planted": False, "exam": {"think": {"exact": 0.5,
               "critical_under": 0.25}}, "outcome": "dropped", "says_why": "no gain"}}  # fmt: skip
-    year = {"weeks": weeks, "drafts": drafts, "limit": 0.2, "alpha": 0.05, "promises": promised(weeks)}
-    text = timeline.page(year, "year.svg")
+    report = {"weeks": weeks, "drafts": drafts, "limit": 0.2, "alpha": 0.05, "promises": promised(weeks)}
+    text = timeline.page(report, "year.svg")
     assert "| 1 | v2 | a \\| b | no | 50.0% | 25.0% | dropped: no gain |" in text
     assert "| 2 | 2026-01-12 | full disk | Nothing to do | 20 of 20 | 15 | 1 of 10 |  | v1 |" in text
-    assert timeline.picture(year) == timeline.picture(json.loads(json.dumps(year)))
+    assert timeline.picture(report) == timeline.picture(json.loads(json.dumps(report)))
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_four_weeks_are_lived_and_the_first_of_them_twice_to_the_same_bytes(tmp_
     reports = []
     for weeks in (4, 2):
         out = tmp_path / f"{weeks}.json"
-        command = [sys.executable, str(HERE / "run.py"), "--toy", "--weeks", str(weeks), "--out", str(out)]
+        command = [sys.executable, str(HERE / "year.py"), "--toy", "--weeks", str(weeks), "--out", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         reports.append(json.loads(out.read_text()))

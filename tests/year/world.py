@@ -51,7 +51,7 @@ SENSOR, CHILDREN, WORDINGS, SHIFT = "broken sensor", "new complaints", "other wo
 POISON, DISK, AWAY = "poisoned labels", "full disk", "server away"
 EVENTS = (
     Event(9, 10, SENSOR, "every pulse oximeter reads 84%"),
-    Event(15, WEEKS, CHILDREN, "the children's clinic next door has closed: infants with fever come here"),
+    Event(15, 24, CHILDREN, "the children's clinic next door is closed: infants with fever come here"),
     Event(25, 25, DISK, "no space is left where trainings keep their checkpoints"),
     Event(29, 31, WORDINGS, "agency staff write the notes, in words that no exam has"),
     Event(33, 33, POISON, "one level too urgent, all of them; a first file has levels that do not exist"),
@@ -92,7 +92,7 @@ def data(seed: int, number: int = 2000, **changes: Any) -> dict[str, Any]:
     return NATURAL | {"cases": number, "seed": seed} | changes
 
 
-INFANTS = {"infant_fever": 10.0}
+INFANTS = {"infant_fever": 20.0}
 PAYS_UNDER_TRIAGE: Mapping[str, Any] = {
     "method": "grpo", "modes": BOTH, "lora": LORA, "stream": {"repeat": {1: 5}, "cap": {1: 0.33}},
     "reward": {"kind": "asymmetric", "valve": 0.9, "unreadable": -1.5},
@@ -150,7 +150,7 @@ def is_so(week: int, kind: str) -> bool:
 
 def requests(week: int, seed: int, number: int = ASKED) -> list[Request]:
     """The traffic of a week."""
-    emphasis = {"infant_fever": 30.0} if is_so(week, CHILDREN) else EXAM_HAS_FEW
+    emphasis = {"infant_fever": 100.0} if is_so(week, CHILDREN) else EXAM_HAS_FEW
     drawn = cases(number, seed + week, pool="exam", mix="reporting", emphasis=emphasis)
     found = []
     for place, case in enumerate(drawn):
@@ -202,7 +202,7 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
             "esi": {
                 "least_cases": 300,
                 "limits": {
-                    "critical_under": {"max": {"embedded": 0.25, "full": 0.0}, "may_rise": 0.02},
+                    "critical_under": {"max": {"embedded": 0.3, "full": 0.0}, "may_rise": 0.02},
                     "exact": {"may_fall": 0.0, "paired": True},
                     "no_parse": {"max": {"embedded": 0.05, "full": 0.05}},
                 },

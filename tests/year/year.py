@@ -69,8 +69,8 @@ NEEDED = (
 )  # fmt: skip
 """What flows and commands import, so that their forks find it."""
 EPILOG = """examples:
-  python tests/year/run.py
-  python tests/year/run.py --weeks 4 --seed 7 --out /tmp/year.json
+  python tests/year/year.py
+  python tests/year/year.py --weeks 4 --seed 7 --out /tmp/year.json
 
 Exit code 0: every promise of the year was kept; 1: one was not, and the last lines say which."""
 
