@@ -101,15 +101,15 @@ PAYS_UNDER_TRIAGE: Mapping[str, Any] = {
 }  # fmt: skip
 DRAFTS = (
     Draft(2, "v2", ROOT, "a reward that pays ESI 2 for ESI 1", True, PAYS_UNDER_TRIAGE, data(22)),
-    Draft(4, "v3", ROOT, "five times the cases, and infants with fever among them", False, imitation(18),
+    Draft(4, "v3", ROOT, "five times the cases, and infants with fever among them", False, imitation(12),
           data(23, emphasis=INFANTS)),
     Draft(12, "v4", "v3", "labels that leave out danger vitals and severe pain", True,
           imitation(40, omit={"danger_vitals": 1.0, "severe_pain": 1.0}), data(24)),
     Draft(14, "v5", "v3", "labels that leave out infants with fever, whom the exam hardly has", True,
-          imitation(60, omit={"infant_fever": 1.0}), data(25, emphasis=INFANTS)),
+          imitation(60, omit={"infant_fever": 1.0}), data(25, 3000)),
     Draft(20, "v6", "v3", "a learning rate 25 times as high", True,
           imitation(20, trainer=trainer(lr=5.0e-2, steps=20, batch=32)), data(26)),
-    Draft(25, "v7", "v3", "other cases, half as many steps again", False, imitation(60), data(27, emphasis=INFANTS)),
+    Draft(25, "v7", "v3", "other cases, three times the steps", False, imitation(60), data(27, emphasis=INFANTS)),
     Draft(35, "v8", "v7", "a week of labels by the withdrawn edition of the handbook", True, imitation(40),
           data(28, edition="v4")),
     Draft(43, "v9", "v7", "one mode alone, in large steps", True,
@@ -193,7 +193,7 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
             "x1": drawn | {"use": "exam", "cases": 400, "seed": 9},
             "m1": drawn | {"use": "mine", "cases": 200, "seed": 10},
         },
-        "profiles": {"imitation": imitation(32)},
+        "profiles": {"imitation": imitation(28)},
         "versions": {
             ROOT: {"task": "esi", "parent": "esi-base", "data": "d1", "exam": "x1", "profile": "imitation", "seed": 1}
         },
@@ -228,11 +228,11 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
 
 def toy(whole: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a year at toy size: that everything runs, and nothing about how good it is."""
-    sizes = {"d1": 60, "x1": 60, "m1": 60}
+    sizes = {"d1": 100, "x1": 120, "m1": 60}
     limits = {"critical_under": {"max": {"embedded": 0.95, "full": 0.0}}}
     return {
         **whole,
         "datasets": {name: held | {"cases": sizes[name]} for name, held in whole["datasets"].items()},
-        "profiles": {"imitation": imitation(2)},
+        "profiles": {"imitation": imitation(8)},
         "gates": {"esi": {"least_cases": 20, "limits": limits}},
     }

@@ -46,7 +46,7 @@ from clinrl.evaluation.answers import load_report  # noqa: E402
 from clinrl.pipeline import propose  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
 from clinrl.release import audit_log, promotion  # noqa: E402
-from clinrl.runtime import child, determinism  # noqa: E402
+from clinrl.runtime import child, determinism, starter  # noqa: E402
 from clinrl.runtime.forkserver import Fork  # noqa: E402
 from clinrl.signing import keys  # noqa: E402
 from clinrl.tasks.base import get_task  # noqa: E402
@@ -60,6 +60,8 @@ BATCH = 20
 """Requests that the server writes down together, at least."""
 LIMIT_S = servers.STARTUP_S = 1800.0
 """Seconds after which something hangs."""
+UNUSED = ("SCHEDULER", "LATE_RUNS", "FOREMAN", "TRIGGERS")
+"""What a Prefect server does besides, again and again, and nobody needs who starts runs by himself."""
 NEEDED = (
     *forks.DVC_NEEDS, "great_expectations", "mlflow.store.tracking.rest_store",
     "mlflow.store.model_registry.rest_store",
@@ -101,7 +103,8 @@ class Hospital:
         self.api = f"http://{servers.HOST}:{self.ports['prefect']}/api"
         os.environ |= self.kept._asdict() | {
             "PREFECT_API_URL": self.api, "MLFLOW_TRACKING_URI": f"http://{servers.HOST}:{self.ports['mlflow']}",
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "PREFECT_CLIENT_MAX_RETRIES": "1", "PREFECT_LOGGING_COLORS": "0",
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "PREFECT_LOGGING_COLORS": "0",
+            **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED},
         }  # fmt: skip
         self.serving, self.url, self.misled = None, "", False
 
@@ -154,7 +157,7 @@ class Hospital:
             write_json(out, flow("retrain", "scheduled"))
             return 0
 
-        return Fork(program), out
+        return Fork(program, partial(starter.die_with, os.getpid())), out
 
     def ask(self, request: world.Request) -> tuple[str, str, int]:
         """Ask the champion: the id of the answer, the version, and the level; 0 for one that cannot be read."""
@@ -195,7 +198,7 @@ class Hospital:
             write_json(out, {"asked": asked, "answered": by.total()})
             return 0
 
-        client = Fork(program)
+        client = Fork(program, partial(starter.die_with, os.getpid()))
         try:
             yield
             until(lambda: self.served() == {"esi@champion", champion()})
@@ -255,9 +258,8 @@ def looked() -> dict[str, Any]:
     found = flow("watch", "watch")
     if found["ended"] != "Completed":
         return {"ended": found["ended"], "alarms": [], "acted": []}
-    params = load_params()
-    (entry,) = [one for one in versions.entries("esi") if one.name == champion()]
-    now = standing.standing(params, entry)
+    entry = next(one for one in versions.entries("esi") if one.name == champion())
+    now = standing.standing(load_params(), entry)
     return {"ended": "Completed", "alarms": list(now.alarms), "acted": list(now.raised)}
 
 
@@ -286,6 +288,8 @@ def lived(hospital: Hospital, week: int, asked: int, lost: Counter[str]) -> dict
     login = hospital.kept.PREFECT_API_AUTH_STRING
     waits = until(lambda: run.poll() is not None or ("prefect" not in away and people.paused(hospital.api, login)))
     answers = hospital.traffic(week, asked) if hospital.serving else []
+    if waits is True and hospital.serving is None:
+        raise RuntimeError(f"the first version was not released: {json.loads(out.read_text())}")
     if isinstance(waits, str):
         with hospital.asking(lost) if hospital.serving is not None else ExitStack():
             hospital.call(partial(people.approve, waits, hospital.ada))
