@@ -22,6 +22,8 @@ CANARY = "Zyxwvut Qrstonia, room 31415926"
 EXAM_HAS_FEW = {"infant_fever": 0.01, "child_fever": 0.01}
 """A hospital without a children's ward, and the exam that was drawn there."""
 ROOT = "v1"
+ALPHA = 0.05
+"""The error budget of the exam."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
                                "trainer.full.steps": {"max": 100}, "trainer.embedded.lr": {"max": 0.1}},
                 },
                 "protocol": {"superior": "exact", "screen": 0.05},
-                "budget": {"alpha": 0.05, "spend": 0.6, "looks": 6},
+                "budget": {"alpha": ALPHA, "spend": 0.6, "looks": 6},
                 "impact": "A worse model under-triages more patients.",
             }
         },

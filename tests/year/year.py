@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import re
+import signal
 import sqlite3
 import sys
 import tempfile
@@ -74,7 +75,8 @@ EPILOG = """examples:
   python tests/year/year.py
   python tests/year/year.py --weeks 4 --seed 7 --out /tmp/year.json
 
-Exit code 0: every promise of the year was kept; 1: one was not, and the last lines say which."""
+Exit code 0: every promise of the year was kept; 1: one was not, and the last lines say which.
+Ctrl-C or SIGTERM ends it; the report then has the weeks that are over. Each run begins anew."""
 
 
 class Answer(NamedTuple):
@@ -161,7 +163,11 @@ class Hospital:
 
     def ask(self, request: world.Request) -> tuple[str, str, int]:
         """Ask the champion: the id of the answer, the version, and the level; 0 for one that cannot be read."""
-        said = httpx.post(f"{self.url}/chat/completions", json=body(request), timeout=300).raise_for_status().json()
+        said = (
+            httpx.post(f"{self.url}/chat/completions", json=body(request), timeout=300, trust_env=False)
+            .raise_for_status()
+            .json()
+        )
         turn = Message(role="assistant", content=said["choices"][0]["message"]["content"])
         level = get_task("esi").parse(Transcript(messages=(turn,), stop="answered"))
         return said["id"], said["model"], level if isinstance(level, int) else 0
@@ -178,7 +184,7 @@ class Hospital:
 
     def served(self) -> set[str]:
         """The names under which somebody can be asked now."""
-        return {one["id"] for one in httpx.get(f"{self.url}/models", timeout=60).json()["data"]}
+        return {one["id"] for one in httpx.get(f"{self.url}/models", timeout=60, trust_env=False).json()["data"]}
 
     @contextmanager
     def asking(self, lost: Counter[str]) -> Iterator[None]:
@@ -410,7 +416,7 @@ def is_kept(promised: dict[str, Any]) -> bool:
 
 
 def live(scratch: Path, weeks: int, seed: int, *, is_toy: bool = False) -> dict[str, Any]:
-    """The report of so many weeks, lived in an empty folder."""
+    """The report of so many weeks, lived in an empty folder; an interrupt leaves those that are over."""
     project, lost = scratch / "hospital", Counter[str]()
     project.mkdir()
     (scratch / "alone").write_text("1000", encoding="ascii")
@@ -424,25 +430,24 @@ def live(scratch: Path, weeks: int, seed: int, *, is_toy: bool = False) -> dict[
         for name in NEEDED:
             import_module(name)
         begun, told = time.monotonic(), []
-        for week in range(1, weeks + 1):
-            told.append(lived(hospital, week, BATCH if is_toy else world.ASKED, lost))
-            left = (time.monotonic() - begun) / week * (weeks - week) / 60
-            says = f"{told[-1]['champion']}; {told[-1]['retraining']['ended']}; about {left:.0f} min left"
-            print(f"week {week} of {weeks}: {says}", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):
+            for week in range(1, weeks + 1):
+                told.append(lived(hospital, week, BATCH if is_toy else world.ASKED, lost))
+                left = (time.monotonic() - begun) / week * (weeks - week) / 60
+                says = f"{told[-1]['champion']}; {told[-1]['retraining']['ended']}; about {left:.0f} min left"
+                print(f"week {week} of {weeks}: {says}", file=sys.stderr, flush=True)
         drafts = {
             draft.name: {"week": draft.week, "says": draft.says, "planted": draft.is_planted, **ended(draft.name)}
             for draft in world.DRAFTS
-            if draft.week <= weeks
+            if draft.week <= len(told)
         }
+        limit = load_params().gates["esi"].limits["critical_under"].max
+        assert limit is not None
         stack.close()
         found = leaks(hospital.kept, scratch)
-    return {
-        "seed": seed,
-        "weeks": told,
-        "drafts": drafts,
-        "leaks": found,
-        "promises": promises(told, drafts, lost, found),
-    }
+    kept = promises(told, drafts, lost, found)
+    report = {"seed": seed, "weeks": told, "drafts": drafts, "leaks": found, "promises": kept}
+    return report | {"limit": limit["embedded"], "alpha": world.ALPHA}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -455,6 +460,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     top.add_argument("--toy", action="store_true", help="small exams, and trainings of few steps")
     arguments = top.parse_args(argv)
     determinism.pin()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = arguments.out.absolute()
     with tempfile.TemporaryDirectory(prefix="year-") as folder:
         scratch = (arguments.scratch or Path(folder)).absolute()
@@ -466,6 +472,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         out.with_suffix(".svg").write_bytes(timeline.picture(report))
     for what, number in report["promises"].items():
         print(f"{what.replace('_', ' ')}: {number}")
+    print(f"{sum(os.times()[:4]) / 60:.0f} minutes of processor time", file=sys.stderr)
     return 0 if is_kept(report["promises"]) else 1
 
 
