@@ -1,6 +1,7 @@
 """The people of the year, scripted: who proposes drafts, approves, merges branches and brings a champion back."""
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import chdir
@@ -11,11 +12,13 @@ import httpx
 import world
 from world import Draft
 
+import laid
 from clinrl import artifacts, paths
 from clinrl.config.files import read_files, write_whole
 from clinrl.config.params import load_params
 from clinrl.pipeline import propose
 from clinrl.pipeline.propose import DRAFTS
+from clinrl.provenance import stages
 from clinrl.release import audit_log
 from clinrl.signing import approval, keys
 from clinrl.signing.keys import Signer
@@ -56,8 +59,8 @@ def propose_draft(draft: Draft) -> None:
     """Write a draft as `clinrl draft` does, with blocks of one's own, and commit it. Its parent's errors are mined."""
     params = load_params()
     if not paths.mined(draft.parent).exists():
-        stages = [*params.data_stages(params.mining[draft.parent].data), f"mine@{draft.parent}"]
-        dvc("repro", "--single-item", *stages)
+        data = params.data_stages(params.mining[draft.parent].data)
+        dvc("repro", "--single-item", *data, f"mine@{draft.parent}")
     report = propose.read_report(params, draft.parent)
     version = {"task": "esi", "parent": draft.parent, "data": f"{draft.name}-data", "exam": "x1"}
     record = propose.Draft(
@@ -116,24 +119,16 @@ def approve(run: str, ada: Signer) -> dict[str, Any]:
 
 def write_project(root: Path, folder: Path, ada: Signer, *, is_toy: bool) -> None:
     """The hospital's checkout: the code and the base of this one, parameters of its own, nothing built but the base."""
-    import shutil
-
-    import scripted
-    from dvc.repo import Repo
-
-    import laid
-    from clinrl.provenance import stages
-
-    for part in ("src", "data/bases/esi", "data/adapters/esi-base"):
-        shutil.copytree(root / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    shutil.copyfile(root / "dvc.yaml", folder / "dvc.yaml")
+    for part in ("src", ".dvc", "data/bases/esi", "data/adapters/esi-base"):
+        away = shutil.ignore_patterns("__pycache__", "*.egg-info", "cache", "tmp", "config.local")
+        shutil.copytree(root / part, folder / part, ignore=away)
+    for file in ("dvc.yaml", ".gitignore", ".dvcignore"):
+        shutil.copyfile(root / file, folder / file)
     base = read_files(root / "params.yaml")[root / "params/esi.yaml"]["bases"]["esi"]
-    approvers = {ADA: ada.key.line, GRACE: signer_in(folder).key.line}
-    whole = world.sections(approvers, base)
+    whole = world.sections({ADA: ada.key.line, GRACE: signer_in(folder).key.line}, base)
     laid.lay(folder, world.toy(whole) if is_toy else whole)
     with chdir(folder):
+        git("init", "--quiet", "--initial-branch", "main")
         stages.prove(Path("params.yaml"))
-        with Repo.init(no_scm=True) as repo:
-            for stage in ("params", "base@esi"):
-                repo.commit(stage, force=True)
-        scripted.commit()
+        dvc("commit", "--force", "params", "base@esi")
+        commit("begun")

@@ -105,7 +105,8 @@ class Hospital:
         self.api = f"http://{servers.HOST}:{self.ports['prefect']}/api"
         os.environ |= self.kept._asdict() | {
             "PREFECT_API_URL": self.api, "MLFLOW_TRACKING_URI": f"http://{servers.HOST}:{self.ports['mlflow']}",
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "PREFECT_LOGGING_COLORS": "0",
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+            "PREFECT_LOGGING_COLORS": "0",
             **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in UNUSED},
         }  # fmt: skip
         self.serving, self.url, self.misled = None, "", False
@@ -127,13 +128,15 @@ class Hospital:
         child.end(self.running.pop(name), 0.0)
 
     def serve(self) -> None:
-        """Start `clinrl serve` with a shadow of every request."""
-        words = [sys.executable, str(HERE / "serve.py"), str(self.calendar), "esi", "--port", "0", "--shadow", "1"]
+        """Start `clinrl serve` with a shadow of nearly every request."""
+        words = [sys.executable, str(HERE / "serve.py"), str(self.calendar), "esi", "--port", "0", "--shadow", "0.99"]
         log = self.stack.enter_context(self.log.open("a"))
         self.serving = child.start(words, stdout=-1, stderr=log, env=os.environ | {"PYTHONPATH": f"{ROOT}/src"})
         self.stack.callback(child.end, self.serving)
         assert self.serving.stdout is not None
         self.url = self.serving.stdout.readline().strip()
+        if not self.url:
+            raise RuntimeError(f"the champion is not served; {self.log} says why")
 
     def call(self, program: Callable[[], Any]) -> Any:
         """What a program returns in a fork, whose words go to the log. Raises RuntimeError if it does not end well."""
@@ -420,7 +423,8 @@ def live(scratch: Path, weeks: int, seed: int, *, is_toy: bool = False) -> dict[
     project, lost = scratch / "hospital", Counter[str]()
     project.mkdir()
     (scratch / "alone").write_text("1000", encoding="ascii")
-    os.environ |= {determinism.RUNNING: str(scratch / "alone"), "GIT_CONFIG_GLOBAL": os.devnull}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # stages ask for python
+    os.environ |= {determinism.RUNNING: str(scratch / "alone"), "GIT_CONFIG_GLOBAL": os.devnull, "PATH": path}
     made = forks.fork(lambda: people.write_project(ROOT, project, people.signer_in(scratch / "ada"), is_toy=is_toy))
     if made.code:
         raise RuntimeError(made.err)
