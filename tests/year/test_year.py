@@ -32,7 +32,7 @@ def sections() -> dict[str, Any]:
 @pytest.mark.parametrize("is_toy", [False, True])
 def test_every_draft_of_the_year_has_parameters_that_are_valid(is_toy: bool) -> None:
     whole = world.toy(sections()) if is_toy else sections()
-    for draft in world.DRAFTS:
+    for draft in map(world.toy_draft, world.DRAFTS) if is_toy else world.DRAFTS:
         block = {"task": "esi", "parent": draft.parent, "data": f"{draft.name}-data", "exam": "x1"}
         whole["datasets"][f"{draft.name}-data"] = dict(draft.dataset)
         whole["profiles"][draft.name] = dict(draft.profile)
@@ -139,8 +139,16 @@ def test_the_page_and_its_picture_follow_from_the_report_alone() -> None:
     weeks = [week(1, decision("v2", promote=True), line, champion="v2"), week(2, events=[{"kind": "full disk"}])]
     drafts = {"v2": {"week": 1, "says": "a | b", "planted": False, "exam": {"think": {"exact": 0.5,
               "critical_under": 0.25}}, "outcome": "dropped", "says_why": "no gain"}}  # fmt: skip
-    report = {"weeks": weeks, "drafts": drafts, "limit": 0.2, "alpha": 0.05, "promises": promised(weeks)}
+    report = {
+        "weeks": weeks,
+        "drafts": drafts,
+        "limit": 0.2,
+        "alpha": 0.05,
+        "is_toy": False,
+        "promises": promised(weeks),
+    }
     text = timeline.page(report, "year.svg")
+    assert "This is the report of a trial: the first 2 weeks. It" in text
     assert "| 1 | v2 | a \\| b | no | 50.0% | 25.0% | dropped: no gain |" in text
     assert "| 2 | 2026-01-12 | full disk | Nothing to do | 20 of 20 | 15 | 1 of 10 |  | v1 |" in text
     assert timeline.picture(report) == timeline.picture(json.loads(json.dumps(report)))

@@ -4,7 +4,7 @@ Patients are those of the generator. Drift changes the facts or the words of cas
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from random import Random
 from typing import Any
@@ -194,7 +194,7 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
         "datasets": {
             "d1": data(21, 400),
             "x1": drawn | {"use": "exam", "cases": 400, "seed": 9},
-            "m1": drawn | {"use": "mine", "cases": 200, "seed": 10},
+            "m1": drawn | {"use": "mine", "cases": 200, "seed": 13},
         },
         "profiles": {"imitation": imitation(28)},
         "versions": {
@@ -231,7 +231,7 @@ def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str,
 
 def toy(whole: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a year at toy size: that everything runs, and nothing about how good it is."""
-    sizes = {"d1": 100, "x1": 120, "m1": 60}
+    sizes = {"d1": 100, "x1": 120, "m1": 120}
     limits = {"critical_under": {"max": {"embedded": 0.95, "full": 0.0}}}
     return {
         **whole,
@@ -239,3 +239,12 @@ def toy(whole: Mapping[str, Any]) -> dict[str, Any]:
         "profiles": {"imitation": imitation(8)},
         "gates": {"esi": {"least_cases": 20, "limits": limits}},
     }
+
+
+def toy_draft(draft: Draft) -> Draft:
+    """A draft that learns from few cases, in few steps where it is planted."""
+    trainer = draft.profile["trainer"]
+    steps = 2 if draft.is_planted else trainer["embedded"]["steps"]
+    short = {scale: settings | {"steps": steps} for scale, settings in trainer.items()}
+    profile, dataset = {**draft.profile, "trainer": short}, {**draft.dataset, "cases": 200}
+    return replace(draft, profile=profile, dataset=dataset)

@@ -92,8 +92,8 @@ class Answer(NamedTuple):
 class Hospital:
     """The checkout, its servers, and what goes on in them. The working directory is the checkout."""
 
-    def __init__(self, scratch: Path, seed: int, stack: ExitStack) -> None:
-        self.seed, self.stack, self.ada = seed, stack, people.signer_in(scratch / "ada")
+    def __init__(self, scratch: Path, seed: int, stack: ExitStack, *, is_toy: bool) -> None:
+        self.is_toy, self.seed, self.stack, self.ada = is_toy, seed, stack, people.signer_in(scratch / "ada")
         self.calendar, self.log, self.results = (scratch / name for name in ("today", "year.log", "results"))
         self.calendar.write_text(str(world.day(1)), encoding="ascii")
         self.results.mkdir()
@@ -281,8 +281,9 @@ def given(path: Path, answers: Sequence[tuple[str, int]]) -> int:
         path.unlink()
 
 
-def lived(hospital: Hospital, week: int, asked: int, lost: Counter[str]) -> dict[str, Any]:
+def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
     """One week. Returns what the report says of it."""
+    asked = BATCH if hospital.is_toy else world.ASKED
     hospital.calendar.write_text(str(world.day(week)), encoding="ascii")
     away = {server for server in ("prefect", "mlflow") if any(event.says.lower().startswith(server) for event in
             world.events(week) if event.kind == world.AWAY)}  # fmt: skip
@@ -291,7 +292,7 @@ def lived(hospital: Hospital, week: int, asked: int, lost: Counter[str]) -> dict
         hospital.end(server)
     proposed = [draft for draft in world.DRAFTS if draft.week == week]
     for draft in proposed:
-        hospital.call(partial(people.propose_draft, draft))
+        hospital.call(partial(people.propose_draft, world.toy_draft(draft) if hospital.is_toy else draft))
     seen = len(audit_log.read(paths.audit_log())) if paths.audit_log().exists() else 0
     run, out = hospital.retrain(is_full=world.is_so(week, world.DISK))
     login = hospital.kept.PREFECT_API_AUTH_STRING
@@ -430,13 +431,13 @@ def live(scratch: Path, weeks: int, seed: int, *, is_toy: bool = False) -> dict[
         raise RuntimeError(made.err)
     with ExitStack() as stack, chdir(project):
         servers.configure()
-        hospital = Hospital(scratch, seed, stack)
+        hospital = Hospital(scratch, seed, stack, is_toy=is_toy)
         for name in NEEDED:
             import_module(name)
         begun, told = time.monotonic(), []
         with suppress(KeyboardInterrupt):
             for week in range(1, weeks + 1):
-                told.append(lived(hospital, week, BATCH if is_toy else world.ASKED, lost))
+                told.append(lived(hospital, week, lost))
                 left = (time.monotonic() - begun) / week * (weeks - week) / 60
                 says = f"{told[-1]['champion']}; {told[-1]['retraining']['ended']}; about {left:.0f} min left"
                 print(f"week {week} of {weeks}: {says}", file=sys.stderr, flush=True)
@@ -451,7 +452,7 @@ def live(scratch: Path, weeks: int, seed: int, *, is_toy: bool = False) -> dict[
         found = leaks(hospital.kept, scratch)
     kept = promises(told, drafts, lost, found)
     report = {"seed": seed, "weeks": told, "drafts": drafts, "leaks": found, "promises": kept}
-    return report | {"limit": limit["embedded"], "alpha": world.ALPHA}
+    return report | {"limit": limit["embedded"], "alpha": world.ALPHA, "is_toy": is_toy}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
