@@ -29,6 +29,7 @@ from clinrl.reports import render, results
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
+YEAR = ROOT / "data/reports/year.json"
 SCALARS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "mapping"}
 EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
 """Of Okabe and Ito's colours, which colour-blind readers tell apart: a colour has one meaning."""
@@ -415,8 +416,8 @@ def step() -> bytes:
 
 
 def year() -> dict[str, Any]:
-    """data/reports/year.json."""
-    found: dict[str, Any] = json.loads((ROOT / "data/reports/year.json").read_text(encoding="utf-8"))
+    """data/reports/year.json; no week where there is none."""
+    found: dict[str, Any] = json.loads(YEAR.read_text(encoding="utf-8")) if YEAR.exists() else {"weeks": []}
     return found
 
 
@@ -447,7 +448,7 @@ WRITTEN = {
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
     "year.md": lambda: timeline.page(year(), "images/year.svg").encode(),
-    "images/year.svg": lambda: timeline.picture(year()),
+    **({"images/year.svg": lambda: timeline.picture(year())} if YEAR.exists() else {}),
 }
 """What is written below docs/, and by which function."""
 

@@ -2,12 +2,17 @@
 
 import io
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from clinrl.reports.palette import COLOURS
 from clinrl.reports.render import render
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/year"))
+import world
 
 BLUE, RED, GREEN, PINK, YELLOW, _ = COLOURS
 INK, PALE = "#555555", "0.96"
@@ -21,8 +26,8 @@ LANES = {"served": 0.8, "harm": 2.2, "drafts": 1.7, "budget": 1.1, "alarms": 0.9
 
 
 def page(year: Mapping[str, Any], picture: str) -> str:
-    """The page in Markdown. `picture` is where its picture lies."""
-    return render("year", picture=picture, **year)
+    """The page in Markdown; without a week in the report, what is to happen. `picture` is where its picture lies."""
+    return render("year", picture=picture, world=world, **year)
 
 
 def runs(year: Mapping[str, Any], of: Any) -> Iterator[tuple[int, int, Any]]:
