@@ -70,7 +70,7 @@ gpu: $(READY) ## measure the full scale on a GPU, with random weights of the tru
 faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour
 	@$(BIN)/python tests/faults/run.py
 
-year: $(READY) ## live 52 simulated weeks of operation, within an hour; YEAR="--weeks 4" fewer; writes data/reports/year.json
+year: $(READY) ## live 52 simulated weeks of operation; YEAR="--weeks 4" fewer; writes data/reports/year.json
 	@$(BIN)/python tests/year/year.py $(YEAR)
 
 lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--upgrade-package trl" takes a newer one

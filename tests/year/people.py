@@ -6,7 +6,6 @@ import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import httpx
 import world
@@ -106,15 +105,14 @@ def paused(api: str, login: str) -> str:
         return next((str(run["id"]) for run in answer.json()), "")
 
 
-def approve(run: str, ada: Signer) -> dict[str, Any]:
-    """Answer the run that waits, as Ada does: she reads the decision, and signs it. Returns what she signed."""
+def approve(run: str, ada: Signer) -> None:
+    """Answer the run that waits, as Ada does: she reads the decision, and signs it."""
     from prefect.flow_runs import resume_flow_run
 
     lines = audit_log.read(CLONE / paths.audit_log())
     decision = next(line.body for line in reversed(lines) if line.kind == "decision")
     signed = approval.token(artifacts.digest(decision), ADA, ada)
     resume_flow_run(run, run_input={"approve": True, "approver": ADA, "token": signed, "note": "as the gate says"})
-    return decision
 
 
 def write_project(root: Path, folder: Path, ada: Signer, *, is_toy: bool) -> None:

@@ -197,14 +197,15 @@ class Hospital:
         patients = cycle(world.requests(1, self.seed - 1, 400))
 
         def program() -> int:
-            asked, by, name = 0, Counter[str](), ""
+            asked, by, name, idents = 0, Counter[str](), "", list[str]()
             # Whole batches of the last version: what is left of one is written down with others, who knows when.
             while not done.exists() or by[name] % BATCH:
                 asked += 1
                 with suppress(httpx.HTTPError):
-                    _, name, _ = self.ask(next(patients))
+                    ident, name, _ = self.ask(next(patients))
                     by[name] += 1
-            write_json(out, {"asked": asked, "answered": by.total()})
+                    idents.append(ident)
+            write_json(out, {"asked": asked, "answered": by.total(), "last": idents[-BATCH:]})
             return 0
 
         client = Fork(program, partial(starter.die_with, os.getpid()))
@@ -215,6 +216,7 @@ class Hospital:
             done.touch()
             client.wait(LIMIT_S)
         said = json.loads(out.read_text())
+        until(lambda: are_counted(said["last"]))
         lost.update(changes=1, asked=said["asked"], lost=said["asked"] - said["answered"])
 
 
