@@ -68,10 +68,10 @@ def test_a_sensor_changes_what_is_written_and_a_heat_wave_who_is_ill(monkeypatch
     assert sum("84" in one for one in texts[world.SENSOR]) > 30 > sum("84" in one for one in texts[""])
 
 
-def test_poisoned_labels_are_too_urgent_and_those_of_other_weeks_are_right() -> None:
-    (week,) = (event.first for event in world.EVENTS if event.kind == world.POISON)
+def test_poisoned_labels_are_all_the_same_and_those_of_other_weeks_are_right() -> None:
+    (week,) = (event.last for event in world.EVENTS if event.kind == world.POISON)
     asked = [world.Request("", level, "", True) for level in (1, 2, 5)]
-    assert [world.label(one, week) for one in asked] == [1, 1, 4]
+    assert [world.label(one, week) for one in asked] == [1, 1, 1]
     assert [world.label(one, week + 1) for one in asked] == [1, 2, 5]
 
 

@@ -56,12 +56,12 @@ EVENTS = (
     Event(15, 24, CHILDREN, "the children's clinic next door is closed: infants with fever come here"),
     Event(25, 25, DISK, "no space is left where trainings keep their checkpoints"),
     Event(29, 31, WORDINGS, "agency staff write the notes, in words that no exam has"),
-    Event(33, 33, POISON, "one level too urgent, all of them; a first file has levels that do not exist"),
+    Event(33, 34, POISON, "a form is preset to ESI 1; a first file has levels that do not exist"),
     Event(38, 38, AWAY, "Prefect is away on Monday"),
     Event(40, 40, AWAY, "MLflow is away from Monday to Sunday"),
     Event(46, 49, SHIFT, "a heat wave: pulses are 25 higher"),
 )
-RESTORED = 34
+RESTORED = 35
 """The week in which a person has seen that labels were poisoned, and brings back what was rolled back for them."""
 
 HUB = {"repo": "Qwen/Qwen3.5-9B", "revision": "main", "quantize": "nf4"}
@@ -113,7 +113,7 @@ DRAFTS = (
           imitation(20, trainer=trainer(lr=5.0e-2, steps=20, batch=32)), data(26)),
     Draft(25, "v7", "v3", "more cases and steps, infants among them", False, imitation(80),
           data(27, 3000, emphasis={"infant_fever": 5.0})),
-    Draft(35, "v8", "v7", "a week of labels by the withdrawn edition of the handbook", True, imitation(40),
+    Draft(36, "v8", "v7", "a week of labels by the withdrawn edition of the handbook", True, imitation(40),
           data(28, edition="v4")),
     Draft(43, "v9", "v7", "one mode alone, in large steps", True,
           imitation(30, modes=["direct"], trainer=trainer(lr=1.0e-2, steps=30, batch=32)), data(29)),
@@ -178,7 +178,7 @@ def changed(case: EsiCase, week: int) -> EsiCase:
 
 def label(request: Request, week: int) -> int:
     """What is said to have been right, when it is known."""
-    return max(1, request.level - 1) if is_so(week, POISON) else request.level
+    return 1 if is_so(week, POISON) else request.level
 
 
 def sections(approvers: Mapping[str, str], base: Mapping[str, Any]) -> dict[str, Any]:
