@@ -326,7 +326,7 @@ def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
         with hospital.asking(lost):
             hospital.call(lambda: promotion.rollback(load_params(), "esi", approver=people.GRACE).name)
             people.commit("the labels of last week were poisoned")
-    hospital.misled = bool(rolled) and world.is_so(week, world.POISON)
+    hospital.misled |= bool(rolled) and world.is_so(week, world.POISON)
     critical = [one for one in answers if one.request.level <= 2]
     lines = [line for line in audit_log.read(paths.audit_log())[seen:] if line.kind != "approval"]
     return {
