@@ -21,6 +21,7 @@ T = TypeVar("T")
 POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 MOTO = shutil.which("moto_server") or os.environ.get("CLINRL_TEST_MOTO", "")
 """An S3 server. It needs other libraries than this environment has, so it comes from one of its own."""
+AS_POSTGRES = ("setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups")
 PASSWORD = "admin:not-a-secret"
 BUCKET = "s3://clinrl/mlflow"
 """Where MLflow keeps artefacts."""
@@ -71,7 +72,7 @@ class Plant:
             "GIT_CONFIG_GLOBAL": str(folder / "none"),
         }  # fmt: skip
         self._postgres()
-        self.answers("s3", self.start([MOTO, "-H", "127.0.0.1", "-p", str(self.ports["s3"])], "s3"))
+        self.s3 = self.answers("s3", self.start([MOTO, "-H", "127.0.0.1", "-p", str(self.ports["s3"])], "s3"))
         bucket = "import boto3; boto3.client('s3').create_bucket(Bucket='clinrl')"
         run(sys.executable, "-c", bucket, env=self.env)
         if flows:
@@ -80,20 +81,23 @@ class Plant:
 
     def _postgres(self) -> None:
         assert POSTGRES is not None
-        data = Path(tempfile.mkdtemp(prefix="clinrl-postgres-"))  # pytest's own folders are closed to other users
-        self.stack.callback(shutil.rmtree, data, ignore_errors=True)
-        shutil.chown(data, "postgres", "postgres")
-        command = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
-        run(*command, str(POSTGRES / "initdb"), "-D", str(data / "db"), "-U", "postgres", "--auth=trust", cwd=data)
-        self.start(
-            [*command, str(POSTGRES / "postgres"), "-D", str(data / "db"), "-h", "127.0.0.1",
-             "-p", str(self.ports["postgres"]), "-c", "unix_socket_directories="],
-            "postgres", cwd=data,
-        )  # fmt: skip
-        psql = ["psql", f"postgresql://{self.database}/postgres", "-tAc", "select 1"]
-        eventually(lambda: subprocess.run(psql, capture_output=True, check=False).returncode == 0, 120)
+        self.data = Path(tempfile.mkdtemp(prefix="clinrl-postgres-"))  # pytest's own folders are closed to other users
+        self.stack.callback(shutil.rmtree, self.data, ignore_errors=True)
+        shutil.chown(self.data, "postgres", "postgres")
+        initdb = [*AS_POSTGRES, str(POSTGRES / "initdb"), "-D", str(self.data / "db")]
+        run(*initdb, "-U", "postgres", "--auth=trust", cwd=self.data)
+        self.postgres = self.serve_postgres()
         for name in ("prefect", "mlflow"):
             self.make_database(name)
+
+    def serve_postgres(self) -> "subprocess.Popen[bytes]":
+        """Over the databases that are there: one that was killed recovers them."""
+        command = [*AS_POSTGRES, f"{POSTGRES}/postgres", "-D", str(self.data / "db"), "-h", "127.0.0.1"]
+        where = ["-p", str(self.ports["postgres"]), "-c", "unix_socket_directories="]
+        process = self.start([*command, *where], "postgres", cwd=self.data)
+        psql = ["psql", f"postgresql://{self.database}/postgres", "-tAc", "select 1"]
+        eventually(lambda: subprocess.run(psql, capture_output=True, check=False).returncode == 0, 120)
+        return process
 
     def make_database(self, name: str) -> None:
         """An empty database, in the place of one that is there."""

@@ -154,7 +154,7 @@ def preload() -> None:
         "great_expectations", "mlflow.store.artifact.local_artifact_repo",
         "mlflow.store.model_registry.sqlalchemy_workspace_store", "mlflow.store.tracking.sqlalchemy_workspace_store",
         "model_signing.signing", "model_signing.verifying", "peft", "sklearn.linear_model",
-        "statsmodels.stats.contingency_tables", "statsmodels.stats.proportion", "transformers",
+        "transformers",
         "transformers.models.qwen3.modeling_qwen3", "clinrl.training.trl",
         "clinrl.cli.registry_commands", "clinrl.evaluation.evaluate", "clinrl.evaluation.error_analysis",
         "clinrl.training.launch", "clinrl.data.validate",

@@ -123,6 +123,12 @@ def with_drafts(content: Any) -> None:
     }
 
 
+def git(*words: str) -> str:
+    """What git says in the working directory."""
+    done = subprocess.run(["git", *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def commit() -> None:
     """Make the working directory a person's checkout, with all of it committed."""
     write_text(Path(".gitignore"), IGNORED)

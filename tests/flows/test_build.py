@@ -2,9 +2,13 @@
 
 import contextlib
 import os
+import random
 import shutil
 import signal
+import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +37,10 @@ for version in found:
     assert [*folder.rglob("adapter_model.safetensors")], version
 """
 """A machine that sees nothing of the servers' disks loads each version, and finds each once."""
+KILLS = int(os.environ.get("CLINRL_TEST_KILLS", "4"))
+SEED = 26
+PARTS = ("worker", "worker", "prefect", "postgres", "s3")
+"""What is killed, workers twice as often."""
 pytestmark = NEEDS
 
 
@@ -56,7 +64,7 @@ def checkout(bare: Path, plant: Plant, tmp_path: Path, monkeypatch: pytest.Monke
     Path("params.yaml").unlink()
     shutil.rmtree("params")
     scripted.write_project(folder, {**content, **scripted.PARAMS})
-    write_text(scripted.SLOW, "6")
+    write_text(scripted.SLOW, str(6 + KILLS))
     run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc", env=plant.client)
     run(sys.executable, "-m", "dvc", "remote", "modify", "store", "endpointurl", plant.env["AWS_ENDPOINT_URL"])
     scripted.commit()
@@ -68,26 +76,76 @@ def checkout(bare: Path, plant: Plant, tmp_path: Path, monkeypatch: pytest.Monke
 def test_two_workers_build_what_one_machine_would_though_one_is_killed_and_the_server_restarted(
     checkout: Path, plant: Plant, tmp_path: Path
 ) -> None:
-    run("prefect", "--no-prompt", "work-pool", "create", "clinrl", "--type", "process", env=plant.client)
-    deploying = {**plant.client, "CLINRL_REPOSITORY": str(tmp_path / "origin")}
-    run("prefect", "--no-prompt", "deploy", "--name", "elsewhere", env=deploying)
+    deploy(plant, tmp_path)
     lost = plant.worker("north")
     plant.worker("south")
-    building = plant.start(
-        [sys.executable, "-m", "flows", "build", "esi"], "build", cwd=checkout,
-        env={**plant.client, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"},
-    )  # fmt: skip
+    building = build(plant, checkout)
     eventually(lambda: working(tmp_path / "north"), 600)
     end(lost, signal.SIGKILL)
-    for pid in working(tmp_path / "north"):  # the machine is gone, and all its processes
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    lose(tmp_path / "north")
     end(plant.prefect)
     plant.prefect = plant.serve_prefect()
     plant.worker("east")
     code = building.wait(1800)
     assert code == 0, (tmp_path / "build.log").read_text()[-4000:]
+    check_built(plant, tmp_path)
 
+
+def test_killed_again_and_again_nothing_is_lost_doubled_or_different(
+    checkout: Path, plant: Plant, tmp_path: Path
+) -> None:
+    """Workers, Prefect and the database die at random moments and come back; S3, which is memory here, stops answering.
+
+    CLINRL_TEST_KILLS says how often. The person gives the command again whenever it has ended with an error.
+    """
+    deploy(plant, tmp_path)
+    draw, done = random.Random(SEED), Counter[str]()
+    workers = {name: plant.worker(name) for name in ("north", "south")}
+    building, tries = build(plant, checkout), 1
+
+    def kill(what: str) -> None:
+        if what == "worker":
+            name = draw.choice(sorted(workers))
+            end(workers[name], signal.SIGKILL)
+            lose(tmp_path / name)
+            workers[name] = plant.worker(name)
+        elif what == "s3":
+            os.killpg(plant.s3.pid, signal.SIGSTOP)
+            time.sleep(draw.uniform(1, 15))
+            os.killpg(plant.s3.pid, signal.SIGCONT)
+        else:
+            end(getattr(plant, what), signal.SIGKILL)
+            setattr(plant, what, getattr(plant, f"serve_{what}")())
+
+    while (code := building.poll()) != 0:
+        if code is not None:
+            building, tries = build(plant, checkout), tries + 1
+            assert tries <= KILLS + 1, (tmp_path / "build.log").read_text()[-4000:]
+        if done.total() < KILLS and [*working(tmp_path / "north"), *working(tmp_path / "south")]:
+            kill(what := draw.choice(PARTS))
+            done[what] += 1
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            building.wait(draw.uniform(2, 20))
+    print(f"{done.total()} kills ({dict(done)}), the command was given {tries} times")
+    assert done.total()
+    check_built(plant, tmp_path)
+
+
+def deploy(plant: Plant, tmp_path: Path) -> None:
+    """What whoever runs the servers does once."""
+    run("prefect", "--no-prompt", "work-pool", "create", "clinrl", "--type", "process", env=plant.client)
+    deploying = {**plant.client, "CLINRL_REPOSITORY": str(tmp_path / "origin")}
+    run("prefect", "--no-prompt", "deploy", "--name", "elsewhere", env=deploying)
+
+
+def build(plant: Plant, checkout: Path) -> "subprocess.Popen[bytes]":
+    """The person's command."""
+    env = {**plant.client, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
+    return plant.start([sys.executable, "-m", "flows", "build", "esi"], "build", cwd=checkout, env=env)
+
+
+def check_built(plant: Plant, tmp_path: Path) -> None:
+    """Each version is there, once, with the bytes that one machine makes; and the checkout is as it was."""
     assert run("git", "status", "--porcelain", env=plant.env) == ""  # the person's checkout is untouched
     run("git", "fetch", "-q", "origin", "built/esi", env=plant.env)
     run("git", "merge", "-q", "--ff-only", "FETCH_HEAD", env=plant.env)
@@ -108,6 +166,13 @@ def test_two_workers_build_what_one_machine_would_though_one_is_killed_and_the_s
     run(sys.executable, "-c", LOADS, *VERSIONS, env=dict(plant.client), cwd=tmp_path)
     for log in tmp_path.glob("*.log"):
         assert "canary-secret" not in log.read_text(errors="replace"), log
+
+
+def lose(home: Path) -> None:
+    """The machine is gone, and all its processes."""
+    for pid in working(home):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def working(home: Path) -> list[int]:

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import scripted
 from flows.turns import at_work
+from scripted import git
 
 import examined
 import laid
@@ -36,11 +37,6 @@ def alone(tmp_path: Path) -> Iterator[None]:
         for name in ("CLINRL_CLONES", "MLFLOW_TRACKING_URI"):
             os.environ.pop(name, None)
         yield
-
-
-def git(*words: str) -> str:
-    done = subprocess.run(["git", *words], check=True, capture_output=True, text=True)
-    return done.stdout.strip()
 
 
 def files() -> dict[str, str]:

@@ -163,6 +163,7 @@ def test_a_server_that_does_not_start_is_said(project: Path) -> None:
 
 def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from flows.serve import deployments
+    from prefect.cli.deploy._triggers import _initialize_deployment_triggers
 
     monkeypatch.chdir(ROOT)
     params = load_params()
@@ -172,6 +173,7 @@ def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.Monke
             entry.get("parameters", {}),
             [(schedule["cron"], schedule["timezone"]) for schedule in entry.get("schedules", [])],
             entry.get("concurrency_limit"),
+            _initialize_deployment_triggers(entry["name"], entry.get("triggers", [])),
         )
         for entry in written
         if entry["name"] != "elsewhere"  # which only workers run, with code of their own
@@ -181,11 +183,13 @@ def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.Monke
             deployment.parameters,
             [(one.schedule.cron, one.schedule.timezone) for one in deployment.schedules or []],
             deployment.concurrency_limit,
+            deployment.triggers,
         )
         for deployment in deployments(params)
     }
     assert pooled == served
-    assert {name for _, name in served} == {*params.schedules, "by-hand"}
+    assert {name for _, name in served} == {*params.schedules, *params.watches, "by-hand"}
+    assert sum(bool(triggers) for *_, triggers in served.values()) == 2 * len(params.watches)
 
 
 @pytest.mark.parametrize(

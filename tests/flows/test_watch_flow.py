@@ -6,21 +6,27 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted
+from prefect.client.schemas.filters import DeploymentFilter
 from ruamel.yaml import YAML
 
 import champions
 import dolls
 import examined
+import laid
 from clinrl import paths
+from clinrl.config.params import load_params
 from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.release import audit_log, promotion
-from clinrl.watching import store
+from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
+from clinrl.watching.standing import DRIFT, was_acted_on
 from processes import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -136,22 +142,25 @@ def test_who_makes_a_version_champion_again_has_decided(released: None, prefect:
     assert run(rollback).startswith("nothing to do")
 
 
-@pytest.mark.slow
-def test_an_automation_of_a_real_server_rolls_the_champion_back(released: None, monkeypatch: Any) -> None:
+@contextmanager
+def served() -> Iterator[tuple[Any, Any]]:
+    """`python -m flows serve --servers` in the working directory.
+
+    Yields a client of its Prefect server, and what waits for the deployment of a flow.
+    """
     from prefect import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     from flows import credentials, servers
 
-    harm("v1")
     ports = [str(servers.free_port()) for _ in range(2)]
     clear = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
     env = clear | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
     words = ["serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
-    with open("serve.log", "w", encoding="utf-8") as log:
+    with open(".clinrl/serve.log", "w", encoding="utf-8") as log:
         process = subprocess.Popen([sys.executable, "-m", "flows", *words], stderr=log, env=env)
     try:
-        eventually(lambda: not servers.is_free(int(ports[0])), 120)
+        eventually(lambda: not servers.is_free(int(ports[0])), 300)
         kept = credentials.load_credentials()
         known = {
             PREFECT_API_URL: f"http://127.0.0.1:{ports[0]}/api",
@@ -159,14 +168,58 @@ def test_an_automation_of_a_real_server_rolls_the_champion_back(released: None, 
         }
         with temporary_settings(known), get_client(sync_client=True) as client:
 
-            def deployment(flow: str) -> Any:
-                names = {client.read_flow(one.flow_id).name: one for one in client.read_deployments()}
-                return names.get(flow)
+            def find(flow: str) -> Any:
+                return {client.read_flow(one.flow_id).name: one for one in client.read_deployments()}.get(flow)
 
-            eventually(lambda: deployment("rollback"), 120)
-            client.create_flow_run_from_deployment(eventually(lambda: deployment("watch"), 60).id)
-            eventually(lambda: champion() == "v2", 180)
+            yield client, lambda flow: eventually(lambda: find(flow), 300)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+@pytest.mark.slow
+def test_an_automation_of_a_real_server_rolls_the_champion_back(released: None) -> None:
+    harm("v1")
+    with served() as (client, deployment):
+        deployment("rollback")
+        client.create_flow_run_from_deployment(deployment("watch").id)
+        eventually(lambda: champion() == "v2", 300)
     assert audit_log.read(paths.audit_log())[-1].kind == "rollback"
+
+
+@pytest.mark.slow
+def test_drift_starts_the_scheduled_retraining_which_hands_over_a_branch(project: Path, monkeypatch: Any) -> None:
+    """On a real server, by its own automation: alarm, event, run of the deployment, clone, branch."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(project.parent / "none"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    examined.promote(load_params(), "v2", champions.ADA, promotion.decide(load_params(), "v2"))
+
+    def change(content: Any) -> None:
+        content["versions"]["v3"] = {**content["versions"]["v2"], "parent": "v2", "seed": 9}  # what is to be built
+        content["schedules"]["esi"]["answer_within_s"] = 1
+        content["watches"] = {"esi": {}}
+
+    laid.edit(project, change)
+    scripted.commit()
+    digest = versions.find("esi", "v2").digest
+    reader, _ = counts.reference(load_params(), "v2", digest, [])
+    strange = (ROOT / "tests/strangers.txt").read_text(encoding="utf-8").splitlines()
+    store.add("esi", digest, sum(map(reader.read, strange * 10), Counts()), {}, 90)
+    before = scripted.git("status", "--porcelain"), scripted.git("rev-parse", "HEAD")
+
+    with served() as (client, deployment):
+        retraining = deployment("retrain")
+        client.create_flow_run_from_deployment(deployment("watch").id)
+
+        def ended() -> Any:
+            runs = client.read_flow_runs(deployment_filter=DeploymentFilter(id={"any_": [retraining.id]}))
+            started = [run for run in runs if "auto-scheduled" not in run.tags]
+            assert len(started) < 2  # drift is said once
+            return next((run for run in started if run.state.is_final()), None)
+
+        run = eventually(ended, 900)
+    assert run.state.name == "Not approved", run.state
+    assert run.created_by.type == "AUTOMATION"
+    assert "train@v3:" in scripted.git("show", "built/retrain-esi:dvc.lock")
+    assert before == (scripted.git("status", "--porcelain"), scripted.git("rev-parse", "HEAD"))
+    assert was_acted_on(versions.find("esi", "v2"), DRIFT)

@@ -98,9 +98,27 @@ def run_of(entry):
         return client.get_run(entry.run_id)
 
 
+def details_of(entry):
+    """The run below an entry's, or None."""
+    with connect() as client:
+        run = client.get_run(entry.run_id)
+        found = client.search_runs([run.info.experiment_id], f"tags.`mlflow.parentRunId` = '{entry.run_id}'")
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def metrics_of(entry):
+    """Every metric of an entry's run and of the one below it."""
+    below = details_of(entry)
+    return run_of(entry).data.metrics | (below.data.metrics if below else {})
+
+
 def history_of(entry, metric):
     with connect() as client:
-        return [(point.step, point.value) for point in client.get_metric_history(entry.run_id, metric)]
+        runs = [run for run in (run_of(entry), details_of(entry)) if run]
+        return [
+            (point.step, point.value) for run in runs for point in client.get_metric_history(run.info.run_id, metric)
+        ]
 
 
 def artefacts_of(entry):
@@ -165,7 +183,7 @@ def test_a_full_model_has_a_registered_model_of_its_own(shown):
 
 
 def test_a_run_holds_every_metric_of_both_modes_with_its_interval(shown):
-    metrics = run_of(find("esi", "v2")).data.metrics
+    metrics = metrics_of(find("esi", "v2"))
     for mode, report in exhibits.reports("v2").items():
         for name, estimate in report["metrics"].items():
             assert metrics[f"{mode}/{name}"] == estimate["value"]
@@ -176,6 +194,41 @@ def test_a_run_holds_every_metric_of_both_modes_with_its_interval(shown):
         assert metrics[f"{mode}/terms/level"] == report["terms"]["level"]
     assert metrics["mode_agreement"] == 1.0
     assert metrics["mode_agreement.n"] == 10
+
+
+def test_a_run_opens_on_reward_and_headline_and_has_the_rest_below_it(shown):
+    entry = find("esi", "v2")
+    run, below = run_of(entry), details_of(entry)
+    headline = {"reward", "exact", "critical_under", "adjacent", "dangerous"}
+    exam = {f"{mode}/{name}" for mode in ("think", "direct") for name in headline} | {"mode_agreement"}
+    assert run.data.metrics.keys() == exam | {"reward"}
+    assert not run.data.metrics.keys() & below.data.metrics.keys()
+    assert (below.info.status, below.info.run_name) == ("FINISHED", "v2, all metrics")
+    assert "in the run below this one" in run.data.tags["mlflow.note.content"]
+    with connect() as client:
+        kind = client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"]
+    assert kind == "custom_model_development"
+    (model,) = logged_models(entry)
+    assert {metric.key: metric.value for metric in model.metrics} == {name: run.data.metrics[name] for name in exam}
+    assert {(metric.dataset_name, metric.run_id) for metric in model.metrics} == {("x1", entry.run_id)}
+    assert model.params == run.data.params
+
+
+def test_what_was_registered_with_all_metrics_in_one_run_stays_so(project, monkeypatch):
+    """As versions were registered before most metrics moved below: nothing moves, and what models lacked is added."""
+    with monkeypatch.context() as before:
+        before.setattr(log_run, "stands_in", lambda *_: True)
+        before.setattr(log_run, "_log_model", lambda *_: None)
+        first = register(project, "v1")
+    held = run_of(first).data.metrics
+    assert "think/exact.low" in held
+
+    assert register(project, "v1") == first
+    assert (run_of(first).data.metrics, details_of(first)) == (held, None)
+    assert history_of(first, "think/exact") == [(0, held["think/exact"])]
+    (model,) = logged_models(first)
+    assert {"think/exact": held["think/exact"]}.items() <= {one.key: one.value for one in model.metrics}.items()
+    assert pyfunc.read(folder_of(first)).name == "v1"
 
 
 def test_a_run_holds_the_training_history_by_step_and_the_recipe(shown):
@@ -279,9 +332,13 @@ def test_a_name_that_params_does_not_have_is_refused(shown):
 def test_registering_again_adds_nothing(project, first):
     files, before = artefacts_of(first), run_of(first)
 
+    below, (model,) = details_of(first), logged_models(first)
+
     assert register(project, "v1") == first
     assert len(entries("esi")) == 1
-    assert len(logged_models(first)) == 1
+    (again,) = logged_models(first)
+    assert (again.metrics, again.params) == (model.metrics, model.params)
+    assert details_of(first).data.metrics == below.data.metrics
     assert artefacts_of(first) == files
     after = run_of(first)
     assert (after.data.metrics, after.data.params, after.data.tags) == (
@@ -423,7 +480,11 @@ def test_a_second_examination_renews_the_numbers_and_nothing_else(project):
     report = exhibits.reports("v1")["think"]
     assert second.tags.pop("examined") != first.tags.pop("examined")
     assert second == first
-    assert run_of(second).data.metrics["think/exact"] == report["metrics"]["exact"]["value"]
+    for name, value in (("think/exact", "value"), ("think/exact.low", "low")):
+        assert metrics_of(second)[name] == report["metrics"]["exact"][value]
+    (model,) = logged_models(second)
+    newest = max((one for one in model.metrics if one.key == "think/exact"), key=lambda one: one.timestamp)
+    assert newest.value == report["metrics"]["exact"]["value"]
     with connect() as client:
         stored = Path(client.download_artifacts(second.run_id, "reports/think.json"))
     assert json.loads(stored.read_text()) == report
@@ -579,7 +640,8 @@ def test_two_machines_that_register_at_once_make_one_version(project, tmp_path_f
     (entry,) = entries("esi")
     assert numbers == [entry.number] * 2
     with connect() as client:
-        assert len(client.search_runs([run_of(entry).info.experiment_id])) == 1
+        assert len(client.search_runs([run_of(entry).info.experiment_id])) == 2  # one is below the other
+    assert details_of(entry)
     assert len(logged_models(entry)) == 1
     assert history_of(entry, "loss") == [(step, 1.0 / step + 1) for step in (1, 2, 3)]
     assert len(history_of(entry, "think/exact")) == 1
@@ -605,6 +667,7 @@ def test_whoever_comes_second_steps_back(project, first, monkeypatch, module, lo
     assert second == first
     assert len(looks) > 1
     with connect() as client:
-        assert len(client.search_runs([run_of(first).info.experiment_id])) == 1
+        assert len(client.search_runs([run_of(first).info.experiment_id])) == 2
+    assert details_of(first)
     assert len(logged_models(first)) == 1
     assert [entry.number for entry in entries("esi")] == [1]

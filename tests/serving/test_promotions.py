@@ -22,6 +22,7 @@ from champions import ADA
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
 from clinrl.release import promotion
+from processes import patience_s
 
 ROOT = Path(__file__).parents[2]
 CHAMPION = "esi@champion"
@@ -86,6 +87,7 @@ def test_twenty_promotions_and_rollbacks_lose_no_request(released: Any) -> None:
     assert {name for _, name, _ in heard} == {"v1", "v2"}
     assert all(content == expected[name][number] for number, name, content in heard)
     assert len(delays) == 2 * ROUNDS
+    assert max(delays) < 2 * patience_s(), delays  # ten seconds on an idle machine
     print(f"{len(heard)} answers, none lost; followed after {min(delays):.1f} to {max(delays):.1f} s: {delays}")
 
 

@@ -68,8 +68,13 @@ def run_of(folder):
 
 
 def history(folder, metric):
+    """A metric by step, of the run of a folder or of the one below it."""
+    run = run_of(folder)
     with connect() as client:
-        return [(m.step, m.value) for m in client.get_metric_history(run_of(folder).info.run_id, metric)]
+        below = client.search_runs([run.info.experiment_id], f"tags.`{mlflow_store.PARENT}` = '{run.info.run_id}'")
+        assert len(below) < 2
+        held = [one.info.run_id for one in (run, *below)]
+        return [(m.step, m.value) for run_id in held for m in client.get_metric_history(run_id, metric)]
 
 
 def eventually(condition):

@@ -4,7 +4,8 @@ Whatever is there stays and what is missing is added, so that the same call comp
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,16 +28,22 @@ from clinrl.provenance.stages import addresses_of
 from clinrl.registry.model_folder import check_signature, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
+from clinrl.runtime.forkserver import aside
 from clinrl.signing.keys import Key, Signer, signer, trusted_keys
 from clinrl.tracking.mlflow_store import (
+    NOTE,
+    SHOWN,
     Point,
     beside,
+    details_of,
     exam_metrics,
     file_of,
+    flat,
     known_points,
     log_params,
     log_points,
     points,
+    stands_in,
 )
 from clinrl.types import Estimate, Manifest
 
@@ -53,6 +60,7 @@ PICKLES = {".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth"}
 """Kinds of files that can run code when they are loaded."""
 DATASET_DIGEST = 36
 """Characters of a data set's digest that MLflow has room for."""
+BELOW = "Intervals and all other metrics are in the run below this one, reports and plots among the artefacts."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,21 +119,38 @@ class Recorded:
         )
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """Every number of the exam, by the name that it has in MLflow."""
+        return exam_metrics(self.reports.values(), self.agreement)
+
+    @property
+    def headline(self) -> frozenset[str]:
+        """The metrics that its run shows first: reward and the task's rows, in each mode."""
+        named = ("reward", *self.model.task.reporting.row_metrics)
+        return SHOWN | {f"{mode}/{name}" for mode in self.reports for name in named}
+
+    @property
     def registered(self) -> str:
         return self.model.registered
 
 
-def collect(params: Params, model: Model) -> Recorded:
+def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda: None) -> Recorded:
     """All that is registered of a name, each part checked against dvc.lock and against the others.
+
+    Beside `meanwhile` numbers are counted anew, as far as this process may fork.
 
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
     follow from its answers.
     """
-    lock.demand(params, model.name)
-    manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
-    if manifest.inputs.get("base") != identity(base):
-        raise ArtefactError(f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds")
-    reports = recount.reports(params, model.name)
+    with aside(partial(recount.reports, params, model.name)) as counted:
+        lock.demand(params, model.name)
+        manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
+        if manifest.inputs.get("base") != identity(base):
+            raise ArtefactError(
+                f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds"
+            )
+        meanwhile()
+        reports = counted()
     for report in reports.values():
         if report.adapter_digest != identity(manifest):
             raise ArtefactError(
@@ -201,22 +226,38 @@ def _sound(folder: Path) -> Manifest:
 
 
 def fill(client: "MlflowClient", run: "Run", made: Recorded) -> None:
-    """Log whatever of recipe, metrics, history, data sets and files a run lacks."""
+    """Log whatever of recipe, metrics, history, data sets and files a run lacks, and the run below it.
+
+    The headline is in the run itself, all other metrics are in the one below: its pages show every metric of a run.
+    """
     log_params(client, run, made.manifest.spec)
-    run_id, held = run.info.run_id, run.data.metrics
-    exam = exam_metrics(made.reports.values(), made.agreement).items()
-    # What comes first is dated like the run itself, so that two machines at once add it once.
-    missing = [(name, 0, value) for name, value in exam if name not in held]
-    log_points(client, run_id, missing, at=lambda _: int(run.info.start_time))
-    log_points(client, run_id, [(name, 0, value) for name, value in exam if held.get(name, value) != value])
     log = made.model.folder / HISTORY
-    if log.exists():
-        history = points(read_history(log))
-        known = known_points(client, run, {name for name, _, _ in history})
-        missing = [point for point in history if point[:2] not in known]
-        log_points(client, run_id, missing, at=_dates(missing, known, int(run.info.start_time)).__getitem__)
+    history = points(read_history(log)) if log.exists() else []
+    exam = [(name, 0, value) for name, value in made.metrics.items()]
+    for is_own in (True, False):
+        mine = [
+            [point for point in part if stands_in(point[0], run, made.headline) == is_own] for part in (exam, history)
+        ]
+        if not any(mine):
+            continue
+        place = run if is_own else details_of(client, run)
+        _log_metrics(client, place, *mine)
+        if not is_own and place.info.status != "FINISHED":
+            client.set_terminated(place.info.run_id, "FINISHED")
+    if NOTE not in run.data.tags:
+        client.set_tag(run.info.run_id, NOTE, f"{made.why}\n\n{BELOW}".strip())
     _log_data(client, run, made)
     _log_files(client, run, made)
+
+
+def _log_metrics(client: "MlflowClient", run: "Run", exam: Sequence[Point], history: Sequence[Point]) -> None:
+    run_id, held, began = run.info.run_id, run.data.metrics, int(run.info.start_time)
+    # What comes first is dated like the run itself, so that two machines at once add it once.
+    log_points(client, run_id, [point for point in exam if point[0] not in held], at=lambda _: began)
+    log_points(client, run_id, [(name, 0, value) for name, _, value in exam if held.get(name, value) != value])
+    known = known_points(client, run, {name for name, _, _ in history})
+    missing = [point for point in history if point[:2] not in known]
+    log_points(client, run_id, missing, at=_dates(missing, known, began).__getitem__)
 
 
 def _dates(missing: Iterable[Point], known: Mapping[tuple[str, int], int], began: int) -> dict[int, int]:
@@ -320,7 +361,27 @@ def logged_model(client: "MlflowClient", run: "Run", made: Recorded) -> "LoggedM
         if model.model_id not in {held.model_id for held in (run.outputs.model_outputs if run.outputs else ())}:
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
         client.finalize_logged_model(model.model_id, "READY")
+    _log_model(client, run, model, made)
     return model
+
+
+def _log_model(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Recorded) -> None:
+    """Log what a model lacks of recipe and headline, by which MLflow's pages compare models."""
+    from mlflow.entities import Metric
+
+    if params := {name: value for name, value in flat(made.manifest.spec).items() if name not in model.params}:
+        client.log_model_params(model.model_id, params)
+    held = {metric.key: metric.value for metric in sorted(model.metrics or (), key=lambda metric: metric.timestamp)}
+    at = int(time.time() * 1000) if held else int(run.info.start_time)
+    exam = next(iter(made.reports.values()))
+    about = {"model_id": model.model_id, "dataset_name": exam.exam, "dataset_digest": exam.exam_digest[:DATASET_DIGEST]}
+    new = [
+        Metric(name, value, at, 0, **about)
+        for name, value in made.metrics.items()
+        if name in made.headline and held.get(name) != value
+    ]
+    if new:
+        client.log_batch(run.info.run_id, metrics=new)
 
 
 def logged_models(client: "MlflowClient", experiment: str, digest: str) -> list["LoggedModel"]:

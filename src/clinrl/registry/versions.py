@@ -26,6 +26,7 @@ from clinrl.registry.log_run import DIGEST, Recorded, collect, fill, logged_mode
 from clinrl.registry.model_folder import check_signature, download
 from clinrl.registry.pyfunc import read
 from clinrl.signing.keys import trusted_keys
+from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import Clash, beside, connect, file_of, place, run_key, run_of, store, writing
 from clinrl.types import Manifest, Strict
 
@@ -76,7 +77,7 @@ def register(params: Params, name: str) -> Entry:
     if model.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
-        made = collect(params, model)
+        made = collect(params, model, meanwhile=mlflow_store.open_store)  # whose imports take as long as counting
         for data in filter(None, (model.data, model.exam)):
             if paths.cases(data).exists():  # an adapter restored from a cache may have come without
                 validate.pages(params, data)

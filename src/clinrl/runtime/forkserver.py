@@ -21,14 +21,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from clinrl.errors import Refused, exit_code_of
 from clinrl.runtime import determinism, starter
@@ -118,36 +118,66 @@ def results(programs: Sequence[Callable[[], T]]) -> list[T]:
     if at_once < 2 or sys.platform != "linux" or _has_gpu():
         return [program() for program in programs]
 
-    def send(program: Callable[[], T], there: Connection) -> int:
-        determinism.use_one_thread()
+    waiting, running, found = [*enumerate(programs)], dict[Connection, tuple[int, Fork]](), dict[int, T]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                place, program = waiting.pop(0)
+                here, fork = _begun(program)
+                running[here] = place, fork
+            for here in [end for end in wait([*running]) if isinstance(end, Connection)]:
+                value = _received(here)
+                place, fork = running.pop(here)
+                found[place] = value
+                fork.join()
+    finally:
+        for _, fork in running.values():
+            fork.kill()
+            fork.join()
+    return [found[place] for place in range(len(programs))]
+
+
+@contextmanager
+def aside(program: Callable[[], T]) -> Iterator[Callable[[], T]]:
+    """Begin a program in a fork, beside what this process does; yields what waits for its result, or raises as it did.
+
+    With one processor, or with threads, whose locks a fork would find held, it runs here when its result is asked for.
+    """
+    if determinism.processors() < 2 or threading.active_count() > 1 or sys.platform != "linux":
+        yield program
+        return
+    here, fork = _begun(program)
+    try:
+        yield partial(_received, here)
+    finally:
+        fork.kill()
+        fork.join()
+
+
+def _begun(program: Callable[[], Any]) -> tuple[Connection, Fork]:
+    def send() -> int:
+        if "torch" in sys.modules:
+            determinism.use_one_thread()
         try:
             there.send((program(), None))
         except Exception as error:  # noqa: BLE001  raised where it was asked for
             there.send((None, error))
         return 0
 
-    waiting, running, found = [*enumerate(programs)], dict[Connection, tuple[int, Fork]](), dict[int, T]()
+    here, there = Pipe(duplex=False)
+    fork = Fork(send, partial(starter.die_with, os.getpid()))
+    there.close()
+    return here, fork
+
+
+def _received(here: Connection) -> Any:
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                place, program = waiting.pop(0)
-                here, there = Pipe(duplex=False)
-                running[here] = place, Fork(partial(send, program, there), partial(starter.die_with, os.getpid()))
-                there.close()
-            for here in [end for end in wait([*running]) if isinstance(end, Connection)]:
-                value, error = here.recv()
-                if error is not None:
-                    raise error
-                place, fork = running.pop(here)
-                found[place] = value
-                fork.join()
+        value, error = here.recv()
     except EOFError:
-        raise Refused("a process of this stage was killed; the same command begins the stage again") from None
-    finally:
-        for _, fork in running.values():
-            fork.kill()
-            fork.join()
-    return [found[place] for place in range(len(programs))]
+        raise Refused("a process of this command was killed; give the command again") from None
+    if error is not None:
+        raise error
+    return value
 
 
 def _has_gpu() -> bool:

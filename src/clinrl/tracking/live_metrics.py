@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from clinrl import paths
 from clinrl.errors import RegistryError, mask
 from clinrl.runtime import determinism, starter
+from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import Point, connect, known_points, log_params, log_points, points, run_of, writing
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def follow(folder: Path, ends: int) -> None:
     A store that does not take them is named once on stderr, and tried again later.
     """
     training = json.loads((folder / paths.TRAINING_FILE).read_text(encoding="utf-8"))
-    run: Run | None = None
+    runs: tuple[Run, Run] | None = None
     known: set[tuple[str, int]] = set()
     waiting: list[Point] = []
     offset, rest_until, warned = 0, 0.0, False
@@ -71,18 +72,20 @@ def follow(folder: Path, ends: int) -> None:
             continue
         try:
             with connect() as client:
-                if run is None:
-                    run = _join(client, folder.name, training)
-                    known = set(known_points(client, run, run.data.metrics))
+                if runs is None:
+                    runs = _join(client, folder.name, training)
+                    known = {point for run in runs for point in known_points(client, run, run.data.metrics)}
                 new = [point for point in waiting if point[:2] not in known]
-                log_points(client, run.info.run_id, new)
+                for run, is_own in zip(runs, (True, False), strict=True):
+                    mine = [point for point in new if mlflow_store.stands_in(point[0], runs[0]) == is_own]
+                    log_points(client, run.info.run_id, mine)
+                    if status is not None:
+                        client.set_terminated(run.info.run_id, status)
                 known |= {point[:2] for point in new}
                 waiting.clear()
-                if status is not None:
-                    client.set_terminated(run.info.run_id, status)
         except RegistryError as error:
             # A batch may have arrived although its answer did not: what the run holds is asked anew.
-            run, rest_until = None, time.monotonic() + REST_S
+            runs, rest_until = None, time.monotonic() + REST_S
             if not warned:
                 _warn(str(error))
                 warned = True
@@ -107,14 +110,16 @@ def new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     return lines, offset + len(whole)
 
 
-def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> "Run":
-    """The run of this training, which an earlier attempt may have begun, as a running one."""
+def _join(client: "MlflowClient", key: str, training: dict[str, Any]) -> tuple["Run", "Run"]:
+    """The run of this training, which an earlier attempt may have begun, and the one below it, as running ones."""
     with writing(client):
         run = run_of(client, training["task"], key, training["version"])
-    if run.info.status != "RUNNING":
-        client.update_run(run.info.run_id, status="RUNNING")
+        runs = run, mlflow_store.details_of(client, run)
+    for one in runs:
+        if one.info.status != "RUNNING":
+            client.update_run(one.info.run_id, status="RUNNING")
     log_params(client, run, training["recipe"])
-    return run
+    return runs
 
 
 def _read_status(ends: int) -> str | None:

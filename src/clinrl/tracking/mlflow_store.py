@@ -11,7 +11,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from functools import cache
 from pathlib import Path
@@ -45,6 +45,14 @@ PATIENCE_S = 5
 """Seconds that a locked SQLite store is waited for."""
 KEY = "clinrl.key"
 """Run tag: everything that determined the training, as one digest. A training that continues finds its run by it."""
+PARENT = "mlflow.parentRunId"
+"""Run tag of MLflow's: the run below which its pages show this one."""
+NOTE = "mlflow.note.content"
+"""Tag of MLflow's: what its pages say of an experiment or a run."""
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Experiment tag of MLflow's: without it the pages open on traces, which trainings have not."""
+SHOWN = frozenset({"reward", "mode_agreement"})
+"""Metrics that stand in a version's own run, for every task. The run below it holds the rest."""
 PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -143,6 +151,12 @@ def connect() -> Iterator["MlflowClient"]:
         if error.errno is not None:  # the disk's; errors of the requests library have no number
             raise
         raise RegistryError(_sentence(uri, error)) from error
+
+
+def open_store() -> None:
+    """Import MLflow and open the store, which takes seconds the first time. Raises RegistryError."""
+    with connect():
+        pass
 
 
 @cache
@@ -275,19 +289,32 @@ def run_of(client: "MlflowClient", task: str, key: str, name: str) -> "Run":
     On a server, two machines that create it at once end with one, unless their clocks disagree. Raises RegistryError
     if the experiment of the task was deleted, or is out of reach without its server.
     """
-    experiment = _experiment(client, task)
-    found = _runs(client, experiment, key)
+    return _one_run(client, _experiment(client, task), KEY, key, name)
+
+
+def details_of(client: "MlflowClient", run: "Run") -> "Run":
+    """The run below a version's own, for the metrics that are not among the first; as `run_of`."""
+    return _one_run(client, run.info.experiment_id, PARENT, run.info.run_id, f"{run.info.run_name}, all metrics")
+
+
+def stands_in(name: str, run: "Run", shown: Collection[str] = SHOWN) -> bool:
+    """Whether a metric belongs into a version's own run: by name, or since it was logged there before others moved."""
+    return name in shown or name in run.data.metrics
+
+
+def _one_run(client: "MlflowClient", experiment: str, tag: str, value: str, name: str) -> "Run":
+    found = _runs(client, experiment, tag, value)
     if not found:
-        mine = client.create_run(experiment, run_name=name, tags={KEY: key})
-        found = _runs(client, experiment, key)
+        mine = client.create_run(experiment, run_name=name, tags={tag: value})
+        found = _runs(client, experiment, tag, value)
         if found[0].info.run_id != mine.info.run_id:
             client.set_terminated(mine.info.run_id, "KILLED")  # a deleted run keeps its status, and looked alive
             client.delete_run(mine.info.run_id)
     return found[0]
 
 
-def _runs(client: "MlflowClient", experiment: str, key: str) -> list["Run"]:
-    found = client.search_runs([experiment], f"tags.`{KEY}` = '{key}'")
+def _runs(client: "MlflowClient", experiment: str, tag: str, value: str) -> list["Run"]:
+    found = client.search_runs([experiment], f"tags.`{tag}` = '{value}'")
     return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
 
 
@@ -297,7 +324,7 @@ def _experiment(client: "MlflowClient", task: str) -> str:
     found = client.get_experiment_by_name(task)
     if found is None:
         try:
-            return str(client.create_experiment(task, artifact_location=_artefacts(client.tracking_uri, task)))
+            return str(client.create_experiment(task, _artefacts(client.tracking_uri, task), tags=KIND))
         except MlflowException:  # somebody else was quicker
             found = client.get_experiment_by_name(task)
             if found is None:
@@ -309,6 +336,8 @@ def _experiment(client: "MlflowClient", task: str) -> str:
             f"{place(client.tracking_uri)} is a server's, which keeps the artefacts of {task}; start that server and "
             "set MLFLOW_TRACKING_URI to its address"
         )
+    for tag in KIND.keys() - found.tags.keys():
+        client.set_experiment_tag(found.experiment_id, tag, KIND[tag])
     return str(found.experiment_id)
 
 
