@@ -120,13 +120,16 @@ def write_project(root: Path, folder: Path, ada: Signer, *, is_toy: bool) -> Non
     for part in ("src", ".dvc", "data/bases/esi", "data/adapters/esi-base"):
         away = shutil.ignore_patterns("__pycache__", "*.egg-info", "cache", "tmp", "config.local")
         shutil.copytree(root / part, folder / part, ignore=away)
-    for file in ("dvc.yaml", ".gitignore", ".dvcignore"):
+    kept = ".clinrl/dvc/repo/.gitignore"  # where git keeps no such folder, DVC makes one that everybody can write in
+    (folder / kept).parent.mkdir(parents=True)
+    for file in ("dvc.yaml", ".gitignore", ".dvcignore", kept):
         shutil.copyfile(root / file, folder / file)
     base = read_files(root / "params.yaml")[root / "params/esi.yaml"]["bases"]["esi"]
     whole = world.sections({ADA: ada.key.line, GRACE: signer_in(folder).key.line}, base)
     laid.lay(folder, world.toy(whole) if is_toy else whole)
     with chdir(folder):
         git("init", "--quiet", "--initial-branch", "main")
+        git("add", "--force", kept)
         stages.prove(Path("params.yaml"))
         dvc("commit", "--force", "params", "base@esi")
         commit("begun")
