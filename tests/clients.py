@@ -36,7 +36,7 @@ def run(folder: Path, *words: object, **settings: str) -> str:
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     done = subprocess.run(
-        [folder / "bin" / str(words[0]), *words[1:]], capture_output=True, text=True, check=False,
+        [folder / "bin" / str(words[0]), *map(str, words[1:])], capture_output=True, text=True, check=False,
         env=environment | {"PATH": path, "VIRTUAL_ENV": str(folder)} | settings,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

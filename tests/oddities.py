@@ -1,4 +1,4 @@
-"""The served audit in a process of its own, and requests that nobody who means it well would send."""
+"""A served task in a process of its own, and requests that nobody who means it well would send."""
 
 import contextlib
 import json
@@ -36,14 +36,14 @@ class Served(NamedTuple):
 
 
 @contextlib.contextmanager
-def served(log: Path, sessions: int = 3) -> Iterator[Served]:
+def served(log: Path, sessions: int = 3, task: str = "audit") -> Iterator[Served]:
     """The server, until the end of the block; what it says on stderr goes to `log`."""
     import clinrl.tasks.audit.served.server  # noqa: F401  before the fork
 
     ours, theirs = os.pipe()
     with log.open("w") as errors, os.fdopen(ours) as out:
         forking = multiprocessing.get_context("fork")  # what is served was imported, which takes seconds
-        server = forking.Process(target=_serve, args=(theirs, errors.fileno(), sessions), daemon=True)
+        server = forking.Process(target=_serve, args=(theirs, errors.fileno(), sessions, task), daemon=True)
         server.start()
         os.close(theirs)
         try:
@@ -53,11 +53,11 @@ def served(log: Path, sessions: int = 3) -> Iterator[Served]:
             server.join()
 
 
-def _serve(out: int, errors: int, sessions: int) -> None:
+def _serve(out: int, errors: int, sessions: int, task: str) -> None:
     os.dup2(out, 1)
     os.dup2(errors, 2)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    sys.exit(main(["openenv", "audit", "--port", "0", "--sessions", str(sessions)]))
+    sys.exit(main(["openenv", task, "--port", "0", "--sessions", str(sessions)]))
 
 
 def odd(rng: Random, depth: int = 0) -> Any:

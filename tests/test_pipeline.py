@@ -286,7 +286,7 @@ def few() -> dict[str, Any]:
         **{section: [] for section in ("comparisons", "mining", "rivals")},
     }.items():
         content[section] = {name: content[section][name] for name in names}
-    for section in ("merges", "protocols", "gates", "schedules", "plans"):
+    for section in ("merges", "protocols", "gates", "schedules", "watches", "plans"):
         del content[section]
     return content
 

@@ -34,7 +34,7 @@ def project(folder: Path, lineage: tuple[str, ...]) -> Path:
     tree, _ = merge_files(read_files(ROOT / "params.yaml"))
     tree["versions"] = {name: tree["versions"][name] for name in lineage}
     tree |= {"protocols": {"bases": {}, "versions": {}}, "merges": {"folds": {}, "blends": {}}}
-    tree |= {section: {} for section in ("mining", "external", "comparisons", "rivals", "schedules")}
+    tree |= {section: {} for section in ("mining", "external", "comparisons", "rivals", "schedules", "watches")}
     task = tree["versions"][lineage[0]]["task"]
     tree["bases"] = {task: tree["bases"][task]}
     tree["gates"] = {task: tree["gates"][task]}

@@ -439,7 +439,6 @@ REFUSALS: list[tuple[str, object, tuple[str, ...]]] = [
     (SFT + "method", "stf", ("profiles.sft.method is 'stf'", "did you mean sft?")),
     (SFT + "method", REMOVED, ("profiles.sft.method is missing", "allowed: grpo, rejection, sft")),
     (SFT + "modes", [], ("profiles.sft.modes is empty", "at least one")),
-    (SFT + "modes", ["think", "think"], ("profiles.sft.modes names think, think", "once")),
     (SFT + "modes", ["thnk"], ("profiles.sft.modes: 'thnk' is not ", "did you mean think?", "direct")),
     (SFT + "modes", "think", ("profiles.sft.modes is 'think'", "must be a list")),
     (SFT + "reward", {}, ("profiles.sft.reward is not a key here", "omit")),

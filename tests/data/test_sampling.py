@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import auditors
 import laid
 from clinrl.config.params import Params, load_params
-from clinrl.config.recipes import GrpoTrainer, Phase, RejectionTrainer, Stream, lengths
+from clinrl.config.recipes import GrpoTrainer, Phase, Profile, RejectionTrainer, Stream, lengths
 from clinrl.data import sampling
 from clinrl.errors import DataError
 from clinrl.tasks.base import get_task
@@ -67,6 +67,13 @@ def test_a_cap_drops_repeats_before_cases_and_no_more_than_it_must() -> None:
 def test_modes_take_turns() -> None:
     assert [row.mode for row in draw(5)] == ["think", "direct", "think", "direct", "think"]
     assert [row.mode for row in draw(5, turn=2)] == ["think", "think", "direct", "direct", "think"]
+
+
+def test_a_mode_that_is_named_twice_has_two_turns() -> None:
+    modes = ("think", "direct", "direct")
+    assert [row.mode for row in draw(5, modes=modes)] == ["think", "direct", "direct", "think", "direct"]
+    recipe = Profile.model_validate({"modes": modes, "lora": {"rank": 4, "alpha": 8.0, "targets": "all-linear"}})
+    assert recipe.modes == modes
 
 
 @pytest.mark.parametrize(("recipe", "each"), [("audit-sft", 1), ("audit-curriculum", 6)])

@@ -8,11 +8,13 @@ import pytest
 
 import auditors
 import clients
+import contest
 import dolls
 import esi_sources
 import examined
 from clinrl import paths
 from clinrl.cli import main as cli
+from clinrl.config.params import load_params
 from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import DataError, ParamsError
@@ -44,11 +46,12 @@ class Replay(LM):
 
 model = Replay()
 tasks = TaskManager(include_path=sys.argv[1])
-found = simple_evaluate(model=model, tasks=["clinrl_esi"], task_manager=tasks, log_samples=True, bootstrap_iters=0)
+(name,) = sys.argv[3:]
+found = simple_evaluate(model=model, tasks=[name], task_manager=tasks, log_samples=True, bootstrap_iters=0)
 print(json.dumps({
-    "results": found["results"]["clinrl_esi"],
+    "results": found["results"][name],
     "asked": model.asked,
-    "exact": {one["doc"]["id"]: one["exact"] for one in found["samples"]["clinrl_esi"]},
+    "exact": {one["doc"]["id"]: one["exact"] for one in found["samples"][name]},
 }))
 """
 
@@ -139,21 +142,27 @@ def test_the_text_of_somebodys_records_does_not_leave(checkout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["think", "direct"])
-def test_the_harness_itself_counts_as_the_report_does(mode, project, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "version", "folder"), [("esi", "v2", examined.answered), ("imaging", "better-1", contest.compared)]
+)
+def test_the_harness_itself_counts_as_the_report_does(name, version, folder, mode, monkeypatch, tmp_path):
     """Unmodified, in an environment of its own that has this checkout's clinrl on its path."""
     venv = clients.client(*REQUIREMENTS)
-    lm_eval.stage(examined.mining(), "esi", out=tmp_path, open_exam=True)
+    monkeypatch.chdir(folder())
+    task, exported = get_task(name), f"clinrl_{name}"
+    lm_eval.stage(load_params(), name, out=tmp_path, open_exam=True)
     answers = tmp_path / "answers.json"
-    answers.write_text(json.dumps(replies("v2", mode)), encoding="utf-8")
+    answers.write_text(json.dumps(replies(version, mode)), encoding="utf-8")
     settings = {"PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
-    printed = clients.run(venv, "python", "-c", REPLAY, tmp_path, answers, **settings)
-    found, report = json.loads(printed.splitlines()[-1]), load_report("v2", mode)
-    for name in get_task("esi").compared:
-        assert round(found["results"][f"{name},none"], 6) == report.metrics[name].value
-    cases = list(read_cases(paths.cases("x1"), get_task("esi")))
-    lines = read_graded(paths.graded("v2") / f"{mode}.jsonl")
+    printed = clients.run(venv, "python", "-c", REPLAY, tmp_path, answers, exported, **settings)
+    found, report = json.loads(printed.splitlines()[-1]), load_report(version, mode)
+    assert 0 < report.metrics["exact"].value < 1
+    for metric in task.compared:
+        assert round(found["results"][f"{metric},none"], 6) == report.metrics[metric].value
+    cases = list(read_cases(paths.cases("x1"), task))
+    lines = read_graded(paths.graded(version) / f"{mode}.jsonl")
     for case, line in zip(cases, lines, strict=True):
-        assert found["asked"][case.id] == "".join(turn.content for turn in get_task("esi").prompt(case.facts))
-        assert found["exact"][case.id] == float(line.answer == get_task("esi").label(case))
-    options = ("--tasks", "clinrl_esi", "--include_path", tmp_path, "--limit", "3")
+        assert found["asked"][case.id] == "".join(turn.content for turn in task.prompt(case.facts))
+        assert found["exact"][case.id] == float(line.answer == task.label(case))
+    options = ("--tasks", exported, "--include_path", tmp_path, "--limit", "3")
     assert "exact" in clients.run(venv, "lm_eval", "run", "--model", "dummy", *options, **settings)

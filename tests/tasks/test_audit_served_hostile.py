@@ -74,7 +74,7 @@ def test_no_message_breaks_a_session_for_others(server: Served) -> None:
         ({"index": CASES}, "index: Input should be less than 200"),
         ({"index": 10_000}, "index: Input should be less than 200"),
         ({"seed": -1}, "body.seed: Input should be greater than or equal to 0"),
-        ({"level": "extreme", "index": "x"}, "level: String should match pattern"),
+        ({"level": "extreme", "index": "x"}, "index: Input should be a valid integer"),
         ({"levle": "easy"}, "levle: Extra inputs are not permitted"),
         ({"pool": "exam"}, "pool: the exam is closed; whoever serves it opens it with --open-exam"),
     ],

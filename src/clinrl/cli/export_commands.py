@@ -7,8 +7,13 @@ from typing import Any
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params
 
-ACTIONS = {"inspect": ("inspect_log", "NAME"), "lm-eval": ("lm_eval", "TASK")}
-"""What is exported to the module that writes it, and the kind of name that it takes."""
+ACTIONS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "inspect": ("inspect_log", "NAME", ("mode",)),
+    "lm-eval": ("lm_eval", "TASK", ("open_exam",)),
+    "openenv": ("openenv_manifest", "TASK", ()),
+    "verifiers": ("verifiers", "TASK", ("open_exam",)),
+}
+"""What is exported to the module that writes it, the kind of name that it takes, and its options beside `out`."""
 
 
 def export(
@@ -20,11 +25,9 @@ def export(
     mode: str | None = None,
     open_exam: bool = False,
 ) -> None:
-    """Write what another tool opens. Raises ParamsError for a name that the action does not take.
-
-    `mode` is for `inspect`, `open_exam` for `lm-eval`.
-    """
-    module, kind = ACTIONS[action]
+    """Write what another tool opens. Raises ParamsError for a name that the action does not take."""
+    module, kind, takes = ACTIONS[action]
     check_name(params, name, f"export {action}", kind=kind)
-    options: dict[str, Any] = {"mode": mode} if action == "inspect" else {"open_exam": open_exam}
+    given = {"mode": mode, "open_exam": open_exam}
+    options: dict[str, Any] = {option: given[option] for option in takes}
     import_module(f"clinrl.exports.{module}").stage(params, name, out=out, **options)

@@ -6,6 +6,7 @@ from clinrl.cli.arguments import JSON, Command, arg, name, natural, port, share
 
 APPROVER = arg("--approver", required=True, metavar="PERSON", help="the person who approves it")
 MODEL = name("MODEL", "a registered model: a task, or TASK-merged")
+OPEN_EXAM = arg("--open-exam", action="store_true", help="its exam instead of cases to mine: never to a trainer")
 OUT = arg("--out", type=Path, metavar="DIR", help="a folder; default: data/exports")
 REGISTERED = name("NAME", "a registered version or merge of params.yaml")
 
@@ -97,13 +98,13 @@ RELEASE = {
         also="regulator regulatory fda pccp annex-iv tripod papers documentation",
     ),
     "export": Command(
-        help="write what other tools open: logs of exams, task folders",
+        help="write what other tools open: logs of exams, tasks",
         description="Writes files that the unmodified tool opens, to data/exports unless --out says otherwise. "
         "`inspect` writes an exam from its graded answers as a log of Inspect, and needs Inspect in an environment of "
-        "its own. `lm-eval` writes a task folder of lm-evaluation-harness, with cases of the pool mine unless "
-        "--open-exam says otherwise. Somebody's records are refused.",
+        "its own. `lm-eval` and `verifiers` write a task with cases of the pool mine, or its exam with --open-exam. "
+        "Somebody's records are refused. `openenv` writes the manifest of what `clinrl openenv` serves.",
         examples="clinrl export inspect esi-v49\nclinrl export inspect audit-v3 --mode direct --out logs\n"
-        "clinrl export lm-eval esi --out tasks",
+        "clinrl export lm-eval esi --out tasks\nclinrl export verifiers audit\nclinrl export openenv esi",
         runs="cli.export_commands:export",
         actions={
             "inspect": (
@@ -116,16 +117,12 @@ RELEASE = {
             ),
             "lm-eval": (
                 "a task of one turn as a folder of lm-evaluation-harness",
-                (
-                    name("TASK"),
-                    arg(
-                        "--open-exam", action="store_true", help="its exam instead of cases to mine: never to a trainer"
-                    ),
-                    OUT,
-                ),
+                (name("TASK"), OPEN_EXAM, OUT),
             ),
+            "openenv": ("the manifest of a task's environment", (name("TASK"), OUT)),
+            "verifiers": ("a task as a package of verifiers", (name("TASK"), OPEN_EXAM, OUT)),
         },
-        also="inspect-ai eval-log lm-eval verifiers convert",
+        also="inspect-ai eval-log lm-eval prime-rl convert",
     ),
     "push": Command(
         help="push a version or a merge, with its card, to a Hugging Face hub",
@@ -406,18 +403,20 @@ SETUP = {
         help="serve a task's environment to OpenEnv clients",
         description="Serves the environment of TASK over HTTP and WebSocket until Ctrl-C, and prints its address "
         "first. There is no password: whoever reaches the address may play, but for web pages of other origins and "
-        "requests to another host name. The pool exam is closed. Needs the extra openenv.",
-        examples="clinrl openenv audit\nclinrl openenv audit --port 8001 --sessions 8\n"
+        "requests to another host name. The pool exam is closed. A reward that asks other models is refused. Needs "
+        "the extra openenv.",
+        examples="clinrl openenv esi --reward esi-v49\nclinrl openenv audit --port 8001 --sessions 8\n"
         "openenv validate --url http://127.0.0.1:8000",
         runs="cli.openenv:stage",
         arguments=(
-            arg("name", metavar="TASK", help="a task with an environment: audit"),
+            arg("name", metavar="TASK", help="a task"),
+            arg("--reward", dest="version", metavar="VERSION", help="the reward of this one; default: the task's own"),
             arg("--host", metavar="ADDRESS", default="127.0.0.1", help="default: 127.0.0.1, this machine alone"),
             arg("--port", type=port(0), metavar="N", default=8000, help="0: any free one; default: 8000"),
             arg("--sessions", type=natural(1), metavar="N", default=64, help="at once; default: 64"),
             arg("--open-exam", action="store_true", help="serve cases of the pool exam too: never to a trainer"),
         ),
-        takes=(),
+        takes=("source",),
         also="serve server environment env",
     ),
 }

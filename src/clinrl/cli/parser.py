@@ -65,6 +65,7 @@ def parser(shown: str = argparse.SUPPRESS) -> Parser:
     # Each subcommand accepts --params too; without a default there, it does not overwrite one given before the name.
     shared = Parser(add_help=False)
     shared.add_argument("--params", type=Path, metavar="PATH", default=argparse.SUPPRESS, help="default: params.yaml")
+    hidden = shown == argparse.SUPPRESS  # a script shows the first line of a description, wherever that ends
     top = Parser(
         prog="clinrl",
         usage="clinrl [-h] [--version] [--params PATH] COMMAND ...",
@@ -83,7 +84,7 @@ def parser(shown: str = argparse.SUPPRESS) -> Parser:
         words = commands.add_parser(
             name,
             help=command.help,
-            description=textwrap.fill(command.description, WIDTH, break_on_hyphens=False),
+            description=textwrap.fill(command.description, WIDTH, break_on_hyphens=False) if hidden else command.help,
             epilog=f"examples:\n{examples}",
             parents=[shared],
         )

@@ -203,8 +203,9 @@ class GrpoTrainer(Trainer):
 class Profile(Section):
     """What all recipes have in common."""
 
-    modes: Distinct
-    """Modes of the training rows, in turn: row by row, in GRPO on episodes step by step."""
+    modes: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Modes of the training rows, in turn: row by row, in GRPO on episodes step by step. One that stands here twice has
+    two turns."""
     lora: Lora
     """Shape of the adapter; above a hub checkpoint, that of its block if it has one."""
     stream: Stream = Stream()

@@ -10,8 +10,9 @@ from clinrl import paths
 from clinrl.artifacts import canonical_json, staged, write_text
 from clinrl.data.dataset import read_cases
 from clinrl.errors import DataError, ParamsError
-from clinrl.tasks.base import get_task
+from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.importing import is_imported
+from clinrl.types import Case
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -25,16 +26,12 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
     Raises ParamsError for a task of several turns or without such cases, ArtefactError if they are not here, and
     DataError if they are somebody's records.
     """
-    task, spec = get_task(name), params.bases[name]
+    task = get_task(name)
     if task.episodes is not None:
-        raise ParamsError(f"{name} is played in several turns, and lm-eval asks once; `clinrl export inspect` has them")
-    mine = [data for data, of in params.datasets.items() if (of.task, of.use) == (name, "mine")]
-    if not open_exam and not mine:
-        raise ParamsError(f"params.yaml has no data set of {name} with use: mine; name one, or give --open-exam")
-    data = spec.exam if open_exam else mine[0]
-    cases = list(read_cases(paths.cases(data), task))
-    if any(map(is_imported, cases)):
-        raise DataError(f"{data} holds somebody's records, whose text must not leave; nothing was written")
+        raise ParamsError(
+            f"{name} is played in several turns, and lm-eval asks once; `clinrl export verifiers` has them"
+        )
+    data, cases = exported_cases(params, task, open_exam=open_exam)
     target = (out or paths.exports()) / f"clinrl_{name}"
     prompts = [task.prompt(case.facts) for case in cases]
     rows = [
@@ -62,6 +59,26 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
             ],
             "metadata": {"version": task.version, "cases": data},
         })  # fmt: skip
+    tell(target, open_exam=open_exam)
+
+
+def exported_cases(params: "Params", task: Task, *, open_exam: bool) -> tuple[str, list[Case]]:
+    """The data set whose cases of a task may leave, and the cases: the first of the pool mine, or its exam.
+
+    Raises ParamsError if there is none, ArtefactError if they are not here, DataError if they are somebody's.
+    """
+    mine = [data for data, of in params.datasets.items() if (of.task, of.use) == (task.name, "mine")]
+    if not open_exam and not mine:
+        raise ParamsError(f"params.yaml has no data set of {task.name} with use: mine; name one, or give --open-exam")
+    data = params.bases[task.name].exam if open_exam else mine[0]
+    cases = list(read_cases(paths.cases(data), task))
+    if any(map(is_imported, cases)):
+        raise DataError(f"{data} holds somebody's records, whose text must not leave; nothing was written")
+    return data, cases
+
+
+def tell(target: Path, *, open_exam: bool) -> None:
+    """Print where an export lies, and say loudly if the exam is in it."""
     if open_exam:
         print(f"clinrl: THE EXAM IS OPEN: {EXAM_IS_OPEN}", file=sys.stderr)
     print(target)

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clinrl.models.chat import CLOSE, OPEN, read_turn
+from clinrl.models.chat import read_whole
 from clinrl.tasks.base import get_task
-from clinrl.tasks.parts import Share
+from clinrl.tasks.parts import verdicts
 from clinrl.types import transcript_of
 
 HERE = Path(__file__).parent
@@ -24,13 +24,7 @@ def load(**_: Any) -> dict[str, Any]:
 
 
 def process(row: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """Whether each share counts the answer to a case; without those in whose denominator the case is not.
-
-    A prompt may have opened the think block, so a text may close what it did not open.
-    """
-    task, text = get_task(row["task"]), results[0]
-    turn = read_turn(text, is_opened=CLOSE in text and not text.lstrip().startswith(OPEN))
-    gold, answer = json.loads(row["gold"]), task.parse(transcript_of(turn))
-    shares = {name: metric for name, metric in task.compared.items() if isinstance(metric, Share)}
-    verdicts = {name: share.of(gold, answer) for name, share in shares.items()}
-    return {name: float(verdict) for name, verdict in verdicts.items() if verdict is not None}
+    """Whether each share counts the answer to a case; without those in whose denominator the case is not."""
+    task = get_task(row["task"])
+    answer = task.parse(transcript_of(read_whole(results[0])))
+    return verdicts(task.compared, json.loads(row["gold"]), answer)

@@ -22,7 +22,7 @@ from clinrl.registry.log_run import logged_models
 from clinrl.registry.versions import Entry, find
 from clinrl.reports.episode import Episode, decided_text, episode_of
 from clinrl.tasks.base import EXACT, Task, get_task, parts_of
-from clinrl.tracking.mlflow_store import connect, place, writing
+from clinrl.tracking.mlflow_store import KIND, connect, place, writing
 from clinrl.types import Graded, Message, Unreadable
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _open(client: "MlflowClient", tracing: "TracingClient", experiment: str, run
 
     tags = {"Kind": "genai_development", ".primaryMetric.name": f"{next(iter(run.modes))}/reward",
             ".primaryMetric.greaterIsBetter": "True"}  # fmt: skip
-    there = client.get_experiment(experiment).tags
+    there = dict(client.get_experiment(experiment).tags.items() - KIND.items())  # what trainings set gives way
     for key in [key for key in tags if f"mlflow.experiment{key}" not in there]:
         client.set_experiment_tag(experiment, f"mlflow.experiment{key}", tags[key])
     if LABEL not in {schema.name for schema in tracing.store.list_label_schemas(experiment)}:

@@ -213,6 +213,12 @@ def read_turn(text: str, is_opened: bool) -> Message:
     return Message(role="assistant", content=after.lstrip("\n") if closed else "", thinking=before.strip("\n"))
 
 
+def read_whole(text: str) -> Message:
+    """The turn that a text from elsewhere is. A prompt may have opened its think block, so it may close what it did not
+    open."""
+    return read_turn(text, is_opened=CLOSE in text and not text.lstrip().startswith(OPEN))
+
+
 def read_calls(turn: Message) -> Message:
     """The same turn with the calls that its content writes, in the notation of the Qwen and Hermes templates.
 

@@ -142,7 +142,7 @@ def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda
     Raises ArtefactError naming what was altered, what dvc.lock does not record, and a number of a report that does not
     follow from its answers.
     """
-    with aside(partial(recount.reports, params, model.name)) as counted:
+    with aside(partial(_counted, params, model.name)) as counted:
         lock.demand(params, model.name)
         manifest, base = _sound(model.folder), _sound(paths.base(model.task.name))
         if manifest.inputs.get("base") != identity(base):
@@ -150,7 +150,7 @@ def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda
                 f"{model.folder} was made from another base than {paths.base(model.task.name)} now holds"
             )
         meanwhile()
-        reports = counted()
+        reports = {mode: EvalReport.model_validate_json(text) for mode, text in counted().items()}
     for report in reports.values():
         if report.adapter_digest != identity(manifest):
             raise ArtefactError(
@@ -211,6 +211,11 @@ def stated(params: Params, name: str, key: str) -> str:
     """What the manifest of a version says under a key, or those of the versions that a merge is made of; else empty."""
     manifests = [read_manifest(paths.adapter(part)) for part in params.parts(name)]
     return "; ".join(filter(None, (manifest.spec.get(key, "") for manifest in manifests)))
+
+
+def _counted(params: Params, name: str) -> dict[str, str]:
+    """The reports of a name as JSON, by mode, counted anew: another process would unpickle them otherwise."""
+    return {mode: report.model_dump_json() for mode, report in recount.reports(params, name).items()}
 
 
 def _sound(folder: Path) -> Manifest:

@@ -40,6 +40,12 @@ class Statistic:
         return self.of(counts) if counts else math.nan
 
 
+def verdicts(metrics: Mapping[str, Share | Statistic], gold: Any, answer: Any) -> dict[str, float]:
+    """Whether each share counts an answer, as 0 or 1; without those in whose denominator its case is not."""
+    found = {name: share.of(gold, answer) for name, share in metrics.items() if isinstance(share, Share)}
+    return {name: float(counts) for name, counts in found.items() if counts is not None}
+
+
 @dataclass(frozen=True)
 class Request:
     """What a reward or a measure sends to a model: equal requests have one response."""

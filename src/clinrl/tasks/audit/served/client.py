@@ -1,29 +1,17 @@
-"""The client of a served audit: OpenEnv's own, told what the observations and the state look like."""
+"""The client of a served audit, and transcripts as what it sends."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from openenv.core import EnvClient
-from openenv.core.client_types import StepResult
+from collections.abc import Iterator
 
 from clinrl.tasks.audit.episodes import answered_calls
 from clinrl.tasks.audit.served.models import AuditAction, AuditObservation, AuditState
+from clinrl.tasks.openenv import TaskClient
 from clinrl.types import Transcript, is_malformed
 
 
-class AuditClient(EnvClient):  # type: ignore[misc]  # OpenEnv is an extra
+class AuditClient(TaskClient):
     """A session with a server: `with AuditClient(base_url="http://127.0.0.1:8000").sync() as audit: ...`"""
 
-    def _step_payload(self, action: AuditAction) -> dict[str, Any]:
-        payload: dict[str, Any] = action.model_dump(exclude_defaults=True)
-        return payload
-
-    def _parse_result(self, payload: Mapping[str, Any]) -> StepResult:
-        ended = {"done": payload["done"], "reward": payload["reward"]}
-        return StepResult(observation=AuditObservation(**payload["observation"], **ended), **ended)
-
-    def _parse_state(self, payload: Mapping[str, Any]) -> AuditState:
-        return AuditState(**payload)
+    observation_type, state_type = AuditObservation, AuditState
 
 
 def actions(transcript: Transcript) -> Iterator[AuditAction]:
