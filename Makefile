@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 DVC := python -m clinrl.runtime.dvc_command
 
-.PHONY: help demo serve test quick slow check docs site wheel bench gpu faults lock bom vllm
+.PHONY: help demo serve test quick slow check docs site wheel bench gpu faults year lock bom vllm
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -69,6 +69,9 @@ gpu: $(READY) ## measure the full scale on a GPU, with random weights of the tru
 
 faults: $(READY) ## attack small projects: kills, files altered by hand, fuzzing, hostile inputs, races; about an hour
 	@$(BIN)/python tests/faults/run.py
+
+year: $(READY) ## live 52 simulated weeks of operation; YEAR="--weeks 4" fewer; writes data/reports/year.json
+	@$(BIN)/python tests/year/year.py $(YEAR)
 
 lock: $(READY) ## pin every library, its hashes and its licence anew; LOCK="--upgrade-package trl" takes a newer one
 	@$(BIN)/python -m clinrl.provenance.pins $(LOCK)

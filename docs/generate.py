@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import timeline
 from hardware import hardware
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -28,6 +29,7 @@ from clinrl.reports import render, results
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
+YEAR = ROOT / "data/reports/year.json"
 SCALARS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "mapping"}
 EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
 """Of Okabe and Ito's colours, which colour-blind readers tell apart: a colour has one meaning."""
@@ -413,6 +415,12 @@ def step() -> bytes:
     return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())
 
 
+def year() -> dict[str, Any]:
+    """data/reports/year.json; no week where there is none."""
+    found: dict[str, Any] = json.loads(YEAR.read_text(encoding="utf-8")) if YEAR.exists() else {"weeks": []}
+    return found
+
+
 def tree(root: str, parents: dict[str, str], depth: int = 0) -> Iterator[tuple[str, int]]:
     """A model and all that start from it, depth first, in the order of params.yaml, with their depth."""
     yield root, depth
@@ -439,6 +447,8 @@ WRITTEN = {
     "hardware.md": lambda: hardware().encode(),
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
+    "year.md": lambda: timeline.page(year(), "images/year.svg").encode(),
+    **({"images/year.svg": lambda: timeline.picture(year())} if YEAR.exists() else {}),
 }
 """What is written below docs/, and by which function."""
 
