@@ -353,8 +353,8 @@ Both keys are off by default, which is TRL's way. The recipes of triage and imag
 `make demo` runs two stages at once where there are two processors: an exam beside the next training. The models of
 the embedded scale are so small that a second thread makes a step of esi-v43 only a quarter faster (20 steps, by
 turns with one thread and with two). So each of two stages computes with one thread, and with both once it is alone.
-An exam that has nothing beside it answers its modes in two processes: `all modes side by side` in the table below. Bytes
-are the same either way. Trainings of episodes keep both threads, since torch splits their longer sums. At full scale,
+An exam that has nothing beside it answers its modes in two processes (`all modes side by side` below). Bytes are
+the same either way. Trainings of episodes keep both threads, since torch splits their longer sums. At full scale,
 where stages share a GPU, they follow each other.
 
 ## On a machine that others use
