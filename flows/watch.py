@@ -53,6 +53,8 @@ def watch(task: str) -> State[None]:
     params, champion = load_params(), champion_of(task)
     if champion is None:
         return Completed(message=f"{task} has no champion, so nothing is watched")
+    if not paths.watched(task).exists():  # looking would make it
+        return Completed(message=f"{task} was never served from this machine, so nothing is watched here")
     found = standing(params, champion)
     new = [kind for kind in found.alarms if kind not in found.raised]
     for kind in new:
@@ -70,10 +72,12 @@ def rollback(task: str) -> State[None]:
     """Bring the previous champion back if labels show that the safety metric of this one is above its limit.
 
     Once for a version: if a person makes it the champion again, that person has decided. Raises GateError if nobody
-    approved beforehand, or if the previous champion is above its limit too.
+    approved beforehand, if the previous champion is above its limit too, or where no counts are.
     """
     runs.begin()
     params, champion = load_params(), champion_of(task)
+    if not paths.watched(task).exists():
+        raise GateError(f"{task} was never served from this machine; rollbacks run where `clinrl serve {task}` does")
     if champion is None or was_acted_on(champion, SAFETY) or not is_harmful(params, champion):
         return Completed(message=f"nothing to do: the champion of {task} keeps its limit, as far as labels show")
     approver = settings_of(params, task).approver

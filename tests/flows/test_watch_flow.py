@@ -86,6 +86,12 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 def test_an_alarm_is_one_event_and_the_champion_is_rolled_back_once(released: None, prefect: None, sent: Any) -> None:
     from flows.watch import rollback, watch
 
+    assert run(watch) == "esi was never served from this machine, so nothing is watched here"
+    with pytest.raises(
+        GateError, match="rollbacks run where `clinrl serve esi` does"
+    ):  # another machine has the counts
+        rollback("esi")
+    store.add("esi", versions.find("esi", "v1").digest, Counts(), {}, 90)
     assert run(watch) == "v1: 0 requests; no new alarm"
     assert run(rollback).startswith("nothing to do")
     harm("v1")

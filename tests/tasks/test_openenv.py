@@ -36,23 +36,17 @@ def any_task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield get_task(request.param), server
 
 
-@pytest.fixture
-def one_turn(any_task: tuple[Task, Served]) -> tuple[Task, Served]:
-    if any_task[0].episodes is not None:
-        pytest.skip("it is played in several turns")
-    return any_task
-
-
 def answers(task: Task, case: object) -> dict[str, Transcript]:
     """What every policy says, and gold with its thinking."""
     said = {name: policy(case, Random(3)) for name, policy in task.policies().items()}
     return said | {"gold": task.gold(case, thinking=True)}
 
 
-def test_prompt_and_score_are_those_of_the_exam(one_turn: tuple[Task, Served]) -> None:
+@pytest.mark.parametrize("any_task", ONE_TURN, indirect=True)
+def test_prompt_and_score_are_those_of_the_exam(any_task: tuple[Task, Served]) -> None:
     from clinrl.tasks.openenv import Answer, TaskClient
 
-    task, server = one_turn
+    task, server = any_task
     mix, totals = task.checks.mixes[-1], set()
     with TaskClient(base_url=server.url).sync() as session:
         for index, case in enumerate(task.cases(3, SEED, pool="train", mix=mix)):
@@ -170,7 +164,8 @@ def test_the_validator_passes_the_server(any_task: tuple[Task, Served]) -> None:
 
 
 @pytest.mark.slow
-def test_the_validators_graders_pass_what_the_server_says(one_turn: tuple[Task, Served], tmp_path) -> None:
-    task, server = one_turn
+@pytest.mark.parametrize("any_task", ONE_TURN, indirect=True)
+def test_the_validators_graders_pass_what_the_server_says(any_task: tuple[Task, Served], tmp_path) -> None:
+    task, server = any_task
     openenv_manifest.stage(None, task.name, out=tmp_path)
     check_episode(server.url, tmp_path / f"openenv_{task.name}", {"seed": SEED}, [{"content": "I am not sure."}])
