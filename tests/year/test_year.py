@@ -22,6 +22,7 @@ import world  # noqa: E402
 import forks  # noqa: E402
 from clinrl.config.files import read_files  # noqa: E402
 from clinrl.config.params import Params  # noqa: E402
+from clinrl.watching import store  # noqa: E402
 
 
 def sections() -> dict[str, Any]:
@@ -117,6 +118,18 @@ def promised(weeks: list[dict[str, Any]], **lost: int) -> dict[str, Any]:
     drafts = {draft.name: {} for draft in world.DRAFTS if draft.week <= len(weeks)}
     found: dict[str, Any] = year.promises(weeks, drafts, Counter(lost), {"patient": 0})
     return found | {"kept": year.is_kept(found)}
+
+
+def test_nothing_is_counted_before_the_server_has_written_anything_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import year
+
+    monkeypatch.chdir(tmp_path)
+    assert not year.are_counted(["a"])
+    store.add("esi", "v1", {}, {"a": ("think", "2")}, keep_days=7)
+    assert year.are_counted(["a"])
+    assert not year.are_counted(["a", "b"])
 
 
 def test_the_promises_are_counted_from_the_weeks() -> None:

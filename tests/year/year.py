@@ -345,11 +345,14 @@ def lived(hospital: Hospital, week: int, lost: Counter[str]) -> dict[str, Any]:
 
 def are_counted(idents: Sequence[str]) -> bool:
     """Whether the server has written down that it gave these answers: only then do their labels count."""
-    with closing(sqlite3.connect(paths.watched("esi"))) as held:
-        salt = next((row[0] for row in held.execute("SELECT salt FROM secret")), b"")
-        keys = [hmac.new(salt, ident.encode(), hashlib.sha256).hexdigest() for ident in idents]
-        query = f"SELECT count(*) FROM answers WHERE id IN ({', '.join('?' * len(keys))})"
-        return bool(held.execute(query, keys).fetchone()[0] == len(keys))
+    try:
+        with closing(sqlite3.connect(f"file:{paths.watched('esi')}?mode=ro", uri=True)) as held:
+            salt = next((row[0] for row in held.execute("SELECT salt FROM secret")), b"")
+            keys = [hmac.new(salt, ident.encode(), hashlib.sha256).hexdigest() for ident in idents]
+            query = f"SELECT count(*) FROM answers WHERE id IN ({', '.join('?' * len(keys))})"
+            return bool(held.execute(query, keys).fetchone()[0] == len(keys))
+    except sqlite3.OperationalError:  # the server makes the file, and its tables, when it first writes
+        return False
 
 
 def said(line: audit_log.Entry) -> dict[str, Any]:
