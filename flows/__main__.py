@@ -5,6 +5,7 @@ wrong; 3 training ended without an adapter; 4 an alarm ended it; 75 another comm
 """
 
 import atexit
+import gc
 import sys
 import textwrap
 import warnings
@@ -171,4 +172,6 @@ def verdict(state: "State[Any]") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # else Python's end looks through all that was imported
+    sys.exit(code)

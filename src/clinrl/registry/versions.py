@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ GATE, REFUSED = "gate", "refused"
 EXAMINED = "examined"
 RENEWED = ("exam_digest",)
 """Version tags that a second examination changes; the others say how the version was made and stay."""
+WRITERS = ("model_signing", "huggingface_hub.repocard")
+"""What signs the folder of a model and writes its card, beside MLflow."""
 ATTEMPTS = 3
 """At a registration that another machine is making too."""
 
@@ -77,7 +80,7 @@ def register(params: Params, name: str) -> Entry:
     if model.parent is None:
         raise RegistryError(f"{name} is a base; versions and merges are registered")
     with exclusive(Path("registry") / name):
-        made = collect(params, model, meanwhile=mlflow_store.open_store)  # whose imports take as long as counting
+        made = collect(params, model, meanwhile=_prepare)  # whose imports take as long as counting
         for data in filter(None, (model.data, model.exam)):
             if paths.cases(data).exists():  # an adapter restored from a cache may have come without
                 validate.pages(params, data)
@@ -85,6 +88,13 @@ def register(params: Params, name: str) -> Entry:
             with suppress(Clash):
                 return _complete_entry(made)
         return _complete_entry(made)
+
+
+def _prepare() -> None:
+    """Import what writes an entry, and open the store. Raises RegistryError."""
+    mlflow_store.open_store()
+    for library in WRITERS:
+        import_module(library)
 
 
 def _complete_entry(made: Recorded) -> Entry:

@@ -7,7 +7,7 @@ has read. The same patients are drawn whatever the handbook's edition, which lab
 """
 
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from random import Random
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -152,6 +152,7 @@ def cases(
         yield case
 
 
+@lru_cache(maxsize=2**12)  # an exam is read in these words for its answers, its parent's and its slices
 def retold(case: EsiCase, readers: Readers) -> EsiCase | None:
     """The same patient in other words, with the same id and label.
 
