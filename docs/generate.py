@@ -321,7 +321,7 @@ PERFORMANCE = """# Performance
 
 What `make bench` measured last, from `data/reports/bench.json`; `bench_history.jsonl` beside it keeps every
 record with its commit. Times are of one machine ({machine}). Ratios were measured in one run, by turns. A
-script that was not run again keeps its rows: those of `flows.py` are older than the rest.
+script that was not run again keeps its rows: those of `overhead.py` are older than the rest.
 
 ## A GRPO step
 

@@ -18,6 +18,7 @@ from processes import eventually
 
 T = TypeVar("T")
 
+ROOT = Path(__file__).parents[1]
 POSTGRES = max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 MOTO = shutil.which("moto_server") or os.environ.get("CLINRL_TEST_MOTO", "")
 """An S3 server. It needs other libraries than this environment has, so it comes from one of its own."""
@@ -144,13 +145,36 @@ class Plant:
             "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{self.ports['mlflow']}",
         }
 
-    def worker(self, name: str) -> "subprocess.Popen[bytes]":
-        """A machine of its own: its folder, its clones, its slot, its Prefect home."""
+    def publish(self, checkout: Path, origin: Path) -> None:
+        """Make a person's checkout of a project, with a DVC remote here, and the repository that workers clone."""
+        git, dvc = ("git", "-c", "user.name=a", "-c", "user.email=a@b"), (sys.executable, "-m", "dvc")
+        for words in (
+            [*dvc, "remote", "add", "--default", "store", "s3://clinrl/dvc"],
+            [*dvc, "remote", "modify", "store", "endpointurl", self.env["AWS_ENDPOINT_URL"]],
+            [*git, "init", "-q", "-b", "main"], [*git, "add", "--all"], [*git, "commit", "-qm", "begun"],
+            [*git, "clone", "-q", "--bare", ".", str(origin)], [*git, "remote", "add", "origin", str(origin)],
+        ):  # fmt: skip
+            run(*words, cwd=checkout, env=self.client)
+
+    def deploy(self, origin: Path) -> None:
+        """What whoever runs the servers does once: a pool, and what its workers run."""
+        prefect, deploying = ("prefect", "--no-prompt"), {**self.client, "CLINRL_REPOSITORY": str(origin)}
+        run(*prefect, "work-pool", "create", "clinrl", "--type", "process", env=self.client)
+        run(*prefect, "deploy", "--name", "elsewhere", cwd=ROOT, env=deploying)
+
+    def build(self, what: str, checkout: Path) -> "subprocess.Popen[bytes]":
+        """The person's command."""
+        env = {**self.client, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
+        return self.start([sys.executable, "-m", "flows", "build", what], "build", cwd=checkout, env=env)
+
+    def worker(self, name: str, processor: int | None = None) -> "subprocess.Popen[bytes]":
+        """A machine of its own: its folder, its clones, its slot, its Prefect home; its processor, if one is named."""
         home = self.folder / name
         home.mkdir(exist_ok=True)
         own = {"PREFECT_HOME": str(home), "CLINRL_CLONES": str(home / "clones"), "CLINRL_SLOT": f"cpu-of-{name}"}
+        alone = [] if processor is None else ["taskset", "-c", str(processor)]
         return self.start(
-            ["prefect", "worker", "start", "--pool", "clinrl", "--name", name, "--limit", "1"],
+            [*alone, "prefect", "worker", "start", "--pool", "clinrl", "--name", name, "--limit", "1"],
             name, cwd=home, env={**self.client, **own, "PREFECT_WORKER_QUERY_SECONDS": "2"},
         )  # fmt: skip
 

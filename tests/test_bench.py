@@ -42,7 +42,7 @@ TOYS = {
     },
 }
 """What makes a measurement small, by script: those that print their rows and need nothing but a project."""
-ALONE = {"rewards", "threads", "flows", "grpo_step", "demo"}
+ALONE = {"rewards", "threads", "overhead", "grpo_step", "demo"}
 """Those that have a test of their own."""
 
 
@@ -151,9 +151,21 @@ def test_a_step_beside_busy_processes_is_measured(project):
     assert all(value > 0 for value in by_name(threads.measured(1, 1)).values())
 
 
+def test_flows_are_measured_on_the_project_with_some_of_its_versions(tmp_path):
+    """By scripts of a folder in which others stand beside them, under names that could hide a package."""
+    words = f"import sys; sys.path[0] = {str(bench_run.HERE)!r}; import arms, flows, overhead; print(*flows.__path__);"
+    words += f"overhead.project(arms.Path({str(tmp_path / 'a')!r}), arms.ARMS)"
+    done = subprocess.run([sys.executable, "-c", words], cwd=bench_run.ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(bench_run.ROOT / "flows")]
+    found = load_params(tmp_path / "a/params.yaml")
+    assert len(found.versions) == 8
+    assert {found.lineage(name)[0] for name in found.versions} == {*found.versions}
+
+
 def test_every_benchmark_is_one_that_runs_by_itself():
     assert {f"{name}.py" for name in ALONE | set(TOYS)} == set(bench_run.SCRIPTS)
     scripts = {path.name for path in bench_run.HERE.glob("*.py")}
-    assert set(bench_run.SCRIPTS) <= scripts
-    assert scripts - set(bench_run.SCRIPTS) == {"run.py", "alarms.py", "judges.py"}  # these write pages of their own
+    measured = {*bench_run.SCRIPTS, *bench_run.BY_NAME}
+    assert measured <= scripts
+    assert scripts - measured == {"run.py", "alarms.py", "judges.py"}  # these write pages of their own
     assert math.isfinite(sum(row["value"] for record in bench_run.recorded().values() for row in record["rows"]))

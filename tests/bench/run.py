@@ -40,16 +40,20 @@ SCRIPTS = (
     "threads.py",
     "rewards.py",
     "audit_env.py",
-    "flows.py",
+    "overhead.py",
     "demo.py",
 )
+
+
+BY_NAME = ("arms.py",)
+"""Those that are run by their names alone: they need servers that are no libraries."""
 
 
 def main(names: list[str]) -> int:
     """Run the named scripts, or all, and renew their rows in the report; those of other scripts stay."""
     determinism.pin()
-    if unknown := [name for name in names if name not in SCRIPTS]:
-        print(f"no measurement {unknown[0]!r}; there are {', '.join(SCRIPTS)}", file=sys.stderr)
+    if unknown := [name for name in names if name not in SCRIPTS + BY_NAME]:
+        print(f"no measurement {unknown[0]!r}; there are {', '.join(SCRIPTS + BY_NAME)}", file=sys.stderr)
         return 2
     kept = recorded()
     for script in names or SCRIPTS:
@@ -59,7 +63,7 @@ def main(names: list[str]) -> int:
         before = {row["what"]: row["value"] for row in kept.get(script, {}).get("rows", ())}
         printed = json.loads(done.stdout.splitlines()[-1])
         kept[script] = {"machine": found, "rows": [dict(zip(ROW, row, strict=True)) for row in printed]}
-        write_json(REPORT, {name: kept[name] for name in SCRIPTS if name in kept})
+        write_json(REPORT, {name: kept[name] for name in SCRIPTS + BY_NAME if name in kept})
         with HISTORY.open("a", encoding="utf-8") as stream:
             stream.write(canonical_json({"script": script, "revision": revision(), **kept[script]}) + "\n")
         table = Table("what", "value", "before", "unit", "note", title=f"load {found['load_1_min_at_start']}")

@@ -65,21 +65,18 @@ def checkout(bare: Path, plant: Plant, tmp_path: Path, monkeypatch: pytest.Monke
     shutil.rmtree("params")
     scripted.write_project(folder, {**content, **scripted.PARAMS})
     write_text(scripted.SLOW, str(6 + KILLS))
-    run(sys.executable, "-m", "dvc", "remote", "add", "--default", "store", "s3://clinrl/dvc", env=plant.client)
-    run(sys.executable, "-m", "dvc", "remote", "modify", "store", "endpointurl", plant.env["AWS_ENDPOINT_URL"])
-    scripted.commit()
-    run("git", "clone", "-q", "--bare", ".", str(tmp_path / "origin"), env=plant.env)
-    run("git", "remote", "add", "origin", str(tmp_path / "origin"), env=plant.env)
+    write_text(Path(".gitignore"), scripted.IGNORED)
+    plant.publish(folder, tmp_path / "origin")
     return folder
 
 
 def test_two_workers_build_what_one_machine_would_though_one_is_killed_and_the_server_restarted(
     checkout: Path, plant: Plant, tmp_path: Path
 ) -> None:
-    deploy(plant, tmp_path)
+    plant.deploy(tmp_path / "origin")
     lost = plant.worker("north")
     plant.worker("south")
-    building = build(plant, checkout)
+    building = plant.build("esi", checkout)
     eventually(lambda: working(tmp_path / "north"), 600)
     end(lost, signal.SIGKILL)
     lose(tmp_path / "north")
@@ -98,10 +95,10 @@ def test_killed_again_and_again_nothing_is_lost_doubled_or_different(
 
     CLINRL_TEST_KILLS says how often. The person gives the command again whenever it has ended with an error.
     """
-    deploy(plant, tmp_path)
+    plant.deploy(tmp_path / "origin")
     draw, done = random.Random(SEED), Counter[str]()
     workers = {name: plant.worker(name) for name in ("north", "south")}
-    building, tries = build(plant, checkout), 1
+    building, tries = plant.build("esi", checkout), 1
 
     def kill(what: str) -> None:
         if what == "worker":
@@ -119,7 +116,7 @@ def test_killed_again_and_again_nothing_is_lost_doubled_or_different(
 
     while (code := building.poll()) != 0:
         if code is not None:
-            building, tries = build(plant, checkout), tries + 1
+            building, tries = plant.build("esi", checkout), tries + 1
             assert tries <= KILLS + 1, (tmp_path / "build.log").read_text()[-4000:]
         if done.total() < KILLS and [*working(tmp_path / "north"), *working(tmp_path / "south")]:
             kill(what := draw.choice(PARTS))
@@ -129,19 +126,6 @@ def test_killed_again_and_again_nothing_is_lost_doubled_or_different(
     print(f"{done.total()} kills ({dict(done)}), the command was given {tries} times")
     assert done.total()
     check_built(plant, tmp_path)
-
-
-def deploy(plant: Plant, tmp_path: Path) -> None:
-    """What whoever runs the servers does once."""
-    run("prefect", "--no-prompt", "work-pool", "create", "clinrl", "--type", "process", env=plant.client)
-    deploying = {**plant.client, "CLINRL_REPOSITORY": str(tmp_path / "origin")}
-    run("prefect", "--no-prompt", "deploy", "--name", "elsewhere", env=deploying)
-
-
-def build(plant: Plant, checkout: Path) -> "subprocess.Popen[bytes]":
-    """The person's command."""
-    env = {**plant.client, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src"}
-    return plant.start([sys.executable, "-m", "flows", "build", "esi"], "build", cwd=checkout, env=env)
 
 
 def check_built(plant: Plant, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import laid
 from clinrl import paths
 from clinrl.config.files import merge_files, read_files
@@ -26,22 +27,26 @@ VERSIONS = 3
 DVC, CLINRL = ("-m", "dvc"), ("-m", "clinrl")
 
 
-def project(folder: Path, lineage: tuple[str, ...]) -> Path:
-    """The project as it is committed, with one lineage: no data set, no adapter, no report, nothing to draft from."""
+def project(folder: Path, names: tuple[str, ...]) -> Path:
+    """The project as it is committed, with some versions: no data set, no adapter, no report, nothing to draft from.
+
+    The versions are of one task, their ancestors are among them, and the folder is none of git's.
+    """
     folder.mkdir()
     for name in ("dvc.yaml", "dvc.lock"):
         shutil.copyfile(ROOT / name, folder / name)
     tree, _ = merge_files(read_files(ROOT / "params.yaml"))
-    tree["versions"] = {name: tree["versions"][name] for name in lineage}
+    tree["versions"] = {name: tree["versions"][name] for name in names}
     tree |= {"protocols": {"bases": {}, "versions": {}}, "merges": {"folds": {}, "blends": {}}}
-    tree |= {section: {} for section in ("mining", "external", "comparisons", "rivals", "schedules", "watches")}
-    task = tree["versions"][lineage[0]]["task"]
-    tree["bases"] = {task: tree["bases"][task]}
-    tree["gates"] = {task: tree["gates"][task]}
+    tree |= {
+        section: {} for section in ("mining", "external", "comparisons", "rivals", "schedules", "watches", "plans")
+    }
+    task = tree["versions"][names[0]]["task"]
+    for section in ("bases", "gates"):
+        tree[section] = {name: block for name, block in tree[section].items() if name == task}
     laid.lay(folder, tree)
-    for task in load_params().bases:
-        for part in (paths.base(task), paths.adapter(f"{task}-base")):
-            shutil.copytree(ROOT / part, folder / part)
+    for part in (paths.base(task), paths.adapter(f"{task}-base")):
+        shutil.copytree(ROOT / part, folder / part)
     run(folder, *DVC, "init", "--no-scm", "--quiet")
     return folder
 

@@ -1,0 +1,85 @@
+"""What a second worker brings: imaging's eight arms built by `python -m flows build` on one worker and on two.
+
+Each worker has one processor, a clone and a cache of its own; PostgreSQL, S3, Prefect and MLflow run beside them. Both
+times the files are held against `dvc.lock`, which has those of one machine.
+
+  CLINRL_TEST_MOTO=/opt/moto/bin/moto_server python tests/bench/run.py arms.py
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import plant
+from bench import overhead
+from clinrl.config.params import load_params
+from clinrl.provenance import lock
+from clinrl.runtime import determinism
+
+ROOT = Path(__file__).parents[2]
+OF_GIT = (".gitignore", ".dvcignore", ".dvc/.gitignore", ".dvc/config", "prefect.yaml")
+ARMS = tuple(
+    f"imaging-{kind}{arm}-1"
+    for kind in ("published-", "")
+    for arm in ("baseline", "citations", "llm-eval", "custom-embedding")
+)
+"""Four published reward designs and four corrected ones, one seed each."""
+
+
+def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, dict[str, str]]:
+    """How long it takes so many workers to build versions (s), and DVC's digests of what they made, by path."""
+    folder.mkdir()
+    with ExitStack() as stack:
+        servers = plant.Plant(folder, stack)
+        checkout, origin = overhead.project(folder / "checkout", names), folder / "origin"
+        for name in OF_GIT:
+            shutil.copyfile(ROOT / name, checkout / name)
+        shutil.copytree(ROOT / "flows", checkout / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+        servers.publish(checkout, origin)
+        servers.deploy(origin)
+        for number in range(workers):
+            servers.worker(f"worker-{number}", processor=number)
+        what = load_params(checkout / "params.yaml").versions[names[0]].task
+        begun = time.perf_counter()
+        if code := servers.build(what, checkout).wait():
+            raise SystemExit(f"the build ended with {code}: {(folder / 'build.log').read_text()[-4000:]}")
+        took = time.perf_counter() - begun
+        plant.run("git", "pull", "-q", "origin", f"built/{what}", cwd=checkout, env=servers.env)
+        stages = [f"{kind}@{name}" for name in names for kind in ("train", "evaluate")]
+        return took, lock.outputs(lock.read(checkout / "dvc.lock"), stages)
+
+
+def main() -> None:
+    """Print the rows."""
+    if missing := [mark.kwargs["reason"] for mark in plant.NEEDS if mark.args and mark.args[0]]:
+        raise SystemExit(f"arms.py {missing[0]}")
+    if len(os.sched_getaffinity(0)) < 2:
+        raise SystemExit("arms.py needs two processors")
+    recorded, took = lock.read(ROOT / "dvc.lock"), {}
+    for workers in (1, 2):
+        with tempfile.TemporaryDirectory(prefix="clinrl-bench-") as folder:
+            took[workers], made = built(Path(folder) / "team", ARMS, workers)
+        expected = {path: digest for path, digest in lock.outputs(recorded).items() if path in made}
+        if made != expected:
+            differing = sorted(path for path in made if made[path] != expected.get(path))
+            raise SystemExit(f"{workers} workers made another {differing[0]} than dvc.lock records")
+        print(f"{workers} workers: {took[workers]:.0f} s", file=sys.stderr, flush=True)
+    note = f"{len(ARMS)} arms of imaging, a processor each; all files as dvc.lock records them"
+    rows = [
+        ("imaging's arms, one worker", round(took[1], 1), "s", note),
+        ("imaging's arms, two workers", round(took[2], 1), "s", note),
+        ("imaging's arms, one worker against two", round(took[1] / took[2], 2), "ratio", note),
+    ]
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    determinism.pin()
+    main()
