@@ -9,9 +9,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from clinrl.types import Manifest
 MANIFEST = "manifest.json"
 AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
 """DVC trusts read-only objects of its cache unseen, an altered one too; one that may be written it looks at again."""
+
+
+_STAGE, _PART = re.compile(r"  (\S+):\n"), re.compile(r"    (\w+):.*\n")
 
 
 def canonical_json(value: Any) -> str:
@@ -147,9 +151,25 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ArtefactError(f"{folder} has no {MANIFEST}: build it first (`dvc repro` names the stage)") from None
+        if stage := _maker(folder):
+            raise ArtefactError(f"{folder} has no {MANIFEST}; run `dvc repro {stage}`, which makes it") from None
+        raise ArtefactError(f"{folder} has no {MANIFEST}; run `clinrl plan`, which says what is missing") from None
     except ValidationError as error:
         raise ArtefactError(f"{path} is not a manifest: {error.errors()[0]['msg']}; rebuild it") from None
+
+
+def _maker(folder: Path) -> str:
+    """The stage that made a folder once, by dvc.lock as DVC writes it; empty if that does not say."""
+    stage = part = ""
+    with suppress(OSError), Path("dvc.lock").open(encoding="utf-8") as lines:
+        for line in lines:
+            if found := _STAGE.fullmatch(line):
+                stage = found[1]
+            elif found := _PART.fullmatch(line):
+                part = found[1]
+            elif part == "outs" and line == f"    - path: {folder}\n":
+                return stage
+    return ""
 
 
 def verified(folder: Path) -> Manifest:

@@ -39,6 +39,7 @@ def built(folder: Path, names: tuple[str, ...], workers: int) -> tuple[float, di
     with ExitStack() as stack:
         servers = plant.Plant(folder, stack)
         checkout, origin = overhead.project(folder / "checkout", names), folder / "origin"
+        overhead.run(checkout, *overhead.DVC, "repro", "params")  # as in a checkout that has checked its parameters
         for name in OF_GIT:
             shutil.copyfile(ROOT / name, checkout / name)
         shutil.copytree(ROOT / "flows", checkout / "flows", ignore=shutil.ignore_patterns("__pycache__"))

@@ -252,12 +252,14 @@ def test_without_a_proof_of_the_data_nothing_is_probed() -> None:
         ('{"data": {"identity": "0"}}', "is for other data than data/cases/esi-d3 now holds"),
     ):
         place.unlink() if text is None else place.write_text(text, encoding="utf-8")
+        artifacts.write_json(paths.probe_proof("esi-v99"), {"of": "before"})
         try:
             with pytest.raises(ArtefactError, match=message):
                 reward_audit.stage(params(), "esi-v99")
         finally:
             place.write_text(kept, encoding="utf-8")
-        assert not paths.probe_proof("esi-v99").exists()
+        assert paths.probe_proof("esi-v99").exists()  # what was examined once stays proven
+        paths.probe_proof("esi-v99").unlink()
 
 
 def test_the_probe_loads_no_heavy_library() -> None:

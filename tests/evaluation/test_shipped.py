@@ -88,9 +88,18 @@ def test_altered_weights_are_refused(folder, project, capsys):
     assert f"{weights} was altered after it was built" in capsys.readouterr().err
 
 
-def test_a_name_that_is_not_here_or_is_of_several_versions_is_refused(project, capsys):
+def test_a_name_that_is_not_here_is_refused(project, capsys):
     assert cli.main(["try", "v2"]) == 2
-    assert "no versions of the name 'v2' are here; name one of v1" in capsys.readouterr().err
-    shutil.copytree(paths.adapter("v1"), paths.adapter("v3"))
+    said = capsys.readouterr().err
+    assert said == "clinrl: no trained version of v2 is here; name one of v1, or run `dvc repro evaluate@v2`\n"
+    assert cli.main(["try", "v11"]) == 2
+    assert "'v11' is neither a version nor a task; did you mean v1?" in capsys.readouterr().err
+    shutil.rmtree(paths.adapter("v1"))
     assert cli.main(["try", "esi"]) == 2
-    assert "2 versions of the name 'esi' are here; name one of v1, v3" in capsys.readouterr().err
+    assert "no trained version of esi is here; run `dvc repro evaluate@v1`\n" in capsys.readouterr().err
+
+
+def test_of_a_task_the_last_version_that_is_here_is_asked(project, capsys):
+    shutil.copytree(paths.adapter("v1"), paths.adapter("v2"))
+    assert cli.main(["try", "esi"]) == 1
+    assert "v2" in capsys.readouterr().err  # whose adapter this is not

@@ -14,6 +14,7 @@ import locks
 from clinrl import paths
 from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import ArtefactError, ParamsError
+from clinrl.provenance import lock
 from clinrl.registry import versions
 from clinrl.release import audit_log, lineage, promotion
 from clinrl.signing.keys import signer
@@ -251,6 +252,30 @@ def test_what_is_absent_and_what_was_never_recorded_are_told_apart(params):
     Path("dvc.lock").unlink()
     states = {(link.version, link.link): link.state for link in lineage.walk(params, "v2")}
     assert states["v1", "lock"] == states["v2", "lock"] == "unrecorded"
+
+
+def test_in_a_clone_a_version_is_absent_and_not_broken(params):
+    shutil.rmtree(paths.adapter("v2"))
+    links = {(link.version, link.link): link for link in lineage.walk(params, "v2")}
+    assert links["v2", "gate"].state == "absent"
+    assert links["v2", "gate"].says == (
+        "data/adapters/v2 has no manifest.json; run `dvc repro train@v2`, which makes it"
+    )
+
+
+def test_what_is_absent_comes_back_from_git_if_that_has_it(params):
+    def says(path):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+        lock._in_git.cache_clear()
+        return next(fact.sentence for fact in lock.facts(lock.read(), "evaluate@v2") if fact.path == str(path))
+
+    Path(".gitignore").write_text("/data/adapters/v2\n")
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (["init", "-q"], ["add", "--all"], [*author, "commit", "-qm", "a"]):
+        subprocess.run(["git", *words], check=True)
+    proof, adapter = paths.probe_proof("v2"), paths.adapter("v2")
+    assert says(proof).endswith(f"restore it with `git checkout {proof}`, or build it with `dvc repro probe@v2`")
+    assert f"build it with `dvc repro train@v2`, or restore it with `dvc checkout {adapter}`" in says(adapter)
 
 
 def test_code_that_was_altered_in_the_store_breaks_the_registry_s_link(params):

@@ -75,6 +75,14 @@ def test_requests_answers_shadows_and_labels_are_counted_and_no_word_is_written(
     assert not [(path, word) for path, held in written.items() for word in sown if word in held]
 
 
+def test_where_nothing_was_counted_the_report_is_no_good_news(project: Any, capsys: Any) -> None:
+    assert cli.main(["watch", "report", "esi"]) == 1
+    said = "nothing of esi is watched here: no request was counted on this machine; look where `clinrl serve esi` runs"
+    assert capsys.readouterr() == ("", f"clinrl: {said}\n")
+    assert cli.main(["watch", "report", "esi-merged"]) == 1
+    assert "the registry has no champion or candidate" in capsys.readouterr().err
+
+
 def test_exam_like_traffic_raises_no_alarm_and_other_texts_do(project: Any) -> None:
     with running(project, shadow=0.0) as one:
         for messages in prompts(40):

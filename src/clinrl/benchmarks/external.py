@@ -70,7 +70,9 @@ def stage(params: Params, name: str) -> None:
     another command evaluates the same version.
     """
     if name not in params.external:
-        raise ParamsError(f"params.yaml names no external exam of {name!r}; {did_you_mean(name, params.external)}")
+        known = f"{did_you_mean(name, params.external)}, or " if params.external else ""
+        do = "describe the cases under `imports` and the exam under `external` (docs/data.md)"
+        raise ParamsError(f"params.yaml names no external exam of {name!r}; {known}{do}")
     data = params.external[name].data
     model = replace(params.model(name), exam=data, variants=())
     target = paths.external_report(name)

@@ -176,7 +176,7 @@ RELEASE = {
         help="hold what is served against the exam, and count labels",
         description="`report` compares what champion and candidate of MODEL were asked and answered with the exam: "
         "texts, lengths, numbers, answers, disagreement, and the safety metric on labels that came. Exit code 1: there "
-        "is an alarm. `labels` validates FILE, JSONL of ids of responses and labels, and counts the labels of answers "
+        "is an alarm, or nothing was counted here. `labels` validates FILE, JSONL of ids of responses and labels, and counts the labels of answers "
         "that are kept.",
         examples="clinrl watch report esi\nclinrl watch report esi --json\nclinrl watch labels esi labels.jsonl",
         runs="cli.watch_command:watch",
@@ -203,14 +203,14 @@ RELEASE = {
             arg("--weeks", type=natural(1), metavar="N", default=52, help="drafts in a life; default: 52"),
             arg("--cases", type=natural(1), metavar="N", help="of the exam; default: as many as the plan's exam has"),
             arg(
-                "--wrong", type=share, metavar="SHARE", default=0.036, help="that the champion errs in; default: 0.036"
+                "--wrong", type=share, metavar="SHARE", default=0.106, help="that the champion errs in; default: 0.106"
             ),
             arg(
                 "--discordance",
                 type=share,
                 metavar="SHARE",
-                default=0.025,
-                help="of the cases that only one of champion and useless draft gets right; default: 0.025",
+                default=0.041,
+                help="of the cases that only one of champion and useless draft gets right; default: 0.041",
             ),
             arg("--seed", type=natural(0), metavar="N", default=1, help="default: 1"),
             arg("--write", action="store_true", help="write data/reports/retraining.json and .md too, for more worlds"),

@@ -13,8 +13,8 @@ from clinrl.reports.render import render
 from clinrl.reports.tables import show
 
 COLUMNS = ("drafts", "rule", "useless", "worse", "better", "looks")
-LARGER = 2.5
-"""How many times as many cases the largest exam of the written report has."""
+LARGER = 2
+"""How many times as many cases the larger exam of the written report has."""
 
 
 def stage(
@@ -30,7 +30,7 @@ def stage(
     write: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print a row a scenario and rule of one world; with `write`, write the report on it and on two harder ones.
+    """Print a row a scenario and rule of one world; with `write`, write the report on it and on two others.
 
     Raises ParamsError for a task without a plan, or for models that differ more than they can.
     """
@@ -62,10 +62,10 @@ def stage(
 
 
 def report(params: Params, task: str, given: World) -> dict[str, Any]:
-    """The report on a world, on one whose models are as unlike as they can be, and on that with a larger exam."""
+    """The report on a world, on that with a larger exam, and on one whose models are as unlike as they can be."""
     plan = params.plans[task]
     unlike = given.model_copy(update={"discordance": round(most_discordant(given.wrong), 4)})
-    larger = unlike.model_copy(update={"cases": round(LARGER * given.cases)})
+    larger = given.model_copy(update={"cases": LARGER * given.cases})
     return {
         "task": task,
         "protocol": plan.protocol.model_dump(mode="json"),
@@ -75,6 +75,6 @@ def report(params: Params, task: str, given: World) -> dict[str, Any]:
                 "world": world.model_dump(mode="json"),
                 "rows": [row.model_dump(mode="json") for row in simulate(world, plan)],
             }
-            for world in (given, unlike, larger)
+            for world in (given, larger, unlike)
         ],
     }

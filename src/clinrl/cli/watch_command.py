@@ -6,6 +6,7 @@ from pathlib import Path
 
 from clinrl.cli.names import check_name
 from clinrl.config.params import Params
+from clinrl.errors import Refused
 from clinrl.registry import versions
 from clinrl.reports.tables import show
 from clinrl.tasks.base import get_task
@@ -17,7 +18,10 @@ ROWS = 10
 
 
 def watch(params: Params, action: str, name: str, *, file: Path | None = None, as_json: bool = False) -> int:
-    """Say how champion and candidate stand, or count labels. 1: there is an alarm, or no label was awaited."""
+    """Say how champion and candidate stand, or count labels. 1: there is an alarm, or no label was awaited.
+
+    Raises Refused where nothing was counted: silence there is no good news.
+    """
     task = get_task(check_name(params, name, "watch", kind="MODEL"))
     if file is not None:
         matched, given = labels.take_in(name, task, file)
@@ -25,6 +29,9 @@ def watch(params: Params, action: str, name: str, *, file: Path | None = None, a
         return 0 if matched else 1
     held = [versions.holder(name, alias) for alias in (versions.CHAMPION, versions.CANDIDATE)]
     found = [standing(params, entry) for entry in held if entry]
+    if not any(one.requests for one in found):
+        lacks = "no request was counted on this machine" if found else "the registry has no champion or candidate"
+        raise Refused(f"nothing of {name} is watched here: {lacks}; look where `clinrl serve {name}` runs")
     if as_json:
         print(json.dumps([one.model_dump(mode="json") for one in found], indent=2))
     else:

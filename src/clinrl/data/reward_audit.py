@@ -54,10 +54,10 @@ def stage(params: Params, version: str) -> None:
     proof = paths.probe_proof(version)
     failed = proof.with_suffix(".failed.json")
     with artifacts.exclusive(proof):
-        proof.unlink(missing_ok=True)
-        failed.unlink(missing_ok=True)
         data = proven(block.data, task)
         cases = list(read_cases(paths.cases(block.data), task))
+        proof.unlink(missing_ok=True)  # now that there is something to examine
+        failed.unlink(missing_ok=True)
         rows = training_stream(params, version, cases)
         profile = params.profiles[block.profile]
         report: dict[str, Any] = {

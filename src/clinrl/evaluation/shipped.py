@@ -17,7 +17,7 @@ from clinrl.artifacts import digest
 from clinrl.config.model import Model
 from clinrl.config.params import Params, load_params
 from clinrl.data.dataset import draw
-from clinrl.errors import ArtefactError, ParamsError, format_value
+from clinrl.errors import ArtefactError, ParamsError, did_you_mean, format_value
 from clinrl.evaluation.answers import load_report, run_of
 from clinrl.evaluation.evaluate import answer_exam
 from clinrl.evaluation.record import answers_of, load_record
@@ -42,7 +42,7 @@ COLOURS = {
 def stage(name: str, *, seed: int, as_json: bool = False) -> None:
     """Draw a case of the pool `mine`, which no training and no exam has, and print what a version answers in each mode.
 
-    `name` is a version, or a task of which one version is here; else ParamsError is raised. Raises ArtefactError if no
+    `name` is a version that is here, or a task of which one is; else ParamsError is raised. Raises ArtefactError if no
     models are here, or if one was altered.
     """
     with chdir(FOLDER if FOLDER.is_dir() else Path()):
@@ -73,13 +73,14 @@ def stage(name: str, *, seed: int, as_json: bool = False) -> None:
 
 
 def _version(params: Params, name: str) -> str:
-    """The version of this name that is here, or the only one of the task of this name."""
-    here = {version: spec.task for version, spec in params.versions.items() if paths.adapter(version).is_dir()}
-    found = [version for version, task in here.items() if name in (version, task)]
-    if len(found) != 1:
-        which = f"{len(found) or 'no'} versions of the name {format_value(name)}"
-        raise ParamsError(f"{which} are here; name one of {', '.join(found or here) or 'none'}")
-    return found[0]
+    """The version of this name, if it is here, or the last one in params.yaml of the task of this name that is."""
+    here = [version for version in params.versions if paths.adapter(version).is_dir()]
+    if found := [version for version in here if name in (version, params.versions[version].task)]:
+        return found[-1]
+    if wanted := [version for version, spec in params.versions.items() if name in (version, spec.task)]:
+        do = f"name one of {', '.join(here)}, or " if here else ""
+        raise ParamsError(f"no trained version of {name} is here; {do}run `dvc repro evaluate@{wanted[0]}`")
+    raise ParamsError(f"{format_value(name)} is neither a version nor a task; {did_you_mean(name, params.versions)}")
 
 
 def _rows(params: Params, model: Model, report: EvalReport) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ A folder that names the digests of its own files can be sealed anew by whoever a
 of them, under git. Digests are DVC's own: the MD5 of a file's bytes, and of a folder that of the list of its files.
 """
 
+import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -158,13 +159,28 @@ def _made_at(path: str, outs: Collection[str]) -> list[str]:
 
 
 def _fact(stage: str, path: str, recorded: str) -> Fact:
-    mends = f"restore it with `dvc checkout {path}` or `git checkout {path}`, or build it with `dvc repro {stage}`"
     try:
         is_same = md5(Path(path)) == recorded
     except OSError:
-        sentence = f"{path} is not here, though dvc.lock records it; {mends}"
+        sentence = f"{path} is not here, though dvc.lock records it; {_mends(stage, path)}"
         return Fact(path=path, stage=stage, md5=recorded, state="absent", sentence=sentence)
     if is_same:
         return Fact(path=path, stage=stage, md5=recorded, state="holds", sentence="")
-    sentence = f"{path} is not what dvc.lock records of {stage}: it was altered since; {mends}"
+    sentence = f"{path} is not what dvc.lock records of {stage}: it was altered since; {_mends(stage, path)}"
     return Fact(path=path, stage=stage, md5=recorded, state="altered", sentence=sentence)
+
+
+def _mends(stage: str, path: str) -> str:
+    """What brings an output back: git, for what it has, else DVC's cache, or a remote."""
+    held = _in_git(Path.cwd())
+    if path in held or any(name.startswith(f"{path}/") for name in held):
+        return f"restore it with `git checkout {path}`, or build it with `dvc repro {stage}`"
+    return f"build it with `dvc repro {stage}`, or restore it with `dvc checkout {path}` (`dvc pull` from a remote)"
+
+
+@lru_cache(maxsize=1)
+def _in_git(folder: Path) -> frozenset[str]:
+    """What git has of the outputs of a project; nothing where there is no repository."""
+    command = ["git", "-C", str(folder), "ls-files", "-z", MADE]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    return frozenset(done.stdout.split("\0")[:-1])

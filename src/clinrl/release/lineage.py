@@ -267,13 +267,18 @@ def _check_registered(params: Params, name: str, entry: "versions.Entry", manife
 
 def _release_links(params: Params, name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
-    model = params.model(name).registered
+    model, folder = params.model(name).registered, params.model(name).folder
     try:
         lines = audit_log.read(paths.audit_log(), trusted_keys(params))
         audit_log.check_committed(paths.audit_log())
-        digest = artifacts.identity(artifacts.read_manifest(params.model(name).folder))
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))
+        return
+    try:
+        digest = artifacts.identity(artifacts.read_manifest(folder))
+    except Refused as refused:
+        is_here = (folder / artifacts.MANIFEST).exists()
+        yield Link(version=name, link="gate", state="broken" if is_here else "absent", digest="", says=str(refused))
         return
     decisions = [line for line in lines if line.kind == "decision" and line.body["candidate_digest"] == digest]
     if not decisions:
