@@ -176,8 +176,8 @@ RELEASE = {
         help="hold what is served against the exam, and count labels",
         description="`report` compares what champion and candidate of MODEL were asked and answered with the exam: "
         "texts, lengths, numbers, answers, disagreement, and the safety metric on labels that came. Exit code 1: there "
-        "is an alarm, or nothing was counted here. `labels` validates FILE, JSONL of ids of responses and labels, and counts the labels of answers "
-        "that are kept.",
+        "is an alarm, or nothing was counted here. `labels` validates FILE, JSONL of ids of responses and labels, and "
+        "counts the labels of answers that are kept.",
         examples="clinrl watch report esi\nclinrl watch report esi --json\nclinrl watch labels esi labels.jsonl",
         runs="cli.watch_command:watch",
         actions={
