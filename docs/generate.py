@@ -262,11 +262,17 @@ def questions(report: Compared) -> str:
 
 
 def parts(report: Compared) -> str:
-    """Exact answers of every row in each part of the exam."""
+    """Exact answers of every row in each part of the exam, and of the simple policy that is best in one."""
     held = [section for section in report.sections if section.part != ALL]
-    rows = [row.name for row in report.sections[0].rows if row.kind != "baseline" and ", " not in row.name]
+    best = {
+        max(simple, key=lambda row: row.metrics["exact"].value).name
+        for section in held
+        if (simple := [row for row in section.rows if row.kind == "baseline" and row.name.startswith("always")])
+    }
+    every = [row for row in report.sections[0].rows if ", " not in row.name]
+    rows = [row.name for row in every if row.kind != "baseline" or row.name in best]
     return render.table(
-        ["row", *(f"{section.part}, {section.mode}" for section in held)],
+        ["row", *(f"{section.part} (n = {section.n}), {section.mode}" for section in held)],
         [[name, *(exact_in(section, name) for section in held)] for name in rows],
     )
 
@@ -290,10 +296,16 @@ def rows(report: Compared) -> str:
 
 
 def words(report: Compared) -> str:
-    """Exact answers of v49 in mode think under each vocabulary."""
-    views = {view.view: view.metrics["exact"] for view in report.sections[0].views if view.name == "v49"}
-    lines = [[says, share(views[view])] for view, says in WORDS.items()]
-    return render.table(["words", "exact, v49, think, five seeds"], lines)
+    """Exact answers and critical under-triage of v49 in mode think under each vocabulary, and the range of its seeds."""
+    views = {view.view: view.metrics for view in report.sections[0].views if view.name == "v49"}
+    shown = ("exact", report.columns[0])
+    lines = [[says, *(ranging(views[view][metric]) for metric in shown)] for view, says in WORDS.items()]
+    return render.table(["words", *(f"{metric}, v49, think" for metric in shown)], lines)
+
+
+def ranging(figure: Any) -> str:
+    """A mean over seeds, and the least and the greatest of them."""
+    return f"{100 * figure.value:.1f}%, {100 * min(figure.seeds):.1f} to {100 * max(figure.seeds):.1f}"
 
 
 TABLES = {"questions": questions, "parts": parts, "partition": partition, "rows": rows, "words": words}

@@ -1,6 +1,8 @@
 """The sequential test: how often it errs when it is looked at all the time, and how soon it sees what there is."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy
 import pytest
@@ -62,3 +64,18 @@ def test_the_lower_end_is_where_the_evidence_is(days: list[tuple[int, int]], lim
 @pytest.mark.parametrize(("hits", "n", "limit", "seen"), [(1, 9, 0.0, True), (0, 9, 0.0, False), (9, 9, 1.0, False)])
 def test_limits_at_the_ends(hits: int, n: int, limit: float, seen: bool) -> None:
     assert (evidence([[hits]], [[n]], [limit])[0] >= -math.log(ALPHA)) == seen
+
+
+@pytest.mark.parametrize("share", [0.05, 0.075, 0.1, 0.15])
+def test_the_documentation_says_how_often_and_how_soon_harm_is_seen(share: float) -> None:
+    """500 series of 1,000 labels, looked at after each ten, against a limit of 5%."""
+    drawn = streams(share, 500, 1000, 1).reshape(500, 100, 10).sum(axis=2).cumsum(axis=1)
+    first = numpy.full(500, numpy.inf)
+    for look in range(1, 101):
+        hits = drawn[:, look - 1 : look]
+        seen = evidence(hits, numpy.full_like(hits, 10 * look), numpy.full(500, 0.05)) >= -math.log(ALPHA)
+        first = numpy.where(seen & numpy.isinf(first), 10 * look, first)
+    half = f"{numpy.median(first):.0f}" if numpy.isfinite(numpy.median(first)) else ""
+    row = f"| {100 * numpy.isfinite(first).mean():.1f}% | {half} |".replace("|  |", "| |")
+    page = (Path(__file__).parents[2] / "docs/watching.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| {100 * share:g}%[^|]*{re.escape(row)}$", page, re.MULTILINE), row

@@ -21,32 +21,35 @@ from clinrl.evaluation.answers import BETWEEN_MODES, load_report
 from clinrl.reports import render
 from clinrl.reports.numbers import percent
 from clinrl.reports.render import load
-from clinrl.tasks.base import get_task
+from clinrl.tasks.base import EXACT, get_task
 from clinrl.types import Estimate
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def table(params: Params, task: str) -> str:
-    """Markdown: a line for the base, each recipe of the comparison `<task>-series` and the classifier to beat.
+    """Markdown: a line for the base, each recipe of the comparison `<task>-series`, rivals and the best simple policy.
 
-    A recipe's number is the mean over its seeds; brackets hold 95% intervals over seeds and cases. Raises ArtefactError
-    if the comparison was not made.
+    A recipe's number is the mean over its seeds; brackets hold 95% intervals over seeds and cases. Of ordered answers
+    both kinds of error are shown: one is easily paid for with the other. Raises ArtefactError if the comparison was not
+    made.
     """
-    modes, shares = list(params.modes), [*get_task(task).compared]
+    ordered = get_task(task).ordered
+    modes, shares = list(params.modes), [*get_task(task).compared, *([ordered.over] if ordered else [])]
     path = paths.comparison_report(f"{task}-series")
     report = Compared.model_validate(load(path, get_task(task), modes))
     held = {section.mode: {row.name: row for row in section.rows} for section in report.sections if section.part == ALL}
     first = held[modes[0]]
-    chosen = [name for name, row in first.items() if row.kind != "baseline" or name == BAG_OF_WORDS]
+    simple = [name for name, row in first.items() if row.kind == "baseline" and name != BAG_OF_WORDS]
+    best = max(simple, key=lambda name: first[name].metrics[EXACT].value)
+    chosen = [name for name, row in first.items() if row.kind != "baseline" or name in (BAG_OF_WORDS, best)]
     rows: list[list[object]] = []
     for name in [name for name in chosen if name in held[modes[-1]] and ", " not in name]:
         row = first[name]
-        recipe = params.versions[row.versions[0]].profile if row.kind == "arm" else ""
         seeds = len(row.versions) if row.kind == "arm" else ""
         found = [_interval(held[mode][name].metrics[share]) for mode in modes for share in shares]
-        rows.append([name, recipe, seeds, found])
-    return render.table(["row", "recipe", "seeds", [f"{share}, {mode}" for mode in modes for share in shares]], rows)
+        rows.append([name, seeds, found])
+    return render.table(["row", "seeds", [f"{share}, {mode}" for mode in modes for share in shares]], rows)
 
 
 def _interval(figure: Figure) -> str:

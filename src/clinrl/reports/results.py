@@ -178,12 +178,12 @@ def answered(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
 def partition(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
     """Mode by mode, on all cases and part by part: null, elicitation and reward, then their sum.
 
-    Each as a share of the sum too, where the interval of the sum leaves zero out: otherwise there is nothing to share.
+    Each as a share of the sum too, where the interval of the sum leaves zero out and none goes against it.
     """
     for section in report.sections:
         if section.partition:
             *parts, total = section.partition
-            is_shown = total.low > 0 or total.high < 0
+            is_shown = (total.low > 0 or total.high < 0) and all(part.value * total.value >= 0 for part in parts)
             shares = [f", {100 * part.value / total.value:.0f}%" if is_shown else "" for part in parts]
             changes = [change(part, task, report.columns[0]) for part in (*parts, total)]
             yield section.mode, place(report, section), *(map(str.__add__, changes, [*shares, ""]))
@@ -335,4 +335,4 @@ def _range(costs: Sequence[Costs], measure: str, place: int) -> str:
 
 def place(report: Compared, section: Section) -> str:
     """Which cases a section is about."""
-    return "all cases" if section.part == ALL else f"part {section.part} of {report.parts}"
+    return "all cases" if section.part == ALL else f"{report.parts}: {section.part} (n = {section.n})"
