@@ -296,7 +296,7 @@ def rows(report: Compared) -> str:
 
 
 def words(report: Compared) -> str:
-    """Exact answers and critical under-triage of v49 in mode think under each vocabulary, and the range of its seeds."""
+    """What v49 reaches in mode think under each vocabulary, and the range of its seeds."""
     views = {view.view: view.metrics for view in report.sections[0].views if view.name == "v49"}
     shown = ("exact", report.columns[0])
     lines = [[says, *(ranging(views[view][metric]) for metric in shown)] for view, says in WORDS.items()]
