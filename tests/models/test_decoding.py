@@ -189,6 +189,13 @@ def test_no_number_draws_a_word_that_cannot_be():
 
 
 @torch.inference_mode()
+def test_scores_that_are_no_numbers_draw_a_word_of_the_vocabulary():
+    words = decoding.draw(
+        torch.tensor([[0.0, 1.0]]) / 0 * torch.ones(3, 1), torch.tensor([0.0, 0.5, 1 - 1e-12]).double()
+    )
+    assert set(words.tolist()) <= {0, 1}
+
+
 def test_drawn_completions_are_spread_as_those_of_generate(doll):
     model, tokenizer, _, _, ids = doll
     rows, config = [ids[0]] * 4000, settings(tokenizer, **DRAWN)

@@ -52,6 +52,7 @@ def test_a_stream_waits_for_no_more_than_a_tag_could_be() -> None:
         ({"logprobs": True}, "logprobs", "logprobs is not supported"),
         ({"n": 2}, "n", "n: Input should be 1"),
         ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"temperature": 1e-38}, "temperature", "must be 0, or from 0.01 to 2"),
         ({"temperature": "0"}, "temperature", "valid number"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_tokens": True}, "max_tokens", "valid integer"),

@@ -212,7 +212,8 @@ def draw(scores: Tensor, numbers: Tensor) -> Tensor:
     to 2^-40, and a word with less is never drawn.
     """
     bounds = (scores.softmax(-1).double() * UNIT).long().cumsum(-1)
-    return torch.searchsorted(bounds, (numbers * bounds[:, -1]).long()[:, None], right=True)[:, 0]
+    words = torch.searchsorted(bounds, (numbers * bounds[:, -1]).long()[:, None], right=True)[:, 0]
+    return words.clamp(max=scores.size(-1) - 1)  # scores that are no numbers have no part that holds one
 
 
 class Drawn(LogitsProcessor):  # type: ignore[misc]  # transformers has no types

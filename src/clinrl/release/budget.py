@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from clinrl.release.gate import Decision
 
 Key = tuple[str, str, str]
-"""Digests of a candidate, of its champion, and of what both answered."""
+"""Digests of a candidate, of its champion, and of what both answered and by which test they are compared."""
 
 
 class Look(Strict):
@@ -49,7 +49,7 @@ class Look(Strict):
     level: float = Field(ge=0, lt=1)
     """What this look may spend: the p that a test must reach."""
     answers: str
-    """Digest of what the candidate and the champion answered."""
+    """Digest of what the candidate and the champion answered, and of protocol, gate and modes: of the question."""
 
     def left(self, *, passed: bool) -> float:
         """What is left after it."""

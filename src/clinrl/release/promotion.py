@@ -35,7 +35,7 @@ from clinrl.signing import approval as approvals
 from clinrl.signing.keys import signer, trusted_keys
 
 PREVIOUS = "previous"
-APPROVER = re.compile(r"[^\x00-\x1f\x7f]{2,80}")
+APPROVER = re.compile(r"[^\x00-\x1f\x7f\ud800-\udfff]{2,80}")
 """A person's name as it goes into tags and the audit file."""
 
 
@@ -43,14 +43,15 @@ def decide(params: Params, name: str) -> Decision:
     """Hold the task's gate against the exam of a registered version or merge; say so in the audit file and its tags.
 
     The same question asked again adds no line to the audit file. Raises GateError if the task has no gate, if the
-    version is outside its change plan, or if the error budget of the exam is used up; RegistryError if the version was
-    never registered; and ArtefactError if it and the champion did not take the same exam in the same modes, or if
-    something of either is not what dvc.lock records or what its transcripts say.
+    version is outside its change plan, if the error budget of the exam is used up, or if the registry has another
+    champion than the audit file; RegistryError if the version was never registered; and ArtefactError if it and the
+    champion did not take the same exam in the same modes, or if something of either is not what dvc.lock records or
+    what its transcripts say.
     """
     model = params.model(name).registered
     entry = versions.find(model, name, digest=_answered_by(paths.graded(name)))
     versions.check_intact(params, entry)
-    decision = judge(params, name, versions.holder(model, CHAMPION))
+    decision = judge(params, name, _champion(params, model, entry.digest))
     if entry.digest != decision.candidate_digest:
         raise GateError(
             f"the answers of {name} are not those of the {name} that is registered; run `clinrl register {name}` first"
@@ -68,6 +69,25 @@ def decide(params: Params, name: str) -> Decision:
     if not decision.promote and CANDIDATE in entry.aliases:
         versions.point(model, CANDIDATE, None)
     return decision
+
+
+def _champion(params: Params, model: str, candidate: str) -> Entry | None:
+    """Who holds the champion's name, by the audit file too: whoever can write to the registry may move the name.
+
+    A registry that lost its champion gets it back by a decision on that very one. Raises GateError.
+    """
+    held, lines = versions.holder(model, CHAMPION), _lines(params)
+    recorded, last = recorded_champion(model, lines), _last_line(model, lines, "approval")
+    known = [recorded]
+    if last is not None and last.kind == "approval":  # a promotion cut short
+        known.append(last.body["digest"])
+    if (held.digest if held else None) in known or (held is None and candidate == recorded):
+        return held
+    raise GateError(
+        f"{held.name if held else 'nobody'} is the champion of {model} in the registry, and {paths.audit_log()} tells "
+        f"otherwise: the name was moved by hand, or a rollback was cut short; give `clinrl rollback {model}` again, or "
+        "move the name back in MLflow"
+    )
 
 
 def judge(params: Params, name: str, champion: Entry | None) -> Decision:
@@ -97,7 +117,8 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         rivals[superiority.CHAMPION] = answers(champion.name, folder)
         if plan and digest != champion.digest and not _is_made_of_champion(params, name):
             both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
-            key = (digest, champion.digest, artifacts.digest(both))
+            tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
+            key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes]]))
             held = budget.account(_lines(params), run.exam_digest, plan.budget.alpha)
             look = budget.look(held, plan.budget, key, model.exam)
     if name in params.merges.folds:
@@ -137,7 +158,7 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
     `approved`: that on the very version that was folded, whose approval holds for its full model too.
 
     Promoting the champion again changes nothing. Raises GateError if the decision is negative, is about another
-    adapter, or was made against another champion than there now is, or if the audit file does not know how the champion
+    adapter, or was made before the champion's name last moved, or if the audit file does not know how the champion
     became what it is; SignatureError if nobody who may approve signed, or if the registered model is not what was
     signed; Busy if another promotion is under way. The champion is then what it was.
     """
@@ -158,6 +179,9 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
             raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
+        moved = _last_line(model, _lines(params))  # to and fro, perhaps: what was rolled back would come back so
+        if (moved.digest if moved else None) != decision.moved:
+            raise GateError(f"the champion's name of {model} moved after the decision on {name}; decide again")
         lock.demand(params, name)  # a person may have had a day to answer
         versions.check_intact(params, entry)
         answers = artifacts.identity(artifacts.read_manifest(paths.graded(name)))
@@ -239,6 +263,7 @@ def _complete(params: Params, entry: Entry) -> Entry:
 
 def refuse(params: Params, decision: Decision, reason: str) -> None:
     """Write down that a version or a merge was not approved: a no, or no answer in time. The champion stays."""
+    reason = reason.encode("utf-8", "replace").decode()  # a no counts, whatever a page sent
     body = {"model": decision.model, "version": decision.candidate, "decision": decision.digest, "reason": reason}
     _write(params, "refusal", body)
 
@@ -276,7 +301,15 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
             raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
         if before.digest not in _recorded_champions(model, lines):
             raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
+        champions = _recorded_champions(model, lines)
+        if before.digest != next((digest for digest in reversed(champions) if digest != now.digest), None):
+            raise GateError(
+                f"{before.name} is the previous champion of {model} by name only: {paths.audit_log()} knows of another "
+                "before this one; move the name back in MLflow"
+            )
+        moved = _last_line(model, lines)
         body: dict[str, Any] = {"model": model, "from": _name(now), "to": _name(before), "approver": approver}
+        body |= {"moved": moved.digest if moved else None}  # for this turn alone
         body |= {"beforehand": True} if of else {}
         body["approval"] = approvals.sign_approval(params, artifacts.digest(body), approver)
         versions.check_intact(params, before)

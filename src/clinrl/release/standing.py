@@ -93,14 +93,22 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
         raise GateError(
             f"{entry.name} is the champion of {entry.model} by name only: {log} knows of no approval that made it so"
         )
-    moved = next(line for line in reversed(lines) if line.kind in MOVES and line.body["model"] == entry.model)
+    moved, *earlier = (line for line in reversed(lines) if line.kind in MOVES and line.body["model"] == entry.model)
     body = moved.body
     if moved.kind == "rollback":
         about = artifacts.digest({key: value for key, value in body.items() if key != "approval"})
+        if body.get("moved") != (earlier[0].digest if earlier else None):
+            raise GateError(f"the rollback to {entry.name} was approved for another turn; approve it by a new one")
     else:
         about = body["approved"]
-        if not any(artifacts.digest(made) == body["decision"] and made["promote"] for made in decisions):
+        made = next((one for one in decisions if artifacts.digest(one) == body["decision"] and one["promote"]), None)
+        if made is None or made["candidate_digest"] != entry.digest:
             raise GateError(f"{entry.name} was promoted on a decision that {log} does not have as passed")
+        if about != body["decision"]:  # that on the version, of which a full model is made
+            fold = params.merges.folds.get(entry.name)
+            agreed = next((one for one in decisions if artifacts.digest(one) == about and one["promote"]), None)
+            if fold is None or agreed is None or agreed["candidate"] != fold.version:
+                raise GateError(f"{log} has no passed decision on the version of which {entry.name} is made")
     if approval.approver_of(body["approval"], about, params.approvers or keyring()) != body["approver"]:
         raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 

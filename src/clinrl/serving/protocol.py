@@ -7,16 +7,18 @@ refused, since a field that is ignored in silence answers another question than 
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 
 from clinrl.models.chat import CLOSE, OPEN
 from clinrl.types import Message, Strict
 
 MAX_TURNS = 64
+COLDEST = 0.01
+"""The least temperature but 0: scores that are divided by less are no numbers any more."""
 
 
 class Asked(Strict):
@@ -48,6 +50,12 @@ class StreamOptions(Asked):
     include_usage: bool = False
 
 
+def _computable(temperature: float | None) -> float | None:
+    if temperature is not None and 0 < temperature < COLDEST:
+        raise ValueError(f"must be 0, or from {COLDEST} to 2")
+    return temperature
+
+
 class Ask(Asked):
     """The body of a request. Null is as absent."""
 
@@ -56,7 +64,7 @@ class Ask(Asked):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     """The former name of `max_completion_tokens`."""
-    temperature: float | None = Field(default=None, ge=0, le=2)
+    temperature: Annotated[float | None, Field(ge=0, le=2), AfterValidator(_computable)] = None
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     n: Literal[1] | None = None

@@ -24,5 +24,6 @@ _BEGIN = re.compile(r"[<\[|]")
 def holds_mark(text: str, added: Iterable[str] = ()) -> bool:
     """Whether a text holds a mark, or what Unicode calls a compatible form of one; `added` are a tokenizer's own."""
     if not text.isascii():
-        text = f"{text}\n{unicodedata.normalize('NFKC', text)}"
+        # Character by character: of a long run of accents the whole takes time that grows with its square.
+        text = f"{text}\n{''.join(unicodedata.normalize('NFKC', character) for character in text)}"
     return (_BEGIN.search(text) is not None and _SHAPES.search(text) is not None) or any(own in text for own in added)

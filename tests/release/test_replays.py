@@ -1,0 +1,145 @@
+"""What was approved moves the champion's name once; the registry alone moves nothing, nor does one key everything."""
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from test_promotion import ADA, after, champion, params, planned, projects, promoted
+
+import dolls
+import examined
+from clinrl import artifacts, paths
+from clinrl.errors import ArtefactError, GateError
+from clinrl.registry import versions
+from clinrl.release import audit_log, lineage, promotion, standing
+from clinrl.signing import approval, dsse, keys
+
+__all__ = ["params", "projects"]
+pytestmark = pytest.mark.usefixtures("few_draws")
+
+
+@pytest.fixture
+def ada():
+    """A person with a key of her own: that of the checkout does not approve."""
+    return keys._signer_of(generate_private_key(SECP256R1()))
+
+
+def with_approver(ada):
+    return dolls.params(**examined.SECTIONS, approvers={ADA: ada.key.line})
+
+
+def release(params, ada, name):
+    decision = promotion.decide(params, name)
+    token = approval.token(decision.digest, ADA, ada)
+    signed = approval.check_token(params, decision.digest, token, ADA)[1]
+    return promotion.promote(params, name, decision=decision, approval=signed)
+
+
+def write(params, kind, body):
+    """A line that the checkout's key alone signs."""
+    trusted = keys.trusted_keys(params)
+    return audit_log.append(paths.audit_log(), kind, body, signer=keys.signer("embedded"), keys=trusted)
+
+
+def last(params, kind):
+    return [line for line in audit_log.read(paths.audit_log(), keys.trusted_keys(params)) if line.kind == kind][-1].body
+
+
+def check(params):
+    standing.check_servable(params, versions.holder("esi", "champion"), "champion")
+
+
+@after("v2")
+def test_an_approval_is_not_good_after_the_name_went_to_and_fro(params):
+    first = promotion.decide(params, "v1")
+    token = approval.token(first.digest, ADA, keys.signer("embedded"))
+    signed = approval.check_token(params, first.digest, token, ADA)[1]
+    promotion.promote(params, "v1", decision=first, approval=signed)
+    promotion.rollback(params, "esi", approver=ADA)
+    with pytest.raises(GateError, match="moved after the decision on v1; decide again"):
+        promotion.promote(params, "v1", decision=first, approval=signed)
+    assert champion() == "v2"
+
+
+@after("v1")
+@pytest.mark.parametrize("now", [None, "v2"])
+def test_a_champion_by_name_only_is_no_rival(params, now):
+    planned_ = planned()
+    versions.point("esi", "champion", now and versions.find("esi", now))
+    with pytest.raises(GateError, match=r"is the champion of esi in the registry, and .* tells otherwise"):
+        promotion.decide(planned_, "v1-v2")
+
+
+@after("v1")
+def test_a_registry_that_lost_its_champion_gets_it_back(params):
+    versions.point("esi", "champion", None)
+    assert promoted(params, "v1").name == champion() == "v1"
+    check(params)
+
+
+def test_a_decision_on_one_version_makes_no_other_champion(params, ada):
+    approved = with_approver(ada)
+    release(approved, ada, "v2")
+    assert not promotion.decide(approved, "v3").promote
+    refused = versions.find("esi", "v3")
+    of_another = {"version": "v3", "number": refused.number, "digest": refused.digest}
+    write(approved, "promotion", last(approved, "promotion") | of_another)
+    versions.point("esi", "champion", refused)
+    with pytest.raises(GateError, match=r"v3 was promoted on a decision that .* does not have as passed"):
+        check(approved)
+
+
+def test_a_rollback_is_approved_for_one_turn(params, ada):
+    approved = with_approver(ada)
+    release(approved, ada, "v2")
+    release(approved, ada, "v1")
+    moved = audit_log.read(paths.audit_log(), keys.trusted_keys(approved))[-1].digest
+    two = [promotion._name(versions.find("esi", name)) for name in ("v1", "v2")]
+    body = dict(zip(("from", "to"), two, strict=True)) | {"model": "esi", "approver": ADA, "moved": moved}
+    signed = body | {"approval": dsse.envelope(approval.statement(artifacts.digest(body), ADA), ada)}
+    write(approved, "rollback", signed)
+    versions.point("esi", "champion", versions.find("esi", "v2"))
+    check(approved)
+    versions.point("esi", "previous", versions.find("esi", "v1"))
+    release(approved, ada, "v1")
+
+    write(approved, "rollback", signed)
+    versions.point("esi", "champion", versions.find("esi", "v2"))
+    with pytest.raises(GateError, match="approved for another turn"):
+        check(approved)
+    said = [link.says for link in lineage.walk(approved, "v2") if link.state == "broken"]
+    assert any("approved for another turn" in one for one in said)
+
+
+@after("v1")
+@pytest.mark.parametrize("alias", ["previous", "champion"])
+def test_a_rollback_goes_where_the_audit_file_says(params, alias):
+    promoted(params, "v1-v2")
+    versions.point("esi", alias, versions.find("esi", "v2"))  # a champion of before, and not the last one
+    with pytest.raises(GateError, match="v2 is the previous champion of esi by name only"):
+        promotion.rollback(params, "esi", approver=ADA)
+
+
+@after("v2")
+def test_another_test_of_the_same_answers_is_another_look(params):
+    first = promotion.decide(planned(protocol={"superior": "critical_under"}), "v1")
+    assert promotion.decide(planned(protocol={"superior": "critical_under"}), "v1") == first
+    second = promotion.decide(planned(protocol={"superior": "exact"}), "v1")
+    assert (first.budget.number, second.budget.number) == (1, 2)
+    with pytest.raises(GateError, match="used up"):
+        promotion.decide(planned(protocol={"superior": "exact", "screen": 0.2}, budget={"looks": 1}), "v1")
+
+
+@after("v2")
+def test_a_line_is_what_was_written_byte_by_byte(params):
+    text = paths.audit_log().read_text()
+    paths.audit_log().write_text(text.replace('"kind":"promotion"', '"kind":"refusal","kind":"promotion"'))
+    with pytest.raises(ArtefactError, match="was altered after it was written"):
+        audit_log.read(paths.audit_log())
+
+
+@after("v2")
+def test_a_name_that_cannot_be_written_approves_nothing_and_such_a_reason_is_still_a_no(params):
+    decision = promotion.decide(params, "v1")
+    with pytest.raises(GateError, match="needs the name of the person"):
+        examined.promote(params, "v1", "A\udcff", decision)
+    promotion.refuse(params, decision, "no \ud800")
+    assert last(params, "refusal")["reason"] == "no ?"
