@@ -556,7 +556,7 @@ def test_versions_that_others_registered_by_hand_do_not_count(project, first):
 
 def test_what_was_not_examined_is_not_registered(project):
     shutil.rmtree(paths.report("v1"))
-    with pytest.raises(ArtefactError, match=r"data/reports/v1/.* is not here, though dvc\.lock records it; restore it"):
+    with pytest.raises(ArtefactError, match=r"data/reports/v1/.* is not here, though dvc\.lock records it; build it"):
         register(project, "v1")
     assert entries("esi") == []
 
