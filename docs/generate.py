@@ -428,8 +428,8 @@ def step() -> bytes:
 
 
 def year() -> dict[str, Any]:
-    """data/reports/year.json; no week where there is none."""
-    found: dict[str, Any] = json.loads(YEAR.read_text(encoding="utf-8")) if YEAR.exists() else {"weeks": []}
+    """data/reports/year.json."""
+    found: dict[str, Any] = json.loads(YEAR.read_text(encoding="utf-8"))
     return found
 
 
@@ -460,7 +460,7 @@ WRITTEN = {
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
     "year.md": lambda: timeline.page(year(), "images/year.svg").encode(),
-    **({"images/year.svg": lambda: timeline.picture(year())} if YEAR.exists() else {}),
+    "images/year.svg": lambda: timeline.picture(year()),
 }
 """What is written below docs/, and by which function."""
 

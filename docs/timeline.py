@@ -26,7 +26,7 @@ LANES = {"served": 0.8, "harm": 2.2, "drafts": 1.7, "budget": 1.1, "alarms": 0.9
 
 
 def page(year: Mapping[str, Any], picture: str) -> str:
-    """The page in Markdown; without a week in the report, what is to happen. `picture` is where its picture lies."""
+    """The page in Markdown. `picture` is where its picture lies."""
     return render("year", picture=picture, world=world, **year)
 
 

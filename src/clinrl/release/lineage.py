@@ -331,10 +331,8 @@ def _check_champion(model: str, name: str, digest: str, lines: Sequence[audit_lo
             f"{name} is {'' if is_named else 'not '}the champion of {model} in the registry, which {paths.audit_log()} "
             "tells otherwise: the name was moved by hand, or a release was cut short; give its command again"
         )
-    moves = [line for line in lines if line.kind in ("promotion", "rollback") and line.body["model"] == model]
-    for before, move in zip([None, *moves], moves, strict=False):
-        if move.kind == "rollback" and move.body.get("moved") != (before.digest if before else None):
-            raise Refused(f"a rollback of {model} at {move.at} was approved for another turn; a person must decide")
+    if is_recorded:
+        release.check_turn(release.moves(model, lines))
     return entry
 
 

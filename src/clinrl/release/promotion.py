@@ -346,11 +346,7 @@ def recorded_champion(model: str, lines: Sequence[audit_log.Entry]) -> str | Non
 
 def _recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:
     """The digests of all that were champion by the audit file, oldest first."""
-    held = [
-        line.body if line.kind == "promotion" else line.body["to"]
-        for line in lines
-        if line.kind in ("promotion", "rollback") and line.body.get("model") == model
-    ]
+    held = [line.body if line.kind == "promotion" else line.body["to"] for line in moves(model, lines)]
     return [str(body["digest"]) for body in held]
 
 
@@ -363,10 +359,21 @@ def _write(params: Params, kind: audit_log.Kind, body: dict[str, Any], **how: An
     audit_log.append(paths.audit_log(), kind, body, signer=ours, keys=trusted_keys(params), **how)
 
 
-def _last_line(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.Kind) -> audit_log.Entry | None:
-    """The last line that moved the champion's name of a model; with the kind `approval`, or was to move it."""
+def check_turn(moves: Sequence[audit_log.Entry]) -> None:
+    """Refuse a last move that is a rollback and was approved for another turn of the champion's name."""
+    *earlier, last = moves
+    if last.kind == "rollback" and last.body.get("moved") != (earlier[-1].digest if earlier else None):
+        raise GateError(f"the rollback of {last.at} was approved for another turn; a person must approve a new one")
+
+
+def moves(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.Kind) -> list[audit_log.Entry]:
+    """The lines that moved the champion's name of a model; with the kind `approval`, or were to move it."""
     kinds = (*before, "promotion", "rollback")
-    return next((line for line in reversed(lines) if line.kind in kinds and line.body["model"] == model), None)
+    return [line for line in lines if line.kind in kinds and line.body["model"] == model]
+
+
+def _last_line(model: str, lines: Sequence[audit_log.Entry], *before: audit_log.Kind) -> audit_log.Entry | None:
+    return next(reversed(moves(model, lines, *before)), None)
 
 
 def _name(entry: Entry) -> dict[str, Any]:

@@ -14,9 +14,6 @@ from clinrl.signing import approval
 from clinrl.signing.keys import keyring, trusted_keys
 from clinrl.tracking.mlflow_store import connect
 
-MOVES = ("promotion", "rollback")
-"""Lines of the audit file that give a model another champion."""
-
 
 def check_unchanged(params: Params, name: str) -> None:
     """Refuse to go on if params.yaml says something else of a version or a merge by now. Raises ParamsError."""
@@ -93,12 +90,11 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
         raise GateError(
             f"{entry.name} is the champion of {entry.model} by name only: {log} knows of no approval that made it so"
         )
-    moved, *earlier = (line for line in reversed(lines) if line.kind in MOVES and line.body["model"] == entry.model)
-    body = moved.body
-    if moved.kind == "rollback":
+    moves = promotion.moves(entry.model, lines)
+    promotion.check_turn(moves)
+    body = moves[-1].body
+    if moves[-1].kind == "rollback":
         about = artifacts.digest({key: value for key, value in body.items() if key != "approval"})
-        if body.get("moved") != (earlier[0].digest if earlier else None):
-            raise GateError(f"the rollback to {entry.name} was approved for another turn; approve it by a new one")
     else:
         about = body["approved"]
         made = next((one for one in decisions if artifacts.digest(one) == body["decision"] and one["promote"]), None)
