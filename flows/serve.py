@@ -149,3 +149,5 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
     servers.wait("prefect", started["prefect"], servers.health())
     servers.wait("mlflow", started["mlflow"], f"{mlflow}/health", kept.mlflow)
     print(ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE), file=sys.stderr)
+    for task, address in servers.runs(mlflow, kept.mlflow).items():
+        print(f"{task:8} {address}", file=sys.stderr)

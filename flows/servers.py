@@ -122,6 +122,25 @@ def mlflow_app() -> "Fence":
     return Fence(mlflow_store.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))
 
 
+def runs(url: str, login: str) -> dict[str, str]:
+    """Where MLflow's pages show the runs of each task that has any: without the last word they would open on traces.
+
+    Raises HTTPStatusError if the server refuses.
+    """
+    import httpx
+
+    from clinrl.tracking.mlflow_store import KIND
+
+    search, user = f"{url}/api/2.0/mlflow/experiments/search", tuple(login.split(":", 1))
+    answer = httpx.post(search, json={"max_results": 100}, auth=user, timeout=STARTUP_S, trust_env=False)
+    found = answer.raise_for_status().json().get("experiments", [])
+    return {
+        one["name"]: f"{url}/#/experiments/{one['experiment_id']}/runs?workflowType=machine_learning"
+        for one in sorted(found, key=lambda one: str(one["name"]))
+        if KIND.items() <= {tag["key"]: tag["value"] for tag in one.get("tags", [])}.items()
+    }
+
+
 @contextmanager
 def starting() -> Iterator[None]:
     """Wait until no other process of this project starts a server: two cannot make one database at once."""
