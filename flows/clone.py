@@ -118,7 +118,7 @@ def share_cache(checkout: Path) -> None:
 
 def pull(addresses: Collection[str]) -> None:
     """Fetch the outputs of stages that dvc.lock records and the remote has. What it has not is built."""
-    _dvc("pull", "--quiet", *addresses)
+    _dvc("pull", "--quiet", *dict.fromkeys(addresses))
 
 
 def push(addresses: Collection[str]) -> None:
@@ -141,4 +141,5 @@ def git(*words: str, strip: bool = True) -> str:
 
 
 def _dvc(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "dvc", *words], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "clinrl.runtime.dvc_command", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dvc.dvcfile import Lockfile
+from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
+from dvc.utils.strictyaml import YAMLValidationError
 
-from clinrl.runtime.dvc_command import HEAD, Stages, modify
+from clinrl.runtime.dvc_command import HEAD, Recorded, Stages, load, modify
 
 ROOT = Path(__file__).parents[2]
 SEVERAL = 12
@@ -60,6 +63,30 @@ def test_a_stage_is_read_as_dvc_reads_it(lock: Path) -> None:
     with modify(str(lock)) as ours, modify_yaml(str(lock)) as theirs:
         assert {name: ours["stages"].get(name) for name in theirs["stages"]} == theirs["stages"]
         assert ours["stages"].get("none", {}) == {}
+
+
+def test_a_lock_is_read_as_dvc_reads_it(lock: Path) -> None:
+    theirs = Lockfile(Repo.init(lock.parent, no_scm=True), str(lock))
+    ours = load(theirs)["stages"]
+    assert isinstance(ours, Recorded)
+    assert {name: ours.get(name) for name in ours} == theirs.load()["stages"]
+    lock.write_text(lock.read_text() + "datasets: []\n")
+    assert not isinstance(load(theirs)["stages"], Recorded)
+    lock.unlink()
+    assert load(theirs) == theirs.load() == {}
+
+
+def test_what_is_wrong_with_a_stage_is_told_as_dvc_tells_it(tmp_path: Path) -> None:
+    path = tmp_path / "dvc.lock"
+    path.write_text(HEAD + "  good:\n    cmd: echo\n  bad:\n    outs: []\n")
+    theirs = Lockfile(Repo.init(tmp_path, no_scm=True), str(path))
+    stages = load(theirs)["stages"]
+    assert stages.get("good") == {"cmd": "echo"}
+    with pytest.raises(YAMLValidationError) as expected:
+        theirs.load()
+    with pytest.raises(YAMLValidationError, match=r"dvc\.lock") as found:
+        stages.get("bad")
+    assert str(found.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("text", ["", HEAD + "  a:\n    cmd: a\ndatasets: []\n", "schema: '3.0'\nstages: {}\n"])
