@@ -48,7 +48,7 @@ def test_the_package_has_cases_of_the_pool_mine_unless_the_exam_is_opened(monkey
     [
         ("esi", "v2", examined.answered, 20),
         ("imaging", "better-1", contest.compared, 20),
-        ("audit", "audit-base", auditors.reported, 6),  # each starts a server of tools
+        ("audit", "audit-base", auditors.reported, 20),
     ],
 )
 def test_the_library_itself_scores_as_clinrl_does(name, version, folder, cases, monkeypatch, tmp_path):
