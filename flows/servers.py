@@ -6,6 +6,7 @@ start by itself outlives a killed flow, and forgets the holders of concurrency s
 
 import fcntl
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -123,21 +124,25 @@ def mlflow_app() -> "Fence":
 
 
 def runs(url: str, login: str) -> dict[str, str]:
-    """Where MLflow's pages show the runs of each task that has any: without the last word they would open on traces.
+    """Where MLflow's pages show the runs of each registered task: without the last word they would open on traces.
 
-    Raises HTTPStatusError if the server refuses.
+    Empty if the server does not tell: it is a convenience.
     """
     import httpx
 
     from clinrl.tracking.mlflow_store import KIND
 
     search, user = f"{url}/api/2.0/mlflow/experiments/search", tuple(login.split(":", 1))
-    answer = httpx.post(search, json={"max_results": 100}, auth=user, timeout=STARTUP_S, trust_env=False)
-    found = answer.raise_for_status().json().get("experiments", [])
+    try:
+        answer = httpx.post(search, json={"max_results": 100}, auth=user, timeout=5, trust_env=False)
+        found = answer.raise_for_status().json().get("experiments", [])
+    except (httpx.HTTPError, ValueError):
+        return {}
     return {
         one["name"]: f"{url}/#/experiments/{one['experiment_id']}/runs?workflowType=machine_learning"
         for one in sorted(found, key=lambda one: str(one["name"]))
-        if KIND.items() <= {tag["key"]: tag["value"] for tag in one.get("tags", [])}.items()
+        if re.fullmatch("[a-z]+", one["name"])  # goes to a terminal
+        and KIND.items() <= {tag["key"]: tag["value"] for tag in one.get("tags", [])}.items()
     }
 
 

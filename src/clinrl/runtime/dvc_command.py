@@ -25,6 +25,7 @@ from clinrl.runtime import side_by_side
 HEAD = "schema: '2.0'\nstages:\n"
 """How a lock begins that holds stages alone."""
 _STAGE = re.compile(r"^  (\S+):\n", re.MULTILINE)
+_NAME = re.compile(r"^  (?! ).*", re.MULTILINE)
 _OTHER = re.compile(r"^\S", re.MULTILINE)
 
 
@@ -52,7 +53,7 @@ class Stages(dict[str, Any]):
 
 
 class Recorded(Stages):
-    """Stages of a lock that is only read. What is wrong with one is told as DVC tells it."""
+    """Stages of a lock that is only read."""
 
     def __init__(self, text: str, lock: dvcfile.Lockfile) -> None:
         super().__init__(text)
@@ -88,7 +89,9 @@ def load(lock: dvcfile.Lockfile) -> Any:
 def _blocks(text: str) -> str | None:
     """The lines of the stages of a lock that holds stages alone; None for any other file."""
     blocks = text.removeprefix(HEAD)
-    return None if blocks == text or _OTHER.search(blocks) else blocks
+    names = _NAME.findall(blocks)
+    is_plain = len(names) == len(set(names)) == len(_STAGE.findall(blocks))
+    return None if blocks == text or _OTHER.search(blocks) or not is_plain else blocks
 
 
 @contextmanager
