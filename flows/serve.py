@@ -6,6 +6,7 @@ python -m flows serve --servers
 import argparse
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -149,5 +150,28 @@ def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> Non
     servers.wait("prefect", started["prefect"], servers.health())
     servers.wait("mlflow", started["mlflow"], f"{mlflow}/health", kept.mlflow)
     print(ADDRESSES.format(prefect=prefect, mlflow=mlflow, file=credentials.FILE), file=sys.stderr)
-    for task, address in servers.runs(mlflow, kept.mlflow).items():
+    for task, address in runs(mlflow, kept.mlflow).items():
         print(f"{task:8} {address}", file=sys.stderr)
+
+
+def runs(url: str, login: str) -> dict[str, str]:
+    """Where MLflow's pages show the runs of each registered task: without the last word they would open on traces.
+
+    Empty if the server does not tell: it is a convenience.
+    """
+    import httpx
+
+    from clinrl.tracking.mlflow_store import KIND
+
+    search, user = f"{url}/api/2.0/mlflow/experiments/search", tuple(login.split(":", 1))
+    try:
+        answer = httpx.post(search, json={"max_results": 100}, auth=user, timeout=5, trust_env=False)
+        found = answer.raise_for_status().json().get("experiments", [])
+    except (httpx.HTTPError, ValueError):
+        return {}
+    return {
+        one["name"]: f"{url}/#/experiments/{one['experiment_id']}/runs?workflowType=machine_learning"
+        for one in sorted(found, key=lambda one: str(one["name"]))
+        if re.fullmatch("[a-z]+", one["name"])  # goes to a terminal
+        and KIND.items() <= {tag["key"]: tag["value"] for tag in one.get("tags", [])}.items()
+    }

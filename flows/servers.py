@@ -6,7 +6,6 @@ start by itself outlives a killed flow, and forgets the holders of concurrency s
 
 import fcntl
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -121,29 +120,6 @@ def mlflow_app() -> "Fence":
     from clinrl.tracking import mlflow_store
 
     return Fence(mlflow_store.application(Path(os.environ[MLFLOW_STORE])), login=os.environ.pop(MLFLOW_LOGIN))
-
-
-def runs(url: str, login: str) -> dict[str, str]:
-    """Where MLflow's pages show the runs of each registered task: without the last word they would open on traces.
-
-    Empty if the server does not tell: it is a convenience.
-    """
-    import httpx
-
-    from clinrl.tracking.mlflow_store import KIND
-
-    search, user = f"{url}/api/2.0/mlflow/experiments/search", tuple(login.split(":", 1))
-    try:
-        answer = httpx.post(search, json={"max_results": 100}, auth=user, timeout=5, trust_env=False)
-        found = answer.raise_for_status().json().get("experiments", [])
-    except (httpx.HTTPError, ValueError):
-        return {}
-    return {
-        one["name"]: f"{url}/#/experiments/{one['experiment_id']}/runs?workflowType=machine_learning"
-        for one in sorted(found, key=lambda one: str(one["name"]))
-        if re.fullmatch("[a-z]+", one["name"])  # goes to a terminal
-        and KIND.items() <= {tag["key"]: tag["value"] for tag in one.get("tags", [])}.items()
-    }
 
 
 @contextmanager

@@ -121,7 +121,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
     champion = MlflowClient(served.mlflow).get_model_version_by_alias("esi", "champion")
     assert (champion.tags["version"], champion.tags["approver"]) == ("v3", "Ada Lovelace")
     shown = f"{served.mlflow}/#/experiments/1/runs?workflowType=machine_learning"
-    assert servers.runs(served.mlflow, served.kept.mlflow) == {"esi": shown}
+    assert serving.runs(served.mlflow, served.kept.mlflow) == {"esi": shown}
     assert not paths.audit_log().exists()
     subprocess.run(["git", "merge", "-q", "--ff-only", "built/retrain-esi"], check=True)
     assert [line.kind for line in audit_log.read(paths.audit_log())] == ["decision", "approval", "promotion"]
