@@ -1,13 +1,16 @@
 """Both servers for real: a scheduled retraining is triggered, approved by a person, and seen by a colleague."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import pytest
@@ -161,6 +164,36 @@ def test_a_server_that_does_not_start_is_said(project: Path) -> None:
         Refused, match=r"the mlflow server ended with code 3; \.clinrl/servers/mlflow-\d+\.log says why"
     ):
         servers.wait("mlflow", server, f"http://127.0.0.1:{servers.free_port()}/health")
+
+
+def test_a_tracking_server_that_tells_no_runs_ends_nothing() -> None:
+    assert serving.runs(f"http://127.0.0.1:{servers.free_port()}", "a:b") == {}
+
+
+def test_only_names_of_tasks_are_printed() -> None:
+    kind = [{"key": "mlflow.experimentKind", "value": "custom_model_development"}]
+    held = [
+        ("3", "imaging", kind),
+        ("1", "esi", kind),
+        ("2", "audit", []),
+        ("4", "a\x1b[2Kb", kind),
+        ("0", "Default", kind),
+    ]
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            rows = [{"experiment_id": number, "name": name, "tags": tags} for number, name, tags in held]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"experiments": rows}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert [*serving.runs(f"http://127.0.0.1:{server.server_port}", "a:b")] == ["esi", "imaging"]
+        server.shutdown()
 
 
 def test_the_work_pool_serves_what_this_process_serves(monkeypatch: pytest.MonkeyPatch) -> None:

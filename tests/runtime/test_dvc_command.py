@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from dvc.dvcfile import Lockfile
+from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from dvc.utils.serialize import modify_yaml
-from dvc.utils.strictyaml import YAMLValidationError
+from dvc.utils.strictyaml import YAMLSyntaxError, YAMLValidationError
 
 from clinrl.runtime.dvc_command import HEAD, Recorded, Stages, load, modify
 
@@ -76,17 +77,39 @@ def test_a_lock_is_read_as_dvc_reads_it(lock: Path) -> None:
     assert load(theirs) == theirs.load() == {}
 
 
-def test_what_is_wrong_with_a_stage_is_told_as_dvc_tells_it(tmp_path: Path) -> None:
-    path = tmp_path / "dvc.lock"
-    path.write_text(HEAD + "  good:\n    cmd: echo\n  bad:\n    outs: []\n")
-    theirs = Lockfile(Repo.init(tmp_path, no_scm=True), str(path))
+@pytest.mark.parametrize(
+    ("text", "error"), [("  bad:\n    outs: []\n", YAMLValidationError), ("  bad:\n    cmd: [\n", YAMLSyntaxError)]
+)
+def test_what_is_wrong_with_a_stage_is_told_as_dvc_tells_it(
+    text: str, error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dvc.lock").write_text(HEAD + "  good:\n    cmd: echo\n" + text)
+    theirs = Lockfile(Repo.init(no_scm=True), str(tmp_path / "dvc.lock"))
     stages = load(theirs)["stages"]
     assert stages.get("good") == {"cmd": "echo"}
-    with pytest.raises(YAMLValidationError) as expected:
+    with pytest.raises(error) as expected:
         theirs.load()
-    with pytest.raises(YAMLValidationError, match=r"dvc\.lock") as found:
+    with pytest.raises(error) as found:
         stages.get("bad")
     assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["  a:\n    cmd: a\n  a:\n    cmd: b\n", "  a: # by hand\n    cmd: a\n", "  'a':\n    cmd: a\n", "\xff"]
+)
+def test_doubled_and_odd_stages_are_left_to_dvc(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "dvc.lock"
+    path.write_bytes((HEAD + text).encode("latin-1"))
+    lock = Lockfile(Repo.init(tmp_path, no_scm=True), str(path))
+    try:
+        expected = lock.load()
+    except DvcException as error:
+        with pytest.raises(type(error)):
+            load(lock)
+    else:
+        assert load(lock) == expected
+        assert not isinstance(load(lock)["stages"], Recorded)
 
 
 @pytest.mark.parametrize("text", ["", HEAD + "  a:\n    cmd: a\ndatasets: []\n", "schema: '3.0'\nstages: {}\n"])
