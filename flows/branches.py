@@ -11,7 +11,7 @@ from pathlib import Path
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.provenance.lock import LOCK
-from clinrl.runtime.dvc_command import HEAD, Stages
+from clinrl.runtime.dvc_command import HEAD, Stages, blocks_of
 from flows.clone import git
 
 PLAIN = "100644"
@@ -109,5 +109,11 @@ def _changes(of: str) -> tuple[str, list[str]]:
 
 
 def _entries(commit: str) -> Stages:
-    """The entries of dvc.lock at a commit, by address: text, which `get` reads."""
-    return Stages(git("show", f"{commit}:{LOCK}", strip=False).removeprefix(HEAD))
+    """The entries of dvc.lock at a commit, by address: text, which `get` reads.
+
+    Raises Refused if one could hide another: each must stand once, and in DVC's own way.
+    """
+    blocks = blocks_of(git("show", f"{commit}:{LOCK}", strip=False))
+    if blocks is None:
+        raise Refused(f"{LOCK} of {commit} is not as DVC writes it; see who pushed it, and run `dvc repro` anew")
+    return Stages(blocks)

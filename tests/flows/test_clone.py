@@ -97,6 +97,12 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
         assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
 
 
+def hidden(line: str) -> None:
+    """A stage that was asked for, and behind it another by a line that DVC does not write."""
+    trained("v1")
+    write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + f"{line}\n    cmd: evil\n")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -110,6 +116,9 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
             "changes the stage train@v0 in dvc.lock",
         ),
         (lambda: write_text(Path("dvc.lock"), LOCK + entry("dataset@d1", "aa")), "changes the stage train@v0"),
+        (lambda: hidden("  'train@v0':"), "is not as DVC writes it"),
+        (lambda: hidden("  train@v0: # as before"), "is not as DVC writes it"),
+        (lambda: hidden("  train@v1:"), "is not as DVC writes it"),
     ],
 )
 def test_a_branch_that_changes_what_was_not_asked_of_it_is_refused(

@@ -76,7 +76,7 @@ def _block(name: str, value: Mapping[str, Any]) -> str:
 def modify(path: str, fs: Any = None) -> AbstractContextManager[Any]:
     """What DVC changes a file with: a lock that holds stages alone by blocks, any other file in DVC's own way."""
     text = Path(path).read_text(encoding="utf-8") if path.endswith(".lock") and Path(path).is_file() else ""
-    blocks = _blocks(text)
+    blocks = blocks_of(text)
     return modify_yaml(path, fs=fs) if blocks is None else _by_blocks(path, blocks)
 
 
@@ -84,7 +84,7 @@ def load(lock: dvcfile.Lockfile) -> Any:
     """What DVC reads a lock with, of the checkout or of a commit."""
     try:
         with lock.repo.fs.open(lock.path, encoding="utf-8") as stream:
-            blocks = _blocks(stream.read())
+            blocks = blocks_of(stream.read())
     except (OSError, UnicodeDecodeError):
         blocks = None
     if blocks is None:
@@ -93,7 +93,7 @@ def load(lock: dvcfile.Lockfile) -> Any:
     return {"schema": "2.0", "stages": Recorded(blocks, lock)}
 
 
-def _blocks(text: str) -> str | None:
+def blocks_of(text: str) -> str | None:
     """The lines of the stages of a lock that holds stages alone, each once; None for any other file."""
     blocks = text.removeprefix(HEAD)
     names = _NAME.findall(blocks)
