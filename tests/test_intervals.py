@@ -1,6 +1,8 @@
 """Intervals and paired tests against published and hand-computed numbers."""
 
 import math
+from collections import Counter
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from clinrl.intervals import (
     average_difference,
     bootstrap,
     holm,
+    no_better,
     paired,
     paired_means,
     rate,
@@ -83,6 +86,23 @@ def test_swapping_the_sides_mirrors_the_test(pairs):
     assert (one.b, one.c, one.p) == (other.c, other.b, other.p)
     assert one.difference.low == -other.difference.high
     assert one.difference.low <= one.difference.value <= one.difference.high
+
+
+@given(st.lists(st.integers(-3, 3), max_size=9))
+def test_the_randomisation_test_counts_every_way_to_sign_the_gains(gains):
+    sums = [sum(sign * abs(gain) for sign, gain in zip(signs, gains, strict=True))
+            for signs in product((1, -1), repeat=len(gains))]  # fmt: skip
+    counts = Counter(map(abs, gains))
+    p = no_better(sum(gains), [counts[size] for size in (1, 2, 3)])
+    assert p == pytest.approx(sum(total >= sum(gains) for total in sums) / len(sums))
+
+
+@pytest.mark.parametrize(("b", "c"), [(5, 0), (14, 2), (9, 3)])
+def test_with_one_answer_a_case_it_is_half_of_mcnemars(b, c):
+    two_sided = paired("exact", "other", *discordant(b, c, b + c + 1)).p
+    assert no_better(b - c, [b + c]) == pytest.approx(two_sided / 2, rel=1e-3)
+    assert no_better(c - b, [b + c]) > 0.9
+    assert no_better(0, []) == no_better(0, [0, 0]) == no_better(-c, [c]) == 1
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [([], []), ([True], [True, False])])

@@ -226,14 +226,30 @@ def paired(metric: str, other: str, mine: Sequence[bool], theirs: Sequence[bool]
     return Paired(metric=metric, other=other, b=b, c=c, difference=difference, p=float(f"{min(1.0, p):.4g}"))
 
 
-def no_better(b: Any, c: Any) -> Any:
-    """One-sided exact McNemar p: the chance of `b` or more of `b + c` discordant pairs in favour, were neither better.
+def no_better(total: int, sizes: Sequence[int]) -> float:
+    """One-sided exact p of a paired randomisation test (Fisher 1935): the chance of a sum of gains of `total` or more,
+    were each gain as likely a loss of its size.
 
-    Takes counts, or arrays of them. 1.0 if nothing is discordant.
+    `sizes` holds how many cases gained or lost 1, 2 and so on: of a case's answers, by how many more count for one than
+    for the other. With one answer a case it is McNemar's exact test. 1.0 if no case gained or lost. That the two could
+    change places is assumed: where every loss is large and every gain small, it errs more often.
     """
+    most = sum(size * n for size, n in enumerate(sizes, 1))
+    return float(_tail(tuple(sizes))[(total + most) // 2])
+
+
+@lru_cache(maxsize=8192)  # lives of a simulation meet the same sizes; about 20 MB
+def _tail(sizes: tuple[int, ...]) -> Any:
+    """The chance that what is gained sums to 0 or more, to 1 or more and so on, with so many cases of each size."""
+    import numpy
     from scipy.stats import binom
 
-    return binom.sf(b - 1, b + c, 0.5)
+    mass = numpy.ones(1)
+    for size, n in enumerate(sizes, 1):
+        apart = numpy.zeros(size * n + 1)
+        apart[::size] = binom.pmf(numpy.arange(n + 1), n, 0.5)
+        mass = numpy.convolve(mass, apart)
+    return numpy.minimum(numpy.cumsum(mass[::-1])[::-1], 1.0)
 
 
 def _draws(kinds: Sequence[int], clusters: Sequence[str] | None) -> Any:

@@ -59,7 +59,9 @@ class World(Strict):
     weeks: int = Field(ge=1)
     """Drafts in a life."""
     cases: int = Field(ge=1)
-    """Of the exam, and of the mine data."""
+    """Of the exam."""
+    mine: int = Field(ge=1)
+    """Cases of the mine data."""
     wrong: float = Field(gt=0, lt=0.5)
     """The first champion's share of wrong answers."""
     discordance: float = Field(gt=0, lt=1)
@@ -154,9 +156,12 @@ class _Drafts:
     broken: Any
 
     def p(self) -> Any:
-        """The larger one-sided p of both modes: better in both is what a plan asks for."""
+        """The one-sided p of no gain on average over modes, which is what a plan asks about."""
         r, b = self.repaired, self.broken
-        return numpy.maximum(*(no_better(r[0] + r[mode], b[0] + b[mode]) for mode in (1, 2)))
+        twice, once = r[0] + b[0], (r[1:] + b[1:]).sum(axis=0)
+        total = 2 * (r[0] - b[0]) + (r[1:] - b[1:]).sum(axis=0)
+        counts = zip(total.tolist(), once.tolist(), twice.tolist(), strict=True)
+        return numpy.array([no_better(gained, sizes) for gained, *sizes in counts])
 
     def mean_gain(self) -> tuple[Any, Any]:
         """The gain of a case averaged over modes, and its square; means over cases."""
@@ -169,11 +174,11 @@ class _Drafts:
 class _Cases:
     """One set of cases in every life: which the champion gets wrong. Rows as in `_Drafts`."""
 
-    def __init__(self, world: World, generator: Generator) -> None:
+    def __init__(self, world: World, cases: int, generator: Generator) -> None:
         once, both = world.wrong * (1 - SHARED), world.wrong * SHARED
         shares = [both, once, once, 1 - both - 2 * once]
-        self.generator, self.cases = generator, world.cases
-        self.wrong = generator.multinomial(world.cases, shares, size=world.lives).T[:3]
+        self.generator, self.cases = generator, cases
+        self.wrong = generator.multinomial(cases, shares, size=world.lives).T[:3]
 
     def drafts(self, repairs: Any, breaks: Any) -> _Drafts:
         """Drafts that repair this share of what is wrong, and break this share of what is right in both modes."""
@@ -190,7 +195,7 @@ def _live(world: World, number: int, scenario: str, name: RuleName, rule: _Rule)
     # Streams of their own, so that all rules meet the same drafts for as long as they promote the same.
     planned, exam_draws, mine_draws = (numpy.random.default_rng([world.seed, number, stream]) for stream in range(3))
     gains = SCENARIOS[scenario](planned, world.weeks, world.lives)
-    exam, mine = _Cases(world, exam_draws), _Cases(world, mine_draws)
+    exam, mine = _Cases(world, world.cases, exam_draws), _Cases(world, world.mine, mine_draws)
     wrong = numpy.full(world.lives, world.wrong)
     promoted = {kind: numpy.zeros(world.lives, bool) for kind in ("useless", "worse", "better")}
     looks = 0

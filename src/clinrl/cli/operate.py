@@ -202,6 +202,7 @@ RELEASE = {
             arg("--lives", type=natural(1), metavar="N", default=1000, help="default: 1000"),
             arg("--weeks", type=natural(1), metavar="N", default=52, help="drafts in a life; default: 52"),
             arg("--cases", type=natural(1), metavar="N", help="of the exam; default: as many as the plan's exam has"),
+            arg("--mine", type=natural(1), metavar="N", help="cases of the mine data; default: as many as it has"),
             arg(
                 "--wrong", type=share, metavar="SHARE", default=0.106, help="that the champion errs in; default: 0.106"
             ),

@@ -27,6 +27,7 @@ def stage(
     discordance: float,
     seed: int,
     cases: int | None = None,
+    mine: int | None = None,
     write: bool = False,
     as_json: bool = False,
 ) -> None:
@@ -35,11 +36,13 @@ def stage(
     Raises ParamsError for a task without a plan, or for models that differ more than they can.
     """
     check_known("plans", name, params.plans, "a task with a change plan")
-    if (cases := cases or getattr(params.data_spec(params.plans[name].changes.exam), "cases", None)) is None:
-        raise ParamsError(
-            f"the exam of plans.{name} is imported, and params.yaml has no number of its cases; give --cases"
-        )
-    given = World(lives=lives, weeks=weeks, cases=cases, wrong=wrong, discordance=discordance, seed=seed)
+    # A draft is screened on what its parent is mined on, and the newest version is that.
+    mined = next((held.data for held in reversed(params.mining.values()) if held.task == name), None)
+    given = World(
+        lives=lives, weeks=weeks, wrong=wrong, discordance=discordance, seed=seed,
+        cases=cases or _cases(params, params.plans[name].changes.exam, f"the exam of plans.{name}", "--cases"),
+        mine=mine or _cases(params, mined, f"the mine data of {name}", "--mine"),
+    )  # fmt: skip
     if given.discordance > (most := most_discordant(given.wrong)):
         raise ParamsError(
             f"--discordance is {given.discordance:g}, but two models that err in {given.wrong:g} of the cases, each in "
@@ -59,6 +62,13 @@ def stage(
         for row, of in zip(rows, shares, strict=True)
     ]
     show(COLUMNS, texts, as_json=False)
+
+
+def _cases(params: Params, data: str | None, what: str, option: str) -> int:
+    """How many cases data has, by params.yaml. Raises ParamsError where that does not say so."""
+    if data is None or (cases := getattr(params.data_spec(data), "cases", None)) is None:
+        raise ParamsError(f"params.yaml has no number of cases for {what}; give {option}")
+    return int(cases)
 
 
 def report(params: Params, task: str, given: World) -> dict[str, Any]:

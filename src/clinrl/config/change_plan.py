@@ -76,7 +76,7 @@ class Protocol(Section):
     """How a candidate is tested against the champion: the modification protocol."""
 
     superior: str = EXACT
-    """A share of the task: the candidate is better in it than the champion, in every mode."""
+    """A share of the task: the candidate is better in it than the champion, on average over modes."""
     not_worse: dict[str, Level] = Field(default_factory=dict)
     """Other shares to a margin: the candidate is worse by less than that, in every mode."""
     screen: Annotated[float, Field(gt=0, le=1)]

@@ -13,10 +13,10 @@ was before. So the levels of all nodes at which a first error can happen sum to 
 alpha recycling of sequentially rejective graphical procedures (Bretz, Maurer, Brannath and Posch 2009), on the tree of
 an adaptive developer (Feng, Pennello, Petrick, Sahiner, Pirracchio and Gossmann, UAI 2022).
 
-What it assumes: no test at a level errs more often, which McNemar's exact one does not, while those of margins and of
-clusters are approximate; nothing of an exam but these decisions reaches whoever makes the next version, since the
-figures of a report tell more than yes or no; its cases are a fair sample of those that a model meets; and the first
-champion, which was compared with nobody, was not chosen by them.
+What it assumes: no test at a level errs more often, which the exact one does not where candidate and champion could
+change places, while those of margins and of clusters are approximate; nothing of an exam but these decisions reaches
+whoever makes the next version, since the figures of a report tell more than yes or no; its cases are a fair sample of
+those that a model meets; and the first champion, which was compared with nobody, was not chosen by them.
 """
 
 from collections.abc import Mapping, Sequence

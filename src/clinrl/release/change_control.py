@@ -12,7 +12,7 @@ from clinrl.evaluation.answers import load_answers, open_run
 from clinrl.registry import versions
 from clinrl.registry.versions import CHAMPION
 from clinrl.release import audit_log, budget
-from clinrl.release.form import no_better_p
+from clinrl.release.form import gain
 from clinrl.signing.keys import trusted_keys
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
@@ -48,8 +48,8 @@ def no_look_left(params: Params, task: str) -> str | None:
 def screened_out(params: Params, name: str) -> str | None:
     """Why a draft is not worth a look at the exam, as a sentence; None if it is, or if there is no plan or no champion.
 
-    On the mine data of both, where a look costs nothing, it must be ahead of the champion in every mode. Raises
-    ParamsError if no errors are mined of one of them, ArtefactError if its answers are missing or another adapter's.
+    On the mine data of both, where a look costs nothing, it must be ahead on average over modes. Raises ParamsError if
+    no errors are mined of one of them, ArtefactError if its answers are missing or another adapter's.
     """
     model = params.model(name)
     task, champion = model.task, versions.holder(model.registered, CHAMPION)
@@ -65,14 +65,18 @@ def screened_out(params: Params, name: str) -> str | None:
             raise ParamsError(f"params.yaml mines no errors of {one}; add mining.{one}")
         if artifacts.read_manifest(paths.mined(one)).inputs["adapter"] != digest:
             raise ArtefactError(f"{paths.mined(one)} is of another adapter than {one}; run `dvc repro mine@{one}`")
+    if (mine := params.mining[name].data) != (theirs := params.mining[champion.name].data):
+        raise ParamsError(f"{name} is mined on {mine} and {champion.name} on {theirs}; give both the same in `mining`")
     run = open_run(params, replace(model, exam=params.mining[name].data, variants=()))
-    for mode in run.modes:
-        mine, theirs = (load_answers(run, mode, one, paths.mined(one)) for one in (name, champion.name))
-        p = no_better_p(share, mine, theirs) if isinstance(share, Share) else None
-        if p is None or p > protocol.screen:
-            found = "could not be measured" if p is None else f"has a one-sided p of {p:.4g}"
-            return (
-                f"its gain in {protocol.superior} ({mode}) over {champion.name} on {run.model.exam} {found}; the plan "
-                f"asks for at most {protocol.screen:g} before the gate looks at the exam"
-            )
-    return None
+    candidate, before = (
+        {mode: load_answers(run, mode, one, paths.mined(one)) for mode in run.modes} for one in (name, champion.name)
+    )
+    found = gain(share, candidate, before) if isinstance(share, Share) else None
+    if found is not None and found[1] <= protocol.screen:
+        return None
+    p = "could not be measured" if found is None else f"has a one-sided p of {found[1]:.4g}"
+    return (
+        f"its gain in {protocol.superior} over {champion.name} on {run.model.exam}, averaged over "
+        f"{' and '.join(run.modes)}, {p}; the plan asks for at most {protocol.screen:g} before the gate looks at the "
+        "exam"
+    )

@@ -10,6 +10,9 @@ from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict, Unreadable
 
+BOTH_MODES = "all modes"
+"""The mode of a finding that is about all of them together."""
+
 
 class Finding(Strict):
     """One limit, held against one mode."""
@@ -92,34 +95,44 @@ def paired_change(
     return paired_means([*map(float, a)], [*map(float, b)], clusters, level)[0]
 
 
-def no_better_p(kind: Share, mine: Answers, theirs: Answers) -> float | None:
-    """One-sided p of mine being no better than theirs in a share, on the same cases; None where it is not defined.
+def gain(kind: Share, mine: Mapping[str, Answers], theirs: Mapping[str, Answers]) -> tuple[Estimate, float] | None:
+    """Mine minus theirs in a share, averaged over modes, and the one-sided p of mine being no better.
 
-    McNemar's exact test. Where cases are alike within clusters: twice the bootstrap's tail, halved again.
+    Answers are by mode; cases are those for which the share is defined in every mode. p is of the exact paired
+    randomisation test, in which a case counts once, with all its modes; where cases are alike within clusters, it is
+    the bootstrap's tail. None if there is no such case.
     """
-    a, b, clusters = _on_same_cases(kind, mine, theirs)
-    if not a:
+    by_mode = {mode: _verdicts(kind, mine[mode], theirs[mode]) for mode in mine}
+    inside = sorted(set.intersection(*map(set, by_mode.values())))
+    if not inside:
         return None
-    if kind.worse == "higher":
-        a, b = b, a
-    if clusters is not None:
-        difference, p = paired_means([*map(float, a)], [*map(float, b)], clusters)
-        return p / 2 if difference.value > 0 else 1 - p / 2
-    pairs = list(zip(a, b, strict=True))
-    return float(no_better(pairs.count((True, False)), pairs.count((False, True))))
+    gains = [sum(a - b for a, b in (verdicts[i] for verdicts in by_mode.values())) for i in inside]
+    clusters = next(iter(mine.values())).clusters
+    names = None if clusters is None else [clusters[i] for i in inside]
+    change, p = paired_means([gained / len(by_mode) for gained in gains], [0.0] * len(gains), names)
+    sign = -1 if kind.worse == "higher" else 1
+    if names is not None:
+        return change, p / 2 if sign * change.value > 0 else 1 - p / 2
+    sizes = [sum(abs(gained) == size for gained in gains) for size in range(1, len(by_mode) + 1)]
+    return change, no_better(sign * sum(gains), sizes)
 
 
 def _on_same_cases(
     kind: Share | Statistic | None, mine: Answers, theirs: Answers
 ) -> tuple[list[bool], list[bool], list[str] | None]:
     """For which cases a share holds, of mine and of theirs, and their clusters, where it is defined for both."""
+    pairs = _verdicts(kind, mine, theirs)
+    a, b = ([pair[side] for pair in pairs.values()] for side in (0, 1))
+    return a, b, None if mine.clusters is None else [mine.clusters[i] for i in pairs]
+
+
+def _verdicts(kind: Share | Statistic | None, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:
+    """Whether a share holds of mine and of theirs, by the place of the case, where it is defined for both."""
 
     def verdicts(answers: Sequence[Any]) -> list[bool | None]:
         if isinstance(kind, Share):
             return [kind.of(gold, answer) for gold, answer in zip(mine.golds, answers, strict=True)]
         return [isinstance(answer, Unreadable) for answer in answers]
 
-    pairs = list(zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True))
-    inside = [i for i, (a, b) in enumerate(pairs) if a is not None and b is not None]
-    a, b = ([bool(pairs[i][side]) for i in inside] for side in (0, 1))
-    return a, b, None if mine.clusters is None else [mine.clusters[i] for i in inside]
+    pairs = enumerate(zip(verdicts(mine.answers), verdicts(theirs.answers), strict=True))
+    return {i: (bool(a), bool(b)) for i, (a, b) in pairs if a is not None and b is not None}

@@ -26,13 +26,11 @@ from clinrl.config.change_plan import Protocol
 from clinrl.config.schema import Gate, Limit
 from clinrl.errors import ArtefactError
 from clinrl.release.budget import Look, Spent
-from clinrl.release.form import Finding, FormRow, form, paired_change, value_of
+from clinrl.release.form import BOTH_MODES, Finding, FormRow, form, paired_change, value_of
 from clinrl.release.superiority import CHAMPION, compare
 from clinrl.tasks.base import EXACT, Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict
-
-BOTH_MODES = "all modes"
 
 
 class Decision(Strict):

@@ -10,7 +10,7 @@ from clinrl.config.model import Model
 from clinrl.config.params import Params
 from clinrl.release import gate
 from clinrl.release.audit_log import Entry
-from clinrl.release.form import Finding
+from clinrl.release.form import BOTH_MODES, Finding
 from clinrl.release.promotion import recorded_champion
 from clinrl.types import Estimate
 
@@ -101,6 +101,6 @@ def _findings(
     for metric, limit in spec.limits.items():
         values = {mode: report.metrics.get(metric) for mode, report in reports.items()}
         if metric == "mode_agreement":
-            values = {gate.BOTH_MODES: agreement}
+            values = {BOTH_MODES: agreement}
         found += gate.bounds(metric, limit, params.scale, values)
     return found
