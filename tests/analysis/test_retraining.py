@@ -23,6 +23,9 @@ USELESS, ONCE, UNTIL = (
     "every draft is two points better, until one passes",
 )  # fmt: skip
 
+LOPSIDED = 3
+"""The last study of the report."""
+
 SHOWN = dict(zip([*list(SCENARIOS)[:3], ONCE, UNTIL], ["useless", "worse", "worse", "better", "better"], strict=True))
 """Scenarios of the documentation to what it shows of them."""
 
@@ -44,7 +47,7 @@ def test_the_committed_report_is_about_the_plan_and_keeps_its_promise():
     mined = PARAMS.mining["esi-v49"].data  # of the version that drafts descend from
     assert GIVEN.cases == PARAMS.datasets[PLAN.changes.exam].cases
     assert GIVEN.mine == PARAMS.datasets[mined].cases
-    for study in range(3):
+    for study in range(4):
         rows = committed(study)
         assert rows.keys() == SCENARIOS.keys()
         assert (GIVEN.lives, GIVEN.weeks) == (1000, 52)
@@ -61,8 +64,11 @@ def test_the_documentation_has_the_numbers_of_the_report():
     for scenario, kind in SHOWN.items():
         shares = [getattr(committed(rule=rule)[scenario], kind) for rule in rules]
         assert f"| {' | '.join(map(percent, shares))} |\n" in page, scenario
+    said = " ".join(page.split())
     for study, scenario in ((0, list(SCENARIOS)[3]), (1, ONCE), (2, ONCE)):
-        assert percent(committed(study)[scenario].better) in " ".join(page.split())
+        assert percent(committed(study)[scenario].better) in said
+    for rule in rules[1:]:
+        assert percent(committed(LOPSIDED, rule)[USELESS].useless) in said
 
 
 @pytest.mark.parametrize("scenario", [USELESS, ONCE])
@@ -116,6 +122,16 @@ def test_equal_worlds_give_equal_rows_and_another_seed_others():
     world = GIVEN.model_copy(update={"lives": 50})
     assert lives(ONCE, world) == lives(ONCE, world)
     assert lives(ONCE, world) != lives(ONCE, world.model_copy(update={"seed": 2}))
+
+
+def test_lopsided_drafts_gain_in_one_mode_what_they_lose_in_both():
+    world = World(lives=4000, weeks=1, cases=1000, mine=1000, wrong=0.1, discordance=0.05, lopsided=True, seed=3)
+    cases = retraining._Cases(world, world.cases, numpy.random.default_rng(3))
+    drafts = cases.drafts(numpy.full(4000, 0.2), numpy.full(4000, 0.02))
+    assert not drafts.repaired[0].any()
+    assert not drafts.broken[1:].any()
+    assert drafts.repaired[1:].sum(axis=0).mean() / 2 == pytest.approx(20, rel=0.02)
+    assert drafts.broken[0].mean() == pytest.approx(0.02 * 1000 * (1 - 0.1 * (2 - retraining.SHARED)), rel=0.02)
 
 
 def test_the_account_of_many_lives_is_that_of_the_gate():

@@ -39,7 +39,7 @@ def test_exam_and_mine_data_may_have_other_sizes(capsys):
     main(["simulate-retraining", "esi", *FEW, "--cases", "300", "--mine", "1200", "--write"])
     report = json.loads(Path("data/reports/retraining.json").read_bytes())
     assert [(study["world"]["cases"], study["world"]["mine"]) for study in report["studies"]] == [
-        (300, 1200), (600, 1200), (300, 1200),
+        (300, 1200), (600, 1200), (300, 1200), (300, 1200),
     ]  # fmt: skip
 
 
@@ -50,14 +50,16 @@ def test_where_nothing_is_mined_the_number_of_cases_is_asked_for(capsys):
     assert main(["simulate-retraining", "esi", *FEW, "--mine", "500"]) == 0
 
 
-def test_a_report_is_written_on_three_worlds(capsys):
+def test_a_report_is_written_on_four_worlds(capsys):
     main(["simulate-retraining", "esi", *FEW, "--write"])
     report = json.loads(Path("data/reports/retraining.json").read_bytes())
     worlds = [study["world"] for study in report["studies"]]
-    assert [(world["cases"], world["discordance"]) for world in worlds] == [(800, 0.041), (1600, 0.041), (800, 0.1895)]
+    assert [(world["cases"], world["discordance"], world["lopsided"]) for world in worlds] == [
+        (800, 0.041, False), (1600, 0.041, False), (800, 0.1895, False), (800, 0.041, True),
+    ]  # fmt: skip
     page = Path("data/reports/retraining.md").read_text()
     assert "## 800 cases of the exam, 800 to mine, 4.1% discordant" in page
-    assert page.count("| every draft is useless | the plan |") == 3
+    assert page.count("| every draft is useless | the plan |") == 4
 
 
 @pytest.mark.parametrize(

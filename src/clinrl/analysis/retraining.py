@@ -66,6 +66,8 @@ class World(Strict):
     """The first champion's share of wrong answers."""
     discordance: float = Field(gt=0, lt=1)
     """The share of cases that only one of champion and draft gets right, where the draft is no better."""
+    lopsided: bool = False
+    """Every loss is in both modes, and every gain in one: where the plan's test errs most."""
     seed: int = Field(ge=0)
 
 
@@ -177,13 +179,18 @@ class _Cases:
     def __init__(self, world: World, cases: int, generator: Generator) -> None:
         once, both = world.wrong * (1 - SHARED), world.wrong * SHARED
         shares = [both, once, once, 1 - both - 2 * once]
-        self.generator, self.cases = generator, cases
+        self.generator, self.cases, self.lopsided = generator, cases, world.lopsided
         self.wrong = generator.multinomial(cases, shares, size=world.lives).T[:3]
 
     def drafts(self, repairs: Any, breaks: Any) -> _Drafts:
-        """Drafts that repair this share of what is wrong, and break this share of what is right in both modes."""
-        right = self.cases - self.wrong.sum(axis=0)
-        broken = [self.generator.binomial(right, breaks * share) for share in (SHARED, 1 - SHARED, 1 - SHARED)]
+        """Drafts that repair this share of what is wrong, and break this share of what is right in both modes; where
+        they are lopsided, as much of it in all."""
+        right, shares = self.cases - self.wrong.sum(axis=0), (SHARED, 1 - SHARED, 1 - SHARED)
+        if self.lopsided:
+            once, shares = self.wrong[1:].sum(axis=0), (1.0, 0.0, 0.0)
+            repairs = numpy.minimum(repairs * (2 * self.wrong[0] + once) / numpy.maximum(once, 1), 1.0)
+            repairs = numpy.array([0 * repairs, repairs, repairs])
+        broken = [self.generator.binomial(right, breaks * share) for share in shares]
         return _Drafts(self.cases, self.generator.binomial(self.wrong, repairs), numpy.array(broken))
 
     def promote(self, passed: Any, drafts: _Drafts) -> None:

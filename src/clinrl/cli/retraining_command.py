@@ -72,10 +72,12 @@ def _cases(params: Params, data: str | None, what: str, option: str) -> int:
 
 
 def report(params: Params, task: str, given: World) -> dict[str, Any]:
-    """The report on a world, on that with a larger exam, and on one whose models are as unlike as they can be."""
+    """The report on a world, on that with a larger exam, on one whose models are as unlike as they can be, and on one
+    whose drafts are lopsided."""
     plan = params.plans[task]
     unlike = given.model_copy(update={"discordance": round(most_discordant(given.wrong), 4)})
     larger = given.model_copy(update={"cases": LARGER * given.cases})
+    lopsided = given.model_copy(update={"lopsided": True})
     return {
         "task": task,
         "protocol": plan.protocol.model_dump(mode="json"),
@@ -85,6 +87,6 @@ def report(params: Params, task: str, given: World) -> dict[str, Any]:
                 "world": world.model_dump(mode="json"),
                 "rows": [row.model_dump(mode="json") for row in simulate(world, plan)],
             }
-            for world in (given, larger, unlike)
+            for world in (given, larger, unlike, lopsided)
         ],
     }
