@@ -9,6 +9,7 @@ import inspect
 import io
 import json
 import re
+import sys
 import textwrap
 import types
 from collections.abc import Iterator
@@ -29,31 +30,30 @@ from clinrl.reports import render, results
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests/year"))
+import world  # noqa: E402
+
 YEAR = ROOT / "data/reports/year.json"
 SCALARS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "mapping"}
 EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
 """Of Okabe and Ito's colours, which colour-blind readers tell apart: a colour has one meaning."""
 
 
+def page(name: str, **records: Any) -> str:
+    """The page of `docs/templates/NAME.md.j2`."""
+    return render.render(name, folder=ROOT / "docs/templates", **records)
+
+
 def configuration() -> str:
     """The page about every key of params.yaml, from the schema and the docstrings below its fields."""
-    parts = [
-        "# Configuration\n",
-        "Every key of `params.yaml` and of the files of `params/` beside it, which are read as one mapping. Written by",
-        "`docs/generate.py` from `src/clinrl/config`. `clinrl check` reads",
-        "all of it, and refuses an unknown key with the nearest one. Words in capitals stand for your names.\n",
-    ]
-    for path, model in sections(Params, ""):
-        parts.append(f"## {path or 'The top level'}\n")
-        parts.append(f"{sentence(inspect.getdoc(model) or '')}\n")
-        parts.append(table(model))
-    parts.append("## Rewards\n\nWhat `profiles.NAME.reward` may hold, for each task.\n")
-    for task in task_names():
-        for path, model in sections(get_task(task).Reward, ""):
-            parts.append(f"### {task}: {path or 'reward'}\n")
-            parts.append(f"{sentence(inspect.getdoc(model) or '')}\n")
-            parts.append(table(model))
-    return "\n".join(parts).rstrip() + "\n"
+    rewards = {task: [*map(section, sections(get_task(task).Reward, ""))] for task in task_names()}
+    return page("configuration", params=[*map(section, sections(Params, ""))], rewards=rewards)
+
+
+def section(found: tuple[str, type[BaseModel]]) -> dict[str, Any]:
+    """A model with its path: what it is about, and a row for each key."""
+    path, model = found
+    return {"path": path, "about": sentence(inspect.getdoc(model) or ""), "fields": fields(model)}
 
 
 def sections(model: type[BaseModel], at: str, seen: set[type] | None = None) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -81,15 +81,14 @@ def models(kind: Any, steps: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
             yield from models(part, steps)
 
 
-def table(model: type[BaseModel]) -> str:
-    """A row for each key: what it takes, its default and its meaning."""
-    lines = ["| key | takes | default | meaning |", "| --- | --- | --- | --- |"]
-    notes = docstrings(model)
+def fields(model: type[BaseModel]) -> list[list[str]]:
+    """For each key: its name, what it takes, its default and its meaning."""
+    rows, notes = [], docstrings(model)
     for name, field in model.model_fields.items():
         inner = [inspect.getdoc(held) or "" for _, held in models(field.annotation)]
         meaning = sentence(field.description or notes.get(name) or (inner[0].split("\n\n")[0] if inner else ""))
-        lines.append(f"| `{name}` | {takes(field.annotation)} | {default(field)} | {meaning} |")
-    return "\n".join(lines) + "\n"
+        rows.append([f"`{name}`", takes(field.annotation), default(field), meaning])
+    return rows
 
 
 def docstrings(model: type[BaseModel]) -> dict[str, str]:
@@ -134,32 +133,32 @@ def default(field: FieldInfo) -> str:
 
 
 def sentence(text: str) -> str:
-    """A docstring as one line of a table."""
-    flat = " ".join(text.split())
-    return flat.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+    """A docstring as one line, none of which is read as HTML."""
+    return " ".join(text.split()).replace("<", "&lt;").replace(">", "&gt;")
 
 
 def commands() -> str:
     """The page about the command line: what `--help` says of each command."""
-    parts = [
-        "# Command line\n",
-        "What `clinrl COMMAND --help` says, written by `docs/generate.py` from `src/clinrl/cli`.\n",
-    ]
     (parsers,) = (action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    for group, members in GROUPS.items():
-        parts.append(f"## {group.capitalize()}\n")
-        for name, command in members.items():
-            arguments = [
-                f"| `{' '.join(filter(None, [*one.option_strings, word(one)]))}` | {sentence(one.help or '')} |"
-                for one in parsers[name]._actions
-                if one.dest not in ("help", "params")
-            ]
-            parts.append(f"### clinrl {name}\n\n{command.help[:1].upper()}{command.help[1:]}.\n")
-            parts.append(f"{textwrap.fill(sentence(command.description), 118, break_long_words=False)}\n")
-            if arguments:
-                parts.append("\n".join(["| argument | meaning |", "| --- | --- |", *arguments]) + "\n")
-            parts.append(f"```sh\n{command.examples}\n```\n")
-    return "\n".join(parts).rstrip() + "\n"
+    return page(
+        "commands",
+        groups={
+            group: {
+                name: {
+                    "help": command.help,
+                    "about": textwrap.fill(sentence(command.description), 118, break_long_words=False),
+                    "arguments": [
+                        [f"`{' '.join(filter(None, [*one.option_strings, word(one)]))}`", sentence(one.help or "")]
+                        for one in parsers[name]._actions
+                        if one.dest not in ("help", "params")
+                    ],
+                    "examples": command.examples,
+                }
+                for name, command in members.items()
+            }
+            for group, members in GROUPS.items()
+        },
+    )
 
 
 def word(action: argparse.Action) -> str:
@@ -329,58 +328,6 @@ def share(figure: Any) -> str:
     return shown if figure.low is None else f"{shown} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
 
 
-PERFORMANCE = """# Performance
-
-What `make bench` measured last, from `data/reports/bench.json`; `bench_history.jsonl` beside it keeps every
-record with its commit. Times are of one machine ({machine}). Ratios were measured in one run, by turns. A
-script that was not run again keeps its rows: those of `overhead.py` are older than the rest.
-
-## A GRPO step
-
-![Seconds of a GRPO step](images/step.svg)
-
-The recipe and the parent are those of esi-v49. Bare TRL is a script as its manual shows it, with the same
-prompts and seeds, in the environment of a shell. clinrl adds its reward, checks, checkpoints and looks at
-held-out cases, and gives the process an allocator that keeps its memory.
-
-- Groups whose completions all earn the same have an advantage of exactly 0. `loss_path: shared` leaves them out
-  of forward and backward, and computes a group's prompt once. The first step of each run compares loss and
-  gradient with TRL's.
-- `generation_path: shared` reads what all prompts of a step begin with once, then each prompt once. Completions
-  that have ended are left out of what follows. In float32 the adapter lies in the weights while tokens are
-  written: that saves two of three matrix products.
-- There, one random number draws a token. transformers draws one for each word of the vocabulary, a seventh of the
-  time of its generation here. So the tokens are others for the same seed, of the same distribution.
-- Episodes go on from what was read and written in their turns before.
-- In supervised fine-tuning, `loss_path: shared` computes rows of like length together and no words of prompts.
-- Keys and values lie in room that grows by blocks, here and in every exam. transformers copies all of them for
-  each token.
-- The limit counts matrix products alone: each prompt once, each completion written, live groups forward and
-  backward.
-
-Both keys are off by default, which is TRL's way. The recipes of triage and imaging set them.
-
-## Stages side by side
-
-`make demo` runs two stages at once where there are two processors: an exam beside the next training. The models of
-the embedded scale are so small that a second thread makes a step of esi-v43 only a quarter faster (20 steps, by
-turns with one thread and with two). So each of two stages computes with one thread, and with both once it is alone.
-An exam that has nothing beside it answers its modes in two processes (`all modes side by side` below). Bytes are
-the same either way. Trainings of episodes keep both threads, since torch splits their longer sums. At full scale,
-where stages share a GPU, they follow each other.
-
-## On a machine that others use
-
-A thread of OpenMP that has nothing to do looks for work for milliseconds, on a processor that the thread it
-waits for may need. clinrl bounds that search. A line of progress says when a fifth of the time or more is spent
-waiting for a processor.
-
-## All measurements
-
-| what | value | unit | note |
-| --- | ---: | --- | --- |
-{rows}
-"""
 STEP = {
     "GRPO step, bare TRL": "bare TRL",
     "GRPO step, clinrl train": "clinrl, paths of TRL",
@@ -400,9 +347,7 @@ def performance() -> str:
     """The page on performance, with every row that was measured."""
     found = measurements()
     rows = [row for record in found.values() for row in record["rows"]]
-    lines = "\n".join(f"| {row['what']} | {row['value']:g} | {row['unit']} | {row['note']} |" for row in rows)
-    machine = found["grpo_step.py"]["machine"]
-    return PERFORMANCE.format(machine=f"{machine['processor']}, {machine['processors']} processors", rows=lines)
+    return page("performance", machine=found["grpo_step.py"]["machine"], rows=rows)
 
 
 def step() -> bytes:
@@ -456,10 +401,10 @@ WRITTEN = {
     "tasks/audit.md": lambda: task_page("audit"),
     "tasks/esi.md": lambda: task_page("esi"),
     "tasks/imaging.md": lambda: task_page("imaging"),
-    "hardware.md": lambda: hardware().encode(),
+    "hardware.md": lambda: page("hardware", **hardware()).encode(),
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
-    "year.md": lambda: timeline.page(year(), "images/year.svg").encode(),
+    "year.md": lambda: page("year", picture="images/year.svg", world=world, **year()).encode(),
     "images/year.svg": lambda: timeline.picture(year()),
 }
 """What is written below docs/, and by which function."""

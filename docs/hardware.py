@@ -1,40 +1,16 @@
-"""The page on what fits which GPU, from the estimate of `clinrl doctor` and the reckoning before a training."""
+"""What fits which GPU, from the estimate of `clinrl doctor` and the reckoning before a training."""
 
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
 from clinrl.models import needs, step_time
 from clinrl.models.step_time import Rates
-from clinrl.reports import render
 from clinrl.runtime.gpus import Gpu
 
 ROOT = Path(__file__).resolve().parents[1]
-HARDWARE = """# What fits which GPU
-
-Written by `docs/generate.py`, from the estimate of `clinrl doctor` and the reckoning that precedes a training. **Nobody
-has confirmed a number on this page on a GPU.** `make gpu` measures them.
-
-## Memory
-
-Each cell says what to set in `machine.yaml`. GiB are of the place that needs most, with that setting. Of the GPU's
-memory 0.5 GiB is taken to be in use. Eight GPUs hold what one of them holds: each has a copy of the model.
-
-{memory}
-
-## Time
-
-Reckoned, at most: every completion is as long as its recipe allows. Judges, held-out looks and exams are not counted.
-Rates are stated by the maker, not measured:
-
-{rates}
-
-A training is taken to reach half of them, and a layer to start {kernels} kernels for a token. On eight GPUs the rows of
-a step are divided at no cost.
-
-{times}
-"""
 CARDS = {"24 GB": (24564, 165e12, 1008e9), "80 GB": (81920, 312e12, 2039e9)}
 """The memory of a card in MiB, and the matrix operations and bytes a second that NVIDIA states of it: GeForce RTX 4090,
 A100 SXM."""
@@ -47,8 +23,8 @@ SETTINGS = (None, 16384, 8192, 4096, 2048)
 """Bounds of tokens that are tried, in this order."""
 
 
-def hardware() -> str:
-    """The page on what fits: memory and time of one version of each kind, card by card."""
+def hardware() -> dict[str, Any]:
+    """What the page on what fits tells: memory and time of one version of each kind, card by card."""
     params = load_params(ROOT / "params.yaml").model_copy(update={"scale": "full"})
     rates = {
         card: Rates(device=card, operations_per_s=operations, bytes_per_s=read, kernel_start_s=START_S, source="stated")
@@ -65,13 +41,14 @@ def hardware() -> str:
             ]
             for name in SHOWN
         ]
-    columns = [f"{card}, {what}" for card in (*CARDS, "8 x 80 GB") for what in ("a step", "all")]
-    return HARDWARE.format(
-        memory=render.table(["version", *CARDS], memory),
-        times=render.table(["version", *columns], times),
-        rates="\n".join("- " + str(each).removeprefix("stated on ") for each in rates.values()),
-        kernels=step_time.KERNELS,
-    )
+    return {
+        "cards": [*CARDS],
+        "memory": memory,
+        "rates": [str(each).removeprefix("stated on ") for each in rates.values()],
+        "kernels": step_time.KERNELS,
+        "columns": [f"{card}, {what}" for card in (*CARDS, "8 x 80 GB") for what in ("a step", "all")],
+        "times": times,
+    }
 
 
 def fitting(params: Params, name: str, card: str) -> tuple[Machine | None, str]:

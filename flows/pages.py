@@ -16,6 +16,7 @@ from clinrl.reports import render as markdown
 if TYPE_CHECKING:
     from clinrl.analysis.exam import EvalReport
     from clinrl.pipeline.propose import Draft
+    from clinrl.release.form import Finding
     from clinrl.release.gate import Decision
 
 CURVES = "curves.png"
@@ -76,10 +77,18 @@ def comparison_rows(reports: Sequence["EvalReport"]) -> list[dict[str, Any]]:
 
 def decision_page(decision: "Decision") -> str:
     """A decision as Markdown: the verdict, its reasons, the answers of each model, and every limit as observed."""
+    return markdown.render("decision", **_limits(decision))
+
+
+def approval_page(decision: "Decision", wrong: str) -> str:
+    """The question to an approver, below the decision; `wrong` is why it is asked again, if it is."""
+    return markdown.render("approval", wrong=wrong, **_limits(decision))
+
+
+def _limits(decision: "Decision") -> dict[str, Any]:
+    """A decision with its findings by limit and mode: a row for each limit."""
     modes = list(dict.fromkeys(finding.mode for finding in decision.findings))
-    limits: dict[tuple[str, str], dict[str, str]] = {}
+    limits: dict[tuple[str, str], dict[str, Finding | None]] = {}
     for finding in decision.findings:
-        observed = "not measured" if finding.observed is None else f"{finding.observed:.4g}"
-        row = limits.setdefault((finding.metric, finding.limit), dict.fromkeys(modes, ""))
-        row[finding.mode] = observed if finding.passed else f"**refused**: {observed}"
-    return markdown.render("decision", decision=decision, modes=modes, limits=limits, points=numbers.points)
+        limits.setdefault((finding.metric, finding.limit), dict.fromkeys(modes))[finding.mode] = finding
+    return {"decision": decision, "modes": modes, "limits": limits, "points": numbers.points}

@@ -141,12 +141,7 @@ def answer(params: Params, decision: Decision, approver: str | None) -> tuple[di
 def _ask(decision: Decision, within_s: int, wrong: str) -> Approval | None:
     """Pause the run until a person answers on its page; None if nobody does in time. `wrong` is why it asks again."""
     get_run_logger().info("waiting for an answer on the page of this run: %s", flow_run.ui_url)
-    again = f"**Asked again: {wrong}.**\n\n" if wrong else ""
-    question = Approval.with_initial_data(
-        description=f"{again}{pages.decision_page(decision)}\n\nApprove {decision.candidate} as champion of "
-        f"{decision.model}, with its full models if they pass the gate too? A yes needs your name, and the token that "
-        f"your key makes: `clinrl approve {decision.digest} --as NAME`."
-    )
+    question = Approval.with_initial_data(description=pages.approval_page(decision, wrong))
     try:
         return pause_flow_run(wait_for_input=question, timeout=within_s, poll_interval=min(POLL_S, within_s))
     except FlowPauseTimeout:

@@ -74,3 +74,14 @@ def test_what_is_refused_stands_out_and_is_not_to_be_approved():
     assert "v2 may **not** be promoted." in page
     assert ["exact", "above always 2, paired", "", "**refused**: 0", "**refused**: 0"] in rows(page, "### Limits")
     assert "clinrl approve" not in page
+
+
+def test_an_approver_is_asked_below_the_decision_and_told_why_again():
+    from flows import pages
+
+    decision = decided(GOLDS)
+    asked = pages.approval_page(decision, "")
+    assert asked.startswith(page_of(decision))
+    assert f"the token that your key makes: `clinrl approve {decision.digest} --as NAME`." in asked
+    again = pages.approval_page(decision, "the last answer was yes, but it has no token")
+    assert again == f"**Asked again: the last answer was yes, but it has no token.**\n\n{asked}"

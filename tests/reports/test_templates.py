@@ -1,5 +1,6 @@
 """Templates: text from elsewhere stays in its cell or block, a missing name is an error, and cards keep their bytes."""
 
+import ast
 import hashlib
 import re
 import tomllib
@@ -42,6 +43,26 @@ def test_a_quotation_stays_one():
 
 def alarm(**changes):
     return {"step": 1, "level": "warn", "name": "x", "says": "y", "helps": "z"} | changes
+
+
+MARKUP = re.compile(
+    r"</(?:a|body|div|h[1-6]|html|li|p|span|table|td|th|tr|ul)>|\|[ :]*---|^#{2,6} \w|^\*\*\w", re.MULTILINE
+)
+
+
+def test_no_code_puts_a_page_together():
+    """Markdown and HTML are written by templates alone, in flows and in the documentation's scripts too."""
+    found = []
+    for file in (file for folder in ("src", "flows", "docs") for file in (ROOT / folder).rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        found += [
+            f"{file.relative_to(ROOT)}:{node.lineno}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes
+            if MARKUP.search(node.value)
+        ]
+    assert not found
 
 
 def test_free_text_is_no_template_and_no_html():

@@ -4,12 +4,15 @@ As they are written they load styles, scripts and images from seven hosts when o
 """
 
 import shutil
-from collections.abc import Iterable
+from functools import cache
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 INDEX: Final = "index.html"
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -34,49 +37,42 @@ def detach(folder: Path, name: str) -> None:
 
     Doing it twice is doing it once.
     """
+    from markupsafe import Markup
+
     if not folder.exists():
         return
     shutil.rmtree(folder / "static", ignore_errors=True)
     pages = sorted(page for page in folder.rglob("*.html") if page != folder / INDEX)
     for page in pages:
-        text = page.read_text(encoding="utf-8")
-        page.write_text(_page(f"{name}: {page.stem}", _kept(text)), encoding="utf-8")
-    (folder / INDEX).write_text(_page(f"{name}: data docs", _index(folder, name, pages)), encoding="utf-8")
-
-
-def _index(folder: Path, name: str, pages: Iterable[Path]) -> str:
-    rows = "".join(
-        f'<tr><td><a href="{escape(str(page.relative_to(folder)))}">{_called(page.relative_to(folder))}</a></td>'
-        f"<td>{_verdict(page)}</td></tr>"
-        for page in pages
-    )
-    return (
-        f"<h1>{escape(name)}</h1><p>What was expected of this data set, and what was found, as Great Expectations "
-        f"renders it. Synthetic data or counts alone; research only.</p>"
-        f"<table><thead><tr><th>Page</th><th>Outcome</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
+        kept = Markup(_kept(page.read_text(encoding="utf-8")))
+        page.write_text(_template().render(title=f"{name}: {page.stem}", policy=POLICY, body=kept), encoding="utf-8")
+    paths = [page.relative_to(folder) for page in pages]
+    listed = [(path, _called(path), _verdict(page)) for path, page in zip(paths, pages, strict=True)]
+    index = _template().render(title=f"{name}: data docs", policy=POLICY, name=name, pages=listed)
+    (folder / INDEX).write_text(index, encoding="utf-8")
 
 
 def _called(page: Path) -> str:
     """A page's name for people: `expectations/rows`, `validations/rows/rows-from-1`."""
-    return escape("/".join(page.parts[:3]).removesuffix(".html"))
+    return "/".join(page.parts[:3]).removesuffix(".html")
 
 
 def _verdict(page: Path) -> str:
+    """Of a page: `rules`, or whether what it checked `holds` or `fails`."""
     if "validations" not in page.parts:
-        return "the rules"
-    failed = "text-danger" in page.read_text(encoding="utf-8").split("</head>")[-1]
-    return '<i class="text-danger"></i>some fail' if failed else '<i class="text-success"></i>all hold'
+        return "rules"
+    return "fails" if "text-danger" in page.read_text(encoding="utf-8").split("</head>")[-1] else "holds"
 
 
-def _page(title: str, body: str) -> str:
-    style = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="UTF-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    here = Path(__file__)
+    return Environment(
+        loader=FileSystemLoader(here.parent), undefined=StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    ).get_template(here.with_suffix(".html.j2").name)  # fmt: skip
 
 
 def _kept(page: str) -> str:

@@ -20,9 +20,12 @@ KEPT: Final = "\x00"
 """Stands for a line break of free text while a page is made."""
 
 
-def render(template: str, **records: Any) -> str:
-    """The page of `templates/<template>.md.j2`. Raises jinja2.UndefinedError for a name that no record has."""
-    text = _environment().get_template(f"{template}.md.j2").render(records)
+TEMPLATES: Final = Path(__file__).with_name("templates")
+
+
+def render(template: str, folder: Path = TEMPLATES, **records: Any) -> str:
+    """The page of `<template>.md.j2` in a folder. Raises jinja2.UndefinedError for a name that no record has."""
+    text = _environment(folder).get_template(f"{template}.md.j2").render(records)
     # Templates may leave more than one empty line where a part is missing; what `fenced` keeps is no part of that.
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n").replace(KEPT, "\n") + "\n"
 
@@ -40,7 +43,7 @@ def page(parts: Mapping[str, str], **records: Any) -> str:
     reader.validateLink = lambda url: url.startswith("#")  # type: ignore[method-assign]
     reader.normalizeLink = lambda url: anchors.get(url, url)  # type: ignore[method-assign]
     bodies = {name: Markup(reader.render(text)) for name, text in parts.items()}
-    return _environment().get_template("page.html.j2").render(records, parts=bodies)
+    return _environment(TEMPLATES).get_template("page.html.j2").render(records, parts=bodies)
 
 
 def row(cells: Iterable[object]) -> str:
@@ -117,12 +120,12 @@ def _arranged(value: Any, places: dict[str, int]) -> Any:
 
 
 @cache
-def _environment() -> "Environment":
+def _environment(folder: Path) -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     # Markdown is no HTML: nothing of it is escaped but what `row` escapes.
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined,
+        loader=FileSystemLoader(folder), undefined=StrictUndefined,
         autoescape=lambda name: str(name).endswith(".html.j2"),
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
