@@ -9,7 +9,6 @@ import inspect
 import io
 import json
 import re
-import sys
 import textwrap
 import types
 from collections.abc import Iterator
@@ -30,9 +29,6 @@ from clinrl.reports import render, results
 from clinrl.tasks.base import get_task, task_names
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/year"))
-import world  # noqa: E402
-
 YEAR = ROOT / "data/reports/year.json"
 SCALARS = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null", Any: "mapping"}
 EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
@@ -41,7 +37,7 @@ EXACT, DANGEROUS, NEUTRAL = "#0072B2", "#D55E00", "#555555"
 
 def page(name: str, **records: Any) -> str:
     """The page of `docs/templates/NAME.md.j2`."""
-    return render.render(name, folder=ROOT / "docs/templates", **records)
+    return render.render(name, ROOT / "docs/templates", **records)
 
 
 def configuration() -> str:
@@ -404,7 +400,7 @@ WRITTEN = {
     "hardware.md": lambda: page("hardware", **hardware()).encode(),
     "performance.md": lambda: performance().encode(),
     "images/step.svg": step,
-    "year.md": lambda: page("year", picture="images/year.svg", world=world, **year()).encode(),
+    "year.md": lambda: timeline.page(year(), "images/year.svg").encode(),
     "images/year.svg": lambda: timeline.picture(year()),
 }
 """What is written below docs/, and by which function."""

@@ -1,13 +1,20 @@
-"""The simulated year as a picture, from data/reports/year.json."""
+"""The simulated year as a page and as a picture, from data/reports/year.json."""
 
 import io
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from clinrl.reports.palette import COLOURS
+from clinrl.reports.render import render
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/year"))
+import world
+
+TEMPLATES = Path(__file__).with_name("templates")
 BLUE, RED, GREEN, PINK, YELLOW, _ = COLOURS
 INK, PALE = "#555555", "0.96"
 INCIDENTS = {
@@ -17,6 +24,11 @@ INCIDENTS = {
 """Kinds of events in the order of their lines: what patients and notes do, what people do, what machines do."""
 LANES = {"served": 0.8, "harm": 2.2, "drafts": 1.7, "budget": 1.1, "alarms": 0.9, "events": 2.4}
 """Heights of the lanes, from above."""
+
+
+def page(year: Mapping[str, Any], picture: str) -> str:
+    """The page in Markdown. `picture` is where its picture lies."""
+    return render("year", TEMPLATES, picture=picture, world=world, **year)
 
 
 def runs(year: Mapping[str, Any], of: Any) -> Iterator[tuple[int, int, Any]]:

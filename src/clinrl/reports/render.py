@@ -23,7 +23,7 @@ KEPT: Final = "\x00"
 TEMPLATES: Final = Path(__file__).with_name("templates")
 
 
-def render(template: str, folder: Path = TEMPLATES, **records: Any) -> str:
+def render(template: str, folder: Path = TEMPLATES, /, **records: Any) -> str:
     """The page of `<template>.md.j2` in a folder. Raises jinja2.UndefinedError for a name that no record has."""
     text = _environment(folder).get_template(f"{template}.md.j2").render(records)
     # Templates may leave more than one empty line where a part is missing; what `fenced` keeps is no part of that.
