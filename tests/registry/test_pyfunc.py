@@ -611,7 +611,7 @@ def not_needed(pins):
     """The modules of the libraries that clinrl needs and a registered model does not."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = [*project["dependencies"], *project["optional-dependencies"]["pipeline"]]
-    along = {"fastapi", "jinja2", "scipy"}  # with MLflow and torch
+    along = {"fastapi", "jinja2", "scipy", "starlette"}  # with MLflow and torch
     others = {re.split("[<>=]", requirement)[0] for requirement in declared} - pins.keys() - along
     return sorted({Path(file.parts[0]).stem for name in others for file in files(name) or () if file.suffix == ".py"})
 
