@@ -70,6 +70,19 @@ class Imitation:
     lock: threading.Lock = field(default_factory=threading.Lock)
     first: Path | None = None
 
+    @contextmanager
+    def counted(self, body: dict[str, Any]) -> Iterator[None]:
+        """Count a request until its answer is made: once it is sent, whoever asked may ask again at once."""
+        with self.lock:
+            self.asked.append(body)
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.at_once -= 1
+
     def load(self, name: str, folder: Path) -> tuple[int, str]:
         """`POST /v1/load_lora_adapter`: the status and what is said."""
         if not self.has_lora:
@@ -205,18 +218,13 @@ def answers(imitation: Imitation) -> type[BaseHTTPRequestHandler]:
                 self.send(404, error(404, "Not Found", "Not Found"))
 
         def completion(self, body: dict[str, Any]) -> None:
-            imitation.asked.append(body)
-            imitation.at_once += 1
-            imitation.most_at_once = max(imitation.most_at_once, imitation.at_once)
-            try:
+            with imitation.counted(body):
                 if imitation.dies_after is not None and len(imitation.asked) > imitation.dies_after:
                     self.close_connection = True
                     return
                 time.sleep(0.001)
                 status, answer = imitation.complete(body)
-                self.send(status, imitation.changes(answer) if status == 200 else answer)
-            finally:
-                imitation.at_once -= 1
+            self.send(status, imitation.changes(answer) if status == 200 else answer)
 
     return Handler
 
