@@ -11,6 +11,7 @@ from uuid import UUID
 
 import httpx
 from prefect import State, flow, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import StateType
 from prefect.deployments import run_deployment
 from prefect.events.actions import ChangeFlowRunState
@@ -40,6 +41,8 @@ PENDING_S = 300.0
 TRIES = 8
 """How often a version is given to a worker. A lost worker costs a try; a stage that fails ends them all."""
 POLL_S = 5.0
+AT_ONCE = 100
+"""Runs asked for at once; Prefect's server answers for 200 at most."""
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 
 
@@ -92,7 +95,7 @@ def outcomes(names: list[str], commit: str) -> Mapping[str, str | None]:
     while given:
         time.sleep(POLL_S)
         try:
-            ended = {name: state for name, run in given.items() if (state := _state(run)).is_final()}
+            ended = {name: state for name, state in _states(given).items() if state.is_final()}
         except httpx.TransportError:  # workers go on, so what they do is waited for
             logger.warning("the Prefect server does not answer; asking again")
             continue
@@ -120,14 +123,22 @@ def _give(name: str, commit: str) -> UUID:
         ) from None
 
 
-def _state(run: UUID) -> State[None]:
-    """How a run stands. One that a worker accepted and did not start is set to Crashed: its worker was lost."""
+def _states(given: Mapping[str, UUID]) -> dict[str, State[None]]:
+    """How runs stand, asked for at once. What a worker accepted and did not start is set to Crashed: it was lost.
+
+    What the server does not know any more counts as Crashed too.
+    """
+    states, asked = dict[UUID, State[None]](), [*given.values()]
     with get_client(sync_client=True) as client:
-        state = client.read_flow_run(run).state or Pending()
-        if state.is_pending() and time.time() - state.timestamp.timestamp() > PENDING_S:
-            state = Crashed(message="Its worker did not start it.")
-            client.set_flow_run_state(run, state, force=True)
-    return state
+        for first in range(0, len(asked), AT_ONCE):
+            some = FlowRunFilter(id=FlowRunFilterId(any_=asked[first : first + AT_ONCE]))
+            states |= {run.id: run.state or Pending() for run in client.read_flow_runs(flow_run_filter=some)}
+        for run, state in states.items():
+            if state.is_pending() and time.time() - state.timestamp.timestamp() > PENDING_S:
+                states[run] = Crashed(message="Its worker did not start it.")
+                client.set_flow_run_state(run, states[run], force=True)
+    gone: State[None] = Crashed(message="The server does not know its run any more.")
+    return {name: states.get(run, gone) for name, run in given.items()}
 
 
 def watch() -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from clinrl.registry.pyfunc import ANSWERS
+from clinrl.tasks.base import task_names
+
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "clinrl"
 MODULES = sorted(SRC.rglob("*.py"))
@@ -152,6 +155,21 @@ def test_no_module_imports_itself_by_way_of_another(folder: str) -> None:
         for name, path in files.items()
     }
     TopologicalSorter(graph).prepare()  # raises CycleError with the circle
+
+
+def test_a_registered_folder_holds_every_package_that_answering_imports() -> None:
+    """Imports inside of functions count: one that is missing would be found by whoever asks for it first."""
+    files = {f"clinrl.{module_of(path)}".removesuffix(".__init__"): path for path in MODULES}
+    ahead = ["clinrl.served", *(f"clinrl.tasks.{name}" for name in task_names())]
+    seen = set[str]()
+    while ahead:
+        found = ahead.pop()
+        name = found if found in files else found.rpartition(".")[0]  # of what a module holds
+        if name in files and name not in seen:
+            seen.add(name)
+            ahead += [found for found, _ in imports(files[name])]
+    packages = {name.split(".")[1] for name in seen if name != "clinrl"}
+    assert {name for name in packages if (SRC / name).is_dir()} == ANSWERS
 
 
 def test_heavy_libraries_have_fixed_doors() -> None:

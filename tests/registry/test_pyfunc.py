@@ -274,6 +274,14 @@ def test_an_altered_file_is_named_and_nothing_is_loaded(copy, name):
     assert str(refused.value).endswith("register it again, or download it again: nothing was loaded")
 
 
+def test_the_folder_holds_the_part_of_clinrl_that_answers(root):
+    code = bundle_of(root, "esi") / "code/clinrl"
+    assert {path.name for path in code.iterdir() if path.is_dir()} == pyfunc.ANSWERS
+    assert {path.name for path in code.glob("*.py")} == {path.name for path in (ROOT / "src/clinrl").glob("*.py")}
+    words = {path.relative_to(ROOT / "src/clinrl/tasks") for path in (ROOT / "src/clinrl/tasks").rglob("*.toml")}
+    assert words <= {path.relative_to(code / "tasks") for path in (code / "tasks").rglob("*")}
+
+
 @pytest.mark.parametrize(
     "name", ["base/base.json", "sitecustomize.py", "code/clinrl/__pycache__/served.cpython-311.pyc"]
 )

@@ -1,7 +1,7 @@
 """A registered model as its user sees it: a table of facts in, a table of answers out.
 
-The folder that is registered holds everything that answering needs, a copy of this package included, so that a
-colleague needs neither a checkout nor the data. It is signed as a whole, and `clinrl_loader`, which MLflow imports to
+The folder that is registered holds everything that answering needs, the part of clinrl included that answers, so that
+a colleague needs neither a checkout nor the data. It is signed as a whole, and `clinrl_loader`, which MLflow imports to
 load it, checks every file before this module is imported. Nothing here writes down what a row says: rows are patients.
 """
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 RECORD = "served.json"
 BASE, ADAPTER, MERGED = "base", "adapter", "merged"
 CODE = "code"
+ANSWERS = {"config", "models", "provenance", "registry", "runtime", "signing", "tasks"}
+"""The packages of clinrl that answering imports: a registered folder holds them, and the modules beside them."""
 MODE = "mode"
 COLUMNS = ("rationale", "thinking", MODE, "parse_status", "novelty")
 """What is answered beside the task's own column, which stands first."""
@@ -106,7 +108,12 @@ def write(out: Path, served: Served, examined: novelty.Examined | None, *, model
     environment = f"python: {python_version()}\nbuild_dependencies:\n- pip\ndependencies:\n- -r requirements.txt\n"
     write_text(out / "python_env.yaml", environment)
     source = Path(__file__).parents[1]
-    shutil.copytree(source, out / CODE / source.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    package = out / CODE / source.name
+    package.mkdir(parents=True)
+    for module in source.glob("*.py"):
+        shutil.copyfile(module, package / module.name)
+    for name in ANSWERS:
+        shutil.copytree(source / name, package / name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     shutil.copyfile(clinrl_loader.__file__, out / CODE / f"{clinrl_loader.__name__}.py")
     # A file where Python would put compiled code: the folder stays as it was signed, whoever loads it.
     write_text(out / CODE / "__pycache__", "")
