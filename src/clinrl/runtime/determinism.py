@@ -2,7 +2,8 @@
 
 `pin` belongs before torch is imported: torch and the BLAS below it choose their kernels once, when they are loaded.
 The default, AVX2 and AVX-512 kernels round differently, so a training run ends in three different adapters; AVX2 is
-the level that every x86-64 machine of the last ten years has. `settle` belongs after the import, once a run.
+the level that every x86-64 machine of the last ten years has. `settle` belongs after the import and before torch
+computes, once a run: it has MKL choose the same kernels on processors of every maker (`clinrl.runtime.mkl`).
 """
 
 import importlib.metadata
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clinrl.errors import Refused
+from clinrl.runtime import mkl
 
 THREADS = 2
 """Intra-op threads of torch, whatever OMP_NUM_THREADS says: sums over threads are split by their count."""
@@ -34,7 +36,7 @@ _ARITHMETIC = {
 }
 _X86_ARITHMETIC = {
     "ATEN_CPU_CAPABILITY": KERNELS,
-    "MKL_CBWR": "AVX2,STRICT",  # without it MKL picks AVX-512 on Intel and AVX2 on AMD
+    "MKL_CBWR": "AVX2,STRICT",  # the processes that call `pin` alone; without it MKL picks AVX-512 on Intel
     "ONEDNN_MAX_CPU_ISA": "AVX2",
 }
 _ALLOCATOR = {  # glibc gives large blocks back at once; a training step then spends half its time on page faults
@@ -58,6 +60,7 @@ _QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "BITSANDBYTES_NOWELCOME": "1",
 }
+_log = logging.getLogger(__name__)
 _VERSIONS = ("torch", "transformers", "tokenizers", "trl", "peft", "accelerate")
 
 
@@ -81,11 +84,16 @@ def pin() -> None:
 
 
 def settle(seed: int) -> None:
-    """Seed every generator and allow deterministic algorithms only. Pins first; raises Refused as `pin` does."""
+    """Seed every generator and allow deterministic algorithms only. Pins first; raises Refused as `pin` does.
+
+    Logs a warning where torch has computed in this process already with kernels of this maker's processors alone.
+    """
     pin()
     import numpy as np
     import torch
 
+    if X86 and not mkl.take_zen_kernels(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"):
+        _log.warning("torch computes with kernels for this make of processor: the last digits may differ from others'")
     torch.use_deterministic_algorithms(True)
     # Else torch fills each new buffer, and TRL's loss asks for one of megabytes at each call and overwrites it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # set by its module
