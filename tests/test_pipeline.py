@@ -22,6 +22,7 @@ from clinrl.cli.parser import parser
 from clinrl.config.params import Params, load_params
 from clinrl.provenance import dvc_yaml, lock
 from clinrl.provenance.stages import FIRST, command_of
+from clinrl.runtime import determinism
 from clinrl.runtime.dvc_digest import md5
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -364,3 +365,14 @@ def test_imports_are_stages_like_any_and_are_never_pushed(copy: Path, tmp_path: 
     dvc(copy, "remote", "add", "--default", "there", str(copy / "remote"))
     dvc(copy, "push", "validate-import@mietic-36", "import@mietic-36")
     assert not [path for path in (copy / "remote").rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not determinism.X86, reason="bytes are promised on x86-64 processors")
+def test_a_version_trained_by_imitation_is_that_of_the_lock_on_a_processor_of_any_maker(copy: Path) -> None:
+    """By imitation: GRPO asks MKL for square roots, which begin with an estimate that each maker's processors give."""
+    recorded = lock.read(copy / "dvc.lock")["train@esi-v43"]
+    (copy / "site").mkdir(mode=0o700)  # DVC would open it to the group, and a stage refuses that
+    dvc(copy, "init", "--no-scm", "--quiet")
+    dvc(copy, "repro", "--no-run-cache", "train@esi-v43")
+    assert lock.read(copy / "dvc.lock")["train@esi-v43"] == recorded
