@@ -1,0 +1,47 @@
+"""How a build hears of its runs, from a real Prefect server."""
+
+from uuid import uuid4
+
+import pytest
+
+
+@pytest.mark.parametrize("at_once", [2, 100], ids=["in several requests", "in one"])
+def test_runs_are_told_of_at_once_lost_ones_as_crashed(
+    at_once: int, prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect import flow, get_client
+    from prefect.states import Completed, Pending, Running
+
+    from flows import build
+
+    @flow
+    def version() -> None: ...
+
+    monkeypatch.setattr(build, "AT_ONCE", at_once)
+    asked: list[int] = []
+    with get_client(sync_client=True) as client:
+        read = type(client).read_flow_runs
+
+        def counted(self, *, flow_run_filter):
+            asked.append(len(flow_run_filter.id.any_))
+            return read(self, flow_run_filter=flow_run_filter)
+
+        monkeypatch.setattr(type(client), "read_flow_runs", counted)
+        given = {
+            name: client.create_flow_run(version, state=state).id
+            for name, state in (("done", Completed()), ("works", Running()), ("waits", Pending()), ("gone", Running()))
+        }
+        client.delete_flow_run(given["gone"])
+        given["never"] = uuid4()
+        found = {name: state.type.value for name, state in build._states(given).items()}
+        assert found == {
+            "done": "COMPLETED",
+            "works": "RUNNING",
+            "waits": "PENDING",
+            "gone": "CRASHED",
+            "never": "CRASHED",
+        }
+        assert asked == ([2, 2, 1] if at_once == 2 else [5])
+        monkeypatch.setattr(build, "PENDING_S", -1.0)
+        assert build._states(given)["waits"].is_crashed()
+        assert client.read_flow_run(given["waits"]).state.is_crashed(), "the server is told"
