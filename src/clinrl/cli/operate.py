@@ -309,7 +309,7 @@ INSPECT = {
     "verify": Command(
         help="rebuild an artefact from nothing and compare it byte by byte",
         description="Rebuilds what ADDRESS names, with its ancestors, in a fresh git worktree without a cache, and "
-        "compares every file with dvc.lock. A GRPO run is equal on processors of the maker on whose it was trained. "
+        "compares every file with dvc.lock. A GRPO run is equal only on a processor of the same maker. "
         "Exit code 0: all equal; 1: not.",
         examples="clinrl verify esi-v46\nclinrl verify esi-base\nclinrl verify base@esi\n"
         "clinrl verify esi-v46 --hash-seed 7 --threads 1 --keep\nclinrl verify esi-v49 --attest",
