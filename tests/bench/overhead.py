@@ -47,6 +47,9 @@ def project(folder: Path, names: tuple[str, ...]) -> Path:
     laid.lay(folder, tree)
     for part in (paths.base(task), paths.adapter(f"{task}-base")):
         shutil.copytree(ROOT / part, folder / part)
+    checked = "data/reports/params.json"  # in git, as the base is: flows bring stages up to date, and not the check
+    (folder / checked).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ROOT / checked, folder / checked)
     run(folder, *DVC, "init", "--no-scm", "--quiet")
     return folder
 
