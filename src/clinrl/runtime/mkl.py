@@ -32,13 +32,12 @@ def take_zen_kernels(library: Path) -> bool:
     if not library.is_file():
         return False
     mkl = ctypes.CDLL(str(library))
-    remembered = {name: _remembered(mkl, name) for name in _ANSWERS}
-    known = {name: place for name, place in remembered.items() if place is not None}
-    if len(known) < len(_ANSWERS) or any(place.value not in (_NOT_ASKED, 0, 1) for place in known.values()):
+    places = [place for name in _ANSWERS if (place := _remembered(mkl, name)) is not None]
+    if len(places) < len(_ANSWERS):
         return False
-    if all(place.value == _NOT_ASKED for place in known.values()):
-        for name, place in known.items():
-            place.value = _ANSWERS[name]
+    if all(place.value == _NOT_ASKED for place in places):
+        for place, answer in zip(places, _ANSWERS.values(), strict=True):
+            place.value = answer
     return all(getattr(mkl, name)() == answer for name, answer in _ANSWERS.items()) and (
         mkl.mkl_serv_cpu_detect() == _GENERIC and not mkl.mkl_serv_intel_cpu()
     )
