@@ -341,9 +341,11 @@ def measurements() -> dict[str, Any]:
 
 def performance() -> str:
     """The page on performance, with every row that was measured."""
-    found = measurements()
-    rows = [row for record in found.values() for row in record["rows"]]
-    return page("performance", machine=found["grpo_step.py"]["machine"], rows=rows)
+    rows = []
+    for record in measurements().values():
+        machine = f"{record['machine']['processors']} x {record['machine']['processor'].replace('(R)', '')}"
+        rows += [row | {"machine": machine} for row in record["rows"]]
+    return page("performance", rows=rows)
 
 
 def step() -> bytes:
