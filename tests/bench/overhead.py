@@ -26,7 +26,8 @@ LAST = "esi-v49"
 """The end of the lineage that is built, as by `make demo`. Its release is decided on: a waiver would end that."""
 REFUSED = 1
 """Exit code of a release whose gate says no, as it may where training gives other bytes: that is an outcome too."""
-DVC, CLINRL = ("-m", "dvc"), ("-m", "clinrl")
+DVC, CLINRL = ("-m", "clinrl.runtime.dvc_command"), ("-m", "clinrl")
+"""DVC as flows and `make demo` run it: `dvc` itself reads and writes all of dvc.lock for each stage."""
 
 
 def project(folder: Path, names: tuple[str, ...]) -> Path:
