@@ -332,7 +332,7 @@ def audit_rows() -> list[str]:
     """The page's rows of the audit, from the committed reports on the protocol."""
     reports = {
         name: json.loads((ROOT / f"data/reports/protocol/{name}.json").read_text(encoding="utf-8"))
-        for name in ("audit-base", "audit-v3")
+        for name in ("audit-base", "audit-v3", "audit-v5")
     }
     found = []
     for decoding, shown in (("as examined", "greedy"), ("sampled", "sampled")):
