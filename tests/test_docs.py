@@ -358,3 +358,21 @@ def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
         assert not head
         return
     assert block.split("\n\n")[0].splitlines() == audit_rows()
+
+
+def test_what_the_page_of_the_audit_says_of_its_published_protocol_is_in_the_report() -> None:
+    report = json.loads((ROOT / "data/reports/protocol/audit-v5.json").read_text(encoding="utf-8"))
+    behind = {
+        (row["other"], row["mode"], row["decoding"], level)
+        for row in report["above"]
+        for level, is_above in row["levels"].items()
+        if not is_above
+    }
+    assert {decoding for other, _, decoding, _ in behind if other == "audit-base"} == {"as examined"}
+    assert {found for found in behind if found[0] != "audit-base"} == {
+        ("sign_reader", "think", "sampled", "easy"),
+        ("sign_reader", "direct", "sampled", "easy"),
+        ("sign_reader", "direct", "sampled", "medium"),
+        ("sign_reader", "direct", "as examined", "medium"),
+        ("mediocre", "direct", "sampled", "medium"),
+    }

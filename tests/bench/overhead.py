@@ -65,7 +65,7 @@ def run(folder: Path, *words: str, ends: tuple[int, ...] = (0,), says: str = "")
     started = time.perf_counter()
     done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode not in ends or says not in done.stderr:
-        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}, {says!r} wanted: {done.stdout}{done.stderr}")
     return time.perf_counter() - started
 
 
