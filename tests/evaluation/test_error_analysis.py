@@ -17,7 +17,8 @@ from clinrl.data import dataset
 from clinrl.data.dataset import read_cases
 from clinrl.errors import ArtefactError, ParamsError
 from clinrl.evaluation import error_analysis, evaluate
-from clinrl.evaluation.error_analysis import MineReport, of_kind
+from clinrl.evaluation.error_analysis import Group, MineReport, of_kind
+from clinrl.intervals import mean
 from clinrl.tasks.base import get_task
 from clinrl.types import Message, Transcript
 
@@ -84,6 +85,14 @@ def report() -> MineReport:
 def misses(rule):
     """A reader who knows everything but one rule."""
     return lambda case: TASK.parse(TASK.gold(case, thinking=False, omit=frozenset({rule})))
+
+
+def test_a_page_names_six_wrong_answers_of_a_group_and_counts_the_others():
+    answers = {f"answer {number}": 9 - number for number in range(9)}
+    group = Group(by="rule", value="r", n=9, wrong={}, cost=mean([0.0]), total=0.0, answers=answers)
+    assert group.commonest == [*list(answers.items())[:6], ("3 more", 6)]
+    few = group.model_copy(update={"answers": dict(list(answers.items())[3:])})
+    assert few.commonest == list(few.answers.items())
 
 
 @pytest.mark.parametrize("rule", ["severe_pain", "done_intervention"])

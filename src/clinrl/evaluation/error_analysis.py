@@ -38,6 +38,8 @@ MAX_WORST = 8
 """Transcripts that the page shows, the costliest first."""
 MAX_GROUPS = 10
 """Groups of each kind that the page shows, the costliest first."""
+MAX_ANSWERS = 6
+"""Wrong answers of a group that the page names, the commonest first."""
 MIN_CASES = 5
 """Cases that a group needs to be ranked: of fewer, an interval says nothing."""
 
@@ -64,8 +66,10 @@ class Group(Strict):
 
     @property
     def commonest(self) -> list[tuple[str, int]]:
-        """The same, the commonest first."""
-        return sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
+        """The same, the commonest first; those that the page does not name are one entry."""
+        ranked = sorted(self.answers.items(), key=lambda item: (-item[1], item[0]))
+        named, others = ranked[:MAX_ANSWERS], ranked[MAX_ANSWERS:]
+        return named + ([(f"{len(others)} more", sum(count for _, count in others))] if others else [])
 
 
 class WrongAnswer(Strict):
