@@ -154,6 +154,10 @@ def test_a_stage_beside_others_has_its_share_of_the_processors(
         determinism.share()
         assert torch.get_num_threads() == 3  # nobody said that others run
         assert determinism.own_processors() == 0
+        with monkeypatch.context() as only:
+            only.setattr(determinism, "processors", lambda: 1)
+            determinism.share()
+            assert torch.get_num_threads() == 1
         monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
         determinism.share()
         assert torch.get_num_threads() == threads
