@@ -79,8 +79,9 @@ def test_a_step_is_compared_with_that_of_a_script(project, monkeypatch):
 
 def test_waiting_is_compared_with_each_way_alone():
     alone, busy = {threads.OURS: 0.5, threads.OPENMP: 0.4}, {threads.OURS: 1.0, threads.OPENMP: 4.0}
-    found = list(by_name(threads.rows(alone, busy)).values())
-    assert found == [0.5, 1.25, 2.0, 10.0]
+    paired = {threads.OURS: 2.0, threads.ASLEEP: 0.5}
+    found = list(by_name(threads.rows(alone, busy, paired)).values())
+    assert found == [0.5, 1.25, 2.0, 10.0, 0.25]
 
 
 def printed(module, capfd):

@@ -1,4 +1,5 @@
-"""A training step on a machine that others use: beside one busy process per processor, and with OpenMP's own waiting.
+"""A training step on a machine that others use: beside one busy process per processor, with OpenMP's own waiting, and
+beside another training.
 
 The step is forward and backward of the GRPO loss on the committed base, with the threads of a training. Each way is a
 process of its own, since OpenMP reads its settings when torch is imported; ways take turns.
@@ -8,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ STEPS = 8
 ROUNDS = 2
 SPINS = "GOMP_SPINCOUNT"
 BUSY = "print(flush=True)\nwhile True: pass"
-OURS, OPENMP = "clinrl", "OpenMP's default"
+OURS, OPENMP, ASLEEP = "clinrl", "OpenMP's default", "threads that sleep"
 
 
 def steps(way: str, count: int) -> list[float]:
@@ -29,6 +31,8 @@ def steps(way: str, count: int) -> list[float]:
     determinism.pin()
     if way == OPENMP:
         del os.environ[SPINS]
+    if way == ASLEEP:
+        os.environ |= determinism._SLEEPING
     from clinrl.models import bases
 
     model, tokenizer = bases.open_base(paths.base("esi"), for_training=True)
@@ -61,7 +65,13 @@ def beside(processes: int, way: str, count: int) -> float:
             other.communicate()
 
 
-def rows(alone: dict[str, float], busy: dict[str, float]) -> list[tuple[Any, ...]]:
+def in_pairs(way: str, count: int) -> float:
+    """Mean seconds of a step of two processes that take so many steps side by side."""
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(lambda _: taken(way, count), range(2))) / 2
+
+
+def rows(alone: dict[str, float], busy: dict[str, float], paired: dict[str, float]) -> list[tuple[Any, ...]]:
     """The rows of the report."""
     per_core = "step beside one busy process per processor against alone"
     slower = {way: round(busy[way] / alone[way], 2) for way in (OURS, OPENMP)}
@@ -71,18 +81,26 @@ def rows(alone: dict[str, float], busy: dict[str, float]) -> list[tuple[Any, ...
         ("step alone against OpenMP's default waiting", round(alone[OURS] / alone[OPENMP], 3), "ratio", note),
         (per_core, slower[OURS], "ratio", "bounded spinning"),
         (f"{per_core}, OpenMP's default waiting", slower[OPENMP], "ratio", "what the bound is for"),
+        (
+            "step of two trainings side by side, threads that sleep against spinning ones",
+            round(paired[ASLEEP] / paired[OURS], 2),
+            "ratio",
+            "two threads each",
+        ),
     ]
 
 
 def measured(rounds: int, count: int) -> list[tuple[Any, ...]]:
     """The rows of so many rounds of so many steps."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    found: list[dict[str, float]] = [dict.fromkeys((OURS, OPENMP), 0.0) for _ in range(2)]
+    alone, busy, paired = [dict.fromkeys(ways, 0.0) for ways in ((OURS, OPENMP), (OURS, OPENMP), (OURS, ASLEEP))]
     for _ in range(rounds):
-        for where, others in zip(found, (0, cores), strict=True):
+        for where, others in ((alone, 0), (busy, cores)):
             for way in where:
                 where[way] += beside(others, way, count) / rounds
-    return rows(*found)
+        for way in paired:
+            paired[way] += in_pairs(way, count) / rounds
+    return rows(alone, busy, paired)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,18 @@ def test_the_record_names_no_build_and_no_machine() -> None:
     assert not [version for version in record["versions"].values() if "+" in version]
 
 
+@pytest.mark.parametrize(("stages", "shares", "spins"), [(2, False, "100"), (2, True, "10000"), (1, False, "10000")])
+def test_threads_that_stay_sleep_where_another_stage_has_the_other_processors(
+    stages: int, shares: bool, spins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "running").write_text(str(stages))
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")
+    monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
+    monkeypatch.setattr(determinism, "processors", lambda: 2)
+    determinism.settle(3, shares=shares)
+    assert os.environ["GOMP_SPINCOUNT"] == spins
+
+
 @pytest.mark.parametrize(("stages", "processors", "threads"), [(1, 2, 2), (2, 2, 1), (2, 4, 2), (2, 3, 1), (1, 16, 2)])
 def test_a_stage_beside_others_has_its_share_of_the_processors(
     stages: int, processors: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +154,10 @@ def test_a_stage_beside_others_has_its_share_of_the_processors(
         determinism.share()
         assert torch.get_num_threads() == 3  # nobody said that others run
         assert determinism.own_processors() == 0
+        with monkeypatch.context() as only:
+            only.setattr(determinism, "processors", lambda: 1)
+            determinism.share()
+            assert torch.get_num_threads() == 1
         monkeypatch.setenv(determinism.RUNNING, str(tmp_path / "running"))
         determinism.share()
         assert torch.get_num_threads() == threads

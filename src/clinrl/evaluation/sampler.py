@@ -37,9 +37,9 @@ def models_of(model: Model) -> dict[str, str]:
 
 def open_sampler(params: "Params", model: Model) -> Sampler:
     """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
+    determinism.settle(SEED, shares=model.task.episodes is None)  # before torch is imported
     from clinrl.models import bases, engine, opening
 
-    determinism.settle(SEED)
     machine = read_machine() if params.scale == "full" else Machine()
     bounds: dict[str, Any] = {"scale": params.scale}
     bounds |= {"max_tokens": machine.exam_tokens} if machine.exam_tokens else {}

@@ -5,7 +5,8 @@ DVC runs one stage after another. Here each stage has a thread. What DVC does it
 The first failure and an interrupt end the other commands; the same command goes on with them.
 
 A small model gains little from a second thread, so side by side each stage computes with fewer of them
-(`determinism.share`), and alone with all.
+(`determinism.share`), and alone with all. A stage whose sums depend on their number keeps them, and they sleep while
+they wait (`determinism.settle`).
 """
 
 import os

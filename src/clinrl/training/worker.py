@@ -32,6 +32,7 @@ STOPPED = 4
 def main(arguments: list[str]) -> int:
     """Run one spec. The second argument, if given, is the process to die with. Returns the exit code."""
     from clinrl.runtime.starter import die_with
+    from clinrl.tasks.base import get_task
     from clinrl.training.launch import SPEC
 
     path = Path(arguments[0])
@@ -50,7 +51,7 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         print(f"clinrl.training.worker: {error}", file=sys.stderr)
         return error.exit_code
-    determinism.settle(spec["seed"])
+    determinism.settle(spec["seed"], shares=get_task(spec["task"]).episodes is None)
     return _train(path.parent, spec, world)
 
 
