@@ -332,7 +332,7 @@ def audit_rows() -> list[str]:
     """The page's rows of the audit, from the committed reports on the protocol."""
     reports = {
         name: json.loads((ROOT / f"data/reports/protocol/{name}.json").read_text(encoding="utf-8"))
-        for name in ("audit-base", "audit-v3", "audit-v5")
+        for name in ("audit-base", "audit-v3", "audit-v5", "audit-v6")
     }
     found = []
     for decoding, shown in (("as examined", "greedy"), ("sampled", "sampled")):
@@ -358,6 +358,25 @@ def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
         assert not head
         return
     assert block.split("\n\n")[0].splitlines() == audit_rows()
+
+
+def test_what_the_page_of_the_audit_says_of_the_gate_and_audit_v6_is_in_the_reports() -> None:
+    page = (ROOT / "docs/tasks/audit.md").read_text(encoding="utf-8")
+    limit = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["gates"]["audit"]["limits"]["dangerous"]
+    found = {
+        mode: {
+            name: json.loads((ROOT / f"data/reports/{name}/{mode}.json").read_text(encoding="utf-8"))["metrics"][
+                "dangerous"
+            ]["value"]
+            for name in ("audit-v6", "audit-v6-2", "audit-v6-3", "audit-v6-4")
+        }
+        for mode in ("think", "direct")
+    }
+    assert max(value for seeds in found.values() for value in seeds.values()) <= limit["max"]["embedded"]
+    least, _, most, last = sorted(found["direct"].values())
+    assert found["direct"]["audit-v6-3"] == last
+    assert f"three clear an error in {100 * least:.1f}% to {100 * most:.1f}% of the audits" in page
+    assert f"and `audit-v6-3` in {100 * last:.1f}%" in page
 
 
 def test_what_the_page_of_the_audit_says_of_its_published_protocol_is_in_the_report() -> None:
