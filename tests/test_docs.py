@@ -392,6 +392,9 @@ def behind(version: str) -> set[tuple[str, str, str, str]]:
 
 def test_what_the_page_of_the_audit_says_of_its_published_protocol_is_in_the_reports() -> None:
     v5, v6 = behind("audit-v5"), behind("audit-v6")
+    report = json.loads((ROOT / "data/reports/protocol/audit-v6.json").read_text(encoding="utf-8"))
+    idle = {row["who"] for row in report["sat"] if not row["mode"]}
+    assert {row["other"] for row in report["above"]} == idle - {"oracle"} | {"audit-base"}
     assert v6 == {("audit-base", "think", "as examined", "easy"), ("sign_reader", "think", "sampled", "easy")}
     assert {decoding for other, _, decoding, _ in v5 if other == "audit-base"} == {"as examined"}
     assert {found for found in v5 if found[0] != "audit-base"} == {

@@ -164,7 +164,7 @@ def answer_exam(
         asked |= {f"{thoughtful}.{variant}": (thoughtful, cases)} if thoughtful and cases else {}
 
     def answered(name: str) -> tuple[list[Graded], Any]:
-        if task.episodes is None:  # sums over long episodes are split between threads, whose number stays
+        if task.shares_threads:
             determinism.share()
         if journal is not None:
             journal.begin(name)
@@ -184,7 +184,7 @@ def answer_exam(
         return graded, watch.read(task, shown, graded, thinking=params.modes[mode].thinking) if watch else None
 
     programs = [partial(answered, name) for name in asked]
-    results = forkserver.results(programs) if task.episodes is None else [program() for program in programs]
+    results = forkserver.results(programs) if task.shares_threads else [program() for program in programs]
     found = dict(zip(asked, results, strict=True))
     return replace(
         run,

@@ -37,7 +37,7 @@ def models_of(model: Model) -> dict[str, str]:
 
 def open_sampler(params: "Params", model: Model) -> Sampler:
     """The sampler of a model, with its weights loaded. Settles the process for equal answers."""
-    determinism.settle(SEED, shares=model.task.episodes is None)  # before torch is imported
+    determinism.settle(SEED, shares=model.task.shares_threads)  # before torch is imported
     from clinrl.models import bases, engine, opening
 
     machine = read_machine() if params.scale == "full" else Machine()

@@ -100,6 +100,11 @@ class Task(ABC):
         """The shares that every paired test and every slice is about: right answers first, then what must not be."""
         return {name: self.metrics[name] for name in dict.fromkeys((EXACT, self.safety.metric))}
 
+    @property
+    def shares_threads(self) -> bool:
+        """Whether fewer threads leave all bytes as they are: torch splits the sums of long episodes between threads."""
+        return self.episodes is None
+
     def called(self, metric: str) -> str:
         """What a page calls the cases of a compared share."""
         nouns = {EXACT: "exact answers", self.safety.metric: self.safety.errors or self.safety.metric}

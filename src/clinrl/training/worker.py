@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         print(f"clinrl.training.worker: {error}", file=sys.stderr)
         return error.exit_code
-    determinism.settle(spec["seed"], shares=get_task(spec["task"]).episodes is None)
+    determinism.settle(spec["seed"], shares=get_task(spec["task"]).shares_threads)
     return _train(path.parent, spec, world)
 
 
@@ -160,7 +160,7 @@ def _fit(folder: Path, spec: dict[str, Any], watch: Any, checkpoint: Path | None
     if spec["trainer"].get("held_out") and world.is_main:
         trainer.held_out = HeldOut(model, tokenizer, task, spec, tokens)
     trainer.remove_callback(PrinterCallback)
-    watch.shares = task.episodes is None  # theirs are long enough for torch to split sums
+    watch.shares = task.shares_threads
     trainer.add_callback(watch)
     if sampled:
         trainer.served = [sampled] + [{}] * (spec["trainer"]["steps"] - 1)
