@@ -156,23 +156,29 @@ def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
 def answered(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
     """Test by test: what differs, both recipes, then on all cases of each mode the difference in the first column.
 
-    Behind it what it shows, or the smallest effect that the test detects. Last, what else is shown of the first recipe.
+    Behind it what it shows, or the smallest effect that the test detects. Last, the other measures in which the first
+    recipe is shown to be better or worse, and in which modes.
     """
     whole = [section for section in report.sections if section.part == ALL]
     for pair in report.tests:
-        cells, others = [], []
+        cells: list[str] = []
+        modes: dict[tuple[str, str], list[str]] = {}
         for section in whole:
             tests = {t.measure: t for t in _pooled(section) if (t.first, t.second) == (pair.first, pair.second)}
             for measure, test in tests.items():
-                result, change = _contrast(task, test), difference(task, test)
+                result = _contrast(task, test)
                 if measure == report.columns[0]:
-                    cells.append(f"{change}: {result}")
+                    cells.append(f"{difference(task, test)}: {result}")
                     cells[-1] += f", detectable {least(task, section, test)}" if result == SILENT else ""
                 elif result != SILENT:
-                    others.append(f"{measure} {result} in mode {section.mode}, {change}")
+                    modes.setdefault((measure, result), []).append(section.mode)
             cells += [] if tests else [""]
+        others: dict[str, list[str]] = {}
+        for (measure, result), where in modes.items():
+            some = "every mode" if len(where) == len(whole) > 1 else f"mode {' and '.join(where)}"
+            others.setdefault(f"{result} in {some}", []).append(measure)
         rows = (_row(whole[0], name) for name in (pair.first, pair.second))
-        yield pair.says, *rows, *cells, "; ".join(others) or "none"
+        yield pair.says, *rows, *cells, "; ".join(f"{what}: {', '.join(others[what])}" for what in others) or "none"
 
 
 def partition(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
