@@ -362,21 +362,24 @@ def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
 
 def test_what_the_page_of_the_audit_says_of_the_gate_and_audit_v6_is_in_the_reports() -> None:
     page = (ROOT / "docs/tasks/audit.md").read_text(encoding="utf-8")
-    limit = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))["gates"]["audit"]["limits"]["dangerous"]
+    params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+    limit = params["gates"]["audit"]["limits"]["dangerous"]
+    arms = params["comparisons"]["audit-gold-long-seeds"]["arms"]
     found = {
         mode: {
             name: json.loads((ROOT / f"data/reports/{name}/{mode}.json").read_text(encoding="utf-8"))["metrics"][
                 "dangerous"
             ]["value"]
-            for name in ("audit-v6", "audit-v6-2", "audit-v6-3", "audit-v6-4")
+            for name in arms["v6"]
         }
         for mode in ("think", "direct")
     }
     assert max(value for seeds in found.values() for value in seeds.values()) <= limit["max"]["embedded"]
-    least, _, most, last = sorted(found["direct"].values())
-    assert found["direct"]["audit-v6-3"] == last
-    assert f"three clear an error in {100 * least:.1f}% to {100 * most:.1f}% of the audits" in page
-    assert f"and `audit-v6-3` in {100 * last:.1f}%" in page
+    direct = sorted(found["direct"].values())
+    assert f"they clear an error in {100 * direct[0]:.1f}% to {100 * direct[-1]:.1f}% of the audits" in page
+    assert "Each of the six seeds keeps it" in page
+    assert len(direct) == 6
+    assert direct[2] <= 0.04 < direct[3]  # "three of them in more than 4%"
 
 
 def behind(version: str) -> set[tuple[str, str, str, str]]:
