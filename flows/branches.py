@@ -5,7 +5,7 @@ unchecked: nobody could say who wrote there.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from clinrl.artifacts import write_text
@@ -27,6 +27,12 @@ BUILT = "built"
 def branch(commit: str, name: str) -> str:
     """The branch that holds what a worker made of `name` at a commit."""
     return f"{BUILT}/{commit[:12]}/{name}"
+
+
+def begun(commit: str) -> list[str]:
+    """The names of which workers have made something at a commit, and handed it over."""
+    place = f"refs/heads/{branch(commit, '')}"
+    return [line.split("\t")[1].removeprefix(place) for line in git("ls-remote", "origin", f"{place}*").splitlines()]
 
 
 def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bool = True) -> None:
@@ -70,22 +76,31 @@ def go_on(of: str, may_change: Collection[str]) -> None:
         ) from None
 
 
-def take_in(of: str, addresses: Collection[str], message: str) -> list[str]:
-    """Commit here what a branch has made of some stages. Returns the addresses whose entries changed.
+def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_shared: bool = False) -> list[str]:
+    """Commit here what a branch has made of some stages, given by address with the paths that dvc.yaml has them write.
 
-    Other branches may have written to dvc.lock meanwhile, so entries are taken and not the file. Raises Refused if the
-    branch changes anything but entries and outputs of these stages: a worker that does is broken, or not ours.
+    Other branches may have written to dvc.lock meanwhile, so entries are taken and not the file. `is_shared`: leave out
+    what else it has made, since it is of a version that shares these stages. Returns the addresses that were taken.
+    Raises Refused if the branch changes anything but entries and outputs of these stages, or says that they write what
+    they do not: a worker that does is broken, or not ours.
     """
     base, changed = _changes(of)
-    stages = _entries("FETCH_HEAD")
-    before, theirs, ours = dict(_entries(base)), dict(stages), dict(_entries("HEAD"))  # as text
-    new = {address: text for address, text in theirs.items() if before.get(address) != text}
-    if foreign := [address for address in [*new, *(before.keys() - theirs.keys())] if address not in addresses]:
-        raise Refused(f"branch {of} changes the stage {foreign[0]} in dvc.lock, which was not asked of it")
-    outs = {out["path"] for address in addresses for out in (stages.get(address) or {}).get("outs", ())}
+    theirs = _entries("FETCH_HEAD")
+    before, after, ours = dict(_entries(base)), dict(theirs), dict(_entries("HEAD"))  # as text
+    new = {address: text for address, text in after.items() if before.get(address) != text}
+    outs = {path for written in stages.values() for path in written}
     reports = [path for path in changed if path != str(LOCK)]
-    if foreign := [path for path in reports if outs.isdisjoint([path, *map(str, Path(path).parents)])]:
+    foreign = [path for path in reports if outs.isdisjoint([path, *map(str, Path(path).parents)])]
+    if is_shared:
+        new = {address: text for address, text in new.items() if address in stages}
+        reports = [path for path in reports if path not in foreign]
+    elif other := [address for address in [*new, *(before.keys() - after.keys())] if address not in stages]:
+        raise Refused(f"branch {of} changes the stage {other[0]} in dvc.lock, which was not asked of it")
+    elif foreign:
         raise Refused(f"branch {of} changes {foreign[0]}, which no stage that was asked of it writes")
+    for address in new:
+        if odd := {out["path"] for out in (theirs.get(address) or {}).get("outs", ())}.difference(stages[address]):
+            raise Refused(f"branch {of} says that {address} writes {min(odd)}, which it does not by dvc.yaml")
     if reports:
         git("checkout", "FETCH_HEAD", "--", *reports)
     write_text(LOCK, HEAD + "".join((ours | new).values()))

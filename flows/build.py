@@ -24,6 +24,7 @@ from prefect.states import Completed, Crashed, Pending
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
+from clinrl.provenance import dvc_yaml
 from flows import branches, clone, pages, runs, steps
 from flows.reproduce import order
 
@@ -56,7 +57,7 @@ def build(what: str) -> State[None]:
     watch()
     to, failed = f"{branches.BUILT}/{what}", dict[str, str]()
     with clone.at(clone.head(), "build"):
-        params = load_params()
+        params, stages = load_params(), dvc_yaml.read()
         made = list[str]()
         for names in generations(params, what):
             for name in names:
@@ -69,7 +70,8 @@ def build(what: str) -> State[None]:
                     failed[name] = reason
                     continue
                 if branches.offers(branch := branches.branch(commit, name)):
-                    branches.take_in(branch, order(params, name), f"{name}, made by a worker")
+                    outs = {address: stages[address].outs for address in order(params, name)}
+                    branches.take_in(branch, outs, f"{name}, made by a worker")
                 made.append(name)
             branches.hand_over(to, what)
         clone.pull([address for name in made for address in order(params, name)])

@@ -5,6 +5,7 @@ from prefect import State, flow
 from prefect.states import Completed, Crashed
 
 from clinrl.config.params import load_params
+from clinrl.provenance import dvc_yaml
 from flows import branches, clone, runs, steps
 from flows.reproduce import order
 
@@ -13,6 +14,7 @@ from flows.reproduce import order
 def make(name: str, commit: str) -> State[None]:
     """Build a version at a commit, of data and parents that the remote has, and hand it over. Nothing is registered.
 
+    What it shares with versions that others have begun, such as the base's exam, is taken from their branches.
     Each long stage is handed over when it is done, so that another worker goes on after the last of them. A server that
     is away, of Prefect, git or the remote, counts as a lost worker: the version is tried again.
     """
@@ -26,10 +28,16 @@ def make(name: str, commit: str) -> State[None]:
 
 
 def _make(name: str, commit: str) -> int:
-    params = load_params()
+    params, stages = load_params(), dvc_yaml.read()
     mine, to = order(params, name), branches.branch(commit, name)
-    if branches.offers(to):
-        branches.take_in(to, mine, f"{name}, begun before")
+    missing = set(mine)
+    for other in sorted(branches.begun(commit), key=lambda other: other != name):  # its own first
+        # Stages that versions share come before all others, so a branch that has been handed over has them.
+        if other in params.versions and (same := missing.intersection(order(params, other))):
+            outs = {address: stages[address].outs for address in same}
+            of, is_shared = branches.branch(commit, other), other != name
+            branches.take_in(of, outs, f"{name}, begun for {other}", is_shared=is_shared)
+            missing -= same
     clone.pull([address for before in params.lineage(name) for address in order(params, before)])
 
     def hand_over(address: str) -> None:

@@ -65,6 +65,11 @@ def trained(name: str, digest: str = "cc") -> None:
     write_text(Path(f"data/reports/{name}.json"), f'{{"{name}": 1}}')
 
 
+def may_write(name: str) -> dict[str, list[str]]:
+    """What was asked of a worker: the stages of a version, with the paths that each writes."""
+    return {f"{stage}@{name}": [f"data/reports/{name}.json"] for stage in ("train", "evaluate")}
+
+
 def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checkout: Path) -> None:
     commit = clone.head()
     write_text(Path("notes.txt"), "mine, not in git")
@@ -73,7 +78,7 @@ def test_two_workers_results_are_one_branch_and_the_checkout_is_untouched(checko
         assert Path.cwd() != checkout
         for name in ("v1", "v2"):
             assert branches.offers(offered[name])
-            assert branches.take_in(offered[name], [f"train@{name}"], name) == [f"train@{name}"]
+            assert branches.take_in(offered[name], may_write(name), name) == [f"train@{name}"]
         branches.hand_over("built/all", "all")
         assert not branches.offers("built/none")
     assert Path.cwd() == checkout
@@ -91,10 +96,33 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
     to = made(commit, "v1", lambda: trained("v1"))
     with clone.at(commit, "worker"):
         assert "train@v1" not in Path("dvc.lock").read_text()
-        branches.take_in(to, ["train@v1", "evaluate@v1"], "begun before")
+        branches.take_in(to, may_write("v1"), "begun before")
         write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + entry("evaluate@v1", "dd"))
         branches.hand_over(to, "evaluated")
         assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
+
+
+def test_what_versions_share_is_taken_from_a_branch_and_nothing_else_of_it(checkout: Path) -> None:
+    def shared_and_own() -> None:
+        trained("x1", "aa")
+        trained("v1")
+        write_text(Path("src/code.py"), "evil")
+
+    commit = clone.head()
+    to = made(commit, "v1", shared_and_own)
+    assert branches.begun(commit) == ["v1"]
+    assert branches.begun("a" * 40) == []
+    with clone.at(commit, "worker"):
+        shared = {"train@x1": ["data/reports/x1.json"], "train@v2": ["data/reports/v2.json"]}
+        assert branches.take_in(to, shared, "v2", is_shared=True) == ["train@x1"]
+        assert git("diff", "--name-only", commit).split() == ["data/reports/x1.json", "dvc.lock"]
+        assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@x1"]
+
+
+def claimed(path: str) -> None:
+    """A stage that was asked for, and a path that it does not write, which its entry says that it does."""
+    text = Path("dvc.lock").read_text() + entry("train@v1", "cc") + f"    - path: {path}\n      md5: dd\n"
+    write_text(Path("dvc.lock"), text)
 
 
 def hidden(line: str) -> None:
@@ -116,6 +144,11 @@ def hidden(line: str) -> None:
             "changes the stage train@v0 in dvc.lock",
         ),
         (lambda: write_text(Path("dvc.lock"), LOCK + entry("dataset@d1", "aa")), "changes the stage train@v0"),
+        (
+            lambda: (claimed("src/code.py"), write_text(Path("src/code.py"), "evil")),
+            "changes src/code.py, which no stage",
+        ),
+        (lambda: claimed("src/code.py"), "says that train@v1 writes src/code.py, which it does not by dvc.yaml"),
         (lambda: hidden("  'train@v0':"), "is not as DVC writes it"),
         (lambda: hidden("  train@v0: # as before"), "is not as DVC writes it"),
         (lambda: hidden("  train@v1:"), "is not as DVC writes it"),
@@ -128,7 +161,7 @@ def test_a_branch_that_changes_what_was_not_asked_of_it_is_refused(
     to = made(commit, "v1", change)
     with clone.at(commit, "build"):
         with pytest.raises(Refused, match=says):
-            branches.take_in(to, ["train@v1"], "v1")
+            branches.take_in(to, may_write("v1"), "v1")
         assert git("rev-parse", "HEAD") == commit
 
 
@@ -202,7 +235,7 @@ def test_a_branch_that_brings_a_link_is_refused_by_whoever_takes_it(checkout: Pa
     with clone.at(clone.head(), "retrain"):
         for take in (
             lambda: branches.go_on(to, ["data/reports", "dvc.lock"]),
-            lambda: branches.take_in(to, ["train@v1"], ""),
+            lambda: branches.take_in(to, may_write("v1"), ""),
         ):
             with pytest.raises(Refused, match=r"brings data/reports/v1\.json as a link"):
                 take()
