@@ -12,7 +12,7 @@ from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.provenance.lock import LOCK
 from clinrl.runtime.dvc_command import HEAD, Stages, blocks_of
-from flows.clone import git
+from flows.clone import Away, git
 
 PLAIN = "100644"
 """Git's mode of a file that is no link and no program."""
@@ -27,12 +27,6 @@ BUILT = "built"
 def branch(commit: str, name: str) -> str:
     """The branch that holds what a worker made of `name` at a commit."""
     return f"{BUILT}/{commit[:12]}/{name}"
-
-
-def begun(commit: str) -> list[str]:
-    """The names of which workers have made something at a commit, and handed it over."""
-    place = f"refs/heads/{branch(commit, '')}"
-    return [line.split("\t")[1].removeprefix(place) for line in git("ls-remote", "origin", f"{place}*").splitlines()]
 
 
 def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bool = True) -> None:
@@ -108,6 +102,30 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
     if git("status", "--porcelain"):
         git("commit", "--quiet", "--message", message)
     return [*new]
+
+
+def go_on_with(name: str, commit: str, stages: Mapping[str, Mapping[str, Collection[str]]]) -> list[str]:
+    """Take in what workers have made of a version at a commit: its own branch, and of others' what they share with it.
+
+    `stages`: those of each version, as `take_in` wants them. Stages that versions share come before all others, so a
+    branch that has been handed over has them. Returns why others' branches were not taken; what they have is made anew.
+    """
+    place = f"refs/heads/{branch(commit, '')}"
+    begun = [line.split("\t")[1].removeprefix(place) for line in git("ls-remote", "origin", f"{place}*").splitlines()]
+    missing, reasons = set(stages[name]), list[str]()
+    for other in sorted(begun, key=lambda other: other != name):
+        same = {address: outs for address, outs in stages.get(other, {}).items() if address in missing}
+        if not same:
+            continue
+        try:
+            take_in(branch(commit, other), same, f"{name}, begun for {other}", is_shared=other != name)
+        except Refused as error:
+            if other == name or isinstance(error, Away):
+                raise
+            reasons.append(str(error))
+        else:
+            missing -= same.keys()
+    return reasons
 
 
 def _changes(of: str) -> tuple[str, list[str]]:

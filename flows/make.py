@@ -2,6 +2,7 @@
 
 import httpx
 from prefect import State, flow
+from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed
 
 from clinrl.config.params import load_params
@@ -28,16 +29,11 @@ def make(name: str, commit: str) -> State[None]:
 
 
 def _make(name: str, commit: str) -> int:
-    params, stages = load_params(), dvc_yaml.read()
+    params, made = load_params(), dvc_yaml.read()
     mine, to = order(params, name), branches.branch(commit, name)
-    missing = set(mine)
-    for other in sorted(branches.begun(commit), key=lambda other: other != name):  # its own first
-        # Stages that versions share come before all others, so a branch that has been handed over has them.
-        if other in params.versions and (same := missing.intersection(order(params, other))):
-            outs = {address: stages[address].outs for address in same}
-            of, is_shared = branches.branch(commit, other), other != name
-            branches.take_in(of, outs, f"{name}, begun for {other}", is_shared=is_shared)
-            missing -= same
+    stages = {other: {address: made[address].outs for address in order(params, other)} for other in params.versions}
+    for reason in branches.go_on_with(name, commit, stages):
+        get_run_logger().warning("what another has begun of it is made anew: %s", reason)
     clone.pull([address for before in params.lineage(name) for address in order(params, before)])
 
     def hand_over(address: str) -> None:

@@ -102,6 +102,10 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
         assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
 
 
+SHARED = {"train@x1": ["data/reports/x1.json"]}
+"""A stage that all versions follow from."""
+
+
 def test_what_versions_share_is_taken_from_a_branch_and_nothing_else_of_it(checkout: Path) -> None:
     def shared_and_own() -> None:
         trained("x1", "aa")
@@ -109,14 +113,26 @@ def test_what_versions_share_is_taken_from_a_branch_and_nothing_else_of_it(check
         write_text(Path("src/code.py"), "evil")
 
     commit = clone.head()
-    to = made(commit, "v1", shared_and_own)
-    assert branches.begun(commit) == ["v1"]
-    assert branches.begun("a" * 40) == []
+    made(commit, "v1", shared_and_own)
+    made(commit, "v9", shared_and_own)  # of no version that is known
     with clone.at(commit, "worker"):
-        shared = {"train@x1": ["data/reports/x1.json"], "train@v2": ["data/reports/v2.json"]}
-        assert branches.take_in(to, shared, "v2", is_shared=True) == ["train@x1"]
+        stages = {name: SHARED | may_write(name) for name in ("v1", "v2")}
+        assert branches.go_on_with("v2", commit, stages) == []
         assert git("diff", "--name-only", commit).split() == ["data/reports/x1.json", "dvc.lock"]
         assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@x1"]
+
+
+def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path) -> None:
+    commit = clone.head()
+    made(commit, "v1", lambda: hidden("  train@v1:"))
+    made(commit, "v3", lambda: trained("x1", "aa"))
+    stages = {name: SHARED | may_write(name) for name in ("v1", "v2", "v3")}
+    with clone.at(commit, "worker"):
+        (reason,) = branches.go_on_with("v2", commit, stages)
+        assert "is not as DVC writes it" in reason
+        assert "train@x1" in branches._entries("HEAD")
+    with clone.at(commit, "worker"), pytest.raises(Refused, match="is not as DVC writes it"):
+        branches.go_on_with("v1", commit, stages)
 
 
 def claimed(path: str) -> None:
