@@ -143,11 +143,15 @@ def commands() -> str:
                 name: {
                     "help": command.help,
                     "about": textwrap.fill(sentence(command.description), 118, break_long_words=False),
-                    "arguments": [
-                        [f"`{' '.join(filter(None, [*one.option_strings, word(one)]))}`", sentence(one.help or "")]
+                    "arguments": arguments(parsers[name]),
+                    "actions": {
+                        action: (does, arguments(words))
                         for one in parsers[name]._actions
-                        if one.dest not in ("help", "params")
-                    ],
+                        if isinstance(one, argparse._SubParsersAction)
+                        for (action, words), (does, _) in zip(
+                            one.choices.items(), command.actions.values(), strict=True
+                        )
+                    },
                     "examples": command.examples,
                 }
                 for name, command in members.items()
@@ -155,6 +159,15 @@ def commands() -> str:
             for group, members in GROUPS.items()
         },
     )
+
+
+def arguments(words: argparse.ArgumentParser) -> list[list[str]]:
+    """Each argument of a command, or of one of its actions, with its meaning."""
+    return [
+        [f"`{' '.join(filter(None, [*one.option_strings, word(one)]))}`", sentence(one.help or "")]
+        for one in words._actions
+        if one.dest not in ("help", "params", "action")
+    ]
 
 
 def word(action: argparse.Action) -> str:
@@ -184,10 +197,10 @@ def lineage(task: str = "esi") -> bytes:
     rows = [*drawn, *((name, 0) for name in rivals)]
     style = {"svg.hashsalt": "clinrl", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 10}
     with mpl.rc_context(mpl.rcParamsDefault), mpl.rc_context(style):
-        height = 0.4 * (len(rows) + 1) + 1.5
+        height = 0.4 * (len(rows) + 1) + 1.7
         figure = Figure(figsize=(8.6, height))
         names, exact, missed = figure.subplots(1, 3, sharey=True, width_ratios=[1.7, 2, 1.6])
-        figure.subplots_adjust(left=0.01, right=0.985, top=1 - 0.95 / height, bottom=0.55 / height, wspace=0.1)
+        figure.subplots_adjust(left=0.01, right=0.985, top=1 - 1.15 / height, bottom=0.55 / height, wspace=0.1)
         places = {name: place for place, (name, _) in enumerate(rows)}
         for name, depth in rows:
             place, is_rival = places[name], name in rivals
@@ -199,12 +212,12 @@ def lineage(task: str = "esi") -> bytes:
                 parent = parents[held[modes[0]][name]["versions"][0]]
                 back, top = 0.05 + 0.09 * (depth - 1), places[arms.get(parent, "base")]
                 names.plot([back, back, back + 0.06], [top + 0.32, place, place], color=NEUTRAL, lw=1)
-            for mode, shift in zip(modes, (-0.14, 0.14), strict=True):
+            for mode, shift in [(modes[0], 0.0)] if is_rival else zip(modes, (-0.14, 0.14), strict=True):
                 metrics = held[mode][name]["metrics"]
                 draw(exact, metrics["exact"], place + shift, EXACT, mode == modes[0])
                 draw(missed, metrics["critical_under"], place + shift, DANGEROUS, mode == modes[0])
         names.set(xlim=(0, 1.02), ylim=(len(rows) - 0.4, -0.6))
-        exact.set(xlim=(20, 101), xlabel="% of exam cases, more is better")
+        exact.set(xlim=(-1, 101), xlabel="% of exam cases, more is better")
         missed.set(xlim=(-1, 62), xlabel="% of exam cases, less is better")
         exact.set_title("Exact answers", color=EXACT, size=11, weight="bold", loc="left")
         missed.set_title("Critical under-triage", color=DANGEROUS, size=11, weight="bold", loc="left")
@@ -220,10 +233,10 @@ def lineage(task: str = "esi") -> bytes:
             0.012, 1 - 0.27 / height, f"{task}: each row starts from its parent's weights", size=12, weight="bold"
         )
         legend = (
-            f"Filled: mode {modes[0]}. Hollow: mode {modes[1]}. Means of {seeds} seeds, bars: 95% intervals over seeds "
-            f"and {report['sections'][0]['n']} synthetic cases."
+            f"Filled: mode {modes[0]}. Hollow: mode {modes[1]}. Means of {seeds} seeds; the base and the classifiers "
+            f"(grey) are one each.\nBars: 95% intervals over seeds and {report['sections'][0]['n']} synthetic cases."
         )
-        figure.text(0.012, 1 - 0.52 / height, legend, size=9, color=NEUTRAL)
+        figure.text(0.012, 1 - 0.7 / height, legend, size=9, color=NEUTRAL)
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return re.sub(rb"[ \t]+\n", b"\n", out.getvalue())

@@ -18,7 +18,7 @@ IN_USE = 512 << 20
 """Bytes of a GPU that others use."""
 START_S = 5e-6
 """Seconds that a kernel takes to be started: assumed."""
-SHOWN = ("esi-v43", "esi-v49", "imaging-citations-1", "imaging-llm-eval-1", "audit-v1", "audit-v2")
+SHOWN = ("esi-v43", "esi-v49", "imaging-citations-1", "imaging-llm-eval-1", "audit-v3", "audit-v6")
 SETTINGS = (None, 16384, 8192, 4096, 2048)
 """Bounds of tokens that are tried, in this order."""
 

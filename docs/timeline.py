@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/year"))
 import world
 
 TEMPLATES = Path(__file__).with_name("templates")
-BLUE, RED, GREEN, PINK, YELLOW, _ = COLOURS
+BLUE, RED, GREEN, PINK, YELLOW, SKY = COLOURS
 INK, PALE = "#555555", "0.96"
 INCIDENTS = {
     "broken sensor": YELLOW, "new complaints": YELLOW, "other wordings": YELLOW, "shifted vital signs": YELLOW,
@@ -73,23 +73,23 @@ def picture(year: Mapping[str, Any]) -> bytes:
 def _served(lane: Any, year: Mapping[str, Any]) -> None:
     colours: dict[str, str] = {}
     for first, last, name in runs(year, lambda week: week["champion"]):
-        colour = colours.setdefault(name, (GREEN, BLUE, RED, PINK)[len(colours) % 4])
+        colour = colours.setdefault(name, (GREEN, BLUE, RED, SKY)[len(colours) % 4])
         lane.barh(0, last - first + 0.94, left=first - 0.47, height=0.7, color=colour, alpha=0.85)
         lane.text((first + last) / 2, 0, name, ha="center", va="center", color="white", weight="bold")
     lane.set(ylim=(-0.5, 0.5), yticks=[0], yticklabels=["champion"])
 
 
 def _harm(lane: Any, year: Mapping[str, Any]) -> None:
-    weeks = [week for week in year["weeks"] if week["critical"]]
-    share = [100 * week["under"] / week["critical"] for week in weeks]
+    weeks = [week for week in year["weeks"] if week["answered"]]
+    share = [100 * week["under"] / week["answered"] for week in weeks]
     lane.plot([week["week"] for week in weeks], share, "-o", color=RED, ms=3.2, lw=1.2)
     limit = 100 * year["limit"]
     lane.axhline(limit, color=INK, lw=1, ls=(0, (4, 2)))
     lane.text(len(year["weeks"]) + 0.5, limit + 2, f"limit {limit:g}%", ha="right", color=INK, size=7.5)
     top = max([*share, limit]) * 1.15
-    lane.set(ylim=(0, top), yticks=[0, limit, *([50] if top > 50 else [])])
+    lane.set(ylim=(-0.03 * top, top), yticks=[0, limit, *([50] if top > 50 else [])])
     lane.set_yticklabels([f"{tick:g}%" for tick in lane.get_yticks()])
-    lane.set_ylabel("critical,\nunder-triaged", rotation=0, ha="right", va="center", labelpad=4)
+    lane.set_ylabel("critical_under,\nof the answered", rotation=0, ha="right", va="center", labelpad=4)
 
 
 def _drafts(lane: Any, year: Mapping[str, Any]) -> None:

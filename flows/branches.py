@@ -5,8 +5,10 @@ unchecked: nobody could say who wrote there.
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+
+from dvc.exceptions import DvcException
 
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
@@ -29,15 +31,20 @@ def branch(commit: str, name: str) -> str:
     return f"{BUILT}/{commit[:12]}/{name}"
 
 
-def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bool = True) -> None:
-    """Commit what stages wrote, of it `only` these files and folders, and make that a branch of the origin.
-
-    An older one of that name gives way, unless `replaces` is false: Away is raised then if this does not continue it.
-    """
+def commit(message: str, only: Collection[str] = ()) -> None:
+    """Commit what stages wrote, of it `only` these files and folders."""
     if written := [path for path in only or (".",) if Path(path).exists()]:
         git("add", "--all", "--", *written)
     if git("diff", "--cached", "--name-only"):
         git("commit", "--quiet", "--message", message)
+
+
+def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bool = True) -> None:
+    """Commit what stages wrote, and make that a branch of the origin.
+
+    An older one of that name gives way, unless `replaces` is false: Away is raised then if this does not continue it.
+    """
+    commit(message, only)
     git("push", "--quiet", *(["--force"] if replaces else []), "origin", f"HEAD:refs/heads/{to}")
 
 
@@ -54,7 +61,7 @@ def go_on(of: str, may_change: Collection[str]) -> None:
     """
     if not offers(of):
         return
-    allowed = {git("rev-parse", "--show-prefix") + path for path in may_change}
+    allowed = _from_the_root(may_change)
     _, changed = _changes(of)
     inside = {path for path in changed if not allowed.isdisjoint([path, *map(str, Path(path).parents)])}
     if foreign := [path for path in changed if path not in inside or OBEYED.search(path)]:
@@ -74,16 +81,17 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
     """Commit here what a branch has made of some stages, given by address with the paths that dvc.yaml has them write.
 
     Other branches may have written to dvc.lock meanwhile, so entries are taken and not the file. `is_shared`: leave out
-    what else it has made, since it is of a version that shares these stages. Returns the addresses that were taken.
-    Raises Refused if the branch changes anything but entries and outputs of these stages, or says that they write what
-    they do not: a worker that does is broken, or not ours.
+    what else it has made, since it is of a version that shares these stages. The commit has the date of the one before
+    it: taken in again it is the same commit, by which workers find what they made of it. Returns the addresses that
+    were taken. Raises Refused if the branch changes anything but entries and outputs of these stages, or says that they
+    write what they do not: a worker that does is broken, or not ours.
     """
     base, changed = _changes(of)
     theirs = _entries("FETCH_HEAD")
     before, after, ours = dict(_entries(base)), dict(theirs), dict(_entries("HEAD"))  # as text
     new = {address: text for address, text in after.items() if before.get(address) != text}
-    outs = {path for written in stages.values() for path in written}
-    reports = [path for path in changed if path != str(LOCK)]
+    outs = _from_the_root(path for written in stages.values() for path in written)
+    reports = [path for path in changed if path not in _from_the_root([str(LOCK)])]
     foreign = [path for path in reports if outs.isdisjoint([path, *map(str, Path(path).parents)])]
     if is_shared:
         new = {address: text for address, text in new.items() if address in stages}
@@ -93,14 +101,14 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
     elif foreign:
         raise Refused(f"branch {of} changes {foreign[0]}, which no stage that was asked of it writes")
     for address in new:
-        if odd := {out["path"] for out in (theirs.get(address) or {}).get("outs", ())}.difference(stages[address]):
+        if odd := _written(theirs, address, of).difference(stages[address]):
             raise Refused(f"branch {of} says that {address} writes {min(odd)}, which it does not by dvc.yaml")
     if reports:
-        git("checkout", "FETCH_HEAD", "--", *reports)
+        git("checkout", "FETCH_HEAD", "--", *(f":(top,literal){path}" for path in reports))
     write_text(LOCK, HEAD + "".join((ours | new).values()))
     git("add", "--all")
     if git("status", "--porcelain"):
-        git("commit", "--quiet", "--message", message)
+        git("commit", "--quiet", "--message", message, date=git("log", "-1", "--format=%cI"))
     return [*new]
 
 
@@ -146,7 +154,23 @@ def _entries(commit: str) -> Stages:
 
     Raises Refused if one could hide another: each must stand once, and in DVC's own way.
     """
-    blocks = blocks_of(git("show", f"{commit}:{LOCK}", strip=False))
+    blocks = blocks_of(git("show", f"{commit}:./{LOCK}", strip=False))
     if blocks is None:
         raise Refused(f"{LOCK} of {commit} is not as DVC writes it; see who pushed it, and run `dvc repro` anew")
     return Stages(blocks)
+
+
+def _written(stages: Stages, address: str, of: str) -> set[str]:
+    """The paths that an entry of a branch names as outputs. Raises Refused if it is no entry that DVC writes."""
+    try:
+        return {out["path"] for out in stages.get(address).get("outs", ())}
+    except (DvcException, LookupError, TypeError, AttributeError):
+        raise Refused(
+            f"branch {of} has an entry of {address} that DVC does not write; see who pushed it, and delete it"
+        ) from None
+
+
+def _from_the_root(paths: Iterable[str]) -> set[str]:
+    """Paths of the project as git names them, whose repository may begin above it."""
+    prefix = git("rev-parse", "--show-prefix")
+    return {prefix + path for path in paths}

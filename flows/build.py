@@ -4,7 +4,7 @@ python -m flows build imaging-arms
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 from uuid import UUID
@@ -21,12 +21,11 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed, Pending
 
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
-from clinrl.provenance import dvc_yaml
 from flows import branches, clone, pages, runs, steps
-from flows.reproduce import order
+from flows.reproduce import outputs
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -51,67 +50,87 @@ ENDS = ("Completed", "Failed", "Cancelled", "Crashed")
 def build(what: str) -> State[None]:
     """Have workers make the versions of a task, of a comparison, or one version; gather them in a clone; register them.
 
-    What was made is the branch `built/{what}` of the origin. A version that fails stops its descendants alone.
+    What was made is the branch `built/{what}` of the origin, in the order of params.yaml, whoever was first. A version
+    that fails stops its descendants alone.
     """
     runs.begin()
     watch()
     to, failed = f"{branches.BUILT}/{what}", dict[str, str]()
-    with clone.at(clone.head(), "build"):
-        params, stages = load_params(), dvc_yaml.read()
-        made = list[str]()
+    head = clone.head()
+    clone.share(load_params().scale)
+    with clone.at(head, "build"):
+        params, made = load_params(), list[str]()
+        stages = outputs(params)
         for names in generations(params, what):
             for name in names:
                 if params.versions[name].parent in failed:
                     failed[name] = f"its parent {params.versions[name].parent} was not made"
             commit = clone.git("rev-parse", "HEAD")
-            found = outcomes([name for name in names if name not in failed], commit)
-            for name, reason in found.items():  # in the order of params.yaml, whoever was first
-                if reason is not None:
+            for name, reason in outcomes([name for name in names if name not in failed], commit):
+                if reason is None:
+                    try:
+                        gather(params, name, stages[name], branches.branch(commit, name), to)
+                    except Refused as error:
+                        reason = str(error)
+                if reason is None:
+                    made.append(name)
+                else:
                     failed[name] = reason
-                    continue
-                if branches.offers(branch := branches.branch(commit, name)):
-                    outs = {address: stages[address].outs for address in order(params, name)}
-                    branches.take_in(branch, outs, f"{name}, made by a worker")
-                made.append(name)
-            branches.hand_over(to, what)
-        clone.pull([address for name in made for address in order(params, name)])
-        for name in made:
-            steps.register(name)
-            pages.show_exam(params, name)
-    says = f"{len(made)} versions are built and registered; `git fetch && git merge origin/{to}` takes them over"
+    says = f"{len(made)} versions are built and registered"
+    if made:
+        says += f"; `git fetch && git merge origin/{to}` takes them over"
     if failed:
         raise Refused("; ".join([says, *(f"{name} is not: {reason}" for name, reason in failed.items())]))
     return Completed(message=says)
 
 
-def outcomes(names: list[str], commit: str) -> Mapping[str, str | None]:
-    """Have workers make versions at a commit, and wait. None for each that was made, else why it was not.
+def gather(params: Params, name: str, stages: Mapping[str, Collection[str]], branch: str, to: str) -> None:
+    """Take over what a worker made of a version, add it to the branch `to`, and register it.
 
-    A run whose worker was lost is given to another, which goes on where the last one handed over.
+    Raises Refused if the worker's branch is refused, or if the version cannot be registered.
+    """
+    before = clone.git("rev-parse", "HEAD")
+    try:
+        if branches.offers(branch):
+            branches.take_in(branch, stages, f"{name}, made by a worker")
+        clone.pull(stages)
+    except Refused:
+        clone.git("reset", "--quiet", "--hard", before)
+        raise
+    branches.hand_over(to, name)
+    steps.register(name)
+    pages.show_exam(params, name)
+
+
+def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:
+    """Have workers make versions at a commit. Yields each with None if it was made, else with why it was not.
+
+    They come in the given order, each as soon as it and those before it have ended. A run whose worker was lost is
+    given to another, which goes on where the last one handed over.
     """
     logger = get_run_logger()
-    found: dict[str, str | None] = dict.fromkeys(names, "")
-    tries = dict.fromkeys(names, 1)
+    found, tries = dict[str, str | None](), dict.fromkeys(names, 1)
     with runs.prefect_errors():
         given = {name: _give(name, commit) for name in names}
-    while given:
-        time.sleep(POLL_S)
-        try:
-            ended = {name: state for name, state in _states(given).items() if state.is_final()}
-        except httpx.TransportError:  # workers go on, so what they do is waited for
-            logger.warning("the Prefect server does not answer; asking again")
-            continue
-        for name, state in ended.items():
-            if state.is_crashed() and tries[name] < TRIES:
-                tries[name] += 1
-                logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
-                with runs.prefect_errors():
-                    given[name] = _give(name, commit)
+    for next_one in names:
+        while next_one in given:
+            time.sleep(POLL_S)
+            try:
+                ended = {name: state for name, state in _states(given).items() if state.is_final()}
+            except httpx.TransportError:  # workers go on, so what they do is waited for
+                logger.warning("the Prefect server does not answer; asking again")
                 continue
-            del given[name]
-            found[name] = None if state.is_completed() else state.message or state.name or "it failed"
-            logger.info("%s: %s; %d to go", name, state.message or state.name, len(given))
-    return found
+            for name, state in ended.items():
+                if state.is_crashed() and tries[name] < TRIES:
+                    tries[name] += 1
+                    logger.warning("%s is given to a worker again (%s); try %d", name, state.message, tries[name])
+                    with runs.prefect_errors():
+                        given[name] = _give(name, commit)
+                    continue
+                del given[name]
+                found[name] = None if state.is_completed() else state.message or state.name or "it failed"
+                logger.info("%s: %s; %d to go", name, state.message or state.name, len(given))
+        yield next_one, found[next_one]
 
 
 def _give(name: str, commit: str) -> UUID:

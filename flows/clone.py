@@ -30,6 +30,9 @@ SHARED = (keys.FOLDER, statements.FOLDER, paths.champions())
 """What a clone has in common with the checkout, so that it counts in both: keys, signed statements, answers of
 champions, and the lock under which a name moves."""
 
+BEGUN = "refs/clinrl/begun"
+"""The commit at which the last run of a clone began: what it committed follows."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -51,7 +54,8 @@ def head() -> str:
 def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterator[None]:
     """Work in a clone of this checkout's origin, at a commit, until the block ends. `name` is whom the clone is for.
 
-    `left` is called in the clone before it is reset, where a run that was killed left files that are not committed.
+    `left` is called in the clone before it is reset, where a run left files that are not committed, or commits that the
+    origin has not: it was killed, or the origin was away.
 
     The clone stays, with checkpoints and DVC's cache, so that a training that was killed goes on there. A checkout
     without an origin is the origin itself. Stages import clinrl as it is in the clone, and the registry stays the
@@ -60,7 +64,10 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
     if not _COMMIT.fullmatch(commit):
         raise Refused(f"{commit!r} is no full digest of a commit; `git rev-parse HEAD` prints one")
     checkout, prefix = Path.cwd(), git("rev-parse", "--show-prefix")
-    origin = git("config", "--default", git("rev-parse", "--show-toplevel"), "--get", "remote.origin.url")
+    top = git("rev-parse", "--show-toplevel")
+    origin = git("config", "--default", top, "--get", "remote.origin.url")
+    if (local := Path(top, origin)).exists():
+        origin = str(local)  # a relative one means another folder in the clone
     os.environ.setdefault("MLFLOW_TRACKING_URI", mlflow_store.store())  # before the folder changes
     if python := os.environ.get(interpreter.SETTING):
         os.environ[interpreter.SETTING] = os.path.abspath(python)
@@ -74,11 +81,13 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
         with chdir(folder):
             if Path(".git/MERGE_HEAD").exists():
                 git("merge", "--abort")
-            if left and Path(".git/index").exists() and git("status", "--porcelain"):
+            git("remote", "set-url", "origin", origin)
+            if left and Path(".git/index").exists() and (git("status", "--porcelain") or _unpushed()):
                 with chdir(folder / prefix):
                     left()
             git("fetch", "--quiet", "--", origin, commit)
             git("checkout", "--quiet", "--force", "--detach", commit)
+            begin_here()
             git("clean", "--quiet", "--force", "-d")  # what git ignores stays
         with chdir(folder / prefix):
             for place, own in product((checkout, clones), OWN):
@@ -90,9 +99,23 @@ def at(commit: str, name: str, left: Callable[[], None] | None = None) -> Iterat
                 if (checkout / shared).is_dir() and not shared.exists():
                     shared.parent.mkdir(exist_ok=True)
                     shared.symlink_to(checkout / shared)
+                elif shared == keys.FOLDER and (checkout / shared).is_dir():
+                    raise Refused(f"{Path.cwd() / shared} holds keys that count in this clone alone; move it away")
             os.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "src"), str(folder)])
             dvc_state.fence()
             yield
+
+
+def begin_here() -> None:
+    """Take what this clone holds as given: it is not of this run, and no later one hands it over."""
+    git("update-ref", BEGUN, "HEAD")
+
+
+def _unpushed() -> bool:
+    """Whether the last run in this clone made commits that no branch of the origin had when it was last seen."""
+    if not git("for-each-ref", BEGUN):
+        return False
+    return bool(git("rev-list", "--max-count=1", "HEAD", "--not", BEGUN, "--remotes"))
 
 
 @contextmanager
@@ -110,6 +133,14 @@ def _own(parent: Path, name: str) -> Iterator[Path]:
             return
 
 
+def share(scale: str) -> None:
+    """Make what clones have in common with the checkout, a signing key among it: one that a clone made counts nowhere
+    else."""
+    keys.signer(scale)
+    for shared in SHARED:
+        shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 def share_cache(checkout: Path) -> None:
     """Let the cache of the checkout be the DVC remote of this clone where it has none."""
     if not _dvc("config", "core.remote").stdout:
@@ -117,20 +148,29 @@ def share_cache(checkout: Path) -> None:
 
 
 def pull(addresses: Collection[str]) -> None:
-    """Fetch the outputs of stages that dvc.lock records and the remote has. What it has not is built."""
-    _dvc("pull", "--quiet", *dict.fromkeys(addresses))
+    """Fetch the outputs of stages that dvc.lock records and the remote has. What it has not is built.
+
+    Raises Refused for what leads out of a folder.
+    """
+    said = _dvc("pull", *dict.fromkeys(addresses)).stderr
+    if refusal := re.search(r"^clinrl: (.+)", said, re.MULTILINE):
+        raise Refused(refusal[1])
 
 
 def push(addresses: Collection[str]) -> None:
     """Send the outputs of stages to the remote, as far as they are made. Raises Away with DVC's words if that fails."""
-    if code := (done := _dvc("push", "--quiet", *addresses)).returncode:
+    if code := (done := _dvc("push", *addresses)).returncode:
         said = mask((done.stderr.strip().splitlines() or [f"exit code {code}"])[-1])
         raise Away(f"what was made could not be sent to the DVC remote, and is kept here: {said}")
 
 
-def git(*words: str, strip: bool = True) -> str:
-    """What git says. Raises Refused with its last words if it fails, Away if another repository was asked."""
-    env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in AUTHOR.items()}
+def git(*words: str, strip: bool = True, date: str = "") -> str:
+    """What git says. `date`: when a commit was made, if not now.
+
+    Raises Refused with its last words if it fails, Away if another repository was asked.
+    """
+    says = AUTHOR | ({"DATE": date} if date else {})
+    env = os.environ | {f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in says.items()}
     env["GIT_TERMINAL_PROMPT"] = "0"
     done = subprocess.run(["git", *words], capture_output=True, text=True, env=env, check=False)
     if done.returncode:

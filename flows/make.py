@@ -6,9 +6,8 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed
 
 from clinrl.config.params import load_params
-from clinrl.provenance import dvc_yaml
 from flows import branches, clone, runs, steps
-from flows.reproduce import order
+from flows.reproduce import outputs
 
 
 @flow(flow_run_name="make-{name}")
@@ -29,16 +28,15 @@ def make(name: str, commit: str) -> State[None]:
 
 
 def _make(name: str, commit: str) -> int:
-    params, made = load_params(), dvc_yaml.read()
-    mine, to = order(params, name), branches.branch(commit, name)
-    stages = {other: {address: made[address].outs for address in order(params, other)} for other in params.versions}
+    params, to = load_params(), branches.branch(commit, name)
+    stages = outputs(params)
     for reason in branches.go_on_with(name, commit, stages):
         get_run_logger().warning("what another has begun of it is made anew: %s", reason)
-    clone.pull([address for before in params.lineage(name) for address in order(params, before)])
+    clone.pull([address for before in params.lineage(name) for address in stages[before]])
 
     def hand_over(address: str) -> None:
         if address.partition("@")[0] not in steps.LIGHT:
-            clone.push(mine)
+            clone.push(stages[name])
             branches.hand_over(to, f"{name}: {address}")
 
-    return len(steps.bring_up_to_date(mine, hand_over))
+    return len(steps.bring_up_to_date([*stages[name]], hand_over))

@@ -9,6 +9,7 @@ from prefect import State, flow
 from prefect.states import Completed
 
 from clinrl.config.params import Params, load_params
+from clinrl.provenance import dvc_yaml
 from clinrl.provenance.stages import addresses_of
 from clinrl.release.standing import is_registered
 from flows import pages, runs, steps
@@ -42,3 +43,9 @@ def order(params: Params, name: str) -> list[str]:
     exams = dict.fromkeys([params.bases[block.task].exam, block.exam])
     data = [*own[:2], *(stage for exam in exams for stage in params.data_stages(exam))]
     return [f"base@{block.task}", *data, f"baseline@{block.task}", *own[2:]]
+
+
+def outputs(params: Params) -> dict[str, dict[str, dict[str, bool]]]:
+    """Of each version its stages, in the order in which they run, with the paths that dvc.yaml has them write."""
+    stages = dvc_yaml.read()
+    return {name: {address: stages[address].outs for address in order(params, name)} for name in params.versions}

@@ -10,6 +10,7 @@ data is held against the gate, whose look at the exam spends some of the error b
 dropped, and its record kept, so that the next run tries something else. Where the budget is used up, none is drafted.
 """
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from clinrl.pipeline.propose import Draft
 from clinrl.provenance.lock import LOCK
 from clinrl.release.change_control import no_look_left, outside_plan, screened_out
 from clinrl.release.standing import is_champion, is_registered, outcome
-from clinrl.signing.keys import signer
 from flows import branches, clone, pages, runs, steps
 from flows.release import carry_out, folds
 from flows.reproduce import build, order
@@ -68,14 +68,20 @@ def scheduled(task: str) -> State[None]:
         raise Refused(
             f"{log} has lines that are not committed; commit it, push it if there is an origin, and run this again"
         )
-    signer(load_params().scale)  # one that the clone made would count nowhere else
-    for shared in clone.SHARED:
-        shared.mkdir(mode=0o700, parents=True, exist_ok=True)
+    clone.share(load_params().scale)
     checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
     hand_over = partial(branches.hand_over, to, only=WRITTEN, replaces=False)
-    left = partial(hand_over, f"{task}: left by a run that was killed")
+
+    def left() -> None:
+        with suppress(ParamsError):  # of code that has changed since, which cannot say what was made
+            clone.push(addresses(load_params(), task))
+        branches.commit(message := f"{task}: left by a run that did not hand over", WRITTEN)
+        branches.go_on(to, WRITTEN)
+        hand_over(message)
+
     with at_work(task, f"the schedule of {task}"), clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
         branches.go_on(to, WRITTEN)
+        clone.begin_here()
         clone.share_cache(checkout)
         clone.pull(addresses(load_params(), task))
         try:

@@ -353,7 +353,7 @@ def audit_rows() -> list[str]:
 def test_the_table_of_the_audit_is_that_of_the_committed_reports() -> None:
     """And before there are reports, there is no table."""
     page = (ROOT / "docs/tasks/audit.md").read_text(encoding="utf-8")
-    _, head, block = page.partition("| who | decoding | easy | medium | hard |\n| --- | --- | --- | --- | --- |\n")
+    _, head, block = page.partition("| policy | decoding | easy | medium | hard |\n| --- | --- | --- | --- | --- |\n")
     if not (ROOT / "data/reports/protocol/audit-v3.json").exists():
         assert not head
         return

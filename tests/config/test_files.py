@@ -97,6 +97,23 @@ def test_a_block_stands_where_dvc_looks_for_it(split: Path) -> None:
         load_params(split)
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"approvers": {"Mallory": "ssh-ed25519 AAAA"}},
+        {"gates": {"esi": {}}},
+        {"approvers": {}},
+        {"plans": None},
+    ],
+)
+def test_drafts_say_nothing_of_who_approves_and_what_a_gate_asks(split: Path, section: dict[str, Any]) -> None:
+    """A branch that anybody can push brings that file into a scheduled retraining."""
+    change(split, lambda content: [content.pop(name, None) for name in section])
+    write_whole(split.parent / "params/drafts.yaml", section)
+    with pytest.raises(ParamsError, match=f"{next(iter(section))} is no section of drafts; write it to"):
+        load_params(split)
+
+
 @pytest.mark.parametrize("text", ["", "- 1\n", "1\n"])
 def test_a_file_that_is_no_mapping_is_refused(split: Path, text: str) -> None:
     file = split.parent / "params/imaging.yaml"

@@ -1,5 +1,7 @@
 """How a build hears of its runs, from a real Prefect server."""
 
+import time
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -45,3 +47,33 @@ def test_runs_are_told_of_at_once_lost_ones_as_crashed(
         monkeypatch.setattr(build, "PENDING_S", -1.0)
         assert build._states(given)["waits"].is_crashed()
         assert client.read_flow_run(given["waits"]).state.is_crashed(), "the server is told"
+
+
+def test_versions_come_in_their_order_each_as_soon_as_those_before_it(
+    prefect: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect import flow, get_client
+    from prefect.states import Completed, Failed, Running
+
+    from flows import build
+
+    @flow
+    def version() -> None: ...
+
+    with get_client(sync_client=True) as client:
+        given = {name: client.create_flow_run(version, state=Running()).id for name in ("v1", "v2", "v3")}
+        ends = iter([("v3", Completed()), ("v1", Completed()), ("v2", Failed(message="too little memory"))])
+        ended: list[str] = []
+
+        def pause(_seconds: float) -> None:
+            name, state = next(ends)
+            client.set_flow_run_state(given[name], state, force=True)
+            ended.append(name)
+
+        @flow
+        def told() -> list[tuple[str, str | None, int]]:
+            return [(name, reason, len(ended)) for name, reason in build.outcomes([*given], "a" * 40)]
+
+        monkeypatch.setattr(build, "_give", lambda name, _commit: given[name])
+        monkeypatch.setattr(build, "time", SimpleNamespace(sleep=pause, time=time.time))
+        assert told() == [("v1", None, 2), ("v2", "too little memory", 3), ("v3", None, 3)]

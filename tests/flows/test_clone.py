@@ -102,6 +102,20 @@ def test_what_was_handed_over_is_gone_on_with(checkout: Path) -> None:
         assert [*branches._entries("HEAD")] == ["dataset@d1", "train@v0", "train@v1", "evaluate@v1"]
 
 
+def test_what_is_taken_in_again_is_the_same_commit(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that was killed finds what workers made of its commits by their digests."""
+    commit = clone.head()
+    to, found = made(commit, "v1", lambda: trained("v1")), set[str]()
+    for day in ("01", "02"):
+        for who in ("AUTHOR", "COMMITTER"):
+            monkeypatch.setenv(f"GIT_{who}_DATE", f"2031-01-{day}T00:00:00Z")
+        with clone.at(commit, "build"):
+            branches.take_in(to, may_write("v1"), "v1")
+            found.add(git("rev-parse", "HEAD"))
+    assert len(found) == 1
+    assert found != {commit}
+
+
 SHARED = {"train@x1": ["data/reports/x1.json"]}
 """A stage that all versions follow from."""
 
@@ -133,6 +147,21 @@ def test_a_branch_that_is_refused_stops_its_own_version_alone(checkout: Path) ->
         assert "train@x1" in branches._entries("HEAD")
     with clone.at(commit, "worker"), pytest.raises(Refused, match="is not as DVC writes it"):
         branches.go_on_with("v1", commit, stages)
+
+
+@pytest.mark.parametrize(
+    "outs", ["    outs: 5\n", "    outs:\n    - md5: aa\n", "    outs: [\n", "    outs:\n    - path: {}\n"]
+)
+def test_an_entry_that_dvc_would_not_write_is_refused_and_stops_no_other(checkout: Path, outs: str) -> None:
+    def change() -> None:
+        write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + f"  train@x1:\n    cmd: run\n{outs}")
+
+    commit = clone.head()
+    made(commit, "v1", change)
+    stages = {name: SHARED | may_write(name) for name in ("v1", "v2")}
+    with clone.at(commit, "worker"):
+        (reason,) = branches.go_on_with("v2", commit, stages)
+        assert "has an entry of train@x1 that DVC does not write" in reason
 
 
 def claimed(path: str) -> None:
@@ -168,6 +197,9 @@ def hidden(line: str) -> None:
         (lambda: hidden("  'train@v0':"), "is not as DVC writes it"),
         (lambda: hidden("  train@v0: # as before"), "is not as DVC writes it"),
         (lambda: hidden("  train@v1:"), "is not as DVC writes it"),
+        (lambda: hidden("    k:\n        - \x85  train@v9: {cmd: evil}"), "is not as DVC writes it"),
+        (lambda: hidden("    k:\n        - \u2028  train@v9: {cmd: evil}"), "is not as DVC writes it"),
+        (lambda: write_text(Path("dvc.lock"), Path("dvc.lock").read_text() + "    # "), "is not as DVC writes it"),
     ],
 )
 def test_a_branch_that_changes_what_was_not_asked_of_it_is_refused(
@@ -212,6 +244,54 @@ def test_what_a_killed_run_left_is_handed_over_before_the_clone_is_used_again(ch
         branches.go_on(to, ["data/reports"])
         assert Path("data/reports/decisions.jsonl").read_text() == "a signed line"
         assert Path("src/code.py").read_text() == ""
+
+
+def run_of(commit: str, report: str, to: str = "built/retrain-esi") -> None:
+    """A scheduled run, as short as can be: it writes one report, and hands over what another left."""
+
+    def left() -> None:
+        branches.commit("left", ["data/reports"])
+        branches.go_on(to, ["data/reports"])
+        branches.hand_over(to, "left", replaces=False)
+
+    with clone.at(commit, "retrain", left):
+        branches.go_on(to, ["data/reports"])
+        clone.begin_here()
+        write_text(Path(f"data/reports/{report}.json"), "{}")
+        branches.hand_over(to, report, only=["data/reports"], replaces=False)
+
+
+def test_what_could_not_be_pushed_is_handed_over_by_the_next_run(checkout: Path, tmp_path: Path) -> None:
+    commit, origin = clone.head(), tmp_path / "origin"
+    hook = write_text(origin / "hooks/pre-receive", "#!/bin/sh\nexit 1\n") or origin / "hooks/pre-receive"
+    hook.chmod(0o755)
+    with pytest.raises(clone.Away):
+        run_of(commit, "first")
+    hook.unlink()
+    other = tmp_path / "other"  # somebody adds to the branch meanwhile
+    git("clone", "-q", str(origin), str(other))
+    write_text(other / "data/reports/theirs.json", "{}")
+    git("-C", str(other), "add", "--all")
+    git("-C", str(other), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "theirs")
+    git("-C", str(other), "push", "-q", "origin", "HEAD:refs/heads/built/retrain-esi")
+    run_of(commit, "second")
+    git("fetch", "-q", "origin", "built/retrain-esi")
+    held = git("ls-tree", "-r", "--name-only", "FETCH_HEAD", "data/reports").split()
+    assert held == [f"data/reports/{name}.json" for name in ("first", "second", "theirs", "v0")]
+    before = git("rev-list", "--count", "FETCH_HEAD")
+    with clone.at(commit, "retrain", lambda: pytest.fail("nothing is left")):
+        pass
+    assert git("rev-list", "--count", "FETCH_HEAD") == before
+
+
+def test_a_branch_that_was_merged_and_then_refused_is_not_handed_over(checkout: Path) -> None:
+    commit = clone.head()
+    made(commit, "v1", lambda: trained("v1"))
+    with clone.at(commit, "retrain"):
+        branches.go_on(branches.branch(commit, "v1"), ["data/reports", "dvc.lock"])
+        clone.begin_here()
+    with clone.at(commit, "retrain", lambda: pytest.fail("nothing is left")):
+        pass
 
 
 def test_a_branch_that_somebody_added_to_is_not_replaced(checkout: Path) -> None:
@@ -288,6 +368,41 @@ def test_a_clone_signs_with_the_checkout_s_key_and_works_in_its_folder(checkout:
     with clone.at(clone.head(), "worker"):
         assert Path("params.yaml").read_text() == "scale: full\n"
         assert Path.cwd().name == "full"
+
+
+def test_a_project_in_a_folder_takes_in_its_own_files(checkout: Path) -> None:
+    write_text(Path("full/dvc.lock"), LOCK + entry("train@v0", "bb"))
+    write_text(Path("full/data/reports/v0.json"), "{}")
+    git("add", "--all")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "full")
+    git("push", "-q", "origin", "main")
+    os.chdir("full")
+    commit = clone.head()
+    to = made(commit, "v1", lambda: trained("v1"))
+    evil = made(commit, "v2", lambda: (write_text(Path("../data/reports/v2.json"), "above"), git("add", ":/data")))
+    with clone.at(commit, "build"):
+        assert branches.take_in(to, may_write("v1"), "v1") == ["train@v1"]
+        assert git("diff", "--name-only", commit).split() == ["full/data/reports/v1.json", "full/dvc.lock"]
+        with pytest.raises(Refused, match=r"changes data/reports/v2\.json, which no stage"):
+            branches.take_in(evil, may_write("v2"), "v2")
+
+
+def test_a_clone_follows_the_origin_of_the_checkout(checkout: Path, tmp_path: Path) -> None:
+    commit = clone.head()
+    with clone.at(commit, "worker"):
+        pass
+    (tmp_path / "origin").rename(tmp_path / "moved")
+    git("remote", "set-url", "origin", "../moved")
+    to = made(commit, "v1", lambda: trained("v1"))
+    assert git("--git-dir", str(tmp_path / "moved"), "rev-parse", "--verify", to)
+
+
+def test_keys_that_only_a_clone_has_are_refused(checkout: Path) -> None:
+    with clone.at(clone.head(), "build"):
+        make_key()
+    clone.share("embedded")
+    with pytest.raises(Refused, match="holds keys that count in this clone alone"), clone.at(clone.head(), "build"):
+        pass
 
 
 RETRAINED = ("dvc.lock", "data/reports")

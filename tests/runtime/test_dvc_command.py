@@ -1,3 +1,5 @@
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -137,3 +139,45 @@ def test_a_pipeline_ends_in_the_same_lock(tmp_path: Path) -> None:
         locks.append((folder / "dvc.lock").read_bytes())
     assert locks[0] == locks[1]
     assert b"say@two" in locks[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"relpath": "../../.git/config"}, "a folder's listing"),
+        ({"relpath": "/etc/passwd"}, "a folder's listing"),
+        ({"relpath": "./a"}, "a folder's listing"),
+        ({"md5": "../../../evil"}, "a digest"),
+    ],
+)
+def test_what_leads_out_of_a_folder_or_of_the_cache_is_not_pulled(
+    changed: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    """Whoever can write to the remote and to dvc.lock chooses both, and DVC joins them to paths as they are."""
+    project, remote = tmp_path / "project", tmp_path / "remote"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DVC_")}
+    env |= {"PYTHONPATH": str(ROOT / "src"), "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    for words in (["init", "-q"], ["remote", "add", "-q", "-d", "store", str(remote)]):
+        subprocess.run([sys.executable, "-m", "dvc", *words], cwd=project, env=env, check=True)
+
+    def stored(content: bytes, end: str = "") -> str:
+        digest = hashlib.md5(content).hexdigest() + end
+        (remote / "files/md5" / digest[:2]).mkdir(parents=True, exist_ok=True)
+        (remote / "files/md5" / digest[:2] / digest[2:]).write_bytes(content)
+        return digest
+
+    (tmp_path / "evil").write_text("evil")
+    listing = [{"md5": stored(b"fine"), "relpath": "fine"}, {"md5": stored(b"evil"), "relpath": "file"} | changed]
+    made = stored(json.dumps(listing).encode(), ".dir")
+    (project / "dvc.yaml").write_text("stages: {make: {cmd: make, outs: [data/made]}}\n")
+    outs = f"    outs:\n    - path: data/made\n      hash: md5\n      md5: {made}\n      size: 8\n      nfiles: 2\n"
+    (project / "dvc.lock").write_text(f"{HEAD}  make:\n    cmd: make\n{outs}")
+    before = (project / ".git/config").read_text()
+    command = [sys.executable, "-m", "clinrl.runtime.dvc_command", "pull", "make"]
+    done = subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert f"clinrl: {says} that DVC was to follow leads out of" in done.stderr
+    assert (project / ".git/config").read_text() == before
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"evil"
+                and remote not in path.parents and path != tmp_path / "evil"]  # fmt: skip

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 FOLDER = "params"
 DRAFTS = "drafts"
-"""The file of params/ that commands write."""
+"""The file of params/ that commands write, and that a branch of a scheduled retraining brings."""
+DRAFTED = ("datasets", "mining", "profiles", "versions")
+"""The sections that it may have: none that says who approves, what a gate asks, or when something runs."""
 NESTED = ("merges", "protocols")
 """Sections that consist of sections."""
 HEADER = (
@@ -41,13 +43,17 @@ def read_files(path: Path) -> dict[Path, Any]:
 def merge_files(contents: Contents) -> tuple[dict[str, Any], dict[str, Path]]:
     """All files as one mapping, and where its parts stand. Sections merge, entries do not.
 
-    Raises ParamsError for a file that holds no mapping, and naming both files for a key that stands in two.
+    Raises ParamsError for a file that holds no mapping, naming both files for a key that stands in two, and for a
+    section of drafts that no command writes: nobody has reviewed that file when a retraining reads it.
     """
     whole: dict[str, Any] = {}
     places: dict[str, Path] = {}
     for file, content in contents.items():
         if not isinstance(content, Mapping):
             raise ParamsError(f"{file}: the file is {format_value(content)}; it must be a mapping")
+        is_drafts = (file.parent.name, file.stem) == (FOLDER, DRAFTS)
+        if is_drafts and (foreign := next((key for key in content if key not in DRAFTED), None)):
+            raise ParamsError(f"{file}: {foreign} is no section of drafts; write it to params.yaml")
         _put(whole, content, (), file, places)
     return whole, places
 

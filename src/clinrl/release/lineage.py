@@ -309,12 +309,14 @@ def _check_decided(model: str, name: str, decisions: Sequence[audit_log.Entry]) 
     if digest not in known:
         raise Refused(f"the registry's tag decision of {name} is none of the audit file's; run `clinrl decide {name}`")
     body = known[digest]
-    numbers = ", ".join(
-        f"{finding['metric']} ({finding['mode']}) {finding['observed']:.4g} for {finding['limit']}"
-        for finding in body["findings"]
-        if finding["observed"] is not None
-    )
-    return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {numbers}"
+    measured = [finding for finding in body["findings"] if finding["observed"] is not None]
+    named = [finding for finding in measured if not (finding["passed"] and finding["limit"].startswith("above "))]
+    numbers = [
+        f"{finding['metric']} ({finding['mode']}) {finding['observed']:.4g} for {finding['limit']}" for finding in named
+    ]
+    if beaten := len(measured) - len(named):
+        numbers.append(f"{beaten} comparisons with simple policies")
+    return digest, f"{'passed' if body['promote'] else 'was refused by'} the gate: {', '.join(numbers)}"
 
 
 def _check_unpromoted(model: str, name: str, digest: str, lines: Sequence[audit_log.Entry]) -> tuple[str, str]:

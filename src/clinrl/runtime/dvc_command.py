@@ -9,25 +9,29 @@ With `--side-by-side` before DVC's own words, stages run side by side (`clinrl.r
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import dvc_objects.db
 from dvc import dvcfile
 from dvc.cli import main
 from dvc.exceptions import DvcException
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml, parse_yaml_for_update
+from dvc_data.hashfile.tree import Tree
 
 from clinrl.artifacts import write_text
+from clinrl.errors import Refused
 from clinrl.runtime import side_by_side
 
 HEAD = "schema: '2.0'\nstages:\n"
 """How a lock begins that holds stages alone."""
 _STAGE = re.compile(r"^  ([\w@.-]+):\n", re.MULTILINE)
 _NAME = re.compile(r"^  (?! ).*", re.MULTILINE)
-_OTHER = re.compile(r"^\S", re.MULTILINE)
+_OTHER = re.compile(r"^\S|[\r\x85\u2028\u2029]", re.MULTILINE)
+"""A section beside the stages, or what ends a line for one reader of YAML and not for another."""
 
 
 class Stages(dict[str, Any]):
@@ -97,7 +101,7 @@ def blocks_of(text: str) -> str | None:
     """The lines of the stages of a lock that holds stages alone, each once; None for any other file."""
     blocks = text.removeprefix(HEAD)
     names = _NAME.findall(blocks)
-    is_plain = len(names) == len(set(names)) == len(_STAGE.findall(blocks))
+    is_plain = len(names) == len(set(names)) == len(_STAGE.findall(blocks)) and text.endswith("\n")
     return None if blocks == text or _OTHER.search(blocks) or not is_plain else blocks
 
 
@@ -108,10 +112,47 @@ def _by_blocks(path: str, text: str) -> Iterator[dict[str, Any]]:
     write_text(Path(path), HEAD + stages.text())
 
 
+REFUSED = list[str]()
+"""What was refused while DVC ran, which passes on no error of ours."""
+
+
+def keep_inside() -> None:
+    """Have DVC refuse digests and folders' listings that lead out of its cache, or out of the folder.
+
+    It joins both to paths as they come from a remote: whoever writes there could replace `.git/config`.
+    """
+    cache: Any = dvc_objects.db.ObjectDB
+    tree: Any = Tree
+    parts, listed = cache._oid_parts, tree.from_list.__func__
+
+    def plain_digest(self: Any, oid: str) -> Any:
+        return parts(self, _plain(oid, "a digest", "its cache"))
+
+    def plain_listing(cls: Any, /, entries: Iterable[Mapping[str, Any]], **named: Any) -> Any:
+        kept = [dict(entry) for entry in entries]
+        for entry in kept:
+            for part in str(entry["relpath"]).split("/"):
+                _plain(part, "a folder's listing", "the folder")
+        return listed(cls, kept, **named)
+
+    cache._oid_parts, tree.from_list = plain_digest, classmethod(plain_listing)
+
+
+def _plain(name: str, what: str, of: str) -> str:
+    if name in ("", ".", "..") or "/" in name:
+        REFUSED.append(f"{what} that DVC was to follow leads out of {of}; see who wrote to the remote and to dvc.lock")
+        raise Refused(REFUSED[-1])
+    return name
+
+
 if __name__ == "__main__":
     dvcfile.modify_yaml, dvcfile.Lockfile.load = modify, load
+    keep_inside()
     words = sys.argv[1:]
     if words[:1] == ["--side-by-side"]:
         side_by_side.install()
         words = words[1:]
-    sys.exit(main(words))
+    code = main(words)
+    if REFUSED:
+        print(f"clinrl: {REFUSED[0]}", file=sys.stderr)
+    sys.exit(code or bool(REFUSED))
