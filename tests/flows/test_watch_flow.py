@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import scripted
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from prefect.client.schemas.filters import DeploymentFilter
 from ruamel.yaml import YAML
 
@@ -24,6 +25,7 @@ from clinrl.config.params import load_params
 from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.release import audit_log, promotion
+from clinrl.signing import keys
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
 from clinrl.watching.standing import DRIFT, was_acted_on
@@ -42,9 +44,9 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def settle(approver: str) -> None:
+def settle(approver: str, **sections: object) -> None:
     watches = {"esi": {"approver": approver}}
-    YAML().dump(dolls.PARAMS | champions.SECTIONS | {"watches": watches}, Path("params.yaml"))
+    YAML().dump(dolls.PARAMS | champions.SECTIONS | {"watches": watches} | sections, Path("params.yaml"))
 
 
 def harm(name: str, n: int = 40) -> None:
@@ -100,7 +102,7 @@ def test_an_alarm_is_one_event_and_the_champion_is_rolled_back_once(released: No
     assert run(watch).startswith("v1: 0 requests; safety new alarm; drift was not looked at: data/cases/x1")
     assert sent == [("clinrl.safety", "clinrl.served.esi")] * 2  # until something has followed
     assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
-    line = audit_log.read(paths.audit_log())[-1]
+    line = audit_log.read(paths.audit_log(), keys.keyring())[-1]
     assert (line.kind, line.body["to"]["version"], line.body["approver"]) == ("rollback", "v2", champions.ADA)
     assert line.body["beforehand"] is True
     assert run(rollback).startswith("nothing to do")  # a second event does not bring v1 back
@@ -133,7 +135,7 @@ def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: Non
     assert champion() == "v2"
     assert run(watch).startswith("v1: 0 requests; safety new alarm")
     assert run(rollback).startswith("v2 is the champion of esi again")
-    assert audit_log.read(paths.audit_log())[-1].kind == "rollback"
+    assert audit_log.read(paths.audit_log(), keys.keyring())[-1].kind == "rollback"
     assert run(watch) == "v2: 0 requests; no new alarm"
 
 
@@ -146,6 +148,19 @@ def test_who_makes_a_version_champion_again_has_decided(released: None, prefect:
     assert champion() == "v1"
     assert run(watch) == "v1: 0 requests; no new alarm"
     assert run(rollback).startswith("nothing to do")
+
+
+def test_a_last_line_that_another_approver_signed_counts(released: None, prefect: None) -> None:
+    from flows.watch import rollback, watch
+
+    grace = keys._signer_of(generate_private_key(SECP256R1()))
+    ours = keys.keyring()
+    settle(champions.ADA, approvers={champions.ADA: ours[keys.OURS].line, "Grace Hopper": grace.key.line})
+    counting = {**ours, "Grace Hopper": grace.key}
+    audit_log.append(paths.audit_log(), "review", {"reason": "read", "revoked": []}, signer=grace, keys=counting)
+    harm("v1")
+    assert run(watch) == "v1: 0 requests; safety new alarm"
+    assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
 
 
 @contextmanager
@@ -190,7 +205,7 @@ def test_an_automation_of_a_real_server_rolls_the_champion_back(released: None) 
         deployment("rollback")
         client.create_flow_run_from_deployment(deployment("watch").id)
         eventually(lambda: champion() == "v2", 300)
-    assert audit_log.read(paths.audit_log())[-1].kind == "rollback"
+    assert audit_log.read(paths.audit_log(), keys.keyring())[-1].kind == "rollback"
 
 
 @pytest.mark.slow

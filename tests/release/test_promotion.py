@@ -15,6 +15,7 @@ from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, Signatu
 from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, promotion, standing
 from clinrl.signing import approval
+from clinrl.signing.keys import keyring
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -52,7 +53,7 @@ def champion():
 
 
 def kinds():
-    return [line.kind for line in audit_log.read(paths.audit_log())]
+    return [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
 
 
 def promoted(params, name):
@@ -70,7 +71,7 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert entry.aliases == ("champion",)
     assert entry.tags["approver"] == ADA
     assert kinds() == ["decision", "approval", "promotion"]
-    assert audit_log.read(paths.audit_log())[-1].body["digest"] == entry.digest
+    assert audit_log.read(paths.audit_log(), keyring())[-1].body["digest"] == entry.digest
 
 
 @after("v2")
@@ -354,7 +355,7 @@ def test_a_decision_that_comes_back_is_told_again(params):
     promotion.rollback(params, "esi", approver=ADA)
     again = promotion.decide(params, "v1-v2")
     assert again == first.model_copy(update={"moved": again.moved})
-    lines = audit_log.read(paths.audit_log())
+    lines = audit_log.read(paths.audit_log(), keyring())
     assert [line.body["champion"] for line in lines if line.body.get("candidate") == "v1-v2"] == ["v2", "v1", "v2"]
 
 
@@ -389,7 +390,7 @@ def test_what_was_never_registered_is_not_decided_upon(params):
 def test_a_no_is_written_down(params):
     decision = promotion.decide(params, "v2")
     promotion.refuse(params, decision, "no answer in time")
-    assert audit_log.read(paths.audit_log())[-1].body["reason"] == "no answer in time"
+    assert audit_log.read(paths.audit_log(), keyring())[-1].body["reason"] == "no answer in time"
     assert champion() is None
 
 
@@ -409,7 +410,7 @@ def planned(**changes):
 
 def left():
     """What the last decision on the exam left."""
-    bodies = [line.body for line in audit_log.read(paths.audit_log()) if "budget" in line.body]
+    bodies = [line.body for line in audit_log.read(paths.audit_log(), keyring()) if "budget" in line.body]
     return bodies[-1]["budget"]["left_after"]
 
 
@@ -459,7 +460,7 @@ def test_a_version_outside_the_plan_is_refused_before_the_exam_is_looked_at(para
 def test_without_a_champion_there_is_nothing_to_be_better_than(params):
     decision = promotion.decide(planned(), "v2")
     assert (decision.promote, decision.budget) == (True, None)
-    assert "budget" not in audit_log.read(paths.audit_log())[-1].body
+    assert "budget" not in audit_log.read(paths.audit_log(), keyring())[-1].body
 
 
 @after("v2")
