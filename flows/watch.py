@@ -96,10 +96,9 @@ def rollback(task: str) -> State[None]:
             f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
             f"`clinrl rollback {task} --approver NAME`"
         )
-    named = (versions.holder(task, alias) for alias in (versions.CHAMPION, promotion.PREVIOUS))
-    for before in (entry for entry in named if entry and entry.digest != champion.digest):
-        if is_harmful(params, before) or was_acted_on(before, SAFETY):
-            raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
+    before = _registered(task, promotion.recorded_before(task, _lines(params), champion.digest))
+    if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
+        raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
     note(params, champion, SAFETY)
     return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")

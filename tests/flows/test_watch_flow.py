@@ -163,6 +163,30 @@ def test_a_last_line_that_another_approver_signed_counts(released: None, prefect
     assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
 
 
+@pytest.mark.parametrize("harmed", [["v2"], ["v2", "v1"]])
+def test_where_a_promotion_was_killed_between_the_names_the_audit_file_says_who_was_before(
+    released: None, prefect: None, monkeypatch: Any, harmed: list[str]
+) -> None:
+    from flows.watch import rollback
+
+    given, point = champions.params(), versions.point
+    promotion.rollback(given, "esi", approver=champions.ADA)
+    with monkeypatch.context() as patch, dolls.few_draws():
+        decision = promotion.decide(given, "v1")
+        patch.setattr(versions, "point", lambda *a: raise_(KeyboardInterrupt()) if a[1] == "champion" else point(*a))
+        with pytest.raises(KeyboardInterrupt):
+            examined.promote(given, "v1", champions.ADA, decision)
+    assert versions.holder("esi", "previous") == versions.holder("esi", "champion")
+    for name in harmed:
+        harm(name)
+    if "v1" in harmed:
+        with pytest.raises(GateError, match="v2 is above its limit, and so was v1; a person must decide"):
+            rollback("esi")
+    else:
+        assert run(rollback).startswith("v1 is the champion of esi again")
+    assert champion() == ("v2" if "v1" in harmed else "v1")
+
+
 @contextmanager
 def served() -> Iterator[tuple[Any, Any]]:
     """`python -m flows serve --servers` in the working directory.

@@ -346,6 +346,48 @@ def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(param
     assert champion() == "v2"
 
 
+def killed_between_the_names(params, monkeypatch, name):
+    """A promotion that moved `previous` and not `champion`; the decision that it was about."""
+    decision, point = promotion.decide(params, name), versions.point
+
+    def dying(model, alias, entry):
+        if alias == "champion":
+            raise KeyboardInterrupt
+        point(model, alias, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "point", dying)
+        with pytest.raises(KeyboardInterrupt):
+            examined.promote(params, name, ADA, decision)
+    assert versions.holder("esi", "previous") == versions.holder("esi", "champion")
+    return decision
+
+
+@after("v1")
+def test_after_a_promotion_that_was_killed_between_the_names_a_rollback_goes_to_the_champion_before(
+    params, monkeypatch
+):
+    decision = killed_between_the_names(params, monkeypatch, "v1-v2")
+
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
+
+    assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
+    assert kinds()[-2:] == ["approval", "rollback"]
+    standing.check_servable(params, versions.holder("esi", "champion"), "champion")
+    with pytest.raises(GateError, match="v2 became the champion of esi after the decision on v1-v2"):
+        examined.promote(params, "v1-v2", ADA, decision)
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v1"
+
+
+@after("v2")
+def test_a_first_champion_has_nobody_before_it_though_a_promotion_was_killed(params, monkeypatch):
+    decision = killed_between_the_names(params, monkeypatch, "v1")
+    with pytest.raises(GateError, match="there is nothing to roll back to"):
+        promotion.rollback(params, "esi", approver=ADA)
+    examined.promote(params, "v1", ADA, decision)
+    assert (champion(), promotion.rollback(params, "esi", approver=ADA).name) == ("v1", "v2")
+
+
 @after("v2")
 def test_a_decision_that_comes_back_is_told_again(params):
     first = promotion.decide(params, "v1-v2")
