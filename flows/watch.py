@@ -15,11 +15,12 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 
 from clinrl import paths
-from clinrl.config.params import load_params
+from clinrl.config.params import Params, load_params
 from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
+from clinrl.signing.keys import trusted_keys
 from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
 
@@ -36,11 +37,18 @@ def trigger(task: str, kind: str) -> DeploymentEventTrigger:
     )
 
 
-def champion_of(task: str) -> Entry | None:
+def champion_of(params: Params, task: str) -> Entry | None:
     """The champion by the audit file, which a rollback that was cut short has not changed yet; without one, by name."""
-    recorded = promotion.recorded_champion(task, audit_log.read(paths.audit_log()))
-    found = (entry for entry in versions.entries(task) if entry.digest == recorded)
-    return next(found, None) or versions.holder(task, versions.CHAMPION)
+    recorded = promotion.recorded_champion(task, _lines(params))
+    return _registered(task, recorded) or versions.holder(task, versions.CHAMPION)
+
+
+def _lines(params: Params) -> list[audit_log.Entry]:
+    return audit_log.read(paths.audit_log(), trusted_keys(params))
+
+
+def _registered(task: str, digest: str | None) -> Entry | None:
+    return next((entry for entry in versions.entries(task) if entry.digest == digest), None)
 
 
 @flow(flow_run_name="watch-{task}")
@@ -50,7 +58,8 @@ def watch(task: str) -> State[None]:
     Drift is sent once. Harm is sent at each look until a rollback has followed, since an event may be lost.
     """
     runs.begin()
-    params, champion = load_params(), champion_of(task)
+    params = load_params()
+    champion = champion_of(params, task)
     if champion is None:
         return Completed(message=f"{task} has no champion, so nothing is watched")
     if not paths.watched(task).exists():  # looking would make it
@@ -75,7 +84,8 @@ def rollback(task: str) -> State[None]:
     approved beforehand, if the previous champion is above its limit too, or where no counts are.
     """
     runs.begin()
-    params, champion = load_params(), champion_of(task)
+    params = load_params()
+    champion = champion_of(params, task)
     if not paths.watched(task).exists():
         raise GateError(f"{task} was never served from this machine; rollbacks run where `clinrl serve {task}` does")
     if champion is None or was_acted_on(champion, SAFETY) or not is_harmful(params, champion):
@@ -86,10 +96,9 @@ def rollback(task: str) -> State[None]:
             f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
             f"`clinrl rollback {task} --approver NAME`"
         )
-    named = (versions.holder(task, alias) for alias in (versions.CHAMPION, promotion.PREVIOUS))
-    for before in (entry for entry in named if entry and entry.digest != champion.digest):
-        if is_harmful(params, before) or was_acted_on(before, SAFETY):
-            raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
+    before = _registered(task, promotion.recorded_before(task, _lines(params), champion.digest))
+    if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
+        raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)
     note(params, champion, SAFETY)
     return Completed(message=f"{entry.name} is the champion of {task} again, approved beforehand by {approver}")

@@ -2,8 +2,11 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from ruamel.yaml import YAML
 
 import dolls
 import examined
@@ -82,11 +85,11 @@ def test_the_audit_file_is_read_again_once_somebody_vouched_for_what_a_revoked_k
         file.unlink()
     main(["keys", "init"])
     with pytest.raises(ArtefactError, match="run `clinrl keys vouch`"):
-        audit_log.read(paths.audit_log())
+        audit_log.read(paths.audit_log(), keys.keyring())
     capsys.readouterr()
     assert main(["keys", "vouch", "the laptop was stolen"]) == 0
     assert capsys.readouterr().out == f"{former}\n"
-    assert [line.kind for line in audit_log.read(paths.audit_log())] == ["decision", "review"]
+    assert [line.kind for line in audit_log.read(paths.audit_log(), keys.keyring())] == ["decision", "review"]
     assert main(["keys", "vouch", "twice"]) == 1
 
 
@@ -98,6 +101,17 @@ def test_the_tree_of_versions_says_how_their_gates_decided(run, capsys):
     assert lines[0].startswith("esi-base")
     assert [line.split("gate ")[1] for line in lines if "gate " in line] == ["passed", "refused"]
     assert main(["plan", "v1", "--graph"]) == 2
+
+
+def test_the_tree_says_so_where_an_approver_s_key_signed_the_last_line(run, capsys):
+    run("decide", "v1")
+    ada = keys._signer_of(generate_private_key(SECP256R1()))
+    listed = {"approvers": {"Ada Lovelace": ada.key.line}}
+    YAML().dump(dolls.PARAMS | examined.SECTIONS | listed, Path("params.yaml"))
+    counting = keys.trusted_keys(load_params())
+    audit_log.append(paths.audit_log(), "review", {"reason": "read", "revoked": []}, signer=ada, keys=counting)
+    assert main(["plan", "--graph"]) == 0
+    assert "gate passed" in capsys.readouterr().out
 
 
 def test_a_refused_version_says_why_and_ends_with_1(run):
@@ -118,7 +132,7 @@ def test_what_the_approver_sees_is_in_the_record_that_is_approved(project, capsy
     digest = said.pop("digest")
     decision = Decision.model_validate_json(json.dumps(said))
     assert digest == decision.digest
-    assert decision.model_dump(mode="json") in [line.body for line in audit_log.read(paths.audit_log())]
+    assert decision.model_dump(mode="json") in [line.body for line in audit_log.read(paths.audit_log(), keys.keyring())]
     rows = numbers.form(decision.rows)
     assert [row["who"] for row in rows if row["mode"] == "think"] == [
         "v1", *(f"always {level}" for level in range(1, 6)), "random", "prior-matched", "bag of words",

@@ -84,7 +84,7 @@ def whole() -> list[tuple[str, ...]]:
 def check(kept: list[audit_log.Entry], before: list[tuple[str, ...]]) -> None:
     """Hold the files, the audit log, the lineage and the champion against what was before."""
     run(sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@v1", "evaluate@v2")
-    assert audit_log.read(paths.audit_log()) == kept
+    assert audit_log.read(paths.audit_log(), keys.keyring()) == kept
     assert whole() == before
     assert not keys.PRIVATE.exists()
     champion = versions.holder("esi", "champion")
@@ -104,7 +104,7 @@ def test_a_lost_project_is_whole_again_and_its_champion_loads(project: Path, tmp
     assert (done.returncode, done.stderr) == (0, "")
     assert not [*(tmp_path / "backup").rglob("*.pem")]
     assert (tmp_path / "backup").stat().st_mode & 0o077 == 0
-    kept = audit_log.read(paths.audit_log())
+    kept = audit_log.read(paths.audit_log(), keys.keyring())
     lose()
     restored = script("restore", str(tmp_path / "backup"))
     assert (restored.returncode, len(restored.stderr.splitlines())) == (0, 1), restored.stderr
@@ -215,7 +215,7 @@ def test_a_lost_database_and_bucket_are_whole_again(project: Path, plant: Plant,
         for name in ("v2", "v1"):
             versions.register(given, name)
         examined.promote(given, "v1", "Ada Lovelace", promotion.decide(given, "v1"))
-    kept, before = audit_log.read(paths.audit_log()), whole()
+    kept, before = audit_log.read(paths.audit_log(), keys.keyring()), whole()
     shared = {
         "MLFLOW_BACKEND_STORE_URI": f"postgresql://{plant.database}/mlflow",
         "MLFLOW_ARTIFACTS_DESTINATION": BUCKET,

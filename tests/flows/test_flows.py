@@ -27,7 +27,7 @@ from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release import promotion as releases
 from clinrl.signing import approval as approvals
-from clinrl.signing.keys import signer
+from clinrl.signing.keys import keyring, signer
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("prefect", "impatient")
@@ -59,7 +59,7 @@ def worked() -> list[str]:
 
 
 def kinds() -> list[str]:
-    return [line.kind for line in audit_log.read(paths.audit_log())]
+    return [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
 
 
 def champion() -> str | None:
@@ -196,7 +196,9 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
         assert versions.holder("esi", "candidate") is None
         levers.append(record["lever"])
     assert levers == ["modifiers", "data", "lower-rate", "higher-rate"]
-    assert not any("budget" in line.body for line in audit_log.read(paths.audit_log())), "no exam was looked at"
+    assert not any("budget" in line.body for line in audit_log.read(paths.audit_log(), keyring())), (
+        "no exam was looked at"
+    )
     state = ended(retrain, "esi", approver="Ada Lovelace")
     assert (state.name, "every lever was pulled from v2" in state.message) == ("Nothing to do", True)
 
@@ -352,7 +354,7 @@ def answering(*first: dict[str, Any], **said: Any) -> threading.Thread:
 
 def token(approver: str) -> str:
     """What `clinrl approve` prints for the last decision."""
-    told = [line.body for line in audit_log.read(paths.audit_log()) if line.kind == "decision"]
+    told = [line.body for line in audit_log.read(paths.audit_log(), keyring()) if line.kind == "decision"]
     return approvals.token(artefacts.digest(told[-1]), approver, signer("embedded"))
 
 

@@ -23,6 +23,7 @@ from clinrl.config.params import load_params
 from clinrl.errors import Busy
 from clinrl.registry import versions
 from clinrl.release import audit_log, lineage, promotion
+from clinrl.signing.keys import keyring
 
 ROOT = Path(__file__).parents[2]
 BRANCH = "built/retrain-esi"
@@ -92,7 +93,7 @@ def test_a_draft_is_a_branch_and_the_checkout_is_as_it_was(settled: Path) -> Non
     git("checkout", "--quiet", "--", "params/esi.yaml")
     git("merge", "--quiet", "--ff-only", BRANCH)
     subprocess.run([sys.executable, "-m", "dvc", "checkout", "--quiet", "--with-deps", "evaluate@esi-v3"], check=True)
-    assert [line.kind for line in audit_log.read(paths.audit_log())][-2:] == ["decision", "refusal"]
+    assert [line.kind for line in audit_log.read(paths.audit_log(), keyring())][-2:] == ["decision", "refusal"]
     links = {link.link: link.state for link in lineage.walk(load_params(), "esi-v3") if link.version == "esi-v3"}
     assert (links["files"], links["lock"], links["registry"], links["gate"]) == ("holds",) * 4, links
 

@@ -25,7 +25,7 @@ from clinrl.errors import Refused
 from clinrl.release import audit_log
 from clinrl.runtime import child
 from clinrl.signing import approval
-from clinrl.signing.keys import signer
+from clinrl.signing.keys import keyring, signer
 from flows import credentials, servers
 from flows import serve as serving
 
@@ -114,7 +114,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
         schema = eventually("the form", lambda: client.read_flow_run_input(run.id, "paused-1-schema"))
         assert {"approve", "approver", "token", "note"} <= set(str(schema).replace("'", '"').split('"'))
         log = Path(".clinrl/clones/retrain-esi-1") / paths.audit_log()
-        decision = next(line.body for line in reversed(audit_log.read(log)) if line.kind == "decision")
+        decision = next(line.body for line in reversed(audit_log.read(log, keyring())) if line.kind == "decision")
         token = approval.token(artifacts.digest(decision), "Ada Lovelace", signer("embedded"))
         said = {"approve": True, "approver": "Ada Lovelace", "token": token, "note": "fine"}
         resume_flow_run(run.id, run_input=said)
@@ -127,7 +127,7 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
     assert serving.runs(served.mlflow, served.kept.mlflow) == {"esi": shown}
     assert not paths.audit_log().exists()
     subprocess.run(["git", "merge", "-q", "--ff-only", "built/retrain-esi"], check=True)
-    assert [line.kind for line in audit_log.read(paths.audit_log())] == ["decision", "approval", "promotion"]
+    assert [line.kind for line in audit_log.read(paths.audit_log(), keyring())] == ["decision", "approval", "promotion"]
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0
     for url in (served.prefect, served.mlflow):

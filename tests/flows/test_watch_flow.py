@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import scripted
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from prefect.client.schemas.filters import DeploymentFilter
 from ruamel.yaml import YAML
 
@@ -24,6 +25,7 @@ from clinrl.config.params import load_params
 from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.release import audit_log, promotion
+from clinrl.signing import keys
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
 from clinrl.watching.standing import DRIFT, was_acted_on
@@ -42,9 +44,9 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def settle(approver: str) -> None:
+def settle(approver: str, **sections: object) -> None:
     watches = {"esi": {"approver": approver}}
-    YAML().dump(dolls.PARAMS | champions.SECTIONS | {"watches": watches}, Path("params.yaml"))
+    YAML().dump(dolls.PARAMS | champions.SECTIONS | {"watches": watches} | sections, Path("params.yaml"))
 
 
 def harm(name: str, n: int = 40) -> None:
@@ -100,7 +102,7 @@ def test_an_alarm_is_one_event_and_the_champion_is_rolled_back_once(released: No
     assert run(watch).startswith("v1: 0 requests; safety new alarm; drift was not looked at: data/cases/x1")
     assert sent == [("clinrl.safety", "clinrl.served.esi")] * 2  # until something has followed
     assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
-    line = audit_log.read(paths.audit_log())[-1]
+    line = audit_log.read(paths.audit_log(), keys.keyring())[-1]
     assert (line.kind, line.body["to"]["version"], line.body["approver"]) == ("rollback", "v2", champions.ADA)
     assert line.body["beforehand"] is True
     assert run(rollback).startswith("nothing to do")  # a second event does not bring v1 back
@@ -133,7 +135,7 @@ def test_a_rollback_that_was_cut_short_is_completed(released: None, prefect: Non
     assert champion() == "v2"
     assert run(watch).startswith("v1: 0 requests; safety new alarm")
     assert run(rollback).startswith("v2 is the champion of esi again")
-    assert audit_log.read(paths.audit_log())[-1].kind == "rollback"
+    assert audit_log.read(paths.audit_log(), keys.keyring())[-1].kind == "rollback"
     assert run(watch) == "v2: 0 requests; no new alarm"
 
 
@@ -146,6 +148,43 @@ def test_who_makes_a_version_champion_again_has_decided(released: None, prefect:
     assert champion() == "v1"
     assert run(watch) == "v1: 0 requests; no new alarm"
     assert run(rollback).startswith("nothing to do")
+
+
+def test_a_last_line_that_another_approver_signed_counts(released: None, prefect: None) -> None:
+    from flows.watch import rollback, watch
+
+    grace = keys._signer_of(generate_private_key(SECP256R1()))
+    ours = keys.keyring()
+    settle(champions.ADA, approvers={champions.ADA: ours[keys.OURS].line, "Grace Hopper": grace.key.line})
+    counting = {**ours, "Grace Hopper": grace.key}
+    audit_log.append(paths.audit_log(), "review", {"reason": "read", "revoked": []}, signer=grace, keys=counting)
+    harm("v1")
+    assert run(watch) == "v1: 0 requests; safety new alarm"
+    assert run(rollback) == "v2 is the champion of esi again, approved beforehand by Ada Lovelace"
+
+
+@pytest.mark.parametrize("harmed", [["v2"], ["v2", "v1"]])
+def test_where_a_promotion_was_killed_between_the_names_the_audit_file_says_who_was_before(
+    released: None, prefect: None, monkeypatch: Any, harmed: list[str]
+) -> None:
+    from flows.watch import rollback
+
+    given, point = champions.params(), versions.point
+    promotion.rollback(given, "esi", approver=champions.ADA)
+    with monkeypatch.context() as patch, dolls.few_draws():
+        decision = promotion.decide(given, "v1")
+        patch.setattr(versions, "point", lambda *a: raise_(KeyboardInterrupt()) if a[1] == "champion" else point(*a))
+        with pytest.raises(KeyboardInterrupt):
+            examined.promote(given, "v1", champions.ADA, decision)
+    assert versions.holder("esi", "previous") == versions.holder("esi", "champion")
+    for name in harmed:
+        harm(name)
+    if "v1" in harmed:
+        with pytest.raises(GateError, match="v2 is above its limit, and so was v1; a person must decide"):
+            rollback("esi")
+    else:
+        assert run(rollback).startswith("v1 is the champion of esi again")
+    assert champion() == ("v2" if "v1" in harmed else "v1")
 
 
 @contextmanager
@@ -190,7 +229,7 @@ def test_an_automation_of_a_real_server_rolls_the_champion_back(released: None) 
         deployment("rollback")
         client.create_flow_run_from_deployment(deployment("watch").id)
         eventually(lambda: champion() == "v2", 300)
-    assert audit_log.read(paths.audit_log())[-1].kind == "rollback"
+    assert audit_log.read(paths.audit_log(), keys.keyring())[-1].kind == "rollback"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from clinrl.errors import ArtefactError, ParamsError
 from clinrl.provenance import lock
 from clinrl.registry import versions
 from clinrl.release import audit_log, lineage, promotion
-from clinrl.signing.keys import signer
+from clinrl.signing.keys import keyring, signer
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -174,7 +174,7 @@ def test_a_promotion_on_a_refused_decision_is_named(params):
         "decision": "f" * 64,
         "approver": "X Y",
     }
-    audit_log.append(paths.audit_log(), "promotion", body, signer=signer("embedded"))
+    audit_log.append(paths.audit_log(), "promotion", body, signer=signer("embedded"), keys=keyring())
     assert set(broken(params)) == {("v2", "approver")}
 
 
@@ -186,10 +186,10 @@ def test_a_name_moved_by_hand_is_named(params):
 
 def test_an_approval_of_something_else_is_none_of_this(params):
     """A real approval, put beside a decision that nobody approved."""
-    lines = audit_log.read(paths.audit_log())
+    lines = audit_log.read(paths.audit_log(), keyring())
     bodies = {line.body["version"]: line.body for line in lines if line.kind == "promotion"}
     borrowed = bodies["v2"] | {name: bodies["v1"][name] for name in ("approval", "approved")}
-    audit_log.append(paths.audit_log(), "promotion", borrowed, signer=signer("embedded"))
+    audit_log.append(paths.audit_log(), "promotion", borrowed, signer=signer("embedded"), keys=keyring())
     assert "v2 is not made" in broken(params)["v2", "approver"]
 
 
@@ -223,7 +223,7 @@ def test_a_registry_that_was_lost_is_mended_by_the_commands_that_lineage_names(p
         versions.register(params, name)
     examined.promote(params, "v2", "Grace Hopper", promotion.decide(params, "v2"))
     assert not broken(params)
-    told = [line.kind for line in audit_log.read(paths.audit_log())]
+    told = [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
     assert told.count("approval") == told.count("promotion")
 
 

@@ -15,6 +15,7 @@ from clinrl.errors import ArtefactError, Busy, GateError, RegistryError, Signatu
 from clinrl.registry import versions
 from clinrl.release import audit_log, change_control, promotion, standing
 from clinrl.signing import approval
+from clinrl.signing.keys import keyring
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -52,7 +53,7 @@ def champion():
 
 
 def kinds():
-    return [line.kind for line in audit_log.read(paths.audit_log())]
+    return [line.kind for line in audit_log.read(paths.audit_log(), keyring())]
 
 
 def promoted(params, name):
@@ -70,7 +71,7 @@ def test_a_first_champion_is_decided_upon_approved_and_named(params):
     assert entry.aliases == ("champion",)
     assert entry.tags["approver"] == ADA
     assert kinds() == ["decision", "approval", "promotion"]
-    assert audit_log.read(paths.audit_log())[-1].body["digest"] == entry.digest
+    assert audit_log.read(paths.audit_log(), keyring())[-1].body["digest"] == entry.digest
 
 
 @after("v2")
@@ -345,6 +346,48 @@ def test_a_rollback_after_a_promotion_that_was_cut_short_goes_back_from_it(param
     assert champion() == "v2"
 
 
+def killed_between_the_names(params, monkeypatch, name):
+    """A promotion that moved `previous` and not `champion`; the decision that it was about."""
+    decision, point = promotion.decide(params, name), versions.point
+
+    def dying(model, alias, entry):
+        if alias == "champion":
+            raise KeyboardInterrupt
+        point(model, alias, entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "point", dying)
+        with pytest.raises(KeyboardInterrupt):
+            examined.promote(params, name, ADA, decision)
+    assert versions.holder("esi", "previous") == versions.holder("esi", "champion")
+    return decision
+
+
+@after("v1")
+def test_after_a_promotion_that_was_killed_between_the_names_a_rollback_goes_to_the_champion_before(
+    params, monkeypatch
+):
+    decision = killed_between_the_names(params, monkeypatch, "v1-v2")
+
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v2"
+
+    assert (champion(), versions.holder("esi", "previous").name) == ("v2", "v1")
+    assert kinds()[-2:] == ["approval", "rollback"]
+    standing.check_servable(params, versions.holder("esi", "champion"), "champion")
+    with pytest.raises(GateError, match="v2 became the champion of esi after the decision on v1-v2"):
+        examined.promote(params, "v1-v2", ADA, decision)
+    assert promotion.rollback(params, "esi", approver=ADA).name == "v1"
+
+
+@after("v2")
+def test_a_first_champion_has_nobody_before_it_though_a_promotion_was_killed(params, monkeypatch):
+    decision = killed_between_the_names(params, monkeypatch, "v1")
+    with pytest.raises(GateError, match="there is nothing to roll back to"):
+        promotion.rollback(params, "esi", approver=ADA)
+    examined.promote(params, "v1", ADA, decision)
+    assert (champion(), promotion.rollback(params, "esi", approver=ADA).name) == ("v1", "v2")
+
+
 @after("v2")
 def test_a_decision_that_comes_back_is_told_again(params):
     first = promotion.decide(params, "v1-v2")
@@ -354,7 +397,7 @@ def test_a_decision_that_comes_back_is_told_again(params):
     promotion.rollback(params, "esi", approver=ADA)
     again = promotion.decide(params, "v1-v2")
     assert again == first.model_copy(update={"moved": again.moved})
-    lines = audit_log.read(paths.audit_log())
+    lines = audit_log.read(paths.audit_log(), keyring())
     assert [line.body["champion"] for line in lines if line.body.get("candidate") == "v1-v2"] == ["v2", "v1", "v2"]
 
 
@@ -389,7 +432,7 @@ def test_what_was_never_registered_is_not_decided_upon(params):
 def test_a_no_is_written_down(params):
     decision = promotion.decide(params, "v2")
     promotion.refuse(params, decision, "no answer in time")
-    assert audit_log.read(paths.audit_log())[-1].body["reason"] == "no answer in time"
+    assert audit_log.read(paths.audit_log(), keyring())[-1].body["reason"] == "no answer in time"
     assert champion() is None
 
 
@@ -409,7 +452,7 @@ def planned(**changes):
 
 def left():
     """What the last decision on the exam left."""
-    bodies = [line.body for line in audit_log.read(paths.audit_log()) if "budget" in line.body]
+    bodies = [line.body for line in audit_log.read(paths.audit_log(), keyring()) if "budget" in line.body]
     return bodies[-1]["budget"]["left_after"]
 
 
@@ -459,7 +502,7 @@ def test_a_version_outside_the_plan_is_refused_before_the_exam_is_looked_at(para
 def test_without_a_champion_there_is_nothing_to_be_better_than(params):
     decision = promotion.decide(planned(), "v2")
     assert (decision.promote, decision.budget) == (True, None)
-    assert "budget" not in audit_log.read(paths.audit_log())[-1].body
+    assert "budget" not in audit_log.read(paths.audit_log(), keyring())[-1].body
 
 
 @after("v2")

@@ -133,7 +133,7 @@ def test_a_line_is_what_was_written_byte_by_byte(params):
     text = paths.audit_log().read_text()
     paths.audit_log().write_text(text.replace('"kind":"promotion"', '"kind":"refusal","kind":"promotion"'))
     with pytest.raises(ArtefactError, match="was altered after it was written"):
-        audit_log.read(paths.audit_log())
+        audit_log.read(paths.audit_log(), keys.keyring())
 
 
 @after("v2")

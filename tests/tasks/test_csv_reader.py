@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from clinrl.errors import DataError
 from clinrl.tasks import csv_reader
-from clinrl.tasks.csv_reader import MARKS, locate, open_table
+from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, locate, open_table
 
 
 def write(folder, content, name="a.csv"):
@@ -70,6 +71,42 @@ def test_a_quote_that_is_not_closed_is_refused_with_its_line(tmp_path, content):
     table = open_table(write(tmp_path, content))
     with pytest.raises(DataError, match=r"a\.csv line 3: .*; repair the quotes"):
         list(table.cells())
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_a_line_without_an_end_is_refused_and_not_held(tmp_path, name):
+    path = write(tmp_path, b"a,b\n1,2\n" + b"x" * (32 << 20), name)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=r"line 3 is longer than 1,048,576 bytes; save it as CSV with one"):
+            open_table(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_record_that_goes_on_over_many_lines_is_refused_with_its_first(tmp_path):
+    endless = b'"x\n",' * (MAX_ROW_BYTES // 4)  # short lines and short cells
+    table = open_table(write(tmp_path, b"a,b\n1,2\n" + endless))
+    with pytest.raises(DataError, match=r"line 3: record longer than 1,048,576 characters; repair the quotes"):
+        list(table.cells())
+    with pytest.raises(DataError, match=r"line 1: record longer than .*; its first line must be a header"):
+        open_table(write(tmp_path, endless))
+
+
+def test_lines_of_the_greatest_length_are_read(tmp_path):
+    line = b"1," + b"x" * (MAX_ROW_BYTES - 3) + b"\n"
+    assert [(at, len(cells[1])) for at, cells in read(tmp_path, b"a,b\n" + line * 2)[1]] == [
+        (2, MAX_ROW_BYTES - 3),
+        (3, MAX_ROW_BYTES - 3),
+    ]
+
+
+def test_carriage_returns_alone_end_lines_too(tmp_path):
+    path = write(tmp_path, b"a,b\r" + (b"1," + b"x" * 100_000 + b"\r") * 12)
+    table = open_table(path)
+    assert path.stat().st_size > MAX_ROW_BYTES
+    assert (table.lines, [line for line, _ in table.cells()]) == (13, list(range(2, 14)))
 
 
 def test_missing_and_double_columns_are_named(tmp_path):

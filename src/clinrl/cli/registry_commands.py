@@ -24,6 +24,7 @@ from clinrl.release import lineage as lineages
 from clinrl.reports import numbers
 from clinrl.reports.tables import show
 from clinrl.signing.approval import check_token, sign_approval
+from clinrl.signing.keys import trusted_keys
 
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
 NARROW = COLUMNS[:-2]
@@ -218,13 +219,13 @@ def plan(params: Params, version: str | None = None, *, graph: str | None = None
     elif version or as_json:
         raise ParamsError("--graph draws the tree of a task; leave the version and --json out")
     else:
-        plans.draw(params, graph, gates=_gate_verdicts())
+        plans.draw(params, graph, gates=_gate_verdicts(params))
 
 
-def _gate_verdicts() -> dict[str, str]:
+def _gate_verdicts(params: Params) -> dict[str, str]:
     """How the last decision on each version ended, as far as there is an audit file that can be read."""
     with suppress(Refused):
-        entries = audit_log.read(paths.audit_log()) if paths.audit_log().exists() else []
+        entries = audit_log.read(paths.audit_log(), trusted_keys(params))
         decisions = [entry.body for entry in entries if entry.kind == "decision"]
         return {body["candidate"]: "passed" if body["promote"] else "refused" for body in decisions}
     return {}

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from clinrl.artifacts import canonical_json, digest
 from clinrl.errors import ArtefactError, SignatureError
 from clinrl.signing.dsse import pae
-from clinrl.signing.keys import Key, Signer, keyring
+from clinrl.signing.keys import Key, Signer
 from clinrl.types import Strict
 
 Kind = Literal["decision", "approval", "refusal", "promotion", "rollback", "review"]
@@ -62,7 +62,7 @@ def append(
     body: dict[str, Any],
     *,
     signer: Signer,
-    keys: Mapping[str, Key] | None = None,
+    keys: Mapping[str, Key],
     unless: Callable[[Sequence[Entry]], bool] = lambda _: False,
     reviewed: bool = False,
     at: datetime | None = None,
@@ -70,7 +70,7 @@ def append(
     """Add a signed line and wait until it is on the disk; nothing is added if `unless` is true of those that are there.
 
     Writers take turns, and nobody writes between that question and the new line. A last line that a kill cut short is
-    dropped: whoever wrote it never got an answer. `keys` are those that count, by default this checkout's.
+    dropped: whoever wrote it never got an answer. `keys` are those that count.
 
     Raises ArtefactError if the chain is broken, or if the last lines were signed with a key that does not count, since
     nothing may be built on them: unless the new line is there to say that they were `reviewed`. Raises SignatureError
@@ -109,12 +109,12 @@ def append(
     return entry
 
 
-def read(path: Path, keys: Mapping[str, Key] | None = None) -> list[Entry]:
+def read(path: Path, keys: Mapping[str, Key]) -> list[Entry]:
     """All entries, oldest first, with their chain and their signatures checked; none if there is no file.
 
-    `keys` are those that count, by default this checkout's. Raises ArtefactError naming the first line that is not what
-    was written, or the first of those at the end that nobody signed whose key counts. A last line without its line end
-    was cut short by a kill and does not count.
+    `keys` are those that count: of a project, `trusted_keys`. Raises ArtefactError naming the first line that is not
+    what was written, or the first of those at the end that nobody signed whose key counts. A last line without its line
+    end was cut short by a kill and does not count.
     """
     if not path.exists():
         return []
@@ -142,8 +142,8 @@ def uncounted_keys(path: Path, keys: Mapping[str, Key]) -> list[str]:
     return [*dict.fromkeys(entry.key for entry in takewhile(lambda entry: entry.key not in known, reversed(entries)))]
 
 
-def _by_fingerprint(keys: Mapping[str, Key] | None) -> dict[str, Key]:
-    return {key.fingerprint: key for key in (keyring() if keys is None else keys).values()}
+def _by_fingerprint(keys: Mapping[str, Key]) -> dict[str, Key]:
+    return {key.fingerprint: key for key in keys.values()}
 
 
 def _parse(text: bytes, path: Path, known: Mapping[str, Key], *, reviewed: bool = False) -> list[Entry]:

@@ -272,10 +272,11 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
     """Make the previous champion the champion again, and the champion `previous`, so that a second call undoes it.
 
     With `of`, the digest of the champion that it is about, nobody looked at this case: `approver` agreed beforehand,
-    and the audit file says so. The same call completes one that was killed half way. Raises GateError if there is no
-    previous champion, if the champion is another than `of`, if the audit file does not know that the previous one ever
-    was champion, or if `approver` is no name; SignatureError if this machine's key is not that person's; Busy as
-    `promote` does.
+    and the audit file says so. The same call completes one that was killed half way. Where a promotion was killed while
+    both names were one version's, the audit file says which was champion before. Raises GateError if there is no
+    previous champion, if the registry lost it, if the champion is another than `of`, if the audit file does not know
+    that the previous one ever was champion, or if `approver` is no name; SignatureError if this machine's key is not
+    that person's; Busy as `promote` does.
     """
     approver = check_approver(approver)
     with _moving(model):
@@ -289,20 +290,17 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
             lines = _lines(params)
         recorded = recorded_champion(model, lines)
         if recorded not in (None, now.digest):  # the names moved, wholly or in part, and the audit file does not say so
-            former = next((entry for entry in versions.entries(model) if entry.digest == recorded), None)
-            if former is None:
-                raise GateError(
-                    f"{model} has lost the version that was champion by {paths.audit_log()}; register it again"
-                )
-            now, before = former, now
+            now, before = _registered(model, recorded), now
         if of and now.digest != of:
             raise GateError(f"{now.name} is the champion of {model} by now; nothing was rolled back")
-        if now.digest == before.digest:
-            raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
+        former = recorded_before(model, lines, now.digest)
+        if now.digest == before.digest:  # a promotion was cut short after it had moved the first of the two names
+            if former is None:
+                raise GateError(f"{model} has {now.name} as champion and as previous; there is nothing to roll back to")
+            before = _registered(model, former)
         if before.digest not in _recorded_champions(model, lines):
             raise GateError(f"{before.name} is the previous champion of {model} by name only: nobody ever approved it")
-        champions = _recorded_champions(model, lines)
-        if before.digest != next((digest for digest in reversed(champions) if digest != now.digest), None):
+        if before.digest != former:
             raise GateError(
                 f"{before.name} is the previous champion of {model} by name only: {paths.audit_log()} knows of another "
                 "before this one; move the name back in MLflow"
@@ -342,6 +340,18 @@ def check_approver(approver: str) -> str:
 def recorded_champion(model: str, lines: Sequence[audit_log.Entry]) -> str | None:
     """Whose digest the champion has by the audit file: the last promotion, or where a rollback went to."""
     return next(reversed(_recorded_champions(model, lines)), None)
+
+
+def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -> str | None:
+    """Whose digest the champion had, by the audit file, before the version with this one: where a rollback goes to."""
+    return next((held for held in reversed(_recorded_champions(model, lines)) if held != digest), None)
+
+
+def _registered(model: str, recorded: str) -> Entry:
+    """The version that was champion by the audit file, with this digest. Raises GateError if the registry lost it."""
+    if (found := next((entry for entry in versions.entries(model) if entry.digest == recorded), None)) is None:
+        raise GateError(f"{model} has lost the version that was champion by {paths.audit_log()}; register it again")
+    return found
 
 
 def _recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[str]:

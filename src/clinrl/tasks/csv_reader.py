@@ -1,7 +1,7 @@
 """CSV files as they come from elsewhere: compressed, with a damaged byte-order mark, or in an older encoding.
 
-What is certain is put right without a word; what is not is refused with file and line. A file is read row by row, so
-memory does not grow with it. No refusal quotes a value: the rows may be about real people.
+What is certain is put right without a word; what is not is refused with file and line. A file is read row by row and
+no row may be long, so memory does not grow with it. No refusal quotes a value: the rows may be about real people.
 """
 
 import csv
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO, cast
+from typing import BinaryIO, Final, TextIO, cast
 
 from clinrl.errors import DataError
 from clinrl.tasks.importing import WHOLE, Row, Unclear
@@ -22,8 +22,9 @@ _MARK = "\ufeff".encode()
 MARKS = (_MARK.decode("cp1252").encode().decode("cp1252").encode(), _MARK.decode("cp1252").encode(), _MARK)
 """A byte-order mark encoded three times, twice and once: what programs that take UTF-8 for cp1252 leave behind."""
 
-MAX_CELL_CHARACTERS = 1 << 20
-"""Characters. The csv module's own limit is below what the abstracts of one record can take."""
+MAX_ROW_BYTES: Final = 1 << 20
+"""Bytes of a line, and characters of a record with its quoted line ends. What is beyond it is refused unread, so that
+no file can fill the memory. The csv module's own limit is below what the abstracts of one record can take."""
 
 
 @dataclass(frozen=True)
@@ -58,36 +59,28 @@ class Table:
     def cells(self) -> Iterator[tuple[int, list[str]]]:
         """The line on which each record begins, and as many cells as it has; lines without any cell are no records.
 
-        Raises DataError for a quote that is not closed, or closed in the middle of a cell.
+        Raises DataError for a quote that is not closed, or closed in the middle of a cell, and for a record that is
+        longer than MAX_ROW_BYTES.
         """
-        csv.field_size_limit(MAX_CELL_CHARACTERS)
         with reading(self.path), _text(self.path, self._mark, self.encoding) as stream:
-            reader = csv.reader(stream, strict=True)
-            before = 0
-            try:
-                next(reader, None)
-                before = reader.line_num
-                for cells in reader:
-                    if cells:
-                        yield before + 1, cells
-                    before = reader.line_num
-            except csv.Error as error:
-                raise DataError(f"{self.path} line {before + 1}: {error}; repair the quotes of that record") from None
+            records = _records(self.path, stream, "repair the quotes of that record")
+            next(records, None)
+            for line, cells in records:
+                if cells:
+                    yield line, cells
 
 
 def open_table(path: Path) -> Table:
     """Find out the encoding and the header of a CSV file, plain or .gz, reading it once.
 
     A byte-order mark is dropped, however often it was encoded; where one stood, a first column "ubject_id" is
-    subject_id, whose first letter it ate. Raises DataError if the file is missing, no text, or in two encodings.
+    subject_id, whose first letter it ate. Raises DataError if the file is missing, no text, in two encodings, or has a
+    line that is longer than MAX_ROW_BYTES.
     """
-    with reading(path), opened(path) as raw:
-        mark, encoding, lines = _scanned(path, raw)
+    with reading(path), _text(path, 0, "latin-1") as stream:  # a character for each byte, and lines end as for csv
+        mark, encoding, lines = _scanned(path, stream)
     with reading(path), _text(path, mark, encoding) as stream:
-        try:
-            header = next(csv.reader(stream, strict=True), [])
-        except csv.Error as error:
-            raise DataError(f"{path} line 1: {error}; its first line must be a header") from None
+        _, header = next(_records(path, stream, "its first line must be a header"), (1, []))
     columns = ["_".join(cell.lower().split()) for cell in header]
     if mark and columns[:1] == ["ubject_id"]:
         columns[0] = "subject_id"
@@ -128,13 +121,44 @@ def _text(path: Path, mark: int, encoding: str) -> TextIO:
     return io.TextIOWrapper(raw, encoding, newline="")
 
 
-def _scanned(path: Path, raw: BinaryIO) -> tuple[int, str, int]:
-    """Length of the byte-order mark, encoding, and number of lines.
+def _records(path: Path, stream: TextIO, advice: str) -> Iterator[tuple[int, list[str]]]:
+    """The line on which each record begins, the header's too, and its cells. Raises DataError, which ends in `advice`.
+
+    A record of which a quote is never closed may go on to the end of the file, over any number of cells.
+    """
+    csv.field_size_limit(MAX_ROW_BYTES)
+    before = 0
+
+    def lines() -> Iterator[str]:
+        size = 0
+        for number, line in enumerate(stream, 1):
+            size = len(line) if number == before + 1 else size + len(line)
+            if size > MAX_ROW_BYTES:
+                raise csv.Error(f"record longer than {MAX_ROW_BYTES:,} characters")
+            yield line
+
+    reader = csv.reader(lines(), strict=True)
+    try:
+        for cells in reader:
+            yield before + 1, cells
+            before = reader.line_num
+    except csv.Error as error:
+        raise DataError(f"{path} line {before + 1}: {error}; {advice}") from None
+
+
+def _scanned(path: Path, stream: TextIO) -> tuple[int, str, int]:
+    """Length of the byte-order mark, encoding, and number of lines, from a stream of one character for each byte.
 
     cp1252 (which holds Latin-1) is believed only if no line at all is UTF-8 beyond ASCII: single lines prove nothing.
+    Raises DataError for a line that is too long or is no text, and for lines in two encodings.
     """
     utf8 = other = mark = number = 0
-    for number, line in enumerate(raw, 1):
+    while text := stream.readline(MAX_ROW_BYTES + 1):
+        number, line = number + 1, text.encode("latin-1")
+        if len(line) > MAX_ROW_BYTES:
+            raise DataError(
+                f"{path} line {number} is longer than {MAX_ROW_BYTES:,} bytes; save it as CSV with one record a line"
+            )
         if number == 1:
             while found := next((form for form in MARKS if line.startswith(form)), b""):
                 line, mark = line[len(found) :], mark + len(found)

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from clinrl.errors import DataError
-from clinrl.tasks.csv_reader import MARKS, Table, open_table, opened, reading
+from clinrl.tasks.csv_reader import MARKS, MAX_ROW_BYTES, Table, open_table, opened, reading
 from clinrl.tasks.importing import WHOLE, Fields, Row, Unclear
 
 MAX_JSON_BYTES: Final = 128 << 20
 """Bytes of a JSON file, decompressed; a longer one has to be JSON Lines, which needs no memory."""
-MAX_ROW_BYTES: Final = 1 << 20
-"""Bytes of a line of JSON Lines. One beyond it is refused unread, so that no file can fill the memory."""
 
 TWICE: Final = object()
 """Stands for a JSON object that names a field twice: which of the two is meant is not certain."""
