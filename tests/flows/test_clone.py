@@ -2,15 +2,17 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from clinrl.artifacts import write_text
+from clinrl.config.params import Params
 from clinrl.errors import Refused
 from clinrl.signing.keys import make_key, signer
-from flows import branches, clone
+from flows import branches, build, clone
 
 ROOT = Path(__file__).parents[2]
 LOCK = "schema: '2.0'\nstages:\n"
@@ -162,6 +164,27 @@ def test_an_entry_that_dvc_would_not_write_is_refused_and_stops_no_other(checkou
     with clone.at(commit, "worker"):
         (reason,) = branches.go_on_with("v2", commit, stages)
         assert "has an entry of train@x1 that DVC does not write" in reason
+
+
+def test_a_version_whose_files_lead_elsewhere_is_not_gathered(checkout: Path, tmp_path: Path) -> None:
+    """Its entry is committed before DVC is asked for its files, and goes again."""
+    for words in (["init", "-q"], ["remote", "add", "-q", "-d", "store", str(tmp_path / "store")]):
+        subprocess.run([sys.executable, "-m", "dvc", *words], check=True)
+    write_text(
+        Path("dvc.yaml"), "stages:\n  train:\n    foreach: [v1]\n    do: {cmd: run, outs: [data/reports/v1.json]}\n"
+    )
+    git("add", "--all")
+    git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a project of DVC's")
+    git("push", "-q", "origin", "main")
+    commit = clone.head()
+    to = made(commit, "v1", lambda: trained("v1", "../../../evil"))
+    stages = {"train@v1": may_write("v1")["train@v1"]}
+    with clone.at(commit, "build"):
+        with pytest.raises(Refused, match="a digest that DVC was to follow leads out of its cache"):
+            build.gather(Params.model_construct(), "v1", stages, to, "built/all")
+        assert git("rev-parse", "HEAD") == commit
+        assert not git("status", "--porcelain")
+        assert not branches.offers("built/all")
 
 
 def claimed(path: str) -> None:
