@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import Any, Final
 
-from clinrl.tasks.audit.cases import AuditCase, differences_of
-from clinrl.tasks.audit.env import SUBMIT, Call, replay
+from clinrl.tasks.audit.cases import AuditCase, AuditFacts, differences_of
+from clinrl.tasks.audit.env import SUBMIT, AuditEnv, Call, perform
 from clinrl.tasks.audit.evidence import write
 from clinrl.tasks.audit.policies import (
     Action,
@@ -23,6 +23,15 @@ from clinrl.tasks.audit.policies import (
 def was_submitted(log: Iterable[Call]) -> bool:
     """Whether the audit was handed in."""
     return any(call.valid and call.tool == SUBMIT for call in log)
+
+
+def replay(facts: AuditFacts, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> AuditEnv:
+    """The environment after these calls from the start; equal calls, equal logs."""
+    env = AuditEnv()
+    env._start(facts)
+    for tool, arguments in calls:
+        perform(env, tool, arguments)
+    return env
 
 
 def play(case: AuditCase, turns: Sequence[Sequence[Action]]) -> tuple[Call, ...]:

@@ -15,10 +15,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from clinrl.tasks.imaging import evidence
 from clinrl.tasks.imaging.answer import LABELS
-from clinrl.tasks.imaging.cases import ImagingCase, ImagingKey, case_of, cases
+from clinrl.tasks.imaging.cases import ImagingCase, ImagingKey, _variant, _worded, cases
 from clinrl.tasks.imaging.guideline import CONTRAST, MODALITIES
 from clinrl.tasks.imaging.intake import MAX_WORDS
+from clinrl.tasks.imaging.rules import decide
 
 FORMATS: Final = ("json", "jsonl", "csv")
 COLUMNS: Final = ("category", "variant", "procedure", "appropriateness", "reasoning_traces", "citations", "topic_id")
@@ -63,7 +65,8 @@ def _procedures(rng: Random, case: ImagingCase) -> Iterator[ImagingCase]:
     for modality in rng.sample(MODALITIES, rng.randint(2, len(MODALITIES))):
         contrast = modality in CONTRAST and rng.random() < 0.5
         scenario = case.key.scenario.model_copy(update={"modality": modality, "contrast": contrast})
-        yield case_of(rng, scenario, case.group)
+        found = evidence.studies(rng, scenario)
+        yield _worded(scenario, case.group, found, _variant(rng, scenario), decide(scenario))
 
 
 def _record(rng: Random, case: ImagingCase, other: ImagingCase) -> Record:

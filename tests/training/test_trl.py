@@ -18,7 +18,7 @@ from clinrl.artifacts import read_manifest
 from clinrl.config.params import Params
 from clinrl.config.recipes import GrpoTrainer, SftTrainer
 from clinrl.errors import TrainingError
-from clinrl.models import bases
+from clinrl.models import bases, opening
 from clinrl.models.chat import encode
 from clinrl.training import launch, trl
 from hubs import COMMIT, REPO, Imitation, served
@@ -76,7 +76,7 @@ def train(params: Params, version: str) -> tuple[dict[str, torch.Tensor], list[d
     with dolls.in_process():
         launch.stage(params, version)
     history = (paths.adapter(version) / "history.jsonl").read_text().splitlines()
-    return load_file(paths.adapter(version) / trl.WEIGHTS), [json.loads(line) for line in history]
+    return load_file(paths.adapter(version) / opening.WEIGHTS), [json.loads(line) for line in history]
 
 
 def differ(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:

@@ -24,10 +24,10 @@ from clinrl import paths
 from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
 from clinrl.errors import Alarmed, Refused, TrainingError
-from clinrl.models import bases
+from clinrl.models import bases, opening
 from clinrl.models.decoding import numbered
 from clinrl.runtime.worker_process import WORKER
-from clinrl.training import launch, trl, worker, world
+from clinrl.training import launch, worker, world
 from clinrl.training.loss import going_on
 from clinrl.training.world import ALONE, World
 
@@ -83,7 +83,7 @@ def trained(version: str) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]
     shutil.rmtree("before", ignore_errors=True)
     paths.adapter(version).rename("before")
     lines = Path("before/history.jsonl").read_text().splitlines()
-    return load_file(Path("before") / trl.WEIGHTS), [json.loads(line) for line in lines]
+    return load_file(Path("before") / opening.WEIGHTS), [json.loads(line) for line in lines]
 
 
 def by_path(params: Params, version: str, path: str) -> Params:

@@ -1,4 +1,4 @@
-"""What a hub checkpoint decides of the recipes that are trained above it, and of how its models are questioned.
+"""What a hub checkpoint decides of the recipes that are trained above it.
 
 A publication states its numbers for one checkpoint, so they stand in the block of that checkpoint, below `bases`, and
 the recipes stay as the embedded versions used them. DVC tracks that block at the full scale alone.
@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from clinrl.config.base import check_known, sentence
-from clinrl.config.recipes import Lora
-from clinrl.config.schema import Mode
 from clinrl.errors import ParamsError
 
 if TYPE_CHECKING:
@@ -44,21 +42,3 @@ def recipe(params: "Params", name: str) -> Any:
     except ValidationError as error:
         raise ParamsError(sentence(error, type(own), f"bases.{task}.full.recipes.{name}")) from None
     return profile.model_copy(update={"trainer": {**profile.trainer, "full": whole}})
-
-
-def lora(params: "Params", version: str) -> Lora:
-    """The shape of a version's adapter at the active scale."""
-    spec = params.versions[version]
-    shape = params.bases[spec.task].full.lora if params.scale == "full" else None
-    return shape or params.profiles[spec.profile].lora
-
-
-def mode(params: "Params", name: str, task: str) -> Mode:
-    """How a task's models are questioned in a mode at the active scale, but for the tokens that they may use."""
-    if task not in params.bases:
-        return params.modes[name]
-    own: dict[str, Any] = {"turn_tokens": params.base(task).turn_tokens}
-    if params.scale == "full":
-        base = params.bases[task].full
-        own |= {"temperature": base.temperature, "top_p": base.top_p}
-    return params.modes[name].model_copy(update={key: value for key, value in own.items() if value is not None})

@@ -315,12 +315,21 @@ class Params(Section):
     def lora(self, version: str) -> Lora:
         """The shape of a version's adapter at the active scale. Raises ParamsError for an unknown version."""
         check_known("params.yaml", version, self.versions, "a version")
-        return full.lora(self, version)
+        spec = self.versions[version]
+        shape = self.bases[spec.task].full.lora if self.scale == "full" else None
+        return shape or self.profiles[spec.profile].lora
 
     def mode(self, name: str, task: str) -> schema.Mode:
-        """How a task is questioned in a mode at the active scale. Raises ParamsError for an unknown mode."""
+        """How a task is questioned in a mode at the active scale, but for the tokens that an answer may have. Raises
+        ParamsError for an unknown mode."""
         check_known("params.yaml", name, self.modes, "a mode")
-        return full.mode(self, name, task)
+        if task not in self.bases:
+            return self.modes[name]
+        own: dict[str, Any] = {"turn_tokens": self.base(task).turn_tokens}
+        if self.scale == "full":
+            base = self.bases[task].full
+            own |= {"temperature": base.temperature, "top_p": base.top_p}
+        return self.modes[name].model_copy(update={key: value for key, value in own.items() if value is not None})
 
     def budget(self, mode: str, task: str) -> int:
         """Tokens of an answer at the active scale: of the task's base, or else of the mode. Raises ParamsError for

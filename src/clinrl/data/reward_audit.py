@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -110,15 +111,18 @@ def proven(data: str, task: Task) -> str:
 
 def identity_proven(data: str) -> str:
     """The identity of a data set as its proof has it, with or without the cases here; ArtefactError without a proof."""
-    proof, advice = paths.data_proof(data), _validate(data)
+    not_passed = f"the data set {data} did not pass validation"
+    return identity_in(paths.data_proof(data), not_passed, "validation", _validate(data))
+
+
+def identity_in(proof: Path, not_passed: str, kind: str, advice: str) -> str:
+    """The identity of the data that a proof is about; ArtefactError if it is missing, and if it is no proof."""
     try:
         identity: str = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
     except FileNotFoundError:
-        raise ArtefactError(
-            f"{proof} does not exist, so the data set {data} did not pass validation; {advice}"
-        ) from None
+        raise ArtefactError(f"{proof} does not exist, so {not_passed}; {advice}") from None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        raise ArtefactError(f"{proof} is not the proof of a validation; {advice}") from None
+        raise ArtefactError(f"{proof} is not the proof of a {kind}; {advice}") from None
     return identity
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.analysis import paired
@@ -18,24 +18,13 @@ from clinrl.types import Case
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
+    from clinrl.registry.versions import Champion
 
 GIVEN = "given cases"
 """What a report names as its exam when the cases were given."""
 
 
-class Registered(Protocol):
-    """A model of the registry, such as `load_champion` returns."""
-
-    @property
-    def name(self) -> str:
-        """The version or merge of params.yaml."""
-
-    @property
-    def digest(self) -> str:
-        """Identity of its adapter, or of the full model."""
-
-
-def evaluate(params: "Params", model: str | Registered, cases: Sequence[Case] | None = None) -> dict[str, EvalReport]:
+def evaluate(params: "Params", model: "str | Champion", cases: Sequence[Case] | None = None) -> dict[str, EvalReport]:
     """The report of each mode on a model: of its exam, or of the given cases. Asks the model; writes nothing.
 
     `model` is a version, a merge or `<task>-base`, or one of the registry, whose adapter must lie here. The training
@@ -57,7 +46,7 @@ def evaluate(params: "Params", model: str | Registered, cases: Sequence[Case] | 
     return reports_of(run, [], {}, responses_of(run, judges))
 
 
-def compare(params: "Params", first: str | Registered, second: str | Registered) -> dict[str, tuple[Paired, ...]]:
+def compare(params: "Params", first: "str | Champion", second: "str | Champion") -> dict[str, tuple[Paired, ...]]:
     """The paired tests between two models that took the same exam, by mode, on their graded answers. Asks no model.
 
     Raises ParamsError for an unknown name, ArtefactError if answers are missing, altered or of another exam.
@@ -70,5 +59,5 @@ def compare(params: "Params", first: str | Registered, second: str | Registered)
     }
 
 
-def _name(model: str | Registered) -> str:
+def _name(model: "str | Champion") -> str:
     return model if isinstance(model, str) else model.name

@@ -6,6 +6,7 @@ versions, but it can depend on a folder: on that of a task's records. A new vers
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field, ValidationError
@@ -109,19 +110,12 @@ def answers_of(run: Run, mode: str, found: Record, report: EvalReport | None = N
     path, advice = paths.exam_record(run.task.name, found.name), f"run `dvc repro evaluate@{found.name}`"
     if mode not in found.given:
         raise ArtefactError(f"{path} has no answers in mode {mode}, only in {', '.join(found.modes)}; {advice}")
-    answers = Answers(
-        name=found.name,
-        task=run.task.name,
-        task_version=found.task_version,
-        mode=mode,
-        mode_spec=found.modes[mode],
-        exam_digest=found.exam_digest,
-        golds=run.golds,
-        answers=list(found.given[mode].answers),
-        clusters=run.clusters,
-        sampler=found.sampler,
-    )
-    comparable(run.answers(mode), answers)
+    asked = run.answers(mode)
+    answers = replace(
+        asked, name=found.name, task_version=found.task_version, mode_spec=found.modes[mode],
+        exam_digest=found.exam_digest, answers=list(found.given[mode].answers), sampler=found.sampler,
+    )  # fmt: skip
+    comparable(asked, answers)
     if report is None:
         return answers
     comparable(answers, report)

@@ -190,15 +190,11 @@ def _device(kind: str) -> str:
 
 
 def _fits(size: int, device: str) -> bool:
+    import psutil
     import torch
 
-    if device != "cpu":
-        return bool(torch.cuda.mem_get_info()[0] > HEADROOM * size)
-    info = Path("/proc/meminfo")
-    if not info.exists():
-        return True
-    lines = dict(line.split(":", 1) for line in info.read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024 > HEADROOM * size
+    free = psutil.virtual_memory().available if device == "cpu" else torch.cuda.mem_get_info()[0]
+    return bool(free > HEADROOM * size)
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -9,13 +9,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl.errors import ArtefactError, Refused
 from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_index
+from clinrl.models.opening import CONFIG
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 Combine = Callable[[Sequence["Tensor"]], "Tensor"]
 """Makes rows of one change from the same rows of several."""
 
-CONFIG = "adapter_config.json"
 STEM = "adapter_model"
 PREFIX = "base_model.model."
 """What PEFT puts before the name of a module."""
@@ -210,16 +210,24 @@ def combination(
         return lambda rows: linear(rows, weights)
     if method == "dare":
         return lambda rows: dare(rows, weights, density, generators)
-    thresholds = [_threshold(change, density) for change in changes]
+    thresholds = [threshold(change, density) for change in changes]
     return lambda rows: ties(rows, weights, thresholds)
 
 
-def _threshold(change: Delta, density: float) -> float:
-    """The magnitude from which on the largest share `density` of a change's entries lie."""
+def threshold(change: Delta, density: float) -> float:
+    """The magnitude from which on the largest share `density` of a change's entries lie. Exact.
+
+    Entries are made in the blocks in which `safetensors_io.rewrite` passes rows, so that each has the same bits there.
+    """
+    import torch
+
     if density == 1:
         return 0.0
-    keep = max(1, round(density * len(change.left) * change.right.shape[1]))
-    return threshold(blocks_of(change, BLOCK_BYTES), keep)
+    rows, columns = len(change.left), change.right.shape[1]
+    step = max(1, BLOCK_BYTES // (4 * columns))
+    entries = torch.cat([change.rows(first, step).abs().flatten() for first in range(0, rows, step)])
+    keep = max(1, round(density * rows * columns))
+    return float(entries.kthvalue(len(entries) - keep + 1).values)
 
 
 def dare(
@@ -254,25 +262,6 @@ def generator(seed: int, *names: object) -> "Generator":
 
     drawn = hashlib.sha256(json.dumps([seed, *map(str, names)]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(drawn[:8], "little", signed=True))
-
-
-def threshold(blocks: Iterable["Tensor"], keep: int) -> float:
-    """The `keep`-th largest magnitude among the entries of blocks. Exact."""
-    import torch
-
-    entries = torch.cat([block.abs().flatten() for block in blocks])
-    return float(entries.kthvalue(len(entries) - keep + 1).values)
-
-
-def blocks_of(delta: Delta, size: int) -> Iterator["Tensor"]:
-    """The dense matrix in blocks of whole rows, of about `size` bytes of float32.
-
-    With BLOCK_BYTES they are those in which `safetensors_io.rewrite` passes rows, so that an entry has the same bits in
-    both.
-    """
-    step = max(1, size // (4 * delta.right.shape[1]))
-    for first in range(0, delta.left.shape[0], step):
-        yield delta.rows(first, step)
 
 
 def weight_names(

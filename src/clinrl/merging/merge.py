@@ -6,7 +6,6 @@ through tensor by tensor, so that memory does not grow with the model, and are n
 adapter that was trained above a 4-bit copy is added to the checkpoint that the copy was made of.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +17,7 @@ from clinrl.config.schema import Fold
 from clinrl.errors import ArtefactError, ParamsError, Refused, did_you_mean
 from clinrl.merging import checkpoint, lora_delta, safetensors_io
 from clinrl.merging.check import Check, Part, check
-from clinrl.models import hub
-from clinrl.models.bases import REFERENCE
+from clinrl.models import bases, hub, opening
 from clinrl.models.chat import render
 from clinrl.reports.render import render as render_page
 from clinrl.runtime import determinism
@@ -125,15 +123,13 @@ def blend(
     parts: Sequence[Part],
     out: Path,
     *,
-    rank: int | None = None,
     density: float = 1.0,
     seed: int = 0,
-    max_shard_bytes: int = safetensors_io.MAX_SHARD_BYTES,
 ) -> float | None:
     """Write a blend of adapters of one base into the folder `out`; `parts` are their folders with their weights.
 
     - cat: an adapter with the ranks of all; exact.
-    - svd: the nearest adapter of the given rank, the versions' own by default; singular values beyond it are lost.
+    - svd: the nearest adapter of the versions' own rank; singular values beyond it are lost.
     - linear: the weighted sum, added to the base; exact up to one rounding.
     - ties (Yadav et al. 2023): the largest share `density` of each change's entries, a sign elected for each entry,
       the weighted mean of what agrees, added to the base.
@@ -154,7 +150,7 @@ def blend(
     stored = checkpoint.tensors(source)
     modules = lora_delta.weight_names(adapters, source, stored)
     if method == "cat" or method == "svd":
-        error = _blend_factors(method, adapters, weights, rank, out)
+        error = _blend_factors(method, adapters, weights, out)
         checkpoint.copy(parts[0][0], out, hub.TOKENIZER)
         return error
     tally: dict[str, tuple[float, float]] = {}
@@ -181,13 +177,13 @@ def blend(
 
         return add
 
-    _rewrite(f"{method} {' '.join(folder.name for folder, _ in parts)}", stored, out, change, max_shard_bytes)
+    _rewrite(f"{method} {' '.join(folder.name for folder, _ in parts)}", stored, out, change)
     checkpoint.complete(source, parts[0][0], out)
     return _share(tally)
 
 
 def _blend_factors(
-    method: Method, adapters: Sequence[lora_delta.Adapter], weights: Sequence[float], rank: int | None, out: Path
+    method: Method, adapters: Sequence[lora_delta.Adapter], weights: Sequence[float], out: Path
 ) -> float | None:
     """Write the blend as an adapter of scale 1; the share of the exact sum that it departs from it."""
     tensors, ranks = {}, {}
@@ -195,7 +191,7 @@ def _blend_factors(
     for module in sorted({module for adapter in adapters for module in adapter.factors}):
         having = [(a, weight) for a, weight in zip(adapters, weights, strict=True) if module in a.factors]
         exact = lora_delta.stack([a.delta(module) for a, _ in having], [weight for _, weight in having])
-        own = rank or max(a.factors[module][0].shape[0] for a, _ in having)
+        own = max(a.factors[module][0].shape[0] for a, _ in having)
         delta = exact if method == "cat" else lora_delta.truncate(exact, own)
         written = lora_delta.Delta(delta.left.float(), delta.right.float())
         lost = lora_delta.norm(lora_delta.stack([written, exact], [1.0, -1.0]))
@@ -204,7 +200,7 @@ def _blend_factors(
         tensors[f"{lora_delta.PREFIX}{module}.lora_A.weight"] = written.right
         tensors[f"{lora_delta.PREFIX}{module}.lora_B.weight"] = written.left
     safetensors_io.save(out, tensors, stem=lora_delta.STEM)
-    write_json(out / lora_delta.CONFIG, lora_delta.blended_config(adapters, ranks))
+    write_json(out / opening.CONFIG, lora_delta.blended_config(adapters, ranks))
     return _share(tally)
 
 
@@ -219,7 +215,7 @@ def _rewrite(
     stored: Mapping[str, safetensors_io.Stored],
     out: Path,
     change: "Callable[[str], safetensors_io.Change | None]",
-    max_shard_bytes: int,
+    max_shard_bytes: int = safetensors_io.MAX_SHARD_BYTES,
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with progress(title, len(stored)) as advance:
@@ -260,9 +256,8 @@ def _prompts(params: "Params", task: Task, adapter: Path) -> list[str]:
 
 def _card(name: str, task: Task, result: Mapping[str, Any]) -> str:
     """The README.md: a Hugging Face model card."""
-    base, reference = {"repo": str(paths.base(task.name)), "quantize": "none"}, paths.base(task.name) / REFERENCE
-    if reference.exists():
-        base = json.loads(reference.read_text(encoding="utf-8"))
+    folder = paths.base(task.name)
+    base = bases.reference(folder) or {"repo": str(folder), "quantize": "none"}
     return render_page(
         "merge_card", name=name, task=task, method=result["method"], versions=result["versions"], base=base["repo"],
         quantize=base["quantize"], full=result["method"] not in ("cat", "svd"), folder=paths.merged(name),

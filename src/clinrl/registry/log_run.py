@@ -129,10 +129,6 @@ class Recorded:
         named = ("reward", *self.model.task.reporting.row_metrics)
         return SHOWN | {f"{mode}/{name}" for mode in self.reports for name in named}
 
-    @property
-    def registered(self) -> str:
-        return self.model.registered
-
 
 def collect(params: Params, model: Model, meanwhile: Callable[[], None] = lambda: None) -> Recorded:
     """All that is registered of a name, each part checked against dvc.lock and against the others.

@@ -105,16 +105,16 @@ def _complete_entry(made: Recorded) -> Entry:
         version = _version(client, run, logged_model(client, run, made), made)
         if run.info.status != "FINISHED":
             client.set_terminated(run.info.run_id, "FINISHED")
-        aliases = _aliases(client, made.registered) or {}
+        aliases = _aliases(client, made.model.registered) or {}
         entry = _entry(version, aliases)
         may_run = entry.tags.get(GATE) != REFUSED and not made.waiver
         if may_run and not {CHAMPION, CANDIDATE} & set(entry.aliases):
-            client.set_registered_model_alias(made.registered, CANDIDATE, str(entry.number))
+            client.set_registered_model_alias(made.model.registered, CANDIDATE, str(entry.number))
             aliases |= {CANDIDATE: str(entry.number)}
         # Last: whoever reads it may take it that nothing of this examination is missing.
         if entry.tags.get(EXAMINED) != reports_digest(made.reports):
-            client.set_model_version_tag(made.registered, version.version, EXAMINED, reports_digest(made.reports))
-            version = client.get_model_version(made.registered, version.version)
+            client.set_model_version_tag(made.model.registered, version.version, EXAMINED, reports_digest(made.reports))
+            version = client.get_model_version(made.model.registered, version.version)
     return _entry(version, aliases)
 
 
@@ -270,14 +270,14 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Rec
 
     Two machines that create it at once end with the older one.
     """
-    where = f"name='{made.registered}' and tags.{DIGEST}='{made.digest}'"
+    where = f"name='{made.model.registered}' and tags.{DIGEST}='{made.digest}'"
     tags = _tags(made)
     if not (found := _versions(client, where)):
-        if _aliases(client, made.registered) is None:
+        if _aliases(client, made.model.registered) is None:
             _create_model(client, made)
         own = file_of(client.tracking_uri) is not None
         mine = client.create_model_version(
-            made.registered,
+            made.model.registered,
             # Resolving the model's own URI would ask MLflow's global store, which need not be this one.
             source=model.artifact_location if own else f"models:/{model.model_id}",
             run_id=run.info.run_id,
@@ -287,15 +287,15 @@ def _version(client: "MlflowClient", run: "Run", model: "LoggedModel", made: Rec
         )
         found = _versions(client, where)
         if int(found[0].version) != int(mine.version):
-            client.delete_model_version(made.registered, mine.version)
+            client.delete_model_version(made.model.registered, mine.version)
         if own:
-            named = [{"name": made.registered, "version": int(found[0].version)}]
+            named = [{"name": made.model.registered, "version": int(found[0].version)}]
             client.set_logged_model_tags(model.model_id, {"mlflow.modelVersions": json.dumps(named)})
     version = found[0]
     for key, value in tags.items():
         if key not in version.tags or (key in RENEWED and version.tags[key] != value):
-            client.set_model_version_tag(made.registered, version.version, key, value)
-    return client.get_model_version(made.registered, version.version)
+            client.set_model_version_tag(made.model.registered, version.version, key, value)
+    return client.get_model_version(made.model.registered, version.version)
 
 
 def _create_model(client: "MlflowClient", made: Recorded) -> None:
@@ -304,9 +304,9 @@ def _create_model(client: "MlflowClient", made: Recorded) -> None:
     what = "LoRA adapters" if made.is_adapter else "Full models"
     note = f"{what} of the clinrl task {made.model.task.name}. Research only, synthetic data."
     try:
-        client.create_registered_model(made.registered, description=note)
+        client.create_registered_model(made.model.registered, description=note)
     except MlflowException:  # somebody else may have been quicker
-        if _aliases(client, made.registered) is None:
+        if _aliases(client, made.model.registered) is None:
             raise
 
 

@@ -87,11 +87,13 @@ def paired_change(
     kind: Share | Statistic | None, metric: str, mine: Answers, theirs: Answers, level: float = LEVEL
 ) -> Estimate | None:
     """Mine minus theirs in a share, on the same cases, with a paired interval; None where it is not defined on them."""
-    a, b, clusters = _on_same_cases(kind, mine, theirs)
-    if not a:
+    pairs = _verdicts(kind, mine, theirs)
+    if not pairs:
         return None
-    if clusters is None:
+    a, b = ([pair[side] for pair in pairs.values()] for side in (0, 1))
+    if mine.clusters is None:
         return paired(metric, theirs.name, a, b, level).difference
+    clusters = [mine.clusters[i] for i in pairs]
     return paired_means([*map(float, a)], [*map(float, b)], clusters, level)[0]
 
 
@@ -115,15 +117,6 @@ def gain(kind: Share, mine: Mapping[str, Answers], theirs: Mapping[str, Answers]
         return change, p / 2 if sign * change.value > 0 else 1 - p / 2
     sizes = [sum(abs(gained) == size for gained in gains) for size in range(1, len(by_mode) + 1)]
     return change, no_better(sign * sum(gains), sizes)
-
-
-def _on_same_cases(
-    kind: Share | Statistic | None, mine: Answers, theirs: Answers
-) -> tuple[list[bool], list[bool], list[str] | None]:
-    """For which cases a share holds, of mine and of theirs, and their clusters, where it is defined for both."""
-    pairs = _verdicts(kind, mine, theirs)
-    a, b = ([pair[side] for pair in pairs.values()] for side in (0, 1))
-    return a, b, None if mine.clusters is None else [mine.clusters[i] for i in pairs]
 
 
 def _verdicts(kind: Share | Statistic | None, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:

@@ -17,6 +17,7 @@ from clinrl.config.params import Params
 from clinrl.data.dataset import is_import, read_cases
 from clinrl.errors import ArtefactError, Refused, RegistryError
 from clinrl.evaluation.evaluate import check_apart
+from clinrl.models import bases
 from clinrl.provenance import lock, statements
 from clinrl.registry import versions
 from clinrl.release import audit_log
@@ -165,9 +166,7 @@ def _check_same(manifest: Manifest, what: str, folder: Path, sentence: str) -> t
 
 
 def _base_says(task: str) -> str:
-    reference = paths.base(task) / "base.json"
-    if reference.exists():
-        named = json.loads(reference.read_text(encoding="utf-8"))
+    if named := bases.reference(paths.base(task)):
         return f"was trained on {named['repo']} at commit {named['commit']}"
     return f"was trained on {paths.base(task)}, which is built here; `clinrl verify base@{task}` rebuilds it"
 

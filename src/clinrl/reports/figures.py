@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from clinrl.analysis import alerts
 from clinrl.analysis.exam import Confusion
@@ -21,6 +21,8 @@ from clinrl.types import Estimate
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from clinrl.analysis import compared
 
 DPI = 110
 PANELS: tuple[tuple[str, str, str], ...] = (
@@ -45,19 +47,6 @@ DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)))
 """Of the lines for who does not read."""
 
 History = list[dict[str, float]]
-
-
-class Spread(Protocol):
-    """A number of several seeds; without an interval where only reports are known."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-    @property
-    def seeds(self) -> tuple[float, ...]: ...
 
 
 def read_history(path: Path) -> History:
@@ -132,7 +121,8 @@ def groups(rows: Sequence[tuple[str, float, Estimate, int]], title: str, path: P
 
 
 def arms(
-    panels: Sequence[tuple[str, Sequence[tuple[str, str, Spread]]]], lines: Mapping[str, float], title: str, path: Path,
+    panels: Sequence[tuple[str, Sequence[tuple[str, str, "compared.Figure"]]]],
+    lines: Mapping[str, float], title: str, path: Path,
     curves: Sequence[tuple[str, tuple[str, str], Sequence[tuple[str, str, Sequence[Sequence[float]]]]]] = (),
 ) -> None:  # fmt: skip
     """Write rows of a comparison as a PNG: a panel for each measure, a dot with its 95% interval for each row.

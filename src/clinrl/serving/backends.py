@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, verified
@@ -57,22 +57,6 @@ class Job:
         return self is other or (self.digest == other.digest and self.temperature == other.temperature == 0.0)
 
 
-class Backend(Protocol):
-    """What writes."""
-
-    def open(self, served: Served, folder: Path) -> Sampler:
-        """Make a version ready, of a checked folder that stays. Its sampler says how prompts are spelt."""
-
-    def close(self, digest: str) -> None:
-        """Let a version go that nobody asks any more."""
-
-    def submit(self, job: Job) -> None:
-        """Have a prompt written."""
-
-    def room(self, sampler: Sampler) -> int | None:
-        """Tokens that prompt and completion may have together; None: any number."""
-
-
 class Local:
     """Models of this process. Requests that wait for the same version are written at once, `rows` at most."""
 
@@ -85,15 +69,19 @@ class Local:
         Thread(target=self._work, name="models", daemon=True).start()
 
     def open(self, served: Served, folder: Path) -> Sampler:
+        """Make a version ready, of a checked folder that stays. Its sampler says how prompts are spelt."""
         return self._between(lambda: self._open(served, folder))
 
     def close(self, digest: str) -> None:
+        """Let a version go that nobody asks any more."""
         self._between(lambda: self._close(digest))
 
     def submit(self, job: Job) -> None:
+        """Have a prompt written."""
         self._add(job)
 
     def room(self, sampler: Sampler) -> int | None:
+        """Tokens that prompt and completion may have together; None: any number."""
         return window(sampler.model)
 
     def _add(self, what: Job | Callable[[], None]) -> None:
@@ -247,3 +235,7 @@ class Remote:
             job.tell(one)
         except Exception as error:  # noqa: BLE001  whoever asked is told, and the others are served
             job.tell(error)
+
+
+Backend = Local | Remote
+"""What writes."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
+from clinrl.analysis.exam import column
 from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.models.chat import Completion, read_turn
@@ -53,7 +54,7 @@ class Seen:
     @property
     def answer(self) -> str:
         """The bucket of the answer."""
-        return counts.called(get_task(self.version.served.task).parse(transcript_of(self.turn)))
+        return column(get_task(self.version.served.task).parse(transcript_of(self.turn)))
 
 
 class Watch:

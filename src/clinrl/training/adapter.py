@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from clinrl import paths
 from clinrl.artifacts import write_json
-from clinrl.models import bases, hub
-from clinrl.training.trl import WEIGHTS, adapter_state
+from clinrl.models import bases, hub, opening
+from clinrl.training.trl import adapter_state
 
 
 def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path) -> None:
@@ -26,13 +26,13 @@ def write_adapter(model: Any, tokenizer: Any, spec: dict[str, Any], folder: Path
 
 def write_weights(model: Any, spec: Mapping[str, Any], folder: Path) -> None:
     """The adapter's weights and configuration, as `write_adapter` writes them."""
-    save_file(adapter_state(model), folder / WEIGHTS, metadata={"format": "pt"})
+    save_file(adapter_state(model), folder / opening.WEIGHTS, metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
     config["inference_mode"] = True
     named = bases.reference(paths.base(spec["task"]))  # others have no base folder, and ask the hub
     config["base_model_name_or_path"] = named.get("repo", str(paths.base(spec["task"])))
     config["revision"] = hub.COMMIT.fullmatch(named.get("commit", "")) and named["commit"]
-    write_json(folder / "adapter_config.json", {key: _plain(value) for key, value in config.items()})
+    write_json(folder / opening.CONFIG, {key: _plain(value) for key, value in config.items()})
 
 
 def _plain(value: Any) -> Any:

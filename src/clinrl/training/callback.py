@@ -19,15 +19,12 @@ from clinrl.artifacts import canonical_json, sha256_file, write_json
 from clinrl.errors import Alarmed, TrainingError
 from clinrl.runtime import determinism
 from clinrl.runtime.progress import Queue
-from clinrl.training.world import ALONE, World
+from clinrl.training.world import ALONE, OTHERS, STATUS, World
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
 SENTINEL = "complete.json"
-STATUS = "status.json"
-OTHERS = "status-{}.json"
-"""What a process other than 0 says when it fails, by its rank."""
 TIMINGS = "timings.jsonl"
 _CLOCK = frozenset({"step_time", "reward_time", "total_flos"})
 """Logged values that differ from run to run, or that only sum up others."""

@@ -28,7 +28,7 @@ from clinrl.artifacts import (
 from clinrl.config.machine import Machine, read_machine, sequences_of
 from clinrl.config.recipes import HANDLING
 from clinrl.data.dataset import read_cases
-from clinrl.data.reward_audit import proven
+from clinrl.data.reward_audit import identity_in, proven
 from clinrl.data.sampling import omitted, training_stream
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
 from clinrl.models import needs, step_time
@@ -38,15 +38,13 @@ from clinrl.runtime import determinism
 from clinrl.runtime.worker_process import live_metrics, run_worker
 from clinrl.tasks.base import GIVEN, get_task
 from clinrl.training import world
+from clinrl.training.world import OTHERS, STATUS
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
 
 SPEC = "spec.json"
 ROWS = "rows.jsonl"
-STATUS = "status.json"
-OTHERS = "status-{}.json"
-"""What a process other than 0 says when it fails."""
 ADAPTER = "adapter"
 SAMPLERS = "samplers.json"
 """Who sampled in a training at full scale, and after how many steps, or parts of what is sampled before the first."""
@@ -197,13 +195,7 @@ def _parent(params: "Params", version: str) -> str:
 def _check_probe(version: str, data: str) -> None:
     proof = paths.probe_proof(version)
     advice = f"run `dvc repro probe@{version}`"
-    try:
-        named = json.loads(proof.read_text(encoding="utf-8"))["data"]["identity"]
-    except FileNotFoundError:
-        raise ArtefactError(f"{proof} does not exist, so {version} did not pass the probe; {advice}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
-        raise ArtefactError(f"{proof} is not the proof of a probe; {advice}") from None
-    if named != data:
+    if identity_in(proof, f"{version} did not pass the probe", "probe", advice) != data:
         raise ArtefactError(f"{proof} is for other data than {version} would train on; {advice}")
 
 

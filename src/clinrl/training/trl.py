@@ -35,8 +35,6 @@ from clinrl.training.step_metrics import phase_metrics
 from clinrl.training.world import ALONE, World, is_on_cpu
 from clinrl.types import Message
 
-WEIGHTS = "adapter_model.safetensors"
-
 
 def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> Any:
     """The base with a trainable adapter: the parent's, or for a root a fresh one that changes nothing yet.
@@ -57,7 +55,7 @@ def start_adapter(model: Any, spec: Mapping[str, Any], parent: Path | None) -> A
         adapted = get_peft_model(model, config)
     else:
         adapted = opening.adapted(model, parent, is_trainable=True)
-        held, saved = adapter_state(adapted), load_file(parent / WEIGHTS)
+        held, saved = adapter_state(adapted), load_file(parent / opening.WEIGHTS)
         if held.keys() != saved.keys() or not all(torch.equal(held[name], saved[name]) for name in saved):
             raise TrainingError(f"the adapter in memory is not that of {parent}: was the base replaced by another?")
     if not any(parameter.requires_grad for parameter in adapted.parameters()):

@@ -23,6 +23,9 @@ from clinrl.config.machine import Machine
 from clinrl.errors import Refused
 
 T = TypeVar("T")
+STATUS = "status.json"
+OTHERS = "status-{}.json"
+"""What a process other than 0 says when it fails, by its rank."""
 TIMEOUT = timedelta(hours=2)
 """How long a process waits for another that lives, such as one that looks at held-out cases. A dead one ends all."""
 GRACE_S = 5

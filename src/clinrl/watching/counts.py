@@ -9,10 +9,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clinrl import paths
 from clinrl.analysis import baselines
+from clinrl.analysis.exam import column
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity
 from clinrl.data.dataset import manifest_of, read_cases
@@ -22,7 +23,7 @@ from clinrl.evaluation.record import Record, load_record
 from clinrl.registry import novelty
 from clinrl.tasks.base import Task
 from clinrl.tasks.importing import is_imported
-from clinrl.types import Case, Unreadable
+from clinrl.types import Case
 
 if TYPE_CHECKING:
     from clinrl.config.params import Params
@@ -38,7 +39,7 @@ ANSWER, LABELLED, SHADOW = "answer, ", "labelled, ", " in shadow, "
 its answer is the same."""
 TEXT = "text"
 """The feature that every request has."""
-UNREADABLE, SAME, OTHER, FAILED = "unreadable", "same", "other", "failed"
+SAME, OTHER, FAILED = "same", "other", "failed"
 
 _WORD = re.compile(r"[^\W\d_]+")
 
@@ -95,7 +96,7 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
     texts = [baselines.text(run.task, case) for case in run.shown]
     reader = learn(run.task, run.cases, texts)
     counts = sum((reader.read(text) for text in texts), Counts())
-    given = {mode: [called(one) for one in record.given[mode].answers] for mode in run.modes if mode in record.given}
+    given = {mode: [column(one) for one in record.given[mode].answers] for mode in run.modes if mode in record.given}
     for mode, answers in given.items():
         counts.update((ANSWER + mode, answer) for answer in answers)
     for candidate in candidates:
@@ -103,7 +104,7 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
         other = _examined(params, called_so)[1]
         is_same = other.exam_digest == record.exam_digest and other.adapter_digest.startswith(begins)
         for mode in sorted(given.keys() & other.given.keys()) if is_same else ():
-            both = zip(given[mode], map(called, other.given[mode].answers), strict=True)
+            both = zip(given[mode], map(column, other.given[mode].answers), strict=True)
             counts.update((candidate + mode, SAME if a == b else OTHER) for a, b in both)
     return reader, counts
 
@@ -111,11 +112,6 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
 def shadow(name: str, digest: str) -> str:
     """How features of a candidate's answers in shadow begin: its name, and the adapter that had it."""
     return f"{name}@{digest[:8]}{SHADOW}"
-
-
-def called(answer: Any | Unreadable) -> str:
-    """The bucket of an answer."""
-    return UNREADABLE if isinstance(answer, Unreadable) else str(answer)
 
 
 def _examined(params: "Params", name: str) -> tuple[Run, Record]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from clinrl.analysis.exam import UNREADABLE, column
 from clinrl.config.model import MERGED
 from clinrl.config.schema import Watch
 from clinrl.errors import Refused
@@ -178,8 +179,8 @@ def safety(params: "Params", task: Task, days: Sequence[Counts], settings: Watch
     bound = gate and (gate.limits[name].max if is_bad else gate.limits[name].min)
     if not bound or not isinstance(metric, Share):
         return NOTHING
-    answers: list[Any] = [*task.labels, Unreadable(reason=counts.UNREADABLE)]
-    of = {f"{gold} as {counts.called(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
+    answers: list[Any] = [*task.labels, Unreadable(reason=UNREADABLE)]
+    of = {f"{gold} as {column(given)}": metric.of(gold, given) for gold in task.labels for given in answers}
     hits, n = [], []
     for day in days:
         verdicts = [(of.get(pair), k) for (feature, pair), k in day.items() if feature.startswith(counts.LABELLED)]

@@ -5,7 +5,7 @@ case alone: it could not tell right from wrong if it were asked to. Nothing that
 done is answered with a text that begins with "error:", counted, and changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -262,12 +262,3 @@ def perform(env: AuditEnv, tool: str, arguments: Mapping[str, Any]) -> str:
     if set(arguments) != set(ARGUMENTS[tool]):
         return f"error: {tool} takes {' '.join(ARGUMENTS[tool])}"
     return str(getattr(env, tool)(**arguments))
-
-
-def replay(facts: AuditFacts, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> AuditEnv:
-    """The environment after these calls from the start; equal calls, equal logs. Pure."""
-    env = AuditEnv()
-    env._start(facts)
-    for tool, arguments in calls:
-        perform(env, tool, arguments)
-    return env

@@ -6,8 +6,7 @@ the episode, call by call, which showed the model the labels.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
@@ -95,11 +94,7 @@ class Reward(Strict):
 
 
 PUBLISHED: Final = Reward(kind="published_episode")
-DENSE: Final = Reward(kind="published_dense")
 CORRECTED: Final = Reward()
-REWARDS: Final[Mapping[str, Reward]] = MappingProxyType(
-    {"published": PUBLISHED, "dense": DENSE, "corrected": CORRECTED}
-)
 
 
 class Decided(NamedTuple):

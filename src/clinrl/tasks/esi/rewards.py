@@ -108,23 +108,6 @@ class Reward(Strict):
         return self.unreadable < self._readable[0]
 
 
-NAIVE_V45C: Final = Reward(kind="naive", unreadable=0.0)
-"""As published: 1 for the exact level, 0 for everything else, silence included."""
-
-PUBLISHED_V46: Final = Reward(kind="asymmetric", valve=0.0, unreadable=-0.5)
-"""The published no-answer outcome of v46 and v48, above many wrong answers, on our reconstruction of the matrix."""
-
-RULE_AWARE_V49: Final = Reward(
-    kind="asymmetric",
-    valve=0.0,
-    unreadable=-2.0,
-    modifiers=Modifiers(
-        done_intervention_hit=0.5, done_intervention_miss=-0.5, open_injury_miss=-0.5, severe_pain_miss=-0.5
-    ),
-)
-"""v49: the published -2.0 for no answer and -0.5 for missed severe pain; the other halves are read from its table."""
-
-
 def refined(reward: Reward, rules: Iterable[str]) -> Reward:
     """The reward with the modifiers of these rules (`<rule>_hit`, `<rule>_miss`) at 0.5 and -0.5 where they are 0.
 

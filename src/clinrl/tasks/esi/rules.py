@@ -66,8 +66,6 @@ class Decision(Strict):
     level: int = Field(ge=1, le=5)
     point: Literal["A", "B", "C", "D"]
     rule: str
-    fired: tuple[str, ...]
-    """All rules of points A, B and D that hold, in the order of asking; `rule` is the first unless point C decides."""
     over: tuple[str, ...]
     """Vital signs beyond the danger zone of the age band: any of HR, RR, SpO2."""
     resource_count: int
@@ -323,26 +321,20 @@ def decide(p: Presentation, *, edition: Edition = "v5", omit: frozenset[str] = f
 
     v4 asks point D only of patients who need two or more resources; v5 of all who reach point C.
     """
-    fired = tuple(rule for rule in RULES if rule.id not in omit and rule.holds(p, edition))
-    names = tuple(rule.id for rule in fired)
+    first = next((rule for rule in RULES if rule.id not in omit and rule.holds(p, edition)), None)
     over = vitals_over(p, edition)
     clear = clearly_over(p, edition)
     count = resource_count(p)
 
-    def decided(
-        level: int, point: Literal["A", "B", "C", "D"], rule: str, names: tuple[str, ...], *, ambiguous: bool = False
-    ) -> Decision:
-        return Decision(
-            level=level, point=point, rule=rule, fired=names, over=over, resource_count=count, ambiguous=ambiguous
-        )
+    def decided(level: int, point: Literal["A", "B", "C", "D"], rule: str, *, ambiguous: bool = False) -> Decision:
+        return Decision(level=level, point=point, rule=rule, over=over, resource_count=count, ambiguous=ambiguous)
 
-    if fired:
-        first = fired[0]
-        return decided(1 if first.point == "A" else 2, first.point, first.id, names)
+    if first:
+        return decided(1 if first.point == "A" else 2, first.point, first.id)
     asks_d = count >= 2 or edition == "v5"
     if asks_d and clear and DANGER_VITALS not in omit:
-        return decided(2, "D", DANGER_VITALS, (DANGER_VITALS,))
+        return decided(2, "D", DANGER_VITALS)
     if count < 2 and CHILD_FEVER not in omit and child_fever(p):
-        return decided(3, "D", CHILD_FEVER, (CHILD_FEVER,))
+        return decided(3, "D", CHILD_FEVER)
     level, rule = (3, "resources_many") if count >= 2 else (4, "resources_one") if count == 1 else (5, "resources_none")
-    return decided(level, "C", rule, (), ambiguous=asks_d and bool(over) and not clear)
+    return decided(level, "C", rule, ambiguous=asks_d and bool(over) and not clear)

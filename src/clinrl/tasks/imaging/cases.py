@@ -163,12 +163,6 @@ def _draw(rng: Random, conditions: tuple[Condition, ...], pool: Pool, label: str
     return _worded(scenario, group, found, variant, decision) if decision.label == label else None
 
 
-def case_of(rng: Random, scenario: Scenario, group: str) -> ImagingCase:
-    """The case of a request: its evidence, its rating and its words."""
-    found, variant = evidence.studies(rng, scenario), _variant(rng, scenario)
-    return _worded(scenario, group, found, variant, decide(scenario))
-
-
 def _worded(scenario: Scenario, group: str, found: tuple[Study, ...], variant: str, decision: Decision) -> ImagingCase:
     facts = ImagingFacts(
         condition=BY_ID[scenario.condition].says,

@@ -143,16 +143,16 @@ def lessons(
     seed: int,
     cases: Iterable[Case],
     *,
-    falsify: Rewrite = deny,
-    paraphrase: Rewrite | None = None,
-    same: Same = has_same_words,
+    falsify: Rewrite,
+    paraphrase: Rewrite,
+    same: Same,
 ) -> Iterator[tuple[str, str]]:
     """`n` pairs of a guarded prompt to `judge` and the right reply.
 
     `SPOILT` of the texts do not try. The others are spread evenly over the mean of the three scores: they keep some
-    gold sentences (in other words, if `paraphrase` is given: then `same` must know them again) and add sentences of
-    other cases, falsified ones, padding, praise and studies that do not exist. A case without reasoning is left out.
-    Raises ValueError if none has any.
+    gold sentences, some in other words (of `paraphrase`, which `same` must know again), and add sentences of other
+    cases, falsified ones, padding, praise and studies that do not exist. A case without reasoning is left out. Raises
+    ValueError if none has any.
     """
     usable = [case for case in cases if case.key.reasoning]
     if not usable:
@@ -183,7 +183,7 @@ def _parse(text: str) -> list[tuple[str, Any]] | None:
 
 
 def _candidate(
-    rng: Random, case: Case, cases: Sequence[Case], studies: Sequence[int], falsify: Rewrite, paraphrase: Rewrite | None
+    rng: Random, case: Case, cases: Sequence[Case], studies: Sequence[int], falsify: Rewrite, paraphrase: Rewrite
 ) -> list[str]:
     """Sentences out of gold and out of what is not gold, each part of a size of its own, sometimes none."""
     gold: list[str] = list(case.key.reasoning)
@@ -194,8 +194,7 @@ def _candidate(
     foreign = rng.sample(others, rng.randint(0, len(others)) if rng.random() < 0.5 else 0)
     false = [falsify(sentence, rng) for sentence in dropped if rng.random() < 0.3]
     padding = rng.sample(PADDING + PRAISE, rng.choice((0, 0, 0, 1, 3)))
-    if paraphrase is not None:
-        kept = [paraphrase(sentence, rng) if rng.random() < 0.7 else sentence for sentence in kept]
+    kept = [paraphrase(sentence, rng) if rng.random() < 0.7 else sentence for sentence in kept]
     text = kept + foreign + false + padding
     if rng.random() < 0.25:
         text.append(f"Study [{max([0, *studies]) + rng.randint(1, 9)}] found the same.")
@@ -204,11 +203,11 @@ def _candidate(
     return text
 
 
-def _spoil(rng: Random, case: Case, cases: Sequence[Case], paraphrase: Rewrite | None) -> list[str]:
+def _spoil(rng: Random, case: Case, cases: Sequence[Case], paraphrase: Rewrite) -> list[str]:
     """A text that does not try: somebody else's reasoning, one point again and again, the evidence, praise, or air."""
     gold: list[str] = list(case.key.reasoning)
     other: list[str] = list(rng.choice(cases).key.reasoning)
-    if paraphrase is not None and rng.random() < 0.5:
+    if rng.random() < 0.5:
         other = [paraphrase(sentence, rng) for sentence in other]
     copied = [sentence for abstract in case.facts.evidence for sentence in split(abstract.text)]
     kinds: tuple[Sequence[str], ...] = (

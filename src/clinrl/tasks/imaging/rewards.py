@@ -8,8 +8,7 @@ Pure: `requests` names what other models must be asked, and `score` takes their 
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -87,65 +86,26 @@ class Reward(Strict):
             raise ValueError(f"right {self.right} is below wrong {self.wrong}; the right label must not earn less")
         return self
 
-    def _ranges(self, *, readable: bool) -> Iterator[tuple[float, float]]:
-        """The range of the total for a right and a wrong label, or for a turn without a label."""
-        if not readable and self.parser == "strict":
+    def _ranges(self) -> Iterator[tuple[float, float]]:
+        """The range of the total for a right label, a wrong one and a turn without a label."""
+        outcomes = [(True, self.right), (False, self.wrong)]
+        if self.parser == "strict":
             yield self.unreadable, self.unreadable
-            return
-        for right in (True, False) if readable else (False,):
-            base = (self.right if right else self.wrong) if readable else self.unreadable
+        else:
+            outcomes.append((False, self.unreadable))
+        for right, base in outcomes:
             added = [part.bounds for part in (self.judge, self.similarity) if right or not part.gated]
             yield base + math.fsum(low for low, _ in added), base + self.format + math.fsum(high for _, high in added)
 
     @property
     def low(self) -> float:
         """The least total that any outcome can have."""
-        return min(low for readable in (True, False) for low, _ in self._ranges(readable=readable))
+        return min(low for low, _ in self._ranges())
 
     @property
     def high(self) -> float:
         """The greatest total that any outcome can have."""
-        return max(high for readable in (True, False) for _, high in self._ranges(readable=readable))
-
-    @property
-    def unreadable_is_worst(self) -> bool:
-        """True if an unreadable turn earns strictly less than any readable one."""
-        silent = max(high for _, high in self._ranges(readable=False))
-        return silent < min(low for low, _ in self._ranges(readable=True))
-
-
-_AS_PUBLISHED: Final = Reward(parser="published", unreadable=0.0, format=1.0)
-
-PUBLISHED: Final[Mapping[str, Reward]] = MappingProxyType(
-    {
-        "baseline": _AS_PUBLISHED,
-        "citations": _AS_PUBLISHED,
-        "llm-eval": _AS_PUBLISHED.model_copy(update={"judge": Judged(reader="published", weight=1.0, gated=False)}),
-        "custom-embedding": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="code")}),
-        "custom-embedding-paper": _AS_PUBLISHED.model_copy(update={"right": 0.0, "similarity": Similar(kind="paper")}),
-    }
-)
-"""The published arms. Citations has the reward of Baseline: its evidence is in the prompt. The similarity of the code
-is the one that ran; the formula of the paper has no halving. Totals lie in [0, 2], with a judge of proper replies in
-[0, 3]; the declared ranges are wider, since the published verdict has no bound and a cosine may be negative."""
-
-CORRECTED: Final[Mapping[str, Reward]] = MappingProxyType(
-    {
-        "baseline": Reward(),
-        "citations": Reward(),
-        "llm-eval": Reward(judge=Judged(reader="corrected")),
-        "custom-embedding": Reward(similarity=Similar(kind="matched")),
-    }
-)
-"""The same arms with a strict parser, and with the reasoning paid for the right label alone."""
-
-CONTROLS: Final[Mapping[str, Reward]] = MappingProxyType(
-    {
-        "format_only": Reward(parser="published", right=0.0, unreadable=0.0, format=1.0),
-        "ungated": Reward(similarity=Similar(kind="matched", gated=False)),
-    }
-)
-"""Rewards that should not teach what the others teach: for format alone, and for reasoning whatever the label."""
+        return max(high for _, high in self._ranges())
 
 
 def models(reward: Reward) -> tuple[str, ...]:
