@@ -136,16 +136,23 @@ def deployments(params: Params) -> list[Any]:
 
 
 def _start_servers(stack: ExitStack, prefect_port: int, mlflow_port: int) -> None:
-    """Start both servers, to be ended with the stack, and say where they are once they answer."""
-    for option, number in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
-        if not servers.is_free(number):
-            raise Refused(f"port {number} is taken; choose another with {option}, or stop what listens there")
+    """Start both servers, to be ended with the stack, and say where they are once they answer.
+
+    Raises Refused if a port is taken, or a server does not start.
+    """
+    from clinrl.runtime.guard import address_of, listen
+
+    # Open as long as this process: the port of a server that ended, and the password, must not go to somebody else.
+    listening = [
+        stack.enter_context(listen(servers.HOST, number, f"{option}, or stop what listens there"))
+        for option, number in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port))
+    ]
     kept = credentials.load_credentials()
-    started = {"prefect": servers.prefect(prefect_port, kept.PREFECT_API_AUTH_STRING)}
-    started["mlflow"] = servers.mlflow(mlflow_port, kept.mlflow)
+    started = {"prefect": servers.prefect(listening[0], kept.PREFECT_API_AUTH_STRING)}
+    started["mlflow"] = servers.mlflow(listening[1], kept.mlflow)
     for server in started.values():
         stack.callback(child.end, server)
-    prefect, mlflow = (f"http://{servers.HOST}:{port}" for port in (prefect_port, mlflow_port))
+    prefect, mlflow = map(address_of, listening)
     os.environ |= {"PREFECT_API_URL": f"{prefect}/api", "PREFECT_API_AUTH_STRING": kept.PREFECT_API_AUTH_STRING}
     servers.wait("prefect", started["prefect"], servers.health())
     servers.wait("mlflow", started["mlflow"], f"{mlflow}/health", kept.mlflow)

@@ -67,10 +67,13 @@ def begin_private() -> "subprocess.Popen[str] | None":
     """
     if is_configured():
         return None
-    port = free_port()
+    from clinrl.runtime.guard import address_of, listen
+
     password = credentials.new().PREFECT_API_AUTH_STRING
-    os.environ |= {"PREFECT_API_URL": f"http://{HOST}:{port}/api", "PREFECT_API_AUTH_STRING": password, PRIVATE: "1"}
-    return prefect(port, password, ui=False)
+    with listen(HOST, 0) as listening:
+        url = f"{address_of(listening)}/api"
+        os.environ |= {"PREFECT_API_URL": url, "PREFECT_API_AUTH_STRING": password, PRIVATE: "1"}
+        return prefect(listening, password, ui=False)
 
 
 def health() -> str:
@@ -78,9 +81,11 @@ def health() -> str:
     return f"{os.environ['PREFECT_API_URL']}/health"
 
 
-def prefect(port: int, password: str, *, ui: bool = True) -> "subprocess.Popen[str]":
-    """Start a Prefect server on a port of loopback, with its authentication string."""
-    own = f"http://{HOST}:{port}"
+def prefect(listening: socket.socket, password: str, *, ui: bool = True) -> "subprocess.Popen[str]":
+    """Start a Prefect server behind a socket that listens on loopback, with its authentication string."""
+    from clinrl.runtime.guard import address_of
+
+    own = address_of(listening)
     settings = {
         "PREFECT_UI_ENABLED": str(int(ui)),
         "PREFECT_UI_API_URL": f"{own}/api",
@@ -88,11 +93,12 @@ def prefect(port: int, password: str, *, ui: bool = True) -> "subprocess.Popen[s
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": own,
         "PREFECT_SERVER_CSRF_PROTECTION_ENABLED": "true",
     }
-    return _start("prefect", port, settings)
+    return _start("prefect", listening, settings)
 
 
-def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
-    """Start an MLflow server on a port of loopback, over the project's own store, with a user and a password.
+def mlflow(listening: socket.socket, login: str) -> "subprocess.Popen[str]":
+    """Start an MLflow server behind a socket that listens on loopback, over the project's own store, with a user and a
+    password.
 
     Clients on this machine read and write files by their own paths, so that a run is the same through the server and
     through the file.
@@ -102,7 +108,7 @@ def mlflow(port: int, login: str) -> "subprocess.Popen[str]":
     store = mlflow_store.STORE.absolute()
     mlflow_store.prepare(store)
     settings = {MLFLOW_LOGIN: login, MLFLOW_STORE: str(store)}
-    return _start("mlflow", port, settings | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
+    return _start("mlflow", listening, settings | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
 
 def prefect_app() -> "Fence":
@@ -132,44 +138,38 @@ def starting() -> Iterator[None]:
 
 
 def wait(name: str, server: "subprocess.Popen[str]", health: str, login: str = "") -> None:
-    """Wait until a server answers at a URL. Raises Refused if it ends or does not answer in time; it is ended then."""
+    """Wait until a server answers at a URL. Whoever gives a login keeps the server's socket open meanwhile, or it could
+    go to another process that took the port of a server that ended.
+
+    Raises Refused if the server ends or does not answer in time; it is ended then.
+    """
     deadline = time.monotonic() + STARTUP_S
-    while not _answers(health, login):
-        if server.poll() is not None or time.monotonic() > deadline:
-            ended = server.poll() is not None
+    while True:
+        ended = server.poll() is not None
+        if ended or time.monotonic() > deadline:
             child.end(server)
             what = f"ended with code {server.returncode}" if ended else f"did not answer within {STARTUP_S:.0f} s"
             raise Refused(f"the {name} server {what}; {_log(name)} says why")
+        if _answers(health, login) and server.poll() is None:  # as long as it runs, nobody else has its port
+            return
         time.sleep(0.05)
 
 
-def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of loopback."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; a closed one's port is free
-        return probe.connect_ex((HOST, port)) != 0
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _start(name: str, port: int, settings: dict[str, str]) -> "subprocess.Popen[str]":
+def _start(name: str, listening: socket.socket, settings: dict[str, str]) -> "subprocess.Popen[str]":
     app = ["--factory", f"flows.servers:{name}_app", "--app-dir", str(Path(__file__).parents[1])]
     says = ["--lifespan", "on", "--log-level", "error"]
     ends = ["--timeout-graceful-shutdown", "2"]  # seconds; a page that is open elsewhere would hold it for ever
-    command = [sys.executable, "-m", "uvicorn", *app, *says, *ends, "--host", HOST, "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", *app, *says, *ends, "--fd", str(listening.fileno())]
+    # uvicorn takes the socket for a Unix one, so that nobody else sets this: an answer in parts would take 40 ms more.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     credentials.private_folder()
     for old in credentials.FOLDER.glob("*.log"):
         with suppress(FileNotFoundError):  # another process sweeps too
             if time.time() - old.stat().st_mtime > LOGS_S:
                 old.unlink()
     with _log(name).open("w") as log:
-        return child.start(command, grace_s=GRACE_S, stdout=log, stderr=log, env=os.environ | settings)
+        about = {"stdout": log, "stderr": log, "env": os.environ | settings, "pass_fds": [listening.fileno()]}
+        return child.start(command, grace_s=GRACE_S, **about)
 
 
 def _log(name: str) -> Path:

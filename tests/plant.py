@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from flows import servers
-from processes import eventually
+from processes import eventually, free_port, is_free
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ class Plant:
     def __init__(self, folder: Path, stack: contextlib.ExitStack, *, flows: bool = True) -> None:
         """`flows`: whether Prefect is started too."""
         self.folder, self.stack = folder, stack
-        self.ports = {name: servers.free_port() for name in ("postgres", "s3", "prefect", "mlflow")}
+        self.ports = {name: free_port() for name in ("postgres", "s3", "prefect", "mlflow")}
         for name in ("prefect", "mlflow", "s3"):
             (folder / name).mkdir()
         self.database = f"postgres@127.0.0.1:{self.ports['postgres']}"
@@ -119,7 +118,7 @@ class Plant:
 
         def listens() -> bool:
             assert process.poll() is None, (self.folder / f"{name}.log").read_text()[-3000:]
-            return not servers.is_free(self.ports[name])
+            return not is_free(self.ports[name])
 
         eventually(listens, 600)
         return process

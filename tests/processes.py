@@ -1,6 +1,7 @@
 """Real processes in tests: whether they live, what they started, and what they come to say."""
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -40,6 +41,21 @@ def eventually(found: Callable[[], object], within_s: float = 20) -> object:
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.02)
     return value
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of loopback."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; a closed one's port is free
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on, as of now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def gone(pids: dict[int, str]) -> float:

@@ -27,6 +27,7 @@ from attempts import Record
 from projects import APPROVER, ROOT
 
 from clinrl import paths
+from processes import free_port
 
 GROUP, PARENT, CHILD = "whole group", "parent alone", "child alone"
 """What is killed: all that the command started, the command itself, or one process below it."""
@@ -164,17 +165,11 @@ def start(project: Path, command: Command) -> "subprocess.Popen[bytes]":
     words = list(command.words)
     if command.serves:
         for option in ("--prefect-port", "--mlflow-port"):
-            words += [option, str(_free_port())]
+            words += [option, str(free_port())]
     with (project / "said").open("wb") as said:
         return subprocess.Popen(
             words, cwd=project, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
         )
-
-
-def _free_port() -> int:
-    from flows import servers
-
-    return servers.free_port()
 
 
 def undisturbed(project: Path, command: Command) -> float:

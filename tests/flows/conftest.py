@@ -22,7 +22,7 @@ import locks  # noqa: E402
 from clinrl.config.params import load_params  # noqa: E402
 from clinrl.registry import versions  # noqa: E402
 from flows import servers  # noqa: E402
-from processes import eventually  # noqa: E402
+from processes import eventually, free_port, is_free  # noqa: E402
 
 BUILT = (
     ("dataset", "d1"), ("dataset", "x1"), ("validate", "d1"), ("validate", "x1"), ("evaluate", "esi-base"),
@@ -110,7 +110,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         from prefect.server.database.orm_models import Base
 
         # Not the name that Prefect gives: a server of another process would find tables there and no migration.
-        store, port = folder / "forked.db", servers.free_port()
+        store, port = folder / "forked.db", free_port()
         engine = sqlalchemy.create_engine(f"sqlite:///{store}")
         with engine.begin() as connection:
             for table in Base.metadata.sorted_tables:
@@ -132,7 +132,7 @@ def prefect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             stack.enter_context(everywhere)  # for the threads that answer
             server = multiprocessing.get_context("fork").Process(target=_serve, args=(port,), daemon=True)
             server.start()
-            eventually(lambda: not servers.is_free(port), 120)
+            eventually(lambda: not is_free(port), 120)
             yield
             APILogWorker.instance().drain()
             server.terminate()

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from clinrl.runtime import child
+from clinrl.runtime.guard import address_of, listen
 from flows import credentials, servers
 
 ROOT = Path(__file__).parents[2]
@@ -61,9 +62,9 @@ def guarded(folder: Path) -> Iterator[Guarded]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("PREFECT_HOME", str(folder / "prefect"))
         kept = credentials.load_credentials()
-        ports = [servers.free_port() for _ in range(2)]
-        prefect, mlflow = (f"http://{servers.HOST}:{port}" for port in ports)
-        started = servers.prefect(ports[0], kept.PREFECT_API_AUTH_STRING), servers.mlflow(ports[1], kept.mlflow)
+        sockets = [stack.enter_context(listen(servers.HOST, 0)) for _ in range(2)]
+        prefect, mlflow = map(address_of, sockets)
+        started = servers.prefect(sockets[0], kept.PREFECT_API_AUTH_STRING), servers.mlflow(sockets[1], kept.mlflow)
         for server in started:
             stack.callback(child.end, server)
         servers.wait("prefect", started[0], f"{prefect}/api/health")

@@ -15,8 +15,10 @@ import pytest
 
 from clinrl.registry import versions
 from clinrl.runtime import child
+from clinrl.runtime.guard import address_of, listen
 from flows import __main__ as command
 from flows import servers
+from processes import free_port
 
 ROOT = Path(__file__).parents[2]
 FLOWS = ("reproduce", "release", "retrain", "serve")
@@ -147,7 +149,7 @@ def test_a_server_that_is_away_is_one_sentence(
     servers.configure()
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    url = f"http://127.0.0.1:{servers.free_port()}/api"
+    url = f"http://127.0.0.1:{free_port()}/api"
     monkeypatch.setenv("PREFECT_API_URL", url)
     with temporary_settings({PREFECT_API_URL: url}):
         assert command.main(["release", "v2", "--approver", "Ada Lovelace"]) == 1
@@ -158,11 +160,12 @@ def test_a_server_that_is_away_is_one_sentence(
 
 @pytest.mark.slow
 def test_wrong_credentials_are_one_sentence(project: Path) -> None:
-    port = servers.free_port()
-    server = servers.prefect(port, "ada:secret", ui=False)
+    with listen("127.0.0.1", 0) as listening:
+        api = f"{address_of(listening)}/api"
+        server = servers.prefect(listening, "ada:secret", ui=False)
     try:
-        servers.wait("prefect", server, f"http://127.0.0.1:{port}/api/health")
-        done = flow("release", "v2", "--approver", "Ada Lovelace", api=f"http://127.0.0.1:{port}/api")
+        servers.wait("prefect", server, f"{api}/health")
+        done = flow("release", "v2", "--approver", "Ada Lovelace", api=api)
     finally:
         child.end(server)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
@@ -239,7 +242,8 @@ def test_old_logs_of_servers_are_swept(project: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
         os.utime(log, (time.time() - age_s,) * 2)
-    child.end(servers._start("prefect", servers.free_port(), {}))
+    with listen("127.0.0.1", 0) as listening:
+        child.end(servers._start("prefect", listening, {}))
     assert {log.name for log in (project / ".clinrl/servers").glob("*.log")} == {
         "prefect-2.log",
         f"prefect-{os.getpid()}.log",

@@ -6,6 +6,7 @@ Nothing that they try changes anything. The servers are the real ones, over an e
 import contextlib
 import json
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from websockets.sync.client import connect
 
 from clinrl.errors import Refused
 from clinrl.runtime import child
+from clinrl.runtime.guard import address_of, listen
 from flows import credentials, servers
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +40,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield found
 
 
-OURS = "http://127.0.0.1:4200"
 FOR_A_PASSWORD = "a script", "the usual password", "an invented token"
 """Strangers whom only the password keeps out, and so, of Prefect, Prefect itself."""
 
@@ -53,26 +54,30 @@ def test_a_server_starts_behind_the_fence_with_its_password(
     started: dict[str, Any] = {}
     monkeypatch.setattr(child, "start", lambda command, **given: started.update(command=command, **given))
     login = "ada:long-password"
-    {"prefect": servers.prefect, "mlflow": servers.mlflow}[name](4200, login)
+    with listen("127.0.0.1", 0) as listening:
+        ours = address_of(listening)
+        {"prefect": servers.prefect, "mlflow": servers.mlflow}[name](listening, login)
+        assert started["pass_fds"] == [listening.fileno()]
+        assert listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # what is accepted has it from there
     app = started["command"][started["command"].index("--factory") + 1]
     assert login not in started["command"]
     settings = started["env"]
     if name == "prefect":
         assert settings["PREFECT_SERVER_API_AUTH_STRING"] == login
         assert settings["PREFECT_SERVER_CSRF_PROTECTION_ENABLED"] == "true"
-        assert settings["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == OURS
+        assert settings["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == ours
         monkeypatch.setattr("prefect.server.api.server.create_app", lambda: Response())
     for key in (servers.MLFLOW_LOGIN, servers.MLFLOW_STORE):
         if key in settings:
             monkeypatch.setenv(key, settings[key])
     module, _, factory = app.partition(":")
-    client = TestClient(getattr(import_module(module), factory)(), base_url=OURS)
-    wanted = [OURS if own == name else "http://127.0.0.1:1" for own in ("prefect", "mlflow")]
+    client = TestClient(getattr(import_module(module), factory)(), base_url=ours)
+    wanted = [ours if own == name else "http://127.0.0.1:1" for own in ("prefect", "mlflow")]
     for who, headers in STRANGERS.items():
         if name == "prefect" and who in FOR_A_PASSWORD:
             continue
         for method, url, body in attempts(Guarded(*wanted, None, "x", tmp_path)):
-            if not url.startswith(OURS):
+            if not url.startswith(ours):
                 continue
             logged_in = "ada", "long-password"
             for auth in (None, *((logged_in,) if "Origin" in headers or "Host" in headers else ())):

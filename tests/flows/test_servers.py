@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import scripted
@@ -28,6 +29,7 @@ from clinrl.signing import approval
 from clinrl.signing.keys import keyring, signer
 from flows import credentials, servers
 from flows import serve as serving
+from processes import free_port, is_free
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +74,7 @@ def served(project: Path) -> Iterator[Served]:
 
     laid.edit(project, add)
     scripted.commit()
-    ports = [servers.free_port() for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
     process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
     assert process.stderr is not None
     said = [process.stderr.readline() for _ in range(3)]
@@ -131,23 +133,23 @@ def test_a_scheduled_retraining_is_approved_and_its_champion_is_found(
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(60) == 0
     for url in (served.prefect, served.mlflow):
-        assert servers.is_free(int(url.rsplit(":", 1)[1]))
+        assert is_free(int(url.rsplit(":", 1)[1]))
 
 
 @pytest.mark.slow
 def test_the_servers_end_with_whoever_started_them(project: Path) -> None:
-    ports = [servers.free_port() for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
     process = serve("--servers", "--prefect-port", str(ports[0]), "--mlflow-port", str(ports[1]))
     assert process.stderr is not None
     assert process.stderr.readline().startswith("Prefect")
     taken = serve("--servers", "--prefect-port", str(ports[0]))
     assert taken.communicate(timeout=60)[1].splitlines() == [
-        f"clinrl: port {ports[0]} is taken; choose another with --prefect-port, or stop what listens there"
+        f"clinrl: 127.0.0.1 port {ports[0]} is taken; choose another with --prefect-port, or stop what listens there"
     ]
     assert taken.returncode == 1
     process.kill()
     process.communicate()
-    eventually("their end", lambda: all(servers.is_free(port) for port in ports), within_s=30)
+    eventually("their end", lambda: all(is_free(port) for port in ports), within_s=30)
 
 
 def test_no_server_to_serve_is_said(project: Path) -> None:
@@ -163,11 +165,73 @@ def test_a_server_that_does_not_start_is_said(project: Path) -> None:
     with pytest.raises(
         Refused, match=r"the mlflow server ended with code 3; \.clinrl/servers/mlflow-\d+\.log says why"
     ):
-        servers.wait("mlflow", server, f"http://127.0.0.1:{servers.free_port()}/health")
+        servers.wait("mlflow", server, f"http://127.0.0.1:{free_port()}/health")
+
+
+class Stranger(BaseHTTPRequestHandler):
+    """Whoever else runs something on this machine: says yes to all, and notes what it is told."""
+
+    heard: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.heard.append(self.headers["Authorization"])
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_stranger_who_takes_a_port_before_its_server_does_hears_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He tries each time that a server is about to start, and again once it has ended without a word."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Stranger, "heard", [])
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.setenv(name, "")  # to be set back
+    start, ports, refused = child.start, [free_port() for _ in range(2)], []
+    with ExitStack() as stack:
+
+        def take() -> None:
+            for port in ports:
+                try:
+                    server = stack.enter_context(HTTPServer(("127.0.0.1", port), Stranger))
+                except OSError as error:
+                    refused.append(error.errno)
+                else:
+                    Thread(target=server.serve_forever, daemon=True).start()
+                    stack.callback(server.shutdown)
+
+        def begin(_command: list[str], **about: Any) -> "subprocess.Popen[str]":
+            take()
+            server = start(["sh", "-c", "exit 3"], **about)
+            server.wait()
+            take()
+            return server
+
+        monkeypatch.setattr(child, "start", begin)
+        with pytest.raises(Refused, match="the prefect server ended with code 3"), ExitStack() as ours:
+            serving._start_servers(ours, *ports)
+        assert refused == [errno.EADDRINUSE] * 8
+        assert Stranger.heard == []
+
+
+def test_who_answers_on_the_port_of_a_server_that_ended_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = child.start(["sh", "-c", "exit 3"])
+    server.wait()
+    with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
+        Thread(target=stranger.serve_forever, daemon=True).start()
+        with pytest.raises(Refused, match="the prefect server ended with code 3"):
+            servers.wait("prefect", server, f"http://127.0.0.1:{stranger.server_port}/api/health")
+        stranger.shutdown()
 
 
 def test_a_tracking_server_that_tells_no_runs_ends_nothing() -> None:
-    assert serving.runs(f"http://127.0.0.1:{servers.free_port()}", "a:b") == {}
+    assert serving.runs(f"http://127.0.0.1:{free_port()}", "a:b") == {}
 
 
 def test_only_names_of_tasks_are_printed() -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from clinrl.cli.main import main
 from clinrl.runtime import dvc_state
-from flows import servers
 from forks import fork
+from processes import free_port
 from unpickled import HEARING, listening, strangers
 
 ROOT = Path(__file__).parents[2]
@@ -96,7 +96,7 @@ def test_a_registration_and_a_promotion_read_no_pickle_when_they_are_imported(pr
 
 @pytest.mark.slow
 def test_servers_and_the_flows_they_serve_read_no_pickle(project: Path, heard: Path) -> None:
-    ports = [str(servers.free_port()) for _ in range(2)]
+    ports = [str(free_port()) for _ in range(2)]
     words = ["-m", "flows", "serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -29,7 +29,7 @@ from clinrl.signing import keys
 from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
 from clinrl.watching.standing import DRIFT, was_acted_on
-from processes import eventually
+from processes import eventually, free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,16 +196,17 @@ def served() -> Iterator[tuple[Any, Any]]:
     from prefect import get_client
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    from flows import credentials, servers
+    from flows import credentials
 
-    ports = [str(servers.free_port()) for _ in range(2)]
+    ports = [str(free_port()) for _ in range(2)]
     clear = {key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "MLFLOW_TRACKING"))}
     env = clear | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT}/src", "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
     words = ["serve", "--servers", "--prefect-port", ports[0], "--mlflow-port", ports[1]]
-    with open(".clinrl/serve.log", "w", encoding="utf-8") as log:
-        process = subprocess.Popen([sys.executable, "-m", "flows", *words], stderr=log, env=env)
+    log = Path(".clinrl/serve.log")
+    with log.open("w", encoding="utf-8") as said:
+        process = subprocess.Popen([sys.executable, "-m", "flows", *words], stderr=said, env=env)
     try:
-        eventually(lambda: not servers.is_free(int(ports[0])), 300)
+        eventually(lambda: "Prefect " in log.read_text(encoding="utf-8"), 300)
         kept = credentials.load_credentials()
         known = {
             PREFECT_API_URL: f"http://127.0.0.1:{ports[0]}/api",

@@ -15,15 +15,18 @@ import pytest
 import dolls
 import exhibits
 import locks
+import trackers
 from clinrl import paths
 from clinrl.artifacts import exclusive, identity, read_manifest, sha256_file, verified, write_json
 from clinrl.errors import ArtefactError, Busy, ParamsError, RegistryError, SignatureError
 from clinrl.evaluation.answers import load_report
 from clinrl.registry import log_run, model_folder, pyfunc, versions
 from clinrl.registry.versions import entries, find, holder, point, register, tag
+from clinrl.signing import keys
 from clinrl.signing.keys import keyring
 from clinrl.tracking import mlflow_store
 from clinrl.tracking.mlflow_store import connect
+from processes import free_port
 
 pytestmark = pytest.mark.usefixtures("few_draws")
 
@@ -427,6 +430,73 @@ def test_a_file_that_was_altered_in_the_store_is_put_back(project):
 
     assert register(project, "v1") == first
     assert sha256_file(weights) == verified(paths.adapter("v1")).files["adapter_model.safetensors"]
+
+
+@pytest.fixture
+def server(project, tmp_path_factory, monkeypatch):
+    """The folder of a real server, which is the project's registry and keeps the files."""
+    folder, port = tmp_path_factory.mktemp("server"), free_port()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    with trackers.serving(folder, port):
+        yield folder
+
+
+def altered(folder):
+    exhibits.change(folder / "adapter/adapter_model.safetensors")
+
+
+def cut_short(folder):
+    (folder / "served.json").unlink()
+
+
+def added(folder):
+    (folder / "code/sitecustomize.py").write_text("mine")
+
+
+def emptied(folder):
+    shutil.rmtree(folder)
+
+
+def rotated(_folder):
+    """The key that signed it is another one's by now."""
+    shutil.rmtree(keys.FOLDER)
+    keys.init()
+
+
+@pytest.mark.slow
+def test_what_a_server_holds_and_is_refused_is_sent_anew_and_nothing_else_is(project, server):
+    first = register(project, "v1")
+    (folder,) = server.glob("artifacts/*/models/*/artifacts")
+
+    def stamps():
+        return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+    sent = stamps()
+    assert register(project, "v1") == first
+    assert stamps() == sent
+    for happened in (altered, cut_short, added, emptied, rotated):
+        happened(folder)
+        with pytest.raises((SignatureError, RegistryError)):
+            versions.check_intact(project, first)
+
+        assert register(project, "v1") == first, happened
+        versions.check_intact(project, first)
+        assert stamps().keys() == sent.keys(), happened
+    assert keyring()["this checkout"].line == (folder / "signer.pub").read_text().strip()
+
+
+@pytest.mark.slow
+def test_nothing_is_removed_where_the_store_of_a_server_leads_if_that_is_no_models_folder(
+    project, server, tmp_path_factory
+):
+    register(project, "v1")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "kept").write_text("mine")
+    with closing(sqlite3.connect(server / "mlflow.db")) as store, store:
+        store.execute("UPDATE logged_models SET artifact_location = ?", (elsewhere.as_uri(),))
+    with pytest.raises(RegistryError, match="which is not its folder: it was edited; restore it"):
+        register(project, "v1")
+    assert [path.name for path in elsewhere.iterdir()] == ["kept"]
 
 
 def test_nothing_is_written_or_removed_where_an_edited_store_leads(project, tmp_path_factory):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,20 @@ def test_python_is_the_interpreter_that_runs_the_flow() -> None:
     said: list[str] = []
     child.run(["sh", "-c", "python -c 'import sys; print(sys.prefix)'"], said.append)
     assert said == [sys.prefix]
+
+
+def test_a_socket_that_is_handed_over_is_the_commands_until_it_has_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port, number = listening.getsockname()[1], listening.fileno()
+        held = f"import os, socket; print(socket.socket(fileno={number}).getsockname()[1], os.getppid(), flush=True)"
+        command = [sys.executable, "-c", f"{held}; import time; time.sleep(600)"]
+        process = child.start(command, stdout=subprocess.PIPE, pass_fds=[number])
+    assert process.stdout is not None
+    assert process.stdout.readline().split() == [str(port), str(process.pid)]
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", port))
+    child.end(process)
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_an_exception_ends_the_whole_group(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_nobody_else_is_invited_to_read_an_answer(inviting: str) -> None:
 def test_an_address_that_cannot_be_had_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(Refused, match=rf"^127.0.0.1 port {port} is taken; choose another"):
+        with pytest.raises(Refused, match=rf"^127.0.0.1 port {port} is taken; choose another with --host and --port$"):
             listen("127.0.0.1", port)
     with pytest.raises(Refused, match=r"^192\.0\.2\.1 port 0 cannot be listened on \("):
         listen("192.0.2.1", 0)

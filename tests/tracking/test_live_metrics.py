@@ -3,13 +3,10 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,11 +24,10 @@ from clinrl.signing import keys
 from clinrl.tracking import live_metrics, mlflow_store
 from clinrl.tracking.mlflow_store import connect
 from clinrl.training import launch
+from processes import free_port
+from trackers import PATIENCE_S, serving
 
 pytestmark = pytest.mark.usefixtures("few_draws")
-
-PATIENCE_S = 90
-"""For what takes seconds on an idle machine."""
 
 
 @pytest.fixture
@@ -88,44 +84,6 @@ def eventually(condition):
             pass
         time.sleep(0.1)
     raise AssertionError("it never happened")
-
-
-@contextmanager
-def serving(folder, port):
-    """A real tracking server on loopback whose files are in a folder; yields a function that kills it."""
-    command = [
-        sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1",
-        "--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder / "artifacts"),
-    ]  # fmt: skip
-    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    with (folder / "server.log").open("ab") as log:
-        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=folder)
-
-    def kill():
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-    try:
-        eventually(lambda: answers(f"http://127.0.0.1:{port}/health"))
-        yield kill
-    finally:
-        kill()
-
-
-def answers(address):
-    try:
-        with urllib.request.urlopen(address, timeout=5) as response:
-            return response.status == 200
-    except OSError:
-        return False
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def unanswered(port):

@@ -49,11 +49,13 @@ from clinrl.registry import versions  # noqa: E402
 from clinrl.release import audit_log, promotion  # noqa: E402
 from clinrl.runtime import child, determinism, starter  # noqa: E402
 from clinrl.runtime.forkserver import Fork  # noqa: E402
+from clinrl.runtime.guard import listen  # noqa: E402
 from clinrl.signing import keys  # noqa: E402
 from clinrl.tasks.base import get_task  # noqa: E402
 from clinrl.types import Message, Transcript  # noqa: E402
 from clinrl.watching import standing, store  # noqa: E402
 from flows import credentials, servers  # noqa: E402
+from processes import free_port  # noqa: E402
 
 REPORT = ROOT / "data/reports/year.json"
 SEED = 2026
@@ -100,7 +102,7 @@ class Hospital:
         self.log.touch()
         store.today = lambda: int(self.calendar.read_text(encoding="ascii"))
         self.kept = credentials.load_credentials()
-        self.ports = {"prefect": servers.free_port(), "mlflow": servers.free_port()}
+        self.ports = {"prefect": free_port(), "mlflow": free_port()}
         self.running: dict[str, Any] = {}
         self.api = f"http://{servers.HOST}:{self.ports['prefect']}/api"
         os.environ |= self.kept._asdict() | {
@@ -115,9 +117,9 @@ class Hospital:
         """Start servers that do not run, on the ports that they had."""
         for name in [name for name in names if name not in self.running]:
             login = {"prefect": self.kept.PREFECT_API_AUTH_STRING, "mlflow": self.kept.mlflow}[name]
-            server = {"prefect": partial(servers.prefect, ui=False), "mlflow": servers.mlflow}[name](
-                self.ports[name], login
-            )
+            start = {"prefect": partial(servers.prefect, ui=False), "mlflow": servers.mlflow}[name]
+            with listen(servers.HOST, self.ports[name]) as listening:
+                server = start(listening, login)
             self.running[name] = server
             self.stack.callback(child.end, server)
             health = self.api if name == "prefect" else os.environ["MLFLOW_TRACKING_URI"]

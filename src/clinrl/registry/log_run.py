@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
@@ -25,7 +26,7 @@ from clinrl.evaluation.answers import ALARMS, BETWEEN_MODES, HISTORY
 from clinrl.provenance import bom, lock, pins
 from clinrl.provenance import statements as provenance
 from clinrl.provenance.stages import addresses_of
-from clinrl.registry.model_folder import check_signature, own_folder, upload
+from clinrl.registry.model_folder import check_signature, download, own_folder, upload
 from clinrl.reports import model_card
 from clinrl.reports.figures import read_history
 from clinrl.runtime.forkserver import aside
@@ -395,12 +396,15 @@ def logged_models(client: "MlflowClient", experiment: str, digest: str) -> list[
 
 
 def _intact(client: "MlflowClient", model: "LoggedModel", keys: Mapping[str, Key]) -> bool:
-    """Whether a model in the project's own store is as it was registered. A server's files are checked on loading."""
-    folder = own_folder(client, model)
-    if folder is None:
-        return True
-    try:
-        check_signature(folder, keys)
-    except Refused:
-        return False
+    """Whether a model is as somebody registered it whose key counts. Of a server, all of its files are brought here."""
+    with TemporaryDirectory(prefix="clinrl-") as scratch:
+        folder = own_folder(client, model)
+        if folder is None:
+            if not client.list_logged_model_artifacts(model.model_id):  # MLflow would ask for a file without a name
+                return False
+            folder = download(client, model, Path(scratch))
+        try:
+            check_signature(folder, keys)
+        except Refused:
+            return False
     return True

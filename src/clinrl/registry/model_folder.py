@@ -11,13 +11,13 @@ from clinrl import paths
 from clinrl.artifacts import MANIFEST, identity, read_manifest, write_json, write_text
 from clinrl.config.model import Model
 from clinrl.data.dataset import read_cases
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, RegistryError, mask
 from clinrl.provenance import bom
 from clinrl.registry import novelty, pyfunc
 from clinrl.signing.folder import check, sign, signed_files
 from clinrl.signing.keys import Key
 from clinrl.tasks.importing import is_imported
-from clinrl.tracking.mlflow_store import beside, file_of
+from clinrl.tracking.mlflow_store import beside, file_of, place
 from clinrl.types import Manifest
 from clinrl_loader import NOTED, SIGNER
 
@@ -54,7 +54,11 @@ def check_signature(folder: Path, keys: Mapping[str, Key]) -> str:
 
 
 def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_id: str) -> None:
-    """Send the folder that is registered, signed as a whole: the weights, and the rest as `served` writes it."""
+    """Send the folder that is registered, signed as a whole: the weights, and the rest as `served` writes it.
+
+    What was there is replaced. Raises ArtefactError if a file changed meanwhile, SignatureError if nothing could be
+    signed, and RegistryError for an address that is no model's.
+    """
     record = pyfunc.Served(
         name=made.model.name,
         task=made.model.task.name,
@@ -89,7 +93,24 @@ def upload(client: "MlflowClient", model: "LoggedModel", made: "Recorded", run_i
         _check_signed(folder, key.key, {part: read_manifest(folder / part) for part in parts}, made)
         if (old := own_folder(client, model)) is not None:  # what was put there by hand must not stay beside
             shutil.rmtree(old, ignore_errors=True)
+        elif model.status == "READY":  # before that, another machine may be sending the same
+            _remove(client, model)
         client.log_model_artifacts(model.model_id, str(folder))
+
+
+def _remove(client: "MlflowClient", model: "LoggedModel") -> None:
+    """Remove the files of a model from a server. Raises RegistryError for an address that MLflow gives no model.
+
+    Whoever can write to the server's store can put any there, a folder of this machine too.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    if not model.artifact_location.endswith(f"/{model.model_id}/artifacts"):
+        raise RegistryError(
+            f"{place(client.tracking_uri)} says that files of the model {model.model_id} lie in "
+            f"{mask(model.artifact_location)}, which is not its folder: it was edited; restore it"
+        )
+    get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri).delete_artifacts()
 
 
 def _check_signed(folder: Path, key: Key, parts: Mapping[str, Manifest], made: "Recorded") -> None:

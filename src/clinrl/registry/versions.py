@@ -69,7 +69,8 @@ def register(params: Params, name: str) -> Entry:
 
     Its run gets the recipe, every metric of every mode with its interval, the training history by step, the data sets,
     reports, plots, card and Data Docs; its model version the adapter with its base (or the full model) and all that
-    loading needs. It becomes the `candidate` unless it was refused, is the champion, or was trained on a waiver.
+    loading needs. A model that is there and would be refused is sent anew; a server's is fetched whole to see that. It
+    becomes the `candidate` unless it was refused, is the champion, or was trained on a waiver.
 
     Raises ParamsError for an unknown name, ArtefactError if it was not examined or a file was altered, DataError if
     its data do not pass any more, Busy if the same name is being registered, and RegistryError if MLflow did not do

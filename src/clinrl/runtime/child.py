@@ -26,7 +26,7 @@ def start(command: Sequence[str], *, grace_s: float = ORPHANED_S, **popen: Any) 
     """Start a command that does not outlive this process. Its exit code is 128 and the number if a signal ended it.
 
     `grace_s` is how long, in seconds, it has to end by itself if this process dies. `popen` goes to
-    `subprocess.Popen`; standard input is taken, and closing it ends the command.
+    `subprocess.Popen`, `pass_fds` for the command too; standard input is taken, and closing it ends the command.
     """
     supervisor = [sys.executable, "-I", "-S", __file__, str(grace_s), *command]
     return subprocess.Popen(supervisor, stdin=subprocess.PIPE, start_new_session=True, text=True, **popen)
@@ -106,7 +106,8 @@ def _supervise(grace_s: float, command: list[str]) -> int:
     # A fork of a server above is not below this process, so it could not follow it.
     env = os.environ | {"CLINRL_STARTER": str(os.getpid())}
     env.pop("CLINRL_FORKSERVER", None)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)
+    # What is open here was handed over, and stays open until the command has ended: a port goes to nobody else.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, close_fds=False)
     threading.Thread(target=_end_with_starter, args=(grace_s,), daemon=True).start()
     code = 0
     while True:

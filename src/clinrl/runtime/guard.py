@@ -127,13 +127,16 @@ class Fence:
         return receive_in_time
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address; port 0: any free one. Raises Refused if the address cannot be had."""
+def listen(host: str, port: int, options: str = "--host and --port") -> socket.socket:
+    """A socket that listens at an address; port 0: any free one. `options` choose another.
+
+    Raises Refused if the address cannot be had.
+    """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror or error})"
-        raise Refused(f"{host} port {port} {why}; choose another with --host and --port") from None
+        raise Refused(f"{host} port {port} {why}; choose another with {options}") from None
 
 
 def address_of(listening: socket.socket) -> str:
