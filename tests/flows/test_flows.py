@@ -185,8 +185,8 @@ def test_a_draft_without_a_gain_is_dropped_and_the_next_pulls_another_lever(proj
         state = ended(retrain, "esi", approver="Ada Lovelace")
         assert (state.name, champion()) == ("Dropped", "v2")
         assert (
-            f"esi-v{number} is dropped: its gain in exact (think) over v2 on m1 has a one-sided p of 1; "
-            in state.message
+            f"esi-v{number} is dropped: its gain in exact over v2 on m1, averaged over think and direct, has "
+            "a one-sided p of 1; " in state.message
         )
         assert load_params() == before
         record = json.loads(paths.draft(f"esi-v{number}").read_text())
