@@ -8,8 +8,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from dvc.exceptions import DvcException
-
 from clinrl.artifacts import write_text
 from clinrl.errors import Refused
 from clinrl.provenance.lock import LOCK
@@ -46,6 +44,13 @@ def hand_over(to: str, message: str, *, only: Collection[str] = (), replaces: bo
     """
     commit(message, only)
     git("push", "--quiet", *(["--force"] if replaces else []), "origin", f"HEAD:refs/heads/{to}")
+
+
+def hand_over_rest(to: str, message: str, only: Collection[str]) -> None:
+    """Hand over what an earlier run left here, beside what the branch holds by now. Raises as `go_on` does."""
+    commit(message, only)
+    go_on(to, only)
+    hand_over(to, message, only=only, replaces=False)
 
 
 def offers(to: str) -> bool:
@@ -101,7 +106,9 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
     elif foreign:
         raise Refused(f"branch {of} changes {foreign[0]}, which no stage that was asked of it writes")
     for address in new:
-        if odd := _written(theirs, address, of).difference(stages[address]):
+        if (written := theirs.written(address)) is None:
+            raise Refused(f"branch {of} has an entry of {address} that DVC does not write; delete it")
+        if odd := written.difference(stages[address]):
             raise Refused(f"branch {of} says that {address} writes {min(odd)}, which it does not by dvc.yaml")
     if reports:
         git("checkout", "FETCH_HEAD", "--", *(f":(top,literal){path}" for path in reports))
@@ -158,16 +165,6 @@ def _entries(commit: str) -> Stages:
     if blocks is None:
         raise Refused(f"{LOCK} of {commit} is not as DVC writes it; see who pushed it, and run `dvc repro` anew")
     return Stages(blocks)
-
-
-def _written(stages: Stages, address: str, of: str) -> set[str]:
-    """The paths that an entry of a branch names as outputs. Raises Refused if it is no entry that DVC writes."""
-    try:
-        return {out["path"] for out in stages.get(address).get("outs", ())}
-    except (DvcException, LookupError, TypeError, AttributeError):
-        raise Refused(
-            f"branch {of} has an entry of {address} that DVC does not write; see who pushed it, and delete it"
-        ) from None
 
 
 def _from_the_root(paths: Iterable[str]) -> set[str]:

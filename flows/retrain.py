@@ -11,7 +11,6 @@ dropped, and its record kept, so that the next run tries something else. Where t
 """
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from prefect import Flow, State, flow
@@ -70,14 +69,11 @@ def scheduled(task: str) -> State[None]:
         )
     clone.share(load_params().scale)
     checkout, to = Path.cwd(), f"{branches.BUILT}/retrain-{task}"
-    hand_over = partial(branches.hand_over, to, only=WRITTEN, replaces=False)
 
     def left() -> None:
         with suppress(ParamsError):  # of code that has changed since, which cannot say what was made
             clone.push(addresses(load_params(), task))
-        branches.commit(message := f"{task}: left by a run that did not hand over", WRITTEN)
-        branches.go_on(to, WRITTEN)
-        hand_over(message)
+        branches.hand_over_rest(to, f"{task}: left by a run that did not hand over", WRITTEN)
 
     with at_work(task, f"the schedule of {task}"), clone.at(clone.git("rev-parse", "HEAD"), f"retrain-{task}", left):
         branches.go_on(to, WRITTEN)
@@ -89,7 +85,7 @@ def scheduled(task: str) -> State[None]:
         finally:
             if clone.git("status", "--porcelain"):
                 clone.push(addresses(load_params(), task))
-                hand_over(f"{task} retrained")
+                branches.hand_over(to, f"{task} retrained", only=WRITTEN, replaces=False)
                 get_run_logger().info("`git fetch && git merge origin/%s` takes over what was made", to)
 
 

@@ -272,12 +272,7 @@ def test_what_a_killed_run_left_is_handed_over_before_the_clone_is_used_again(ch
 def run_of(commit: str, report: str, to: str = "built/retrain-esi") -> None:
     """A scheduled run, as short as can be: it writes one report, and hands over what another left."""
 
-    def left() -> None:
-        branches.commit("left", ["data/reports"])
-        branches.go_on(to, ["data/reports"])
-        branches.hand_over(to, "left", replaces=False)
-
-    with clone.at(commit, "retrain", left):
+    with clone.at(commit, "retrain", lambda: branches.hand_over_rest(to, "left", ["data/reports"])):
         branches.go_on(to, ["data/reports"])
         clone.begin_here()
         write_text(Path(f"data/reports/{report}.json"), "{}")

@@ -52,6 +52,13 @@ class Stages(dict[str, Any]):
         """What the lines of a stage say, with their comments."""
         return parse_yaml_for_update(text, name)[name]
 
+    def written(self, name: str) -> set[str] | None:
+        """The paths that a stage is recorded to have made; None if its lines are none that DVC writes."""
+        try:
+            return {out["path"] for out in self.get(name).get("outs", ())}
+        except (DvcException, LookupError, TypeError, AttributeError):
+            return None
+
     def text(self) -> str:
         """The lines of all stages."""
         return "".join(value if isinstance(value, str) else _block(name, value) for name, value in self.items())
