@@ -298,7 +298,7 @@ def test_the_results_of_triage_are_those_of_the_committed_comparison() -> None:
         if (one["first"], one["second"], one["measure"], one["versions"]) == ("v49", "v43", "critical_under", None)
     )
     value, low, high = (100 * price["difference"][key] for key in ("value", "low", "high"))
-    assert f"rises by {value:.1f} points [{low:+.1f}, {high:+.1f}], p = {price['adjusted']:.3f} (think)" in page
+    assert f"is not shown: {value:+.1f} points [{low:+.1f}, {high:+.1f}], p = {price['adjusted']:.3f} (think)" in page
     seeds = rows["all"]["v49"]["metrics"]["critical_under"]["seeds"]
     assert max(seeds) == seeds[4]
     assert f"The fifth of v49 under-triages {100 * seeds[4]:.1f}% in mode think" in page

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from itertools import product
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from clinrl.intervals import (
     RESAMPLES,
     Counts,
+    Runs,
     average,
     average_difference,
     bootstrap,
@@ -24,6 +26,7 @@ from clinrl.intervals import (
     wilson,
 )
 from clinrl.intervals import mean as mean_of
+from clinrl.types import Estimate
 
 
 def mean(counts: Counts) -> float:
@@ -232,8 +235,36 @@ def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
     lucky, better = runs_of_means([halves(0.5), halves(0.5), halves(0.8)]), runs_of_means([halves(0.65)] * 3)
     assert average_difference(lucky, plain)[1] > 0.05
     difference, p = average_difference(better, plain)
-    assert (difference.value, p) == (0.15, 1 / RESAMPLES)
-    assert average_difference(plain, plain)[0].value == 0
+    # 30 of 200 cases differ by one in every run: standard error sqrt(0.15 * 0.85 / 200) = 0.0252, t = 5.94.
+    assert difference.value == 0.15
+    assert difference.low == pytest.approx(0.15 - 1.97 * 0.0252, abs=0.002)
+    assert 1e-9 < p < 1e-7
+    assert average_difference(plain, plain) == (Estimate(value=0, low=0, high=0, n=200), 1.0)
+
+
+def test_two_runs_against_two_are_students_test_where_cases_do_not_differ():
+    from scipy.stats import ttest_ind
+
+    runs = [[0.2, 0.3], [0.5, 0.7]]
+    mine, theirs = (Runs(tuple(values), numpy.tile(values, (10, 1)), 100, 100) for values in runs)
+    difference, p = average_difference(mine, theirs)
+    expected = ttest_ind(*runs, equal_var=False)
+    assert p == pytest.approx(expected.pvalue, rel=1e-3)
+    assert (difference.low, difference.high) == pytest.approx(tuple(expected.confidence_interval()), abs=1e-6)
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(2, 0), (3, 0), (3, 3), (5, 5)])
+def test_a_test_over_few_runs_errs_as_often_as_it_says(mine, theirs):
+    """Runs of one recipe differ by 4 points, as trainings do; 0 is a model that is not trained.."""
+    generator, n, lives, wrong = numpy.random.default_rng(5), 200, 300, 0
+
+    def answers(runs: int) -> list[list[float]]:
+        rates = 0.3 + generator.normal(0, 0.04, runs) if runs else numpy.array([0.3])
+        return (generator.random((len(rates), n)) < rates[:, None]).astype(float).tolist()
+
+    for _ in range(lives):
+        wrong += average_difference(runs_of_means(answers(mine)), runs_of_means(answers(theirs)))[1] < 0.05
+    assert wilson(wrong, lives).low < 0.05
 
 
 def test_cases_outside_a_run_count_in_others_only():

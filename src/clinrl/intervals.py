@@ -132,6 +132,8 @@ class Runs:
     """The number of each run, a column, in each draw, a row; NaN where it is undefined."""
     n: int
     """Cases behind it."""
+    apart: int
+    """Of these, or of their clusters, as many as are independent."""
 
 
 def runs_of(
@@ -154,7 +156,7 @@ def runs_of(
         index = {kind: i for i, kind in enumerate(kinds)}
         member = numpy.eye(len(kinds))[[index[case] for case in cases]]
         columns.append([of(_counts(kinds, draw)) for draw in (draws @ member).astype(int).tolist()])
-    return Runs(values, numpy.array(columns).T, len(golds))
+    return Runs(values, numpy.array(columns).T, len(golds), len(set(clusters or range(len(golds)))))
 
 
 def runs_of_means(values: Sequence[Sequence[float | None]], clusters: Sequence[str] | None = None) -> Runs | None:
@@ -169,25 +171,31 @@ def runs_of_means(values: Sequence[Sequence[float | None]], clusters: Sequence[s
     with numpy.errstate(invalid="ignore"):  # a draw may hold none of the cases: 0 / 0
         drawn = (draws @ numpy.where(inside, table, 0.0)) / (draws @ inside.astype(float))
     means = tuple(math.fsum(column[kept]) / int(kept.sum()) for column, kept in zip(table.T, inside.T, strict=True))
-    return Runs(means, drawn, int(inside.any(axis=1).sum()))
+    known = inside.any(axis=1)
+    apart = len({name for name, holds in zip(clusters or range(len(table)), known, strict=True) if holds})
+    return Runs(means, drawn, int(known.sum()), apart)
 
 
-def average(runs: Runs) -> Estimate:
-    """The mean over runs. In each draw of cases as many runs as there are are drawn too, with replacement.
-
-    So the interval holds the spread of cases and that of runs, as far as so few can show it: with three, somewhat too
-    little. That of a single run knows nothing of other seeds.
-    """
-    return _between(_mean_of(runs), (runs.drawn * _run_draws(len(runs.values), 0)).sum(axis=1), runs.n)
+def average(runs: Runs, *, is_share: bool = False) -> Estimate:
+    """The mean over runs, with the interval of `average_difference`; of a single run that of `bootstrap`, which knows
+    nothing of other seeds. Of a share the interval ends at 0 and 1."""
+    if len(runs.values) == 1:
+        return _between(runs.values[0], runs.drawn[:, 0], runs.n)
+    found, _ = _over_runs(_mean_of(runs), runs.drawn.mean(axis=1), [runs], runs.n)
+    inside = {"low": max(0.0, found.low), "high": min(1.0, found.high)}
+    return found.model_copy(update=inside) if is_share else found
 
 
 def average_difference(mine: Runs, theirs: Runs) -> tuple[Estimate, float]:
-    """The mean over my runs less that over theirs, with interval and p as of `paired_means`; draws as `average`."""
-    sides = [
-        (runs.drawn * _run_draws(len(runs.values), stream)).sum(axis=1) for stream, runs in enumerate((mine, theirs))
-    ]
-    values = sides[0] - sides[1]
-    return _between(_mean_of(mine) - _mean_of(theirs), values, min(mine.n, theirs.n)), _beyond_zero(values)
+    """The mean over my runs less that over theirs, its interval, and the two-sided p of no difference.
+
+    Both are Student's: the variance is that of draws of cases, which both are asked, and for each side with several
+    runs that between these over their number. Degrees of freedom are those of Satterthwaite 1946 and Welch 1947, since
+    a variance between so few runs is hardly known. To draw runs, as cases are drawn, would take it for known, and for
+    less than it is: with two runs half of it is missing.
+    """
+    drawn = mine.drawn.mean(axis=1) - theirs.drawn.mean(axis=1)
+    return _over_runs(_mean_of(mine) - _mean_of(theirs), drawn, [mine, theirs], min(mine.n, theirs.n))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -274,12 +282,19 @@ def _case_draws(n: int, clusters: tuple[str, ...] | None) -> Any:
     return _draws(range(n), clusters).astype(float)
 
 
-def _run_draws(runs: int, stream: int) -> Any:
-    """The weight of each run in each draw: a row a draw. Two streams are drawn apart from each other."""
+def _over_runs(value: float, drawn: Any, sides: Sequence[Runs], n: int) -> tuple[Estimate, float]:
     import numpy
+    from scipy.stats import t
 
-    generator = numpy.random.default_rng([BOOTSTRAP_SEED, stream + 1])
-    return generator.multinomial(runs, numpy.full(runs, 1 / runs), size=RESAMPLES) / runs
+    parts = [(float(numpy.nanvar(drawn)), min(side.apart for side in sides))]
+    parts += [(float(numpy.var(side.values, ddof=1)) / k, k) for side in sides if (k := len(side.values)) > 1]
+    variance = math.fsum(part for part, _ in parts)
+    if variance < 10.0 ** (-2 * DIGITS):  # no case and no run differs: the last bits of sums
+        return _estimate(value, value, value, n), float(abs(value) < 10.0**-DIGITS)
+    freedom = variance**2 / math.fsum(part**2 / max(1, count - 1) for part, count in parts)
+    reach = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
+    p = 2 * float(t.sf(abs(value) / math.sqrt(variance), freedom))
+    return _estimate(value, value - reach, value + reach, n), float(f"{p:.4g}")
 
 
 def _mean_of(runs: Runs) -> float:

@@ -60,6 +60,16 @@ def test_the_same_question_is_no_further_look():
         assert budget.look(held, PLAN, other, "x1").number == 3
 
 
+def test_a_question_that_passes_later_leaves_what_a_pass_leaves():
+    """It was refused for something else at first, such as a signature that was missing."""
+    plan = Budget(alpha=0.05, spend=0.3, looks=6)
+    lines: list[Entry] = []
+    level = ask(lines, "1", promote=False, plan=plan).level
+    assert left(lines) == pytest.approx(0.035)
+    ask(lines, "1", promote=True, plan=plan)
+    assert left(lines) == pytest.approx(level) == pytest.approx(0.015)
+
+
 def test_another_exam_and_older_decisions_spend_nothing():
     lines: list[Entry] = [Entry.model_construct(kind="rollback", body={})]
     look = ask(lines, "1", promote=False)

@@ -50,6 +50,14 @@ def test_a_case_gained_in_one_mode_and_lost_in_the_other_says_nothing():
     assert (change.value, p) == (0.0, 1.0)
 
 
+def test_a_cluster_counts_once():
+    """Four clusters that gain give 1/16, however many of their cases do; the bootstrap of so few would give less."""
+    clusters = [str(i // 5) for i in range(len(GOLDS))]
+    worse = wrong([0, 1, 5, 6, 10, 11, 15])
+    change, p = gain(share("exact"), by_mode(GOLDS, GOLDS, clusters=clusters), by_mode(worse, worse, clusters=clusters))
+    assert (change.value, p) == (0.175, 1 / 16)
+
+
 def test_only_cases_count_for_which_the_share_is_defined():
     change, p = gain(share("recall_level_1"), by_mode(GOLDS, GOLDS), by_mode(wrong([0, 1, 3]), wrong([0, 5])))
     assert (change.value, change.n, p) == (0.1875, 8, 0.25)  # level 1: the first case in both modes, the sixth in one

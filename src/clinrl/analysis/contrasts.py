@@ -141,15 +141,15 @@ def _figure(
     """A share of a single run, or one that is 0 or 1 in all, has the interval that it has in every report."""
     metric = task.metrics.get(name)
     if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
-        return _mean_figure(runs)
+        return _mean_figure(runs, is_share=not isinstance(metric, Statistic))
     answers = entry.answers[0]
     unreadable = [isinstance(answer, Unreadable) for answer in answers]
     same = share(metric, golds, answers, clusters) if metric else rate(unreadable, clusters)
     return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values))) if same else _mean_figure(runs)
 
 
-def _mean_figure(runs: Runs) -> Figure:
-    return Figure(**average(runs).model_dump(), seeds=tuple(map(_round, runs.values)))
+def _mean_figure(runs: Runs, *, is_share: bool = False) -> Figure:
+    return Figure(**average(runs, is_share=is_share).model_dump(), seeds=tuple(map(_round, runs.values)))
 
 
 def _reported(estimates: Sequence[Estimate]) -> Figure:
@@ -248,8 +248,8 @@ def primary_tests(
         least = detectable_from(difference, plan.alpha, len(plan.modes))
         found.append(
             PrimaryTest(
-                mode=mode, first=average(mine), second=average(theirs), difference=difference, p=p, adjusted=p,
-                detectable=None if least is None else _round(least),
+                mode=mode, first=average(mine, is_share=True), second=average(theirs, is_share=True),
+                difference=difference, p=p, adjusted=p, detectable=None if least is None else _round(least),
             )
         )  # fmt: skip
     adjusted = holm([test.p for test in found])

@@ -41,8 +41,8 @@ def power(design: Design, effect: float) -> float:
     """The probability that a two-sided test of a difference of this size is significant; at 0 it is alpha.
 
     The normal approximation for McNemar's test without conditioning on the discordant pairs (Miettinen 1968, Connor
-    1987), with the variance of seeds added. The exact test is a little weaker. Raises ValueError if fewer cases are
-    discordant than the effect needs.
+    1987), with the variance of seeds added. The exact test is a little weaker; with few seeds, whose variance it takes
+    for known, the test over seeds is weaker too. Raises ValueError if fewer cases are discordant than the effect needs.
     """
     from statsmodels.stats.power import normal_power_het
 

@@ -14,7 +14,7 @@ alpha recycling of sequentially rejective graphical procedures (Bretz, Maurer, B
 an adaptive developer (Feng, Pennello, Petrick, Sahiner, Pirracchio and Gossmann, UAI 2022).
 
 What it assumes: no test at a level errs more often, which the exact one does not where candidate and champion could
-change places, while those of margins and of clusters are approximate; nothing of an exam but these decisions reaches
+change places, while those of margins are approximate; nothing of an exam but these decisions reaches
 whoever makes the next version, since the figures of a report tell more than yes or no; its cases are a fair sample of
 those that a model meets; and the first champion, which was compared with nobody, was not chosen by them.
 """
@@ -90,6 +90,8 @@ def account(lines: Sequence[Entry], exam: str, alpha: float) -> Account:
         if key not in looks:
             looks[key] = Look(**spent.model_dump(exclude={"left_after"}))
             left = min(spent.level, left) if line.body["promote"] else max(0.0, left - spent.level)
+        elif line.body["promote"]:  # refused first for something else, such as a signature that was missing
+            left = min(left, looks[key].level)
     return Account(left, looks)
 
 

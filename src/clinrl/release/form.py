@@ -1,5 +1,6 @@
 """The form that an approver sees: who answered the exam how well, and the candidate's lead over each."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -101,8 +102,8 @@ def gain(kind: Share, mine: Mapping[str, Answers], theirs: Mapping[str, Answers]
     """Mine minus theirs in a share, averaged over modes, and the one-sided p of mine being no better.
 
     Answers are by mode; cases are those for which the share is defined in every mode. p is of the exact paired
-    randomisation test, in which a case counts once, with all its modes; where cases are alike within clusters, it is
-    the bootstrap's tail. None if there is no such case.
+    randomisation test, in which a case counts once, with all its modes; where cases are alike within clusters, a whole
+    cluster does. None if there is no such case.
     """
     by_mode = {mode: _verdicts(kind, mine[mode], theirs[mode]) for mode in mine}
     inside = sorted(set.intersection(*map(set, by_mode.values())))
@@ -111,12 +112,13 @@ def gain(kind: Share, mine: Mapping[str, Answers], theirs: Mapping[str, Answers]
     gains = [sum(a - b for a, b in (verdicts[i] for verdicts in by_mode.values())) for i in inside]
     clusters = next(iter(mine.values())).clusters
     names = None if clusters is None else [clusters[i] for i in inside]
-    change, p = paired_means([gained / len(by_mode) for gained in gains], [0.0] * len(gains), names)
-    sign = -1 if kind.worse == "higher" else 1
-    if names is not None:
-        return change, p / 2 if sign * change.value > 0 else 1 - p / 2
-    sizes = [sum(abs(gained) == size for gained in gains) for size in range(1, len(by_mode) + 1)]
-    return change, no_better(sign * sum(gains), sizes)
+    change, _ = paired_means([gained / len(by_mode) for gained in gains], [0.0] * len(gains), names)
+    apart = Counter[Any]()
+    for name, gained in zip(names or inside, gains, strict=True):
+        apart[name] += gained
+    counts = Counter(map(abs, apart.values()))
+    sizes = [counts[size] for size in range(1, max(counts) + 1)]
+    return change, no_better((-1 if kind.worse == "higher" else 1) * sum(gains), sizes)
 
 
 def _verdicts(kind: Share | Statistic | None, mine: Answers, theirs: Answers) -> dict[int, tuple[bool, bool]]:

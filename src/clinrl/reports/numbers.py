@@ -1,6 +1,5 @@
 """Numbers as pages show them: an estimate with its interval in brackets."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -35,10 +34,8 @@ def points(difference: Estimate) -> str:
     return f"{100 * difference.value:+.1f} points [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
 
 
-def p_value(p: float, *, is_floor: bool = False) -> str:
-    """A p value to three digits; of the least that a bootstrap can give, only that it is below, rounded up."""
-    if is_floor:
-        return f"< {math.ceil(round(1000 * p, 6)) / 1000:.3f}"
+def p_value(p: float) -> str:
+    """A p value to three digits."""
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 

@@ -6,7 +6,6 @@ A result is `better` or `worse` only where p is below 0.05. Otherwise it is `not
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from clinrl import intervals
 from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
 from clinrl.analysis.compared import ALL, COMMONEST, Compared, Contrast, Figure, Section
 from clinrl.analysis.costs import Costs
@@ -114,7 +113,7 @@ def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
         beyond = -plan.effect < test.difference.low and test.difference.high < plan.effect
         yield (
             test.mode, percent(test.first), percent(test.second), points(test.difference),
-            p_value(test.adjusted, is_floor=test.p <= 1 / intervals.RESAMPLES),
+            p_value(test.adjusted),
             result, f"{100 * plan.effect:g} points, {'excluded' if beyond else 'not excluded'}",
             _amount(plan.forecasts[test.mode].detectable), _amount(test.detectable),
         )  # fmt: skip
@@ -249,7 +248,7 @@ def _width(test: Contrast) -> float:
 
 
 def difference(task: Task, test: Contrast) -> str:
-    p = p_value(test.adjusted, is_floor=test.versions is None and test.p <= 1 / intervals.RESAMPLES)
+    p = p_value(test.adjusted)
     return f"{change(test.difference, task, test.measure)}, p {p if p.startswith('<') else f'= {p}'}"
 
 
