@@ -22,6 +22,7 @@ from clinrl.reports.render import render
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.imported import fields
+from clinrl.tasks.imaging.imported import fields as imaging_fields
 from clinrl.tasks.importing import (
     check_apart,
     fingerprint,
@@ -109,6 +110,23 @@ def test_of_an_answer_only_its_line_is_kept(before, after, level):
 def test_nothing_is_kept_of_an_unreadable_answer(content):
     kept = withheld(TASK, case("A secret story.", "exam/imported/1"), graded(content))
     assert "secret" not in kept.model_dump_json()
+
+
+@pytest.mark.parametrize("label", get_task("imaging").labels)
+@pytest.mark.parametrize(
+    "form", ["<answer>\n{}\n</answer>", "<answer>{}\n</answer>\n", "\n<ANSWER>\r\n\r\n{}.</answer>"]
+)
+def test_an_answer_that_spans_lines_is_kept_so_that_it_reads_as_itself(form, label):
+    task = get_task("imaging")
+    facts = {"condition": "Secret.", "variant": "Secret.", "procedure": "CT", "evidence": []}
+    told = importing.case_line("imaging", "exam/imported/1", facts, imaging_fields(task.labels[0], ("A secret.",)))
+    asked = task.Case.model_validate_json(told)
+    turn = Message(role="assistant", content=form.format("\n".join(label.split())), thinking="It is a secret story.")
+    (line,) = evaluate.grade(task, "think", [asked], [transcript_of(turn)], task.Reward())
+    assert line.answer == label
+    kept = withheld(task, asked, line)
+    answers.check_answers(task, [asked], [kept], Path("think.jsonl"))
+    assert "secret" not in kept.model_dump_json().lower()
 
 
 def test_answers_to_drawn_cases_are_kept_whole():

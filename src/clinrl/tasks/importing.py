@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, TextIO, TypeVar, cast, get_args
 
 from pydantic import BaseModel
@@ -22,7 +23,7 @@ from clinrl import paths
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task
 from clinrl.tasks.marks import holds_mark
-from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, transcript_of
+from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, last_turn, transcript_of
 
 MARK = "/imported/"
 MAX_NARRATIVE_CHARACTERS = 4_000
@@ -340,21 +341,25 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
 
 
 def withheld(task: Task, case: Case, line: Graded) -> Graded:
-    """A graded answer as it is stored: of an imported case the answer line alone, since the rest may quote it."""
+    """A graded answer as it is stored: of an imported case the answer line alone, since the rest may quote it.
+
+    An answer that spans lines is stored as the task's own constant policy writes it, so that it can be read again.
+    """
     if not is_imported(case):
         return line
     turns = tuple(
-        turn.model_copy(update={"content": _answer_line(task, turn.content, line.answer), "thinking": None})
+        turn.model_copy(update={"content": _answer_line(task, case, turn.content, line.answer), "thinking": None})
         for turn in line.transcript.messages
         if turn.role == "assistant"
     )
     return line.model_copy(update={"transcript": Transcript(messages=turns, stop=line.transcript.stop)})
 
 
-def _answer_line(task: Task, content: str, answer: Any) -> str:
+def _answer_line(task: Task, case: Case, content: str, answer: Any) -> str:
     if isinstance(answer, Unreadable):  # whatever made it unreadable may quote the narrative
         return ""
-    lines = (line.strip() for line in content.splitlines())
-    return next(
-        (line for line in lines if task.parse(transcript_of(Message(role="assistant", content=line))) == answer), ""
-    )
+    for line in map(str.strip, content.splitlines()):
+        if task.parse(transcript_of(Message(role="assistant", content=line))) == answer:
+            return line
+    constant = task.policies().get(f"always_{answer}")
+    return last_turn(constant(case, Random(0))).content if constant else ""
