@@ -31,7 +31,18 @@ COLUMNS = ("file", "line", "column", "reason")
 """Of the list of refused rows."""
 
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]"
-"""What no narrative holds: control characters (line ends too) and invisible or direction-changing ones."""
+"""What no narrative holds: control characters (line ends too) and the commonest invisible ones. Drawn narratives hold
+no others, and their proofs list it word for word."""
+
+INVISIBLE_CHARACTERS = (
+    r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""What does not show, or turns the direction of a text: Unicode's Default_Ignorable_Code_Point, which holds variation
+selectors and tags, and the marks of annotations. Spelt out, since Python's own tables differ by version."""
+
+HIDDEN_CHARACTERS = f"{CONTROL_CHARACTERS}|{INVISIBLE_CHARACTERS}"
+"""What no imported narrative holds."""
 
 IDENTIFIERS: dict[str, str] = {
     "social security number": r"\b\d{3}-\d{2}-\d{4}\b",
@@ -63,6 +74,7 @@ IDENTIFIERS_OF_IMPORTS: dict[str, str] = {
 for word."""
 
 _CONTROL = re.compile(CONTROL_CHARACTERS)
+_INVISIBLE = re.compile(INVISIBLE_CHARACTERS)
 _IDENTIFIERS = [(kind, re.compile(shape)) for kind, shape in (*IDENTIFIERS.items(), *IDENTIFIERS_OF_IMPORTS.items())]
 _WORD = re.compile(r"\w+")
 _Named = TypeVar("_Named", str, bytes)
@@ -284,8 +296,11 @@ def is_imported(case: Case) -> bool:
 
 
 def clean(text: str) -> str:
-    """Text in one line: control and invisible characters are spaces, and white space is single."""
-    return " ".join(_CONTROL.sub(" ", text).split())
+    """Text in one line: control characters are spaces, white space is single, and what does not show is left out.
+
+    A space in its place would part a word or a date that a reader sees whole. Of joined emoji the single ones remain.
+    """
+    return " ".join(_CONTROL.sub(" ", _INVISIBLE.sub("", text)).split())
 
 
 def check_text(text: str, column: str) -> None:
