@@ -152,7 +152,7 @@ def told(text: str):
         (
             (
                 told("MRN 9182736455"),
-                told("a\u200bb"),
+                told("a\u2060b"),
                 told("ESI 2"),
                 lambda case: case["key"].update(hr_bpm=3133799),
                 told("seen on 4 March 2019"),

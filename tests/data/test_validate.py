@@ -19,6 +19,7 @@ from clinrl.config.params import Params
 from clinrl.data import data_docs, dataset, expectations, validate
 from clinrl.errors import ArtefactError, DataError
 from clinrl.tasks.base import content_id, get_task
+from clinrl.tasks.importing import HIDDEN_CHARACTERS
 from clinrl.tasks.parts import Expect
 from clinrl.types import Case
 
@@ -257,6 +258,13 @@ def test_what_a_narrative_must_not_hold(damaged: tuple[str, list[str]], row: int
 @pytest.mark.parametrize("hidden", ["\u0007", "\u202e"])
 def test_control_characters_are_caught(hidden: str) -> None:
     assert re.search(validate.CONTROL_CHARACTERS, f"A patient {hidden} in pain.")
+
+
+@pytest.mark.parametrize("hidden", ["\u0007", "\u200b", "\u202e", "\u2060", "\ufe0f"])
+def test_of_imported_rows_all_that_does_not_show_is_caught(hidden: str) -> None:
+    suite = validate.row_suite(get_task("esi"), imported=True)
+    shapes = [expect.arguments["regex"] for expect in suite if expect.type == "ExpectColumnValuesToNotMatchRegex"]
+    assert HIDDEN_CHARACTERS in [shape for shape in shapes if re.search(shape, f"A patient {hidden} in pain.")]
 
 
 @pytest.mark.parametrize(

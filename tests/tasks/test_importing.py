@@ -1,6 +1,8 @@
 """Imported cases: pools by name, what is withheld, patients apart, and the whole way through the stages' own checks."""
 
+import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from clinrl.reports.render import render
 from clinrl.tasks import importing
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.imported import fields
+from clinrl.tasks.imaging.imported import fields as imaging_fields
 from clinrl.tasks.importing import (
     check_apart,
     fingerprint,
@@ -85,6 +88,41 @@ def test_cleaned_text_is_one_clean_line(text):
     assert not any(character in cleaned for character in "\r\n\t\u200b\ufeff")
 
 
+TWINS = ["Chest pain since noon.", "Chest pa\u2060in since noon.", "Chest pain\ufe0f since n\u00adoon."]
+
+# Soft hyphen, marks of direction, joiners, selectors of a variation, tags: none of them shows.
+HIDDEN = [chr(code) for code in (
+    0xAD, 0x34F, 0x61C, 0x180E, 0x200B, 0x200D, 0x202E, 0x2060, 0x2064, 0x2066, 0x2069, 0x3164, 0xFE00, 0xFE0F, 0xFEFF,
+    0xFFFB, 0xE0001, 0xE0041, 0xE007F, 0xE0100, 0xE01EF,
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=ascii)
+def test_what_does_not_show_parts_no_word(hidden):
+    assert importing.clean(f"{hidden}E{hidden}SI 2 \t{hidden}\nat 3 a.m.{hidden}") == "ESI 2 at 3 a.m."
+    with pytest.raises(importing.Unclear, match="holds what looks like a full date"):
+        importing.check_text(importing.clean(f"Seen on 1970-01{hidden}-02."), "text")
+    assert re.search(importing.HIDDEN_CHARACTERS, hidden)
+
+
+@pytest.mark.parametrize(
+    "text", ["Caf\u00e9 \u2014 5\u00a0\u00b5g, \u2265 38 \u00b0C", "\u0646\u0635 \u4e2d\u6587 \U0001f600"]
+)
+def test_what_shows_is_kept(text):
+    assert importing.clean(text) == text.replace("\u00a0", " ")
+    assert not re.search(importing.HIDDEN_CHARACTERS, text)
+
+
+def test_copies_that_differ_in_what_does_not_show_are_one_narrative(tmp_path):
+    path = tmp_path / "MIETIC.csv"
+    rows = ["instruction,input,output", *(f"Is a life-saving intervention needed?,{text},x" for text in TWINS)]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    refused = io.StringIO()
+    source = TASK.recognise(path)
+    assert sum(len([*source.cases(use, importing.Intake(refused))]) for use in ("train", "mine")) == 1
+    assert refused.getvalue().count("an earlier row has the same narrative") == 4
+
+
 # What is kept of an answer
 
 
@@ -109,6 +147,23 @@ def test_of_an_answer_only_its_line_is_kept(before, after, level):
 def test_nothing_is_kept_of_an_unreadable_answer(content):
     kept = withheld(TASK, case("A secret story.", "exam/imported/1"), graded(content))
     assert "secret" not in kept.model_dump_json()
+
+
+@pytest.mark.parametrize("label", get_task("imaging").labels)
+@pytest.mark.parametrize(
+    "form", ["<answer>\n{}\n</answer>", "<answer>{}\n</answer>\n", "\n<ANSWER>\r\n\r\n{}.</answer>"]
+)
+def test_an_answer_that_spans_lines_is_kept_so_that_it_reads_as_itself(form, label):
+    task = get_task("imaging")
+    facts = {"condition": "Secret.", "variant": "Secret.", "procedure": "CT", "evidence": []}
+    told = importing.case_line("imaging", "exam/imported/1", facts, imaging_fields(task.labels[0], ("A secret.",)))
+    asked = task.Case.model_validate_json(told)
+    turn = Message(role="assistant", content=form.format("\n".join(label.split())), thinking="It is a secret story.")
+    (line,) = evaluate.grade(task, "think", [asked], [transcript_of(turn)], task.Reward())
+    assert line.answer == label
+    kept = withheld(task, asked, line)
+    answers.check_answers(task, [asked], [kept], Path("think.jsonl"))
+    assert "secret" not in kept.model_dump_json().lower()
 
 
 def test_answers_to_drawn_cases_are_kept_whole():
@@ -165,8 +220,6 @@ def test_an_exam_on_trained_patients_is_refused_before_a_model_is_loaded(tmp_pat
 
 
 def lines_of(path: Path) -> list[str]:
-    import io
-
     return list(TASK.recognise(path).cases("exam", importing.Intake(io.StringIO())))
 
 

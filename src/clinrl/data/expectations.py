@@ -8,7 +8,7 @@ from typing import Any
 
 from clinrl import paths
 from clinrl.data.dataset import to_text
-from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
+from clinrl.tasks.importing import CONTROL_CHARACTERS, HIDDEN_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
 from clinrl.tasks.parts import Expect
 
 TEXT_UNIQUE = "text_unique"
@@ -85,8 +85,9 @@ class Tally:
         return f"{self.expect.type}({', '.join(f'{key}={to_text(value)}' for key, value in arguments.items())})"
 
 
-_KIND = {shape: kind for kinds in (IDENTIFIERS, IDENTIFIERS_OF_IMPORTS) for kind, shape in kinds.items()} | {
-    CONTROL_CHARACTERS: "control or invisible character"
+_KIND = {
+    **{shape: kind for kinds in (IDENTIFIERS, IDENTIFIERS_OF_IMPORTS) for kind, shape in kinds.items()},
+    **dict.fromkeys((CONTROL_CHARACTERS, HIDDEN_CHARACTERS), "control or invisible character"),
 }
 
 

@@ -23,7 +23,7 @@ from clinrl.errors import DataError
 from clinrl.models.judges import Judges
 from clinrl.runtime.progress import progress
 from clinrl.tasks.base import Task, get_task, is_sound_id, models_of
-from clinrl.tasks.importing import CONTROL_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
+from clinrl.tasks.importing import CONTROL_CHARACTERS, HIDDEN_CHARACTERS, IDENTIFIERS, IDENTIFIERS_OF_IMPORTS
 from clinrl.tasks.parts import Expect
 from clinrl.types import Case, Manifest, Pool
 
@@ -179,7 +179,7 @@ def row_suite(task: Task, *, imported: bool = False) -> list[Expect]:
         ),
         Expect(
             type="ExpectColumnValuesToNotMatchRegex",
-            arguments={"column": task.checks.text, "regex": CONTROL_CHARACTERS},
+            arguments={"column": task.checks.text, "regex": HIDDEN_CHARACTERS if imported else CONTROL_CHARACTERS},
         ),
         *(
             Expect(type="ExpectColumnValuesToNotMatchRegex", arguments={"column": task.checks.text, "regex": shape})

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any, TextIO, TypeVar, cast, get_args
 
 from pydantic import BaseModel
@@ -22,7 +23,7 @@ from clinrl import paths
 from clinrl.errors import DataError
 from clinrl.tasks.base import Task
 from clinrl.tasks.marks import holds_mark
-from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, transcript_of
+from clinrl.types import Case, Graded, Message, Pool, Transcript, Unreadable, last_turn, transcript_of
 
 MARK = "/imported/"
 MAX_NARRATIVE_CHARACTERS = 4_000
@@ -30,7 +31,18 @@ COLUMNS = ("file", "line", "column", "reason")
 """Of the list of refused rows."""
 
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]"
-"""What no narrative holds: control characters (line ends too) and invisible or direction-changing ones."""
+"""What no narrative holds: control characters (line ends too) and the commonest invisible ones. Drawn narratives hold
+no others, and their proofs list it word for word."""
+
+INVISIBLE_CHARACTERS = (
+    r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    r"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""What does not show, or turns the direction of a text: Unicode's Default_Ignorable_Code_Point, which holds variation
+selectors and tags, and the marks of annotations. Spelt out, since Python's own tables differ by version."""
+
+HIDDEN_CHARACTERS = f"{CONTROL_CHARACTERS}|{INVISIBLE_CHARACTERS}"
+"""What no imported narrative holds."""
 
 IDENTIFIERS: dict[str, str] = {
     "social security number": r"\b\d{3}-\d{2}-\d{4}\b",
@@ -62,6 +74,7 @@ IDENTIFIERS_OF_IMPORTS: dict[str, str] = {
 for word."""
 
 _CONTROL = re.compile(CONTROL_CHARACTERS)
+_INVISIBLE = re.compile(INVISIBLE_CHARACTERS)
 _IDENTIFIERS = [(kind, re.compile(shape)) for kind, shape in (*IDENTIFIERS.items(), *IDENTIFIERS_OF_IMPORTS.items())]
 _WORD = re.compile(r"\w+")
 _Named = TypeVar("_Named", str, bytes)
@@ -283,8 +296,11 @@ def is_imported(case: Case) -> bool:
 
 
 def clean(text: str) -> str:
-    """Text in one line: control and invisible characters are spaces, and white space is single."""
-    return " ".join(_CONTROL.sub(" ", text).split())
+    """Text in one line: control characters are spaces, white space is single, and what does not show is left out.
+
+    A space in its place would part a word or a date that a reader sees whole. Of joined emoji the single ones remain.
+    """
+    return " ".join(_CONTROL.sub(" ", _INVISIBLE.sub("", text)).split())
 
 
 def check_text(text: str, column: str) -> None:
@@ -340,21 +356,25 @@ def check_apart(training: Iterable[tuple[str, Iterable[Case]]], exam: str, cases
 
 
 def withheld(task: Task, case: Case, line: Graded) -> Graded:
-    """A graded answer as it is stored: of an imported case the answer line alone, since the rest may quote it."""
+    """A graded answer as it is stored: of an imported case the answer line alone, since the rest may quote it.
+
+    An answer that spans lines is stored as the task's own constant policy writes it, so that it can be read again.
+    """
     if not is_imported(case):
         return line
     turns = tuple(
-        turn.model_copy(update={"content": _answer_line(task, turn.content, line.answer), "thinking": None})
+        turn.model_copy(update={"content": _answer_line(task, case, turn.content, line.answer), "thinking": None})
         for turn in line.transcript.messages
         if turn.role == "assistant"
     )
     return line.model_copy(update={"transcript": Transcript(messages=turns, stop=line.transcript.stop)})
 
 
-def _answer_line(task: Task, content: str, answer: Any) -> str:
+def _answer_line(task: Task, case: Case, content: str, answer: Any) -> str:
     if isinstance(answer, Unreadable):  # whatever made it unreadable may quote the narrative
         return ""
-    lines = (line.strip() for line in content.splitlines())
-    return next(
-        (line for line in lines if task.parse(transcript_of(Message(role="assistant", content=line))) == answer), ""
-    )
+    for line in map(str.strip, content.splitlines()):
+        if task.parse(transcript_of(Message(role="assistant", content=line))) == answer:
+            return line
+    constant = task.policies().get(f"always_{answer}")
+    return last_turn(constant(case, Random(0))).content if constant else ""
