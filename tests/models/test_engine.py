@@ -445,6 +445,15 @@ def block(project: Path) -> dict[str, Any]:
 # Serving
 
 
+def version() -> Served:
+    """v1, as `clinrl serve` reads it of the registry."""
+    return Served(
+        name="v1", task="esi", task_version=2, digest=identity(read_manifest(paths.adapter("v1"))), form="adapter",
+        base_digest=identity(read_manifest(paths.base("esi"))), default_mode="direct",
+        modes={"direct": Decoding(thinking=False, temperature=0.0, max_new_tokens=24)},
+    )  # fmt: skip
+
+
 def test_what_is_served_is_forwarded_with_the_adapter_s_name(
     server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path
 ) -> None:
@@ -455,11 +464,7 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
     (expected,) = direct.sample([asked], **how)
     shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
     backend = Remote("esi", Vllm(url=direct.client.url))
-    served = Served(
-        name="v1", task="esi", task_version=2, digest=identity(read_manifest(paths.adapter("v1"))), form="adapter",
-        base_digest=identity(read_manifest(paths.base("esi"))), default_mode="direct",
-        modes={"direct": Decoding(thinking=False, temperature=0.0, max_new_tokens=24)},
-    )  # fmt: skip
+    served = version()
     sampler = backend.open(served, tmp_path)
     live = SimpleNamespace(names={"v1": Version(served, sampler, backend.room(sampler), tmp_path, 0)})
     service = Service(cast(Any, live), backend, Bounds(at_once=2, queue=2, tokens=64, request_s=60.0))
@@ -478,3 +483,18 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
     backend.close(served.digest)
     assert server.adapters == {}
+
+
+def test_a_version_is_closed_while_the_server_is_away_and_opened_again(
+    server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path
+) -> None:
+    shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
+    served, backend = version(), Remote("esi", Vllm(url=connect().client.url))
+    backend.open(served, tmp_path)
+    server.drops = 99
+    with pytest.raises(EngineError, match="no vLLM server answers"):
+        backend.close(served.digest)
+    backend.close(served.digest)
+    server.drops = 0
+    backend.open(served, tmp_path)
+    assert [*server.adapters] == [engine.name_of(paths.adapter("v1"))]

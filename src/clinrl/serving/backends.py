@@ -213,8 +213,10 @@ class Remote:
         return asked
 
     def close(self, digest: str) -> None:
-        asked = self._engines.pop(digest)
-        asked.client.unload(str(asked.adapter))
+        """Have the server forget a version. Raises EngineError if it is away; here it is forgotten then too."""
+        asked = self._engines.pop(digest, None)
+        if asked is not None:
+            asked.client.unload(str(asked.adapter))
 
     def submit(self, job: Job) -> None:
         self._pool.submit(self._write, job)
