@@ -35,6 +35,7 @@ from clinrl.serving.live import Version
 from clinrl.serving.server import Bounds, Service
 from clinrl.tasks.base import get_task
 from clinrl.training.adapter import write_adapter
+from processes import eventually
 
 HOW: dict[str, Any] = {"thinking": True, "temperature": 0.0, "budget": 24, "seed": 3}
 
@@ -445,6 +446,15 @@ def block(project: Path) -> dict[str, Any]:
 # Serving
 
 
+def version() -> Served:
+    """v1, as `clinrl serve` reads it of the registry."""
+    return Served(
+        name="v1", task="esi", task_version=2, digest=identity(read_manifest(paths.adapter("v1"))), form="adapter",
+        base_digest=identity(read_manifest(paths.base("esi"))), default_mode="direct",
+        modes={"direct": Decoding(thinking=False, temperature=0.0, max_new_tokens=24)},
+    )  # fmt: skip
+
+
 def test_what_is_served_is_forwarded_with_the_adapter_s_name(
     server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path
 ) -> None:
@@ -455,11 +465,7 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
     (expected,) = direct.sample([asked], **how)
     shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
     backend = Remote("esi", Vllm(url=direct.client.url))
-    served = Served(
-        name="v1", task="esi", task_version=2, digest=identity(read_manifest(paths.adapter("v1"))), form="adapter",
-        base_digest=identity(read_manifest(paths.base("esi"))), default_mode="direct",
-        modes={"direct": Decoding(thinking=False, temperature=0.0, max_new_tokens=24)},
-    )  # fmt: skip
+    served = version()
     sampler = backend.open(served, tmp_path)
     live = SimpleNamespace(names={"v1": Version(served, sampler, backend.room(sampler), tmp_path, 0)})
     service = Service(cast(Any, live), backend, Bounds(at_once=2, queue=2, tokens=64, request_s=60.0))
@@ -477,4 +483,44 @@ def test_what_is_served_is_forwarded_with_the_adapter_s_name(
     with pytest.raises(EngineError, match="v1 is for another base than data/bases/esi, which the vLLM server has"):
         backend.open(served.model_copy(update={"base_digest": "0" * 64}), tmp_path)
     backend.close(served.digest)
+    assert server.adapters == {}
+
+
+def test_a_version_is_closed_while_the_server_is_away_and_opened_again(
+    server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path
+) -> None:
+    shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
+    served, backend = version(), Remote("esi", Vllm(url=connect().client.url))
+    backend.open(served, tmp_path)
+    server.drops = 99
+    with pytest.raises(EngineError, match="no vLLM server answers"):
+        backend.close(served.digest)
+    backend.close(served.digest)
+    server.drops = 0
+    backend.open(served, tmp_path)
+    assert [*server.adapters] == [engine.name_of(paths.adapter("v1"))]
+
+
+def test_a_server_that_was_started_again_is_asked_again(
+    server: engines.Imitation, connect: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under another key and without its adapters. Who finds that out is refused, and later requests are not."""
+    shutil.copytree(paths.adapter("v1"), tmp_path / "adapter")
+    served, backend = version(), Remote("esi", Vllm(url=connect().client.url))
+    sampler = backend.open(served, tmp_path)
+    live = SimpleNamespace(names={"v1": Version(served, sampler, backend.room(sampler), tmp_path, 0)})
+    service = Service(cast(Any, live), backend, Bounds(at_once=2, queue=2, tokens=64, request_s=60.0))
+    body = {"model": "v1", "messages": [{"role": one.role, "content": one.content} for one in prompts(1)[0].messages]}
+    with TestClient(service) as client:
+
+        def asked() -> Any:
+            return client.post("/v1/chat/completions", json=body)
+
+        before = asked().json()["choices"]
+        server.key, server.adapters = "l" * 40, {}
+        assert asked().status_code == 503
+        monkeypatch.setenv(vllm_client.TOKEN, server.key)
+        assert eventually(lambda: (said := asked()).status_code == 200 and said.json()["choices"]) == before
+    backend.close(served.digest)
+    backend._reopen(served.digest, cast(Any, sampler))
     assert server.adapters == {}

@@ -173,6 +173,27 @@ def test_a_verdict_is_the_same_whatever_is_asked_beside_it_and_is_recorded_once(
     assert continued.record() == record
 
 
+@pytest.mark.parametrize("cut", [1, 2, 8])
+def test_a_log_that_a_kill_cut_anywhere_is_read_and_written_on(project, cut):
+    """Between two characters, within one, and after a name: the last verdict is lost, and no other."""
+    log, asks = project / "log.jsonl", questions(3)
+    replies = ["verdict:\u2028first", "second\x85", "thi\u00e9"]
+    judged = Judges(Path("no-such-folder"), log)
+    judged._keep("judge", asks, replies)
+    whole = log.read_bytes()
+    end = whole.rindex("\u00e9".encode()) + 3
+    log.write_bytes(whole[: end - cut])
+    other = project / "other.jsonl"
+    other.write_bytes(log.read_bytes())
+    assert len(Judges(Path("no-such-folder"), None, [other]).record()) == 2
+    assert other.read_bytes() == whole[: end - cut]  # another process may be writing it
+    continued = Judges(Path("no-such-folder"), log)
+    assert continued.answer(asks[:2]) == dict(zip(asks, replies[:2], strict=False))
+    continued._keep("judge", asks[2:], replies[2:])
+    assert log.read_bytes() == whole
+    assert Judges(Path("no-such-folder"), log).record() == judged.record()
+
+
 def test_a_prompt_without_room_gets_no_verdict(project):
     ask = Request("judge", "word " * 3000)
     assert Judges(paths.base("toy")).answer([ask, *questions(2)])[ask] == ""

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from answering import Running, prompts, running
 
+from clinrl import paths
 from clinrl.cli import main as cli
 from clinrl.config.schema import Watch as Settings
 from clinrl.registry import versions
+from clinrl.serving import watch
 from clinrl.watching import counts, store
 from clinrl.watching.standing import drift
 from processes import eventually
@@ -133,6 +135,25 @@ def test_a_shadow_makes_way_for_a_request_and_is_begun_anew(project: Any) -> Non
         asking.join()
         eventually(lambda: not waits(one) and len(begun) >= 3)
     assert total("v1")[shadow(), counts.SAME] + total("v1")[shadow(), counts.OTHER] == 2
+
+
+@pytest.mark.parametrize(("most", "kept"), [(3, 3), (2, 2)])
+def test_what_could_not_be_written_down_is_written_later(
+    project: Any, monkeypatch: Any, capfd: Any, most: int, kept: int
+) -> None:
+    monkeypatch.setattr(watch, "FLUSH_S", 0.05)
+    monkeypatch.setattr(watch, "MOST", most)
+    file, digest = paths.watched("esi"), versions.find("esi", "v1").digest
+    file.mkdir(parents=True)  # which SQLite cannot open
+    with running(project, shadow=0.0) as one:
+        asked = [ask(one, messages, most=1) for messages in prompts(3)]
+        eventually(lambda: one.service._watch._counts[digest][counts.TEXT, "familiar"] == 3)
+        eventually(lambda: "a count failed: OperationalError" in capfd.readouterr().err)
+        file.rmdir()
+        eventually(lambda: not one.service._watch._counts)
+    assert total("v1")[counts.TEXT, "familiar"] == 3
+    assert store.match("esi", dict.fromkeys(asked[:-kept], "1")) == 0
+    assert store.match("esi", dict.fromkeys(asked, "1")) == kept
 
 
 def test_a_version_whose_exam_is_not_here_is_served_and_not_watched(project: Any, capfd: Any) -> None:

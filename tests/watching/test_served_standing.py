@@ -8,13 +8,16 @@ from typing import Any
 import numpy
 import pytest
 
+import champions
 import examined
+from clinrl import paths
 from clinrl.analysis import baselines
 from clinrl.config.schema import Watch
+from clinrl.registry import versions
 from clinrl.tasks.base import get_task
-from clinrl.watching import counts
+from clinrl.watching import counts, store
 from clinrl.watching.counts import Counts
-from clinrl.watching.standing import drift, safety
+from clinrl.watching.standing import drift, safety, standing
 
 TASK = get_task("esi")
 STRANGERS = (Path(__file__).parents[1] / "strangers.txt").read_text(encoding="utf-8").splitlines()
@@ -124,3 +127,24 @@ def test_without_a_label_or_a_gate_there_is_no_safety_alarm() -> None:
     assert safety(examined.params(), TASK, [Counts()], Watch()) == ((), 1.0)
     without = examined.params().model_copy(update={"gates": {}})
     assert safety(without, TASK, labelled(_1_as_3=20), Watch()) == ((), 1.0)
+
+
+def test_a_candidate_whose_exam_is_not_here_does_not_hide_the_drift_of_the_champion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examined.copy(champions.built(), tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    params, champion, candidate = champions.params(), versions.find("esi", "v1"), versions.find("esi", "v2")
+    reader, _ = counts.reference(params, "v1", champion.digest)
+    asked = {(counts.shadow("v2", candidate.digest) + "direct", counts.SAME): 20}
+    store.add("esi", champion.digest, sum(map(reader.read, STRANGERS * 10), Counts(asked)), {}, 90)
+    with_both = standing(params, champion)
+    paths.exam_record("esi", "v2").unlink()
+    found = standing(params, champion)
+    assert (found.alarms, found.unseen) == (("drift",), "")
+    assert {row.feature for row in with_both.drift} - {row.feature for row in found.drift} == {
+        counts.shadow("v2", candidate.digest) + "direct"
+    }
+    paths.exam_record("esi", "v1").unlink()
+    assert "data/reports" in standing(params, champion).unseen

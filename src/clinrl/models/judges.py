@@ -51,7 +51,7 @@ class Judges:
         self._vectors: dict[str, Any] = {}
         self._verdicts: dict[tuple[str, str], str] = {}
         for file in [*others, *([] if log is None else [log])]:
-            self._verdicts |= _read_log(file)
+            self._verdicts |= _read_log(file, is_own=file == log)
         self._models: dict[str, Callable[[Sequence[str]], Sequence[Any]]] = {}
 
     def answer(self, requests: Iterable[Request]) -> dict[Request, Any]:
@@ -191,13 +191,22 @@ def _key(request: Request) -> tuple[str, str]:
     return request.model, digest([request.model, request.text])
 
 
-def _read_log(log: Path) -> dict[tuple[str, str], str]:
-    """The verdicts of a log, without a last line that a kill cut short."""
-    found = {}
-    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        found[entry["model"], entry["ask"]] = entry["reply"]
+def _read_log(log: Path, *, is_own: bool) -> dict[tuple[str, str], str]:
+    """The verdicts of a log before the first line that is not whole, as a kill or a full disk may leave the last one.
+
+    An own log is cut there, or the next verdict would be added to that line.
+    """
+    found, whole = dict[tuple[str, str], str](), 0
+    if not log.exists():
+        return found
+    with log.open("rb+" if is_own else "rb") as stream:
+        for line in stream:
+            try:
+                entry = json.loads(line) if line.endswith(b"\n") else {}
+                found[entry["model"], entry["ask"]] = entry["reply"]
+            except (ValueError, KeyError, TypeError):
+                break
+            whole += len(line)
+        if is_own:  # another process may be writing any other
+            stream.truncate(whole)
     return found

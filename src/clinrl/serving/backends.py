@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any, TypeVar
 
 from clinrl import paths
 from clinrl.artifacts import identity, read_manifest, verified
 from clinrl.config.base import Scale
 from clinrl.config.machine import Vllm
-from clinrl.errors import EngineError
+from clinrl.errors import EngineError, Refused
 from clinrl.models import bases, engine, opening
 from clinrl.models.chat import Completion, end_tokens
 from clinrl.models.generate import SHARED, Prompt, Sampler, window
@@ -198,6 +198,8 @@ class Remote:
     def __init__(self, task: str, settings: Vllm) -> None:
         self._task, self._settings = task, settings
         self._engines: dict[str, engine.Engine] = {}
+        self._opened: dict[str, tuple[Served, Path]] = {}
+        self._changing = Lock()
         self._pool = ThreadPoolExecutor(settings.at_once)
 
     def open(self, served: Served, folder: Path) -> Sampler:
@@ -209,12 +211,16 @@ class Remote:
         asked = engine.connect(self._task, self._settings)
         asked.adopt(folder / ADAPTER)
         asked.check_adopted()
-        self._engines[served.digest] = asked
+        self._engines[served.digest], self._opened[served.digest] = asked, (served, folder)
         return asked
 
     def close(self, digest: str) -> None:
-        asked = self._engines.pop(digest)
-        asked.client.unload(str(asked.adapter))
+        """Have the server forget a version. Raises EngineError if it is away; here it is forgotten then too."""
+        with self._changing:
+            asked = self._engines.pop(digest, None)
+            self._opened.pop(digest, None)
+        if asked is not None:
+            asked.client.unload(str(asked.adapter))
 
     def submit(self, job: Job) -> None:
         self._pool.submit(self._write, job)
@@ -228,13 +234,23 @@ class Remote:
             job.tell(Dropped())
             return
         try:
-            (one,) = self._engines[job.digest].sample(
+            asked = self._engines[job.digest]
+            (one,) = asked.sample(
                 [Prompt("the request", (), job.ids, job.budget)], thinking=False, temperature=job.temperature,
                 top_p=job.top_p, budget=job.budget, seed=job.seed,
             )  # fmt: skip
             job.tell(one)
+        except EngineError as error:
+            job.tell(error)
+            self._reopen(job.digest, asked)
         except Exception as error:  # noqa: BLE001  whoever asked is told, and the others are served
             job.tell(error)
+
+    def _reopen(self, digest: str, failed: engine.Engine) -> None:
+        """Connect anew: a server that was started again has no adapter, and that of `clinrl engine` has another key."""
+        with self._changing, suppress(Refused):  # where it is still away, the next request that fails tries again
+            if self._engines.get(digest) is failed:
+                self.open(*self._opened[digest])
 
 
 Backend = Local | Remote

@@ -137,9 +137,13 @@ class Live:
         named, now = {version.served.digest for version in self._held.values()}, time.monotonic()
         self._lost = {digest: self._lost.get(digest, now) for digest in self._open if digest not in named}
         for digest in [digest for digest, at in self._lost.items() if now - at > self._keep_s]:
-            self._backend.close(digest)
-            shutil.rmtree(self._open.pop(digest).folder, ignore_errors=True)
+            version = self._open.pop(digest)  # first: what is closed by half may not be used again
             del self._lost[digest]
+            try:
+                self._backend.close(digest)
+            except Refused as error:
+                print(f"clinrl: {version.served.name} is not unloaded: {error}", file=sys.stderr, flush=True)
+            shutil.rmtree(version.folder, ignore_errors=True)
 
     def _say(self, alias: str, sentence: str) -> None:
         if self._reported.get(alias) != sentence:

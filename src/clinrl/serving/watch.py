@@ -36,6 +36,8 @@ LEAST = 20
 FLUSH_S = 5.0
 WAITING = 512
 """Answers that wait to be counted; an eighth as many wait for the candidate's."""
+MOST = 100_000
+"""Answers of a version that wait to be written down while that fails, as on a full disk. The oldest are lost."""
 IDLE_S = 0.05
 """Seconds between two looks whether somebody waits for an answer."""
 
@@ -154,7 +156,10 @@ class Watch:
 
     def _count(self, seen: Seen) -> None:
         served = seen.version.served
-        self._answers.setdefault(served.digest, {})[seen.ident] = seen.mode, seen.answer
+        answers = self._answers.setdefault(served.digest, {})
+        answers[seen.ident] = seen.mode, seen.answer
+        if len(answers) > MOST:
+            del answers[next(iter(answers))]
         if (reader := self._reader(served.name, served.digest)) is not None:
             text = "\n".join(turn.message.content for turn in seen.ask.messages if turn.role == "user")
             where = counts.ANSWER + seen.mode, seen.answer
@@ -173,9 +178,13 @@ class Watch:
             return None
 
     def _flush(self) -> None:
+        """Write down what is enough. Nothing else changes it meanwhile: this thread counts too."""
         for digest in {**self._counts, **self._answers}:
             found = self._counts.get(digest, Counts())
             requests = sum(n for (feature, _), n in found.items() if feature == counts.TEXT)
-            enough = self._counts.pop(digest, found) if requests >= self._least else Counts()
+            enough = found if requests >= self._least else Counts()
             days = settings_of(self._params, self._model).keep_days
-            store.add(self._model, digest, enough, self._answers.pop(digest, {}), days)
+            store.add(self._model, digest, enough, self._answers.get(digest, {}), days)
+            self._answers.pop(digest, None)  # only now: what could not be written is written next time
+            if enough:
+                self._counts.pop(digest, None)

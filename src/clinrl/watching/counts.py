@@ -17,7 +17,7 @@ from clinrl.analysis.exam import column
 from clinrl.analysis.run import Run
 from clinrl.artifacts import identity
 from clinrl.data.dataset import manifest_of, read_cases
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, Refused
 from clinrl.evaluation.answers import run_of
 from clinrl.evaluation.record import Record, load_record
 from clinrl.registry import novelty
@@ -85,7 +85,8 @@ def learn(task: Task, cases: Sequence[Case], texts: Sequence[str]) -> Reader:
 
 def reference(params: "Params", name: str, digest: str, candidates: Sequence[str] = ()) -> tuple[Reader, Counts]:
     """The buckets of the exam of a version or a merge, and its counts: of texts, of answers, and of how often each of
-    the `candidates`, which are given as `shadow` calls them, gave another if it took that exam too.
+    the `candidates`, which are given as `shadow` calls them, gave another if it took that exam too and its record of it
+    is here.
 
     Raises ArtefactError if the exam or the record of its answers is missing, or about another adapter than `digest`.
     """
@@ -101,7 +102,10 @@ def reference(params: "Params", name: str, digest: str, candidates: Sequence[str
         counts.update((ANSWER + mode, answer) for answer in answers)
     for candidate in candidates:
         called_so, _, begins = candidate.removesuffix(SHADOW).partition("@")
-        other = _examined(params, called_so)[1]
+        try:
+            other = _examined(params, called_so)[1]
+        except Refused:  # it says nothing of the version itself, whose own features are looked at all the same
+            continue
         is_same = other.exam_digest == record.exam_digest and other.adapter_digest.startswith(begins)
         for mode in sorted(given.keys() & other.given.keys()) if is_same else ():
             both = zip(given[mode], map(column, other.given[mode].answers), strict=True)
