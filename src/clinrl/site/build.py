@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from clinrl import paths
 from clinrl.analysis.compared import Compared
@@ -220,7 +220,7 @@ def write(site: Site, advance: Advance) -> None:
     site.page("audit-log.html", "log", "Audit log", lines=lines, unbelieved=unbelieved)
     groups = _groups({path: (url, pages[path].title) for path, url in found.items()})
     site.page("docs.html", "docs", "Documentation", groups=groups)
-    site.page("comparisons.html", "comparisons", "Comparisons", urls=site.targets, titles={
+    site.page("comparisons.html", "comparisons", "Comparisons", urls=site.targets, compared=site.compared, titles={
         path.as_posix(): page.title for path, page in pages.items()})  # fmt: skip
     trees = [(task, _tree(site, task)) for task in site.params.bases if any(
         site.exams[name].reports for node in site.rows[task] for name in node.names)]  # fmt: skip
@@ -346,6 +346,14 @@ def _groups(pages: Mapping[Path, tuple[str, str]]) -> dict[str, list[tuple[str, 
                        if item[0] in ("tutorials", "tasks", "pages") else 9))  # fmt: skip
 
 
+def _with_code(sentence: str) -> Markup:
+    """A sentence of the command line as HTML: what stands between backticks is code."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if number % 2 else escape(part)
+        for number, part in enumerate(sentence.split("`"))
+    )
+
+
 @cache
 def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -355,5 +363,6 @@ def _environment() -> "Environment":
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {"metric": numbers.metric, "points": numbers.points, "p_value": numbers.p_value}
+    environment.filters["with_code"] = _with_code
     environment.globals["metrics"] = numbers.metrics
     return environment
