@@ -95,8 +95,8 @@ def take_in(of: str, stages: Mapping[str, Collection[str]], message: str, *, is_
     theirs = _entries("FETCH_HEAD")
     before, after, ours = dict(_entries(base)), dict(theirs), dict(_entries("HEAD"))  # as text
     new = {address: text for address, text in after.items() if before.get(address) != text}
-    outs = _from_the_root(path for written in stages.values() for path in written)
-    reports = [path for path in changed if path not in _from_the_root([str(LOCK)])]
+    outs, lock = _from_the_root(path for written in stages.values() for path in written), _from_the_root([str(LOCK)])
+    reports = [path for path in changed if path not in lock]
     foreign = [path for path in reports if outs.isdisjoint([path, *map(str, Path(path).parents)])]
     if is_shared:
         new = {address: text for address, text in new.items() if address in stages}

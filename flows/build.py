@@ -21,7 +21,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Crashed, Pending
 
-from clinrl.config.params import Params, load_params
+from clinrl.config.params import load_params
 from clinrl.errors import Refused
 from clinrl.pipeline.plan import generations
 from flows import branches, clone, pages, runs, steps
@@ -55,11 +55,11 @@ def build(what: str) -> State[None]:
     """
     runs.begin()
     watch()
-    to, failed = f"{branches.BUILT}/{what}", dict[str, str]()
+    to, failed, says = f"{branches.BUILT}/{what}", dict[str, str](), list[str]()
     head = clone.head()
     clone.share(load_params().scale)
     with clone.at(head, "build"):
-        params, made = load_params(), list[str]()
+        params, made, registered = load_params(), list[str](), 0
         stages = outputs(params)
         for names in generations(params, what):
             for name in names:
@@ -69,37 +69,42 @@ def build(what: str) -> State[None]:
             for name, reason in outcomes([name for name in names if name not in failed], commit):
                 if reason is None:
                     try:
-                        gather(params, name, stages[name], branches.branch(commit, name), to)
+                        gather(name, stages[name], branches.branch(commit, name), to)
                     except Refused as error:
                         reason = str(error)
-                if reason is None:
-                    made.append(name)
-                else:
+                if reason is not None:
                     failed[name] = reason
-    says = f"{len(made)} versions are built and registered"
+                    continue
+                made.append(name)
+                try:
+                    steps.register(name)
+                    pages.show_exam(params, name)
+                    registered += 1
+                except Refused as error:  # those that come of it need its files, and no entry
+                    says.append(f"{name} is not registered: {error}")
+    says += [f"{name} is not built: {reason}" for name, reason in failed.items()]
+    done = f"{len(made)} versions are built and {registered} registered"
     if made:
-        says += f"; `git fetch && git merge origin/{to}` takes them over"
-    if failed:
-        raise Refused("; ".join([says, *(f"{name} is not: {reason}" for name, reason in failed.items())]))
-    return Completed(message=says)
+        done += f"; `git fetch && git merge origin/{to}` takes them over"
+    if says:
+        raise Refused("; ".join([done, *says]))
+    return Completed(message=done)
 
 
-def gather(params: Params, name: str, stages: Mapping[str, Collection[str]], branch: str, to: str) -> None:
-    """Take over what a worker made of a version, add it to the branch `to`, and register it.
+def gather(name: str, stages: Mapping[str, Collection[str]], branch: str, to: str) -> None:
+    """Take over what a worker made of a version, and add it to the branch `to`.
 
-    Raises Refused if the worker's branch is refused, or if the version cannot be registered.
+    Raises Refused if the worker's branch is refused, or the origin is away; the clone is as before then.
     """
     before = clone.git("rev-parse", "HEAD")
     try:
         if branches.offers(branch):
             branches.take_in(branch, stages, f"{name}, made by a worker")
         clone.pull(stages)
+        branches.hand_over(to, name)
     except Refused:
         clone.git("reset", "--quiet", "--hard", before)
         raise
-    branches.hand_over(to, name)
-    steps.register(name)
-    pages.show_exam(params, name)
 
 
 def outcomes(names: list[str], commit: str) -> Iterator[tuple[str, str | None]]:

@@ -242,6 +242,14 @@ def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
     assert average_difference(plain, plain) == (Estimate(value=0, low=0, high=0, n=200), 1.0)
 
 
+def test_where_nothing_varies_the_number_of_cases_is_all_that_tells():
+    for n, expected in ((1, 1.0), (4, 0.125)):
+        assert average_difference(runs_of_means([[1.0] * n] * 2), runs_of_means([[0.0] * n] * 2))[1] == expected
+    clusters = ["a"] * 4
+    one, none = ([[value, 0.0, 0.0, 0.0]] * 2 for value in (1.0, 0.0))
+    assert average_difference(runs_of_means(one, clusters), runs_of_means(none, clusters))[1] == 1.0
+
+
 def test_two_runs_against_two_are_students_test_where_cases_do_not_differ():
     from scipy.stats import ttest_ind
 

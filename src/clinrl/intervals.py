@@ -289,8 +289,9 @@ def _over_runs(value: float, drawn: Any, sides: Sequence[Runs], n: int) -> tuple
     parts = [(float(numpy.nanvar(drawn)), min(side.apart for side in sides))]
     parts += [(float(numpy.var(side.values, ddof=1)) / k, k) for side in sides if (k := len(side.values)) > 1]
     variance = math.fsum(part for part, _ in parts)
-    if variance < 10.0 ** (-2 * DIGITS):  # no case and no run differs: the last bits of sums
-        return _estimate(value, value, value, n), float(abs(value) < 10.0**-DIGITS)
+    if variance < 10.0 ** (-2 * DIGITS):  # no case and no run differs, but for the last bits of sums: signs alone tell
+        p = 1.0 if abs(value) < 10.0**-DIGITS else min(1.0, 2 * 0.5 ** parts[0][1])
+        return _estimate(value, value, value, n), float(f"{p:.4g}")
     freedom = variance**2 / math.fsum(part**2 / max(1, count - 1) for part, count in parts)
     reach = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
     p = 2 * float(t.sf(abs(value) / math.sqrt(variance), freedom))

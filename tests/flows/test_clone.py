@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from clinrl.artifacts import write_text
-from clinrl.config.params import Params
 from clinrl.errors import Refused
 from clinrl.signing.keys import make_key, signer
 from flows import branches, build, clone
@@ -181,7 +180,7 @@ def test_a_version_whose_files_lead_elsewhere_is_not_gathered(checkout: Path, tm
     stages = {"train@v1": may_write("v1")["train@v1"]}
     with clone.at(commit, "build"):
         with pytest.raises(Refused, match="a digest that DVC was to follow leads out of its cache"):
-            build.gather(Params.model_construct(), "v1", stages, to, "built/all")
+            build.gather("v1", stages, to, "built/all")
         assert git("rev-parse", "HEAD") == commit
         assert not git("status", "--porcelain")
         assert not branches.offers("built/all")

@@ -181,3 +181,22 @@ def test_what_leads_out_of_a_folder_or_of_the_cache_is_not_pulled(
     assert (project / ".git/config").read_text() == before
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"evil"
                 and remote not in path.parents and path != tmp_path / "evil"]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("repro", "--no-run-cache", "--single-item", "make"), ("pull", "make"), ("status",)])
+def test_a_digest_that_leads_out_of_the_cache_removes_and_reads_nothing(words: tuple[str, ...], tmp_path: Path) -> None:
+    """DVC removes from its cache what has another digest than its name says."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DVC_")}
+    env |= {"PYTHONPATH": str(ROOT / "src"), "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], cwd=tmp_path, env=env, check=True)
+    (tmp_path / "dvc.yaml").write_text("stages: {make: {cmd: echo made > made.txt, outs: [made.txt]}}\n")
+    outs = "    outs:\n    - path: made.txt\n      hash: md5\n      md5: ../../../../.git/config\n      size: 8\n"
+    (tmp_path / "dvc.lock").write_text(f"{HEAD}  make:\n    cmd: echo made > made.txt\n{outs}")
+    before = (tmp_path / ".git/config").read_text()
+    command = [sys.executable, "-m", "clinrl.runtime.dvc_command", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (tmp_path / ".git/config").read_text() == before
+    assert not (tmp_path / "made.txt").exists() or (tmp_path / "made.txt").read_text() == "made\n"
+    assert done.returncode
+    assert "clinrl: a digest that DVC was to follow leads out of its cache" in done.stderr

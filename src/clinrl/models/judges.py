@@ -12,6 +12,7 @@ numbers are its own (measured: 762 of 762 equal beside other rows).
 import importlib.metadata
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,21 +193,21 @@ def _key(request: Request) -> tuple[str, str]:
 
 
 def _read_log(log: Path, *, is_own: bool) -> dict[tuple[str, str], str]:
-    """The verdicts of a log before the first line that is not whole, as a kill or a full disk may leave the last one.
+    """The verdicts of a log, without a last line that a kill or a full disk cut short.
 
-    An own log is cut there, or the next verdict would be added to that line.
+    An own log is cut before it, or the next verdict would be added to that line. Another line that is none is left out.
     """
     found, whole = dict[tuple[str, str], str](), 0
     if not log.exists():
         return found
     with log.open("rb+" if is_own else "rb") as stream:
         for line in stream:
-            try:
-                entry = json.loads(line) if line.endswith(b"\n") else {}
-                found[entry["model"], entry["ask"]] = entry["reply"]
-            except (ValueError, KeyError, TypeError):
+            if not line.endswith(b"\n"):
                 break
             whole += len(line)
+            with suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(line)
+                found[entry["model"], entry["ask"]] = entry["reply"]
         if is_own:  # another process may be writing any other
             stream.truncate(whole)
     return found

@@ -118,7 +118,8 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
         if plan and digest != champion.digest and not _is_made_of_champion(params, name):
             both = [artifacts.identity(artifacts.read_manifest(one)) for one in (paths.graded(name), folder)]
             tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
-            key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], superiority.TEST]))
+            test = superiority.TEST if run.clusters is None else superiority.TEST_OF_CLUSTERS
+            key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], test]))
             held = budget.account(_lines(params), run.exam_digest, plan.budget.alpha)
             look = budget.look(held, plan.budget, key, model.exam)
     if name in params.merges.folds:

@@ -9,8 +9,8 @@ from clinrl.release.form import BOTH_MODES, Finding, gain, paired_change
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share
 
-TEST = "randomisation of cases, or of clusters, averaged over modes"
-"""Names the test, so that what another one has said is no answer to the same question."""
+TEST, TEST_OF_CLUSTERS = (f"randomisation of {what}, averaged over modes" for what in ("cases", "clusters"))
+"""Name the test, so that what another one has said is no answer to the same question."""
 CHAMPION = "the champion"
 """What sentences call the rival whose place a candidate would take."""
 

@@ -137,16 +137,16 @@ def tested(task: Task, section: Section) -> Iterator[tuple[str, ...]]:
         prior = ""
         for test in tests:
             if test.measure == COMMONEST:
-                prior = _prior(section, test) + (f" ({least(task, section, test)})" if test.adjusted >= ALPHA else "")
+                prior = _prior(section, test) + (f" ({least(task, test)})" if test.adjusted >= ALPHA else "")
             elif test.versions is None:
                 result = _contrast(task, test)
-                beside = least(task, section, test) if result == SILENT else difference(task, test)
+                beside = least(task, test) if result == SILENT else difference(task, test)
                 found[result].append(f"{test.measure} ({beside})")
         for measure in dict.fromkeys(test.measure for test in tests if test.versions):
             pairs = [(_contrast(task, test), test) for test in tests if test.versions and test.measure == measure]
             for result in dict.fromkeys(result for result, _ in pairs):
                 some = [test for one, test in pairs if one == result]
-                beside = f", {least(task, section, *some)}" if result == SILENT else ""
+                beside = f", {least(task, *some)}" if result == SILENT else ""
                 found[result].append(f"{measure} ({len(some)} of {len(pairs)} seeds{beside})")
         better, worse, silent = ("; ".join(found[word]) or "none" for word in ("better", "worse", SILENT))
         yield _row(section, first), _row(section, second), better, worse, silent, prior
@@ -168,7 +168,7 @@ def answered(task: Task, report: Compared) -> Iterator[tuple[str, ...]]:
                 result = _contrast(task, test)
                 if measure == report.columns[0]:
                     cells.append(f"{difference(task, test)}: {result}")
-                    cells[-1] += f", detectable {least(task, section, test)}" if result == SILENT else ""
+                    cells[-1] += f", detectable {least(task, test)}" if result == SILENT else ""
                 elif result != SILENT:
                     modes.setdefault((measure, result), []).append(section.mode)
             cells += [] if tests else [""]
@@ -209,15 +209,11 @@ def harm(task: Task, report: Compared) -> tuple[str, str, Contrast, Figure, Figu
     return section.mode, says, test, rows[test.first][test.measure], rows[test.second][test.measure]
 
 
-def least(task: Task, section: Section, *tests: Contrast) -> str:
-    """The smallest effect that a test detects with a probability of 80%, before and after adjustment; the largest of
-    several tests of one measure."""
-    count = sum((t.measure, t.versions is None) == (tests[0].measure, tests[0].versions is None)
-                for t in section.contrasts)  # fmt: skip
+def least(task: Task, *tests: Contrast) -> str:
+    """The smallest effect that a test detects with a probability of 80%, before adjustment; the largest of several."""
+    known = [effect for test in tests if (effect := detectable_from(test.difference, ALPHA)) is not None]
     is_share = not isinstance(task.metrics.get(tests[0].measure), Statistic)
-    effects = [[detectable_from(test.difference, ALPHA, n) for test in tests] for n in (1, count)]
-    known = [max((effect for effect in some if effect is not None), default=None) for some in effects]
-    return f"{_amount(known[0], is_share=is_share)}, adjusted {_amount(known[1], is_share=is_share)}"
+    return _amount(max(known, default=None), is_share=is_share)
 
 
 def _pairs(section: Section) -> list[tuple[str, str]]:

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import dvc_objects.db
 from dvc import dvcfile
 from dvc.cli import main
 from dvc.exceptions import DvcException
 from dvc.utils.serialize import dumps_yaml, modify_yaml, parse_yaml, parse_yaml_for_update
+from dvc_data.hashfile.db.local import LocalHashFileDB
 from dvc_data.hashfile.tree import Tree
 
 from clinrl.artifacts import write_text
@@ -55,9 +56,10 @@ class Stages(dict[str, Any]):
     def written(self, name: str) -> set[str] | None:
         """The paths that a stage is recorded to have made; None if its lines are none that DVC writes."""
         try:
-            return {out["path"] for out in self.get(name).get("outs", ())}
-        except (DvcException, LookupError, TypeError, AttributeError):
+            paths = [out["path"] for out in self.get(name).get("outs", ())]
+        except Exception:  # noqa: BLE001  of what a stranger wrote, YAML raises many kinds
             return None
+        return {*paths} if all(isinstance(path, str) for path in paths) else None
 
     def text(self) -> str:
         """The lines of all stages."""
@@ -129,27 +131,35 @@ def keep_inside() -> None:
     It joins both to paths as they come from a remote: whoever writes there could replace `.git/config`.
     """
     cache: Any = dvc_objects.db.ObjectDB
+    own: Any = LocalHashFileDB  # which joins paths by itself
     tree: Any = Tree
-    parts, listed = cache._oid_parts, tree.from_list.__func__
+    parts, path, listed = cache._oid_parts, own.oid_to_path, tree.from_list.__func__
 
-    def plain_digest(self: Any, oid: str) -> Any:
-        return parts(self, _plain(oid, "a digest", "its cache"))
+    def parts_of(self: Any, oid: str) -> Any:
+        return parts(self, _digest(oid))
+
+    def path_of(self: Any, oid: str) -> Any:
+        return path(self, _digest(oid))
 
     def plain_listing(cls: Any, /, entries: Iterable[Mapping[str, Any]], **named: Any) -> Any:
         kept = [dict(entry) for entry in entries]
         for entry in kept:
-            for part in str(entry["relpath"]).split("/"):
-                _plain(part, "a folder's listing", "the folder")
+            if not {"", ".", ".."}.isdisjoint(str(entry["relpath"]).split("/")):
+                _refuse("a folder's listing", "the folder")
         return listed(cls, kept, **named)
 
-    cache._oid_parts, tree.from_list = plain_digest, classmethod(plain_listing)
+    cache._oid_parts, own.oid_to_path, tree.from_list = parts_of, path_of, classmethod(plain_listing)
 
 
-def _plain(name: str, what: str, of: str) -> str:
-    if name in ("", ".", "..") or "/" in name:
-        REFUSED.append(f"{what} that DVC was to follow leads out of {of}; see who wrote to the remote and to dvc.lock")
-        raise Refused(REFUSED[-1])
-    return name
+def _digest(oid: str) -> str:
+    if "/" in oid or oid.startswith("."):
+        _refuse("a digest", "its cache")
+    return oid
+
+
+def _refuse(what: str, of: str) -> NoReturn:
+    REFUSED.append(f"{what} that DVC was to follow leads out of {of}; see who wrote to the remote and to dvc.lock")
+    raise Refused(REFUSED[-1])
 
 
 if __name__ == "__main__":

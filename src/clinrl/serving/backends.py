@@ -216,10 +216,8 @@ class Remote:
 
     def close(self, digest: str) -> None:
         """Have the server forget a version. Raises EngineError if it is away; here it is forgotten then too."""
-        with self._changing:
-            asked = self._engines.pop(digest, None)
-            self._opened.pop(digest, None)
-        if asked is not None:
+        self._opened.pop(digest, None)
+        if (asked := self._engines.pop(digest, None)) is not None:
             asked.client.unload(str(asked.adapter))
 
     def submit(self, job: Job) -> None:
@@ -247,10 +245,20 @@ class Remote:
             job.tell(error)
 
     def _reopen(self, digest: str, failed: engine.Engine) -> None:
-        """Connect anew: a server that was started again has no adapter, and that of `clinrl engine` has another key."""
-        with self._changing, suppress(Refused):  # where it is still away, the next request that fails tries again
-            if self._engines.get(digest) is failed:
-                self.open(*self._opened[digest])
+        """Connect anew: a server that was started again has no adapter, and that of `clinrl engine` has another key.
+
+        One request tries it, and no other waits for that. Where the server is away, the next that fails tries again.
+        """
+        if not self._changing.acquire(blocking=False):
+            return
+        try:
+            with suppress(Refused):
+                if self._engines.get(digest) is failed and (known := self._opened.get(digest)):
+                    self.open(*known)
+                    if digest not in self._opened:  # closed meanwhile
+                        self.close(digest)
+        finally:
+            self._changing.release()
 
 
 Backend = Local | Remote

@@ -127,7 +127,7 @@ _SCORE_AFTER_PAIN = re.compile(
     r"(?: (?:is|was|of|now|currently|as|an?)){0,3}(?: ?[:=] ?| )(?:(?:now|currently) )?"
     r"([0-9]{1,2})(?: ?(?:-|\u2013|to) ?([0-9]{1,2}))?(?![0-9]|[/:][0-9]|\.[0-9]| ?[%x\u00b0])"
     # A number with a unit is a duration, a time, an age or a dose; so is each number of a range with a unit.
-    r"(?!(?: ?(?:-|\u2013|to) ?[0-9]+(?:[.:][0-9]+)?)?"
+    r"(?!(?:(?:-|\u2013| ?to ?)[0-9]+(?:[.:][0-9]+)?)?"
     r"(?: |-)?(?:a\.?m|p\.?m|hours?|hrs?|h|minutes?|mins?|days?|d|weeks?|wks?|months?|years?|yrs?|y/?o|times"
     r"|episodes|mg|mcg|ml|cm|mm|of [0-9]|out of [0-9])\b)"
 )
