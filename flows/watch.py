@@ -20,7 +20,6 @@ from clinrl.errors import GateError
 from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
-from clinrl.signing.keys import trusted_keys
 from clinrl.watching.standing import DRIFT, SAFETY, is_harmful, note, settings_of, standing, was_acted_on
 from flows import runs, servers
 
@@ -39,16 +38,8 @@ def trigger(task: str, kind: str) -> DeploymentEventTrigger:
 
 def champion_of(params: Params, task: str) -> Entry | None:
     """The champion by the audit file, which a rollback that was cut short has not changed yet; without one, by name."""
-    recorded = promotion.recorded_champion(task, _lines(params))
-    return _registered(task, recorded) or versions.holder(task, versions.CHAMPION)
-
-
-def _lines(params: Params) -> list[audit_log.Entry]:
-    return audit_log.read(paths.audit_log(), trusted_keys(params))
-
-
-def _registered(task: str, digest: str | None) -> Entry | None:
-    return next((entry for entry in versions.entries(task) if entry.digest == digest), None)
+    recorded = promotion.recorded_champion(task, audit_log.lines(params))
+    return versions.by_digest(task, recorded) or versions.holder(task, versions.CHAMPION)
 
 
 @flow(flow_run_name="watch-{task}")
@@ -96,7 +87,7 @@ def rollback(task: str) -> State[None]:
             f"{champion.name} is above its limit, and params.yaml names nobody in watches.{task}.approver; give "
             f"`clinrl rollback {task} --approver NAME`"
         )
-    before = _registered(task, promotion.recorded_before(task, _lines(params), champion.digest))
+    before = versions.by_digest(task, promotion.recorded_before(task, audit_log.lines(params), champion.digest))
     if before and (is_harmful(params, before) or was_acted_on(before, SAFETY)):
         raise GateError(f"{champion.name} is above its limit, and so was {before.name}; a person must decide")
     entry = promotion.rollback(params, task, approver=approver, of=champion.digest)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clinrl.intervals import (
-    RESAMPLES,
     Counts,
     Runs,
     average,
@@ -19,7 +18,6 @@ from clinrl.intervals import (
     holm,
     no_better,
     paired,
-    paired_means,
     rate,
     runs_of,
     runs_of_means,
@@ -159,23 +157,6 @@ def test_the_mean_is_the_bootstrap_of_the_mean(values):
     assert mean_of(values) == bootstrap(mean, values, values)
 
 
-@settings(max_examples=25, deadline=None)
-@given(CLUSTERED)
-def test_everybody_equals_himself_and_no_difference_is_significant(cases):
-    values, clusters = [row[0] for row in cases], [row[1] for row in cases]
-    difference, p = paired_means(values, values, clusters)
-    assert (difference.value, difference.low, difference.high, p) == (0, 0, 0, 1)
-
-
-@settings(max_examples=25, deadline=None)
-@given(NUMBERS, NUMBERS)
-def test_who_is_first_decides_the_sign_alone(mine, theirs):
-    n = min(len(mine), len(theirs))
-    (there, p), (back, again) = (paired_means(a[:n], b[:n]) for a, b in ((mine, theirs), (theirs, mine)))
-    assert there.value == pytest.approx(-back.value)
-    assert p == pytest.approx(again, abs=0.1)
-
-
 def test_answers_that_repeat_within_clusters_are_worth_no_more_than_one():
     """Ten copies of each of 50 cases say what the 50 do: the interval of clusters is theirs, that of cases a third."""
     once = [index % 5 == 0 for index in range(50)]
@@ -187,25 +168,10 @@ def test_answers_that_repeat_within_clusters_are_worth_no_more_than_one():
     assert (naive.high - naive.low) == pytest.approx((honest.high - honest.low) / math.sqrt(10), rel=0.15)
 
 
-def test_a_clear_difference_is_found_and_its_p_has_a_floor():
-    better, worse = [1.0] * 60 + [0.0] * 40, [0.0] * 30 + [1.0] * 30 + [0.0] * 40
-    difference, p = paired_means(better, worse)
-    # 30 of 100 differ by one: standard error sqrt(0.3 * 0.7 / 100) = 0.0458.
-    assert difference.value == 0.3
-    assert difference.low == pytest.approx(0.3 - 1.96 * 0.0458, abs=0.01)
-    assert p == 1 / RESAMPLES
-
-
 def test_a_share_of_clusters_keeps_a_width_when_all_agree():
     assert rate([False] * 60, ["a", "b", "c"] * 20) == wilson(0, 3).model_copy(update={"n": 60})
     assert rate([True] * 60, ["a", "b", "c"] * 20).high == 1.0
     assert rate([True, False] * 30) == wilson(30, 60)
-
-
-def test_paired_means_refuse_other_cases_and_none():
-    for mine, theirs in (([], []), ([1.0], [])):
-        with pytest.raises(ValueError, match="same cases"):
-            paired_means(mine, theirs)
 
 
 def halves(share: float, n: int = 200) -> list[float]:

@@ -104,20 +104,6 @@ def rate(verdicts: Sequence[bool], clusters: Sequence[str] | None = None) -> Est
     return wilson(apart if hits else 0, apart).model_copy(update={"n": n})
 
 
-def paired_means(
-    mine: Sequence[float], theirs: Sequence[float], clusters: Sequence[str] | None = None, level: float = LEVEL
-) -> tuple[Estimate, float]:
-    """The mean of mine less theirs on the same cases, its interval, and the two-sided p of no difference.
-
-    p is twice the smaller share of draws on either side of zero, at least 1 / RESAMPLES. Raises ValueError on unequal
-    or empty sequences.
-    """
-    if not len(mine) or len(mine) != len(theirs):
-        raise ValueError(f"paired values must be of the same cases; got {len(mine)} and {len(theirs)}")
-    differences = [a - b for a, b in zip(mine, theirs, strict=True)]
-    return mean(differences, clusters, level), _beyond_zero(_drawn_means(differences, clusters))
-
-
 @dataclass(frozen=True)
 class Runs:
     """One number of several runs, as trainings of one recipe with other seeds are, on the same cases.
@@ -316,16 +302,6 @@ def _between(value: float, values: Sequence[float], n: int, level: float = LEVEL
     tail = (1 - level) / 2
     low, high = numpy.nanquantile(numpy.asarray(values), (tail, 1 - tail)).tolist()
     return _estimate(value, low, high, n)
-
-
-def _beyond_zero(values: Sequence[float]) -> float:
-    """Two-sided p of a difference by its draws."""
-    import numpy
-
-    # Rounded, so that the last bits of a sum do not put a draw on one side of zero.
-    defined = numpy.round(numpy.asarray(values)[~numpy.isnan(values)], 12)
-    tail = min(float((defined <= 0).mean()), float((defined >= 0).mean()))
-    return float(f"{min(1.0, max(2 * tail, 1 / RESAMPLES)):.4g}")
 
 
 def quadratic_kappa(counts: Mapping[tuple[int, int], int]) -> float:

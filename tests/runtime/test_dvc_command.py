@@ -31,6 +31,12 @@ stages:
 """
 
 
+def of_its_own(folder: Path) -> dict[str, str]:
+    """The environment of a DVC that shares nothing with this project's."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("DVC_")}
+    return env | {"PYTHONPATH": str(ROOT / "src"), "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(folder / "site")}
+
+
 @pytest.fixture
 def lock(tmp_path: Path) -> Path:
     """Stages of every kind that the committed lock holds, its longest lines among them."""
@@ -123,8 +129,7 @@ def test_other_files_are_changed_in_dvcs_own_way(text: str, tmp_path: Path) -> N
 
 
 def test_a_pipeline_ends_in_the_same_lock(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("DVC_")}
-    env |= {"PYTHONPATH": str(ROOT / "src"), "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
+    env = of_its_own(tmp_path)
     locks = []
     for module in ("dvc", "clinrl.runtime.dvc_command"):
         folder = tmp_path / module
@@ -155,8 +160,7 @@ def test_what_leads_out_of_a_folder_or_of_the_cache_is_not_pulled(
 ) -> None:
     """Whoever can write to the remote and to dvc.lock chooses both, and DVC joins them to paths as they are."""
     project, remote = tmp_path / "project", tmp_path / "remote"
-    env = {name: value for name, value in os.environ.items() if not name.startswith("DVC_")}
-    env |= {"PYTHONPATH": str(ROOT / "src"), "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
+    env = of_its_own(tmp_path)
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     for words in (["init", "-q"], ["remote", "add", "-q", "-d", "store", str(remote)]):
         subprocess.run([sys.executable, "-m", "dvc", *words], cwd=project, env=env, check=True)
@@ -186,8 +190,7 @@ def test_what_leads_out_of_a_folder_or_of_the_cache_is_not_pulled(
 @pytest.mark.parametrize("words", [("repro", "--no-run-cache", "--single-item", "make"), ("pull", "make"), ("status",)])
 def test_a_digest_that_leads_out_of_the_cache_removes_and_reads_nothing(words: tuple[str, ...], tmp_path: Path) -> None:
     """DVC removes from its cache what has another digest than its name says."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("DVC_")}
-    env |= {"PYTHONPATH": str(ROOT / "src"), "DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(tmp_path / "site")}
+    env = of_its_own(tmp_path)
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], cwd=tmp_path, env=env, check=True)
     (tmp_path / "dvc.yaml").write_text("stages: {make: {cmd: echo made > made.txt, outs: [made.txt]}}\n")

@@ -24,7 +24,6 @@ from clinrl.release import lineage as lineages
 from clinrl.reports import numbers
 from clinrl.reports.tables import show
 from clinrl.signing.approval import check_token, sign_approval
-from clinrl.signing.keys import trusted_keys
 
 COLUMNS = ("model", "number", "version", "aliases", "gate", "approver", "parent", "digest")
 NARROW = COLUMNS[:-2]
@@ -225,7 +224,7 @@ def plan(params: Params, version: str | None = None, *, graph: str | None = None
 def _gate_verdicts(params: Params) -> dict[str, str]:
     """How the last decision on each version ended, as far as there is an audit file that can be read."""
     with suppress(Refused):
-        entries = audit_log.read(paths.audit_log(), trusted_keys(params))
+        entries = audit_log.lines(params)
         decisions = [entry.body for entry in entries if entry.kind == "decision"]
         return {body["candidate"]: "passed" if body["promote"] else "refused" for body in decisions}
     return {}

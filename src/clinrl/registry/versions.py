@@ -154,6 +154,11 @@ def find(model: str, which: str, *, digest: str | None = None) -> Entry:
     raise RegistryError(f"the registered model {model} has no {format_value(which)}; {did_you_mean(which, allowed)}")
 
 
+def by_digest(model: str, digest: str | None) -> Entry | None:
+    """The version with a digest, None if there is none. Raises RegistryError."""
+    return next((entry for entry in entries(model) if entry.digest == digest), None)
+
+
 def holder(model: str, alias: str) -> Entry | None:
     """The version that holds an alias, or None. Raises RegistryError."""
     _check(model, "a registered model")

@@ -18,15 +18,19 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from clinrl import paths
 from clinrl.artifacts import canonical_json, digest
 from clinrl.errors import ArtefactError, SignatureError
 from clinrl.signing.dsse import pae
-from clinrl.signing.keys import Key, Signer
+from clinrl.signing.keys import Key, Signer, trusted_keys
 from clinrl.types import Strict
+
+if TYPE_CHECKING:
+    from clinrl.config.params import Params
 
 Kind = Literal["decision", "approval", "refusal", "promotion", "rollback", "review"]
 """A review says that somebody read what stands before it, after the key that signed it was revoked."""
@@ -112,7 +116,7 @@ def append(
 def read(path: Path, keys: Mapping[str, Key]) -> list[Entry]:
     """All entries, oldest first, with their chain and their signatures checked; none if there is no file.
 
-    `keys` are those that count: of a project, `trusted_keys`. Raises ArtefactError naming the first line that is not
+    `keys` are those that count. Raises ArtefactError naming the first line that is not
     what was written, or the first of those at the end that nobody signed whose key counts. A last line without its line
     end was cut short by a kill and does not count.
     """
@@ -133,6 +137,11 @@ def check_committed(path: Path) -> None:
         held = path.read_bytes() if path.exists() else b""
         if shown.returncode == 0 and not held.startswith(shown.stdout):
             raise ArtefactError(f"{path} lacks lines that it has in git, or has others; restore the file from git")
+
+
+def lines(params: "Params") -> list[Entry]:
+    """The entries of the project's own file, with the keys that count in it. Raises as `read`."""
+    return read(paths.audit_log(), trusted_keys(params))
 
 
 def uncounted_keys(path: Path, keys: Mapping[str, Key]) -> list[str]:

@@ -13,7 +13,6 @@ from clinrl.registry import versions
 from clinrl.registry.versions import CHAMPION
 from clinrl.release import audit_log, budget
 from clinrl.release.form import gain
-from clinrl.signing.keys import trusted_keys
 from clinrl.tasks.base import get_task
 from clinrl.tasks.parts import Share
 
@@ -40,7 +39,7 @@ def no_look_left(params: Params, task: str) -> str | None:
         return None
     plan = params.plans[task]
     exam = proven(plan.changes.exam, get_task(task))
-    lines = audit_log.read(paths.audit_log(), trusted_keys(params))
+    lines = audit_log.lines(params)
     held = budget.account(lines, exam, plan.budget.alpha)
     return budget.used_up(held, plan.budget, plan.changes.exam)
 

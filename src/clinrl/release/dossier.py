@@ -28,7 +28,6 @@ from clinrl.provenance import bom, lock
 from clinrl.provenance.cited import MARK, Cited, Place, Record, leaves, plain
 from clinrl.release import audit_log
 from clinrl.reports.render import page, render
-from clinrl.signing.keys import trusted_keys
 
 PAPERS = {
     "README": "Dossier",
@@ -54,7 +53,7 @@ def stage(params: Params, source: Path, name: str, *, out: Path | None = None, c
     cited.check(_pairs(cited, params, source, name))
     _check_adapters(cited, params, name)
     if paths.audit_log().exists():
-        audit_log.read(paths.audit_log(), trusted_keys(params))  # raises where a line was altered
+        audit_log.lines(params)  # raises where a line was altered
     for file, text in texts.items():
         if check:
             _compare_text(folder / file, text)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from clinrl.analysis.exam import estimates
 from clinrl.analysis.paired import Answers
-from clinrl.intervals import LEVEL, no_better, paired, paired_means, rate
+from clinrl.intervals import LEVEL, mean, no_better, paired, rate
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Estimate, Strict, Unreadable
@@ -95,7 +95,7 @@ def paired_change(
     if mine.clusters is None:
         return paired(metric, theirs.name, a, b, level).difference
     clusters = [mine.clusters[i] for i in pairs]
-    return paired_means([*map(float, a)], [*map(float, b)], clusters, level)[0]
+    return mean([float(x) - float(y) for x, y in zip(a, b, strict=True)], clusters, level)
 
 
 def gain(kind: Share, mine: Mapping[str, Answers], theirs: Mapping[str, Answers]) -> tuple[Estimate, float] | None:
@@ -112,7 +112,7 @@ def gain(kind: Share, mine: Mapping[str, Answers], theirs: Mapping[str, Answers]
     gains = [sum(a - b for a, b in (verdicts[i] for verdicts in by_mode.values())) for i in inside]
     clusters = next(iter(mine.values())).clusters
     names = None if clusters is None else [clusters[i] for i in inside]
-    change, _ = paired_means([gained / len(by_mode) for gained in gains], [0.0] * len(gains), names)
+    change = mean([gained / len(by_mode) for gained in gains], names)
     apart = Counter[Any]()
     for name, gained in zip(names or inside, gains, strict=True):
         apart[name] += gained

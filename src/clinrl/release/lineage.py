@@ -23,7 +23,7 @@ from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release import promotion as release
 from clinrl.signing import approval
-from clinrl.signing.keys import keyring, trusted_keys
+from clinrl.signing.keys import keyring
 from clinrl.types import Manifest, Strict
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
@@ -241,7 +241,7 @@ def _registry_link(params: Params, name: str, manifest: Manifest) -> Link:
 
 def _check_unregistered(params: Params, model: str, name: str, digest: str, why: str) -> tuple[str, str]:
     """Why the registry lacks a version. Raises Refused if the audit file tells of it: then it was lost there."""
-    lines = audit_log.read(paths.audit_log(), trusted_keys(params))
+    lines = audit_log.lines(params)
     if not any(line.kind == "decision" and line.body["candidate_digest"] == digest for line in lines):
         return "", f"is not registered; `clinrl register {name}` does it ({why})"
     again = f"`clinrl register {name}`"
@@ -268,7 +268,7 @@ def _release_links(params: Params, name: str) -> Iterator[Link]:
     """The gate and the approver of the version itself, from the audit file and the registry's tags."""
     model, folder = params.model(name).registered, params.model(name).folder
     try:
-        lines = audit_log.read(paths.audit_log(), trusted_keys(params))
+        lines = audit_log.lines(params)
         audit_log.check_committed(paths.audit_log())
     except Refused as refused:
         yield Link(version=name, link="gate", state="broken", digest="", says=str(refused))

@@ -76,7 +76,7 @@ def _champion(params: Params, model: str, candidate: str) -> Entry | None:
 
     A registry that lost its champion gets it back by a decision on that very one. Raises GateError.
     """
-    held, lines = versions.holder(model, CHAMPION), _lines(params)
+    held, lines = versions.holder(model, CHAMPION), audit_log.lines(params)
     recorded, last = recorded_champion(model, lines), _last_line(model, lines, "approval")
     known = [recorded]
     if last is not None and last.kind == "approval":  # a promotion cut short
@@ -120,12 +120,12 @@ def judge(params: Params, name: str, champion: Entry | None) -> Decision:
             tests = [rule.model_dump(mode="json") for rule in (plan.protocol, params.gates[task])]
             test = superiority.TEST if run.clusters is None else superiority.TEST_OF_CLUSTERS
             key = (digest, champion.digest, artifacts.digest([*both, *tests, [*run.modes], test]))
-            held = budget.account(_lines(params), run.exam_digest, plan.budget.alpha)
+            held = budget.account(audit_log.lines(params), run.exam_digest, plan.budget.alpha)
             look = budget.look(held, plan.budget, key, model.exam)
     if name in params.merges.folds:
         version = params.merges.folds[name].version
         rivals[version] = answers(version, paths.graded(version))
-    moved = _last_line(model.registered, _lines(params))
+    moved = _last_line(model.registered, audit_log.lines(params))
     return gate.decide(
         model.task,
         params.gates[task],
@@ -180,7 +180,8 @@ def promote(params: Params, name: str, *, decision: Decision, approval: Mapping[
         if (before.digest if before else None) != decision.champion_digest:
             now = before.name if before else "nobody"
             raise GateError(f"{now} became the champion of {model} after the decision on {name}; decide again")
-        moved = _last_line(model, _lines(params))  # to and fro, perhaps: what was rolled back would come back so
+        # The name may have moved to and fro, and what was rolled back would come back so.
+        moved = _last_line(model, audit_log.lines(params))
         if (moved.digest if moved else None) != decision.moved:
             raise GateError(f"the champion's name of {model} moved after the decision on {name}; decide again")
         lock.demand(params, name)  # a person may have had a day to answer
@@ -206,7 +207,7 @@ def approval_of(params: Params, champion: Entry) -> tuple[dict[str, Any], str]:
 
     Raises GateError if the audit file has none.
     """
-    for line in reversed(_lines(params)):
+    for line in reversed(audit_log.lines(params)):
         if line.kind == "approval" and _is_of(line, champion):
             return line.body["approval"], line.body["approved"]
     raise GateError(f"{paths.audit_log()} knows of no approval of {champion.name}; promote it with `clinrl promote`")
@@ -216,7 +217,7 @@ def check_folded(params: Params, fold: str, approved: str) -> None:
     """Refuse the approval of a decision that is not about the version of which a full model is made."""
     version = params.merges.folds[fold].version if fold in params.merges.folds else ""
     made_of = artifacts.read_manifest(paths.merged(fold)).inputs.get(version) if version else None
-    for line in _lines(params):
+    for line in audit_log.lines(params):
         if line.kind == "decision" and artifacts.digest(line.body) == approved:
             if (line.body["candidate"], line.body["candidate_digest"]) == (version, made_of):
                 return
@@ -241,7 +242,7 @@ def settle(params: Params, name: str) -> Entry | None:
 
 def _complete(params: Params, entry: Entry) -> Entry:
     """The champion, after what a kill may have left out: its line in the audit file, and that it is no candidate."""
-    model, lines = entry.model, _lines(params)
+    model, lines = entry.model, audit_log.lines(params)
     last = _last_line(model, lines, "approval")
     # Of a registry that was lost, the audit file knows the champion already: the new approval needs its promotion too.
     if last is not None and last.kind == "approval" and last.body["digest"] == entry.digest:
@@ -284,11 +285,11 @@ def rollback(params: Params, model: str, *, approver: str, of: str = "") -> Entr
         now, before = versions.holder(model, CHAMPION), versions.holder(model, PREVIOUS)
         if now is None or before is None:
             raise GateError(f"{model} has no {CHAMPION if now is None else PREVIOUS} to roll back from or to")
-        lines = _lines(params)
+        lines = audit_log.lines(params)
         last = _last_line(model, lines, "approval")
         if last is not None and last.body.get("digest") == now.digest:  # a promotion, perhaps cut short at its end
             now = _complete(params, now)
-            lines = _lines(params)
+            lines = audit_log.lines(params)
         recorded = recorded_champion(model, lines)
         if recorded not in (None, now.digest):  # the names moved, wholly or in part, and the audit file does not say so
             now, before = _registered(model, recorded), now
@@ -350,7 +351,7 @@ def recorded_before(model: str, lines: Sequence[audit_log.Entry], digest: str) -
 
 def _registered(model: str, recorded: str) -> Entry:
     """The version that was champion by the audit file, with this digest. Raises GateError if the registry lost it."""
-    if (found := next((entry for entry in versions.entries(model) if entry.digest == recorded), None)) is None:
+    if (found := versions.by_digest(model, recorded)) is None:
         raise GateError(f"{model} has lost the version that was champion by {paths.audit_log()}; register it again")
     return found
 
@@ -359,10 +360,6 @@ def _recorded_champions(model: str, lines: Sequence[audit_log.Entry]) -> list[st
     """The digests of all that were champion by the audit file, oldest first."""
     held = [line.body if line.kind == "promotion" else line.body["to"] for line in moves(model, lines)]
     return [str(body["digest"]) for body in held]
-
-
-def _lines(params: Params) -> list[audit_log.Entry]:
-    return audit_log.read(paths.audit_log(), trusted_keys(params))
 
 
 def _write(params: Params, kind: audit_log.Kind, body: dict[str, Any], **how: Any) -> None:
@@ -398,7 +395,9 @@ def _champions_answers(params: Params, champion: Entry) -> Path:
     neither those that dvc.lock records nor those that were there when it was promoted.
     """
     graded, kept = paths.graded(champion.name), paths.champions_answers(champion.digest)
-    approved = {line.body["answers"] for line in _lines(params) if line.kind == "approval" and _is_of(line, champion)}
+    approved = {
+        line.body["answers"] for line in audit_log.lines(params) if line.kind == "approval" and _is_of(line, champion)
+    }
     for folder in (graded, kept):
         if not folder.exists() or _answered_by(folder) != champion.digest:
             continue

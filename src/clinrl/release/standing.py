@@ -11,7 +11,7 @@ from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
 from clinrl.signing import approval
-from clinrl.signing.keys import keyring, trusted_keys
+from clinrl.signing.keys import keyring
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -75,7 +75,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
 
     An alias is a name that whoever can write to the registry may move. Raises GateError, or as `audit_log.read`.
     """
-    log, lines = paths.audit_log(), audit_log.read(paths.audit_log(), trusted_keys(params))
+    log, lines = paths.audit_log(), audit_log.lines(params)
     decisions = [line.body for line in lines if line.kind == "decision"]
     if alias == versions.CANDIDATE:
         last = next((body for body in reversed(decisions) if body["candidate_digest"] == entry.digest), None)
@@ -119,7 +119,7 @@ def outcome(params: Params, name: str) -> str | None:
     mine, champion = _digest(params, name), versions.holder(model, versions.CHAMPION)
     if champion is not None and champion.digest == mine:
         return f"{name} is the champion of {model}"
-    lines = audit_log.read(paths.audit_log(), trusted_keys(params))
+    lines = audit_log.lines(params)
     decisions = {
         artifacts.digest(line.body): line.body
         for line in lines

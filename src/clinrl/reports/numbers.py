@@ -39,6 +39,12 @@ def p_value(p: float) -> str:
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
+def p_is(p: float) -> str:
+    """The same with what it is: `p = 0.019`, `p < 0.001`."""
+    shown = p_value(p)
+    return f"p {shown}" if shown.startswith("<") else f"p = {shown}"
+
+
 def plain(value: float) -> str:
     """A number without an interval, as others print theirs."""
     return f"{value:.3f}"

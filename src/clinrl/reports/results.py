@@ -13,7 +13,7 @@ from clinrl.analysis.exam import Agreement, Confusion, Estimates, EvalReport
 from clinrl.analysis.power import detectable_from
 from clinrl.analysis.preregistration import Primary
 from clinrl.intervals import Paired
-from clinrl.reports.numbers import change, figure, p_value, percent, points
+from clinrl.reports.numbers import change, figure, p_is, p_value, percent, points
 from clinrl.tasks.base import Task, get_task
 from clinrl.tasks.parts import Statistic
 
@@ -244,8 +244,7 @@ def _width(test: Contrast) -> float:
 
 
 def difference(task: Task, test: Contrast) -> str:
-    p = p_value(test.adjusted)
-    return f"{change(test.difference, task, test.measure)}, p {p if p.startswith('<') else f'= {p}'}"
+    return f"{change(test.difference, task, test.measure)}, {p_is(test.adjusted)}"
 
 
 def _contrast(task: Task, test: Contrast) -> str:

@@ -57,7 +57,7 @@ class Stages(dict[str, Any]):
         """The paths that a stage is recorded to have made; None if its lines are none that DVC writes."""
         try:
             paths = [out["path"] for out in self.get(name).get("outs", ())]
-        except Exception:  # noqa: BLE001  of what a stranger wrote, YAML raises many kinds
+        except (DvcException, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None
         return {*paths} if all(isinstance(path, str) for path in paths) else None
 

@@ -27,7 +27,6 @@ from clinrl.release import audit_log
 from clinrl.reports import numbers, palette, results
 from clinrl.reports.render import load
 from clinrl.runtime.progress import Advance, progress
-from clinrl.signing.keys import trusted_keys
 from clinrl.site import answers, charts, markdown, tree, versions
 from clinrl.site.answers import Shown
 from clinrl.site.standing import MEANS, Standing, standing
@@ -91,7 +90,7 @@ class Site:
     def log(self) -> tuple[list[audit_log.Entry], str]:
         """The audit file, and why it cannot be believed."""
         try:
-            return audit_log.read(paths.audit_log(), trusted_keys(self.params)), ""
+            return audit_log.lines(self.params), ""
         except Refused as refused:
             return [], str(refused)
 
@@ -363,6 +362,6 @@ def _environment() -> "Environment":
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {"metric": numbers.metric, "points": numbers.points, "p_value": numbers.p_value}
-    environment.filters["with_code"] = _with_code
+    environment.filters |= {"p_is": numbers.p_is, "with_code": _with_code}
     environment.globals["metrics"] = numbers.metrics
     return environment
