@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import numpy
 import pytest
@@ -216,10 +217,10 @@ def test_where_nothing_varies_the_number_of_cases_is_all_that_tells():
     assert average_difference(runs_of_means(one, clusters), runs_of_means(none, clusters))[1] == 1.0
 
 
-def test_two_runs_against_two_are_students_test_where_cases_do_not_differ():
+def test_two_recipes_are_compared_by_welchs_test_where_cases_do_not_differ():
     from scipy.stats import ttest_ind
 
-    runs = [[0.2, 0.3], [0.5, 0.7]]
+    runs = [[0.2, 0.3], [0.5, 0.7, 0.6]]
     mine, theirs = (Runs(tuple(values), numpy.tile(values, (10, 1)), 100, 100) for values in runs)
     difference, p = average_difference(mine, theirs)
     expected = ttest_ind(*runs, equal_var=False)
@@ -227,17 +228,30 @@ def test_two_runs_against_two_are_students_test_where_cases_do_not_differ():
     assert (difference.low, difference.high) == pytest.approx(tuple(expected.confidence_interval()), abs=1e-6)
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [(2, 0), (3, 0), (3, 3), (5, 5)])
-def test_a_test_over_few_runs_errs_as_often_as_it_says(mine, theirs):
-    """Runs of one recipe differ by 4 points, as trainings do; 0 is a model that is not trained.."""
-    generator, n, lives, wrong = numpy.random.default_rng(5), 200, 300, 0
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5))
+def test_p_is_the_level_at_which_the_interval_ends_at_zero(mine, theirs):
+    sides = [runs_of_means([halves(share) for share in shares]) for shares in (mine, theirs)]
+    difference, p = average_difference(*sides)
+    assert (difference.low > 0 or difference.high < 0) == (p < 0.05) or abs(p - 0.05) < 1e-3
+    back, again = average_difference(*reversed(sides))
+    assert (back.value, back.low, again) == pytest.approx((-difference.value, -difference.high, p))
 
-    def answers(runs: int) -> list[list[float]]:
+
+@pytest.mark.parametrize(("mine", "theirs"), [(2, 0), (3, 0), (2, 5), (5, 5)])
+def test_a_test_over_few_runs_errs_no_more_often_than_it_says(mine, theirs):
+    """Runs of one recipe differ by 4 points, and agree on most cases. 0: a model that is not trained."""
+    generator, n, lives, wrong = numpy.random.default_rng(5), 400, 400, 0
+
+    def answers(runs: int, difficulty: Any) -> list[list[float]]:
         rates = 0.3 + generator.normal(0, 0.04, runs) if runs else numpy.array([0.3])
-        return (generator.random((len(rates), n)) < rates[:, None]).astype(float).tolist()
+        own = numpy.where(generator.random((len(rates), n)) < 0.1, generator.random((len(rates), n)), difficulty)
+        return (own < rates[:, None]).astype(float).tolist()
 
     for _ in range(lives):
-        wrong += average_difference(runs_of_means(answers(mine)), runs_of_means(answers(theirs)))[1] < 0.05
+        difficulty = generator.random(n)
+        sides = [runs_of_means(answers(runs, difficulty)) for runs in (mine, theirs)]
+        wrong += average_difference(*sides)[1] < 0.05
     assert wilson(wrong, lives).low < 0.05
 
 

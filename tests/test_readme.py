@@ -106,9 +106,8 @@ def test_the_results_that_it_leads_with_are_what_was_measured() -> None:
             shown = section["mode"] == "direct" or rival != "rejection sampling"
             assert (pooled["v49", rival, "critical_under"]["adjusted"] < 0.05) == shown
             assert pooled["v49", rival, "critical_under"]["difference"]["high"] < 0
-        trees = pooled["v49", "boosted trees", "critical_under"]
-        assert (trees["adjusted"] < 0.05) == (section["mode"] == "direct")
-        assert trees["difference"]["low"] > 0
+        assert pooled["v49", "boosted trees", "critical_under"]["adjusted"] >= 0.05
+        assert pooled["v49", "boosted trees", "critical_under"]["difference"]["low"] > 0
         assert pooled["v49", "gold reasoning", "critical_under"]["adjusted"] >= 0.05
         rows = {row["name"]: row["metrics"] for row in section["rows"]}
         assert rows["v49"]["exact"]["value"] >= 0.85

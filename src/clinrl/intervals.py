@@ -19,6 +19,8 @@ LEVEL = 0.95
 RESAMPLES = 2000
 BOOTSTRAP_SEED = 20240229
 """Fixed, so that an interval depends on the answers alone."""
+LEAST_P = 1e-9
+"""The least p of a test over runs: below it nothing is looked for."""
 DIGITS = 6
 """Decimals kept in records: enough for any table, few enough to hide the last bits of a platform's arithmetic."""
 
@@ -175,10 +177,11 @@ def average(runs: Runs, *, is_share: bool = False) -> Estimate:
 def average_difference(mine: Runs, theirs: Runs) -> tuple[Estimate, float]:
     """The mean over my runs less that over theirs, its interval, and the two-sided p of no difference.
 
-    Both are Student's: the variance is that of draws of cases, which both are asked, and for each side with several
-    runs that between these over their number. Degrees of freedom are those of Satterthwaite 1946 and Welch 1947, since
-    a variance between so few runs is hardly known. To draw runs, as cases are drawn, would take it for known, and for
-    less than it is: with two runs half of it is missing.
+    The reach of the interval is made of two, as of legs of a right angle (Howe 1974): that of cases, by draws that both
+    are asked, and that of runs, by the variance between those of a side over their number. Each has its own Student's
+    t, runs with the degrees of freedom of Welch 1947, since a variance between so few is hardly known. p is the level
+    at which the interval ends at 0. In simulations it errs no more often than it says, from two runs on. Where runs are
+    drawn as cases are, it erred up to four times as often; one t for both together, with two runs twice as often.
     """
     drawn = mine.drawn.mean(axis=1) - theirs.drawn.mean(axis=1)
     return _over_runs(_mean_of(mine) - _mean_of(theirs), drawn, [mine, theirs], min(mine.n, theirs.n))
@@ -270,18 +273,30 @@ def _case_draws(n: int, clusters: tuple[str, ...] | None) -> Any:
 
 def _over_runs(value: float, drawn: Any, sides: Sequence[Runs], n: int) -> tuple[Estimate, float]:
     import numpy
+    from scipy.optimize import brentq
     from scipy.stats import t
 
-    parts = [(float(numpy.nanvar(drawn)), min(side.apart for side in sides))]
-    parts += [(float(numpy.var(side.values, ddof=1)) / k, k) for side in sides if (k := len(side.values)) > 1]
-    variance = math.fsum(part for part, _ in parts)
-    if variance < 10.0 ** (-2 * DIGITS):  # no case and no run differs, but for the last bits of sums: signs alone tell
-        p = 1.0 if abs(value) < 10.0**-DIGITS else min(1.0, 2 * 0.5 ** parts[0][1])
+    runs = [(float(numpy.var(side.values, ddof=1)) / k, k - 1) for side in sides if (k := len(side.values)) > 1]
+    squares, apart = math.fsum(part**2 / known for part, known in runs), min(side.apart for side in sides)
+    spread = math.fsum(part for part, _ in runs)
+    parts = numpy.array([numpy.nanvar(drawn), spread])
+    freedom = numpy.array([max(1, apart - 1), spread**2 / squares if squares else 1.0])
+
+    def reach(level: float) -> float:
+        """Of an interval that misses with this probability."""
+        return math.sqrt(float(parts @ t.isf(level / 2, freedom) ** 2))
+
+    if parts.sum() < 10.0 ** (-2 * DIGITS):  # nothing differs but the last bits of sums: signs alone tell
+        p = 1.0 if abs(value) < 10.0**-DIGITS else min(1.0, 2 * 0.5**apart)
         return _estimate(value, value, value, n), float(f"{p:.4g}")
-    freedom = variance**2 / math.fsum(part**2 / max(1, count - 1) for part, count in parts)
-    reach = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(variance)
-    p = 2 * float(t.sf(abs(value) / math.sqrt(variance), freedom))
-    return _estimate(value, value - reach, value + reach, n), float(f"{p:.4g}")
+    most = 1 - LEAST_P
+    if abs(value) <= reach(most):
+        p = 1.0
+    elif abs(value) >= reach(LEAST_P):
+        p = LEAST_P
+    else:
+        p = float(brentq(lambda level: reach(level) - abs(value), LEAST_P, most))
+    return _estimate(value, value - reach(1 - LEVEL), value + reach(1 - LEVEL), n), float(f"{p:.4g}")
 
 
 def _mean_of(runs: Runs) -> float:
