@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What neither git nor a rebuild brings back: the registry's database and artefacts, DVC's files, the audit log, who signed
-# which stage, public keys. Start it in the project's root, with its environment on the path:
+# which stage, counts of what is watched, public keys. Start it in the project's root, with its environment on the path:
 #
 #   deploy/backup.sh make FOLDER [--with-private-key]
 #   deploy/backup.sh restore FOLDER
@@ -8,7 +8,7 @@
 # The registry is the SQLite file of mlruns/, unless the variables of MLflow's own server name another:
 # MLFLOW_BACKEND_STORE_URI (postgresql:// needs pg_dump and pg_restore; leave the password to PGPASSWORD) and
 # MLFLOW_ARTIFACTS_DESTINATION (s3:// needs aws). DVC's files are those of the default remote, or without one of the cache.
-# A restore overwrites nothing. Without --with-private-key the signing key stays where it is: whoever has it can sign.
+# A restore overwrites nothing, and says whose keys it brings. Without --with-private-key the signing key stays where it is: whoever has it can sign.
 set -euo pipefail
 export LC_ALL=C
 umask 077
@@ -19,7 +19,7 @@ fail() { echo "clinrl: $*" >&2; exit 1; }
 verb=$1 folder=$2 store=${MLFLOW_BACKEND_STORE_URI:-sqlite:///mlruns/mlflow.db}
 artifacts=${MLFLOW_ARTIFACTS_DESTINATION:-mlruns/artifacts}
 [[ ! $store =~ ://[^/@]*:[^/@]*@ ]] || fail 'MLFLOW_BACKEND_STORE_URI holds a password, which `ps` would show; use PGPASSWORD'
-audit_log=data/reports/decisions.jsonl keys=.clinrl/keys
+audit_log=data/reports/decisions.jsonl keys=.clinrl/keys watched=.clinrl/watched
 kept=("$audit_log" .clinrl/champions .clinrl/provenance "$keys/signing.pub" "$keys/trusted")
 case "${3-}" in
     "") ;;
@@ -45,6 +45,11 @@ copy() {
     fi
 }
 
+# Copies a SQLite file as it is at one moment, whoever writes to it. FROM TO
+copy_database() {
+    python -c 'import sqlite3, sys; a, b = map(sqlite3.connect, sys.argv[1:]); a.backup(b); b.close()' "$1" "$2"
+}
+
 # Whether something is in a folder, or begins with an address in a bucket.
 holds() {
     if [[ $1 == s3://* ]]; then
@@ -68,8 +73,7 @@ make_backup() {
     case $store in  # before the artefacts, which are only ever added to: what the copy names is there
         sqlite:///*)
             [[ -f ${store#sqlite:///} ]] || fail "${store#sqlite:///} does not exist; start in the project's root"
-            python -c 'import sqlite3, sys; a, b = map(sqlite3.connect, sys.argv[1:]); a.backup(b); b.close()' \
-                "${store#sqlite:///}" "$folder/mlflow.db" ;;
+            copy_database "${store#sqlite:///}" "$folder/mlflow.db" ;;
         postgresql*) pg_dump --format=custom --no-owner --file="$folder/mlflow.dump" "postgresql:${store#*:}" ;;
         *) fail "MLFLOW_BACKEND_STORE_URI names neither sqlite:/// nor postgresql://" ;;
     esac
@@ -77,6 +81,9 @@ make_backup() {
     copy "$files" "$folder/dvc"
     for path in "${kept[@]}"; do
         [[ ! -e $path ]] || cp -a --parents "$path" "$folder/checkout"
+    done
+    for path in "$watched"/*.sqlite; do
+        [[ ! -f $path ]] || { mkdir -p "$folder/checkout/$watched" && copy_database "$path" "$folder/checkout/$path"; }
     done
     listed | (cd "$folder" && xargs -0 sha256sum) > "$folder/SHA256SUMS.new"
     mv "$folder/SHA256SUMS.new" "$folder/SHA256SUMS"
@@ -98,6 +105,7 @@ restore_backup() {
         fail "$audit_log has lines that the backup has not; move it away if the backup is right"
     [[ ! -e $keys/signing.pub ]] || cmp -s "$keys/signing.pub" "$folder/checkout/$keys/signing.pub" ||
         fail "$keys holds the key of another checkout; move it away, and trust it with \`clinrl keys trust\` afterwards"
+    [[ -z $(find "$folder" -type l -print -quit) ]] || fail "$folder holds a link, which no backup does; nothing was restored"
     case $store in
         sqlite:///*)
             [[ -f $folder/mlflow.db ]] || fail "$folder holds a dump of PostgreSQL; name it in MLFLOW_BACKEND_STORE_URI"
@@ -110,7 +118,14 @@ restore_backup() {
     copy "$folder/artifacts" "$artifacts"
     copy "$folder/dvc" "$files"
     [[ ! -e $folder/checkout/$audit_log ]] || { mkdir -p "${audit_log%/*}" && cp "$folder/checkout/$audit_log" "$audit_log"; }
-    tar -C "$folder/checkout" -c . | tar -x --skip-old-files
+    local path there=()
+    for path in "${kept[@]}" "$keys/signing.pem" "$watched"; do  # and nothing else that lies there
+        [[ ! -e $folder/checkout/$path ]] || there+=("$path")
+    done
+    [[ ${#there[@]} -eq 0 ]] || tar -C "$folder/checkout" -c "${there[@]}" | tar -x --skip-old-files
+    for path in "$folder/checkout/$keys/trusted"/*.pub; do
+        [[ ! -f $path ]] || echo "clinrl: signatures of $(basename "$path" .pub) count here, as in the backup" >&2
+    done
     echo 'clinrl: restored; `dvc checkout` or `dvc pull` brings the files, `clinrl lineage NAME` checks them' >&2
 }
 

@@ -178,6 +178,18 @@ def test_a_turn_is_the_same_in_trl_s_notation_and_whatever_is_called_can_be_writ
     assert Message.model_validate_json(turn.model_dump_json()) == turn
 
 
+def test_the_calls_of_a_turn_without_an_end_are_written_down_and_not_made():
+    """In an exam such a turn is the last; TRL would make them, and reward what follows."""
+    text = f"<tool_call>{WELL[0]}</tool_call> and so"
+    reader = reward_fn.Reader(tokenizer(), False, frozenset({tokenizer().eos_token_id}))
+    parsed = parse_response(reader, encode(tokenizer(), [text])[0], prefix=[1])
+    assert not parsed.get("tool_calls")
+    assert reward_fn.played([parsed], clipped=True, most=9) == Transcript(
+        messages=(ours(text, False),), stop="max_tokens"
+    )
+    assert ours(text, False).calls
+
+
 # One episode in three places
 
 

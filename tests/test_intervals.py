@@ -200,21 +200,23 @@ def test_an_interval_over_runs_holds_the_spread_of_cases_and_of_runs():
 def test_a_difference_of_one_lucky_run_is_none_and_one_of_all_runs_is():
     plain = runs_of_means([halves(0.5)] * 3)
     lucky, better = runs_of_means([halves(0.5), halves(0.5), halves(0.8)]), runs_of_means([halves(0.65)] * 3)
-    assert average_difference(lucky, plain)[1] > 0.05
-    difference, p = average_difference(better, plain)
+    assert average_difference(lucky, plain).p > 0.05
+    test = average_difference(better, plain)
+    difference, p = test.estimate, test.p
     # 30 of 200 cases differ by one in every run: standard error sqrt(0.15 * 0.85 / 200) = 0.0252, t = 5.94.
     assert difference.value == 0.15
     assert difference.low == pytest.approx(0.15 - 1.97 * 0.0252, abs=0.002)
     assert 1e-9 < p < 1e-7
-    assert average_difference(plain, plain) == (Estimate(value=0, low=0, high=0, n=200), 1.0)
+    same = average_difference(plain, plain)
+    assert (same.estimate, same.p) == (Estimate(value=0, low=0, high=0, n=200), 1.0)
 
 
 def test_where_nothing_varies_the_number_of_cases_is_all_that_tells():
     for n, expected in ((1, 1.0), (4, 0.125)):
-        assert average_difference(runs_of_means([[1.0] * n] * 2), runs_of_means([[0.0] * n] * 2))[1] == expected
+        assert average_difference(runs_of_means([[1.0] * n] * 2), runs_of_means([[0.0] * n] * 2)).p == expected
     clusters = ["a"] * 4
     one, none = ([[value, 0.0, 0.0, 0.0]] * 2 for value in (1.0, 0.0))
-    assert average_difference(runs_of_means(one, clusters), runs_of_means(none, clusters))[1] == 1.0
+    assert average_difference(runs_of_means(one, clusters), runs_of_means(none, clusters)).p == 1.0
 
 
 def test_two_recipes_are_compared_by_welchs_test_where_cases_do_not_differ():
@@ -222,20 +224,22 @@ def test_two_recipes_are_compared_by_welchs_test_where_cases_do_not_differ():
 
     runs = [[0.2, 0.3], [0.5, 0.7, 0.6]]
     mine, theirs = (Runs(tuple(values), numpy.tile(values, (10, 1)), 100, 100) for values in runs)
-    difference, p = average_difference(mine, theirs)
+    test = average_difference(mine, theirs)
     expected = ttest_ind(*runs, equal_var=False)
-    assert p == pytest.approx(expected.pvalue, rel=1e-3)
-    assert (difference.low, difference.high) == pytest.approx(tuple(expected.confidence_interval()), abs=1e-6)
+    assert test.p == pytest.approx(expected.pvalue, rel=1e-3)
+    assert (test.estimate.low, test.estimate.high) == pytest.approx(tuple(expected.confidence_interval()), abs=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_p_is_the_level_at_which_the_interval_ends_at_zero(mine, theirs):
     sides = [runs_of_means([halves(share) for share in shares]) for shares in (mine, theirs)]
-    difference, p = average_difference(*sides)
-    assert (difference.low > 0 or difference.high < 0) == (p < 0.05) or abs(p - 0.05) < 1e-3
-    back, again = average_difference(*reversed(sides))
-    assert (back.value, back.low, again) == pytest.approx((-difference.value, -difference.high, p))
+    test, back = average_difference(*sides), average_difference(*reversed(sides))
+    low, high = test.estimate.low, test.estimate.high
+    assert (low > 0 or high < 0) == (test.p < 0.05) or abs(test.p - 0.05) < 1e-3
+    assert (back.estimate.value, back.estimate.low, back.p) == pytest.approx((-test.estimate.value, -high, test.p))
+    share = average_difference(*sides, is_share=True)
+    assert (share.estimate.low, share.estimate.high, share.p) == (max(-1.0, low), min(1.0, high), test.p)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(2, 0), (3, 0), (2, 5), (5, 5)])
@@ -251,8 +255,17 @@ def test_a_test_over_few_runs_errs_no_more_often_than_it_says(mine, theirs):
     for _ in range(lives):
         difficulty = generator.random(n)
         sides = [runs_of_means(answers(runs, difficulty)) for runs in (mine, theirs)]
-        wrong += average_difference(*sides)[1] < 0.05
+        wrong += average_difference(*sides).p < 0.05
     assert wilson(wrong, lives).low < 0.05
+
+
+def test_few_clusters_are_known_as_badly_as_they_are():
+    """The variance of a mean of five clusters, as statistics has it: s^2 / 5, and not (4 / 5) s^2 / 5."""
+    clusters, values = [name for name in "abcde" for _ in range(4)], [float(i // 4) for i in range(20)]
+    base = runs_of_means([[0.0] * 20], clusters)
+    test = average_difference(runs_of_means([values], clusters), base)
+    assert test.spread.cases == pytest.approx(numpy.var(range(5), ddof=1) / 5, rel=0.1)
+    assert test.spread.cases_df == 4
 
 
 def test_cases_outside_a_run_count_in_others_only():

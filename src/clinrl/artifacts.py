@@ -19,10 +19,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from clinrl import paths
-from clinrl.errors import ArtefactError, Busy
+from clinrl.errors import ArtefactError, Busy, ParamsError
 from clinrl.types import Manifest
 
 MANIFEST = "manifest.json"
+MADE = ".made-by-clinrl"
+"""The mark of a folder that a command replaces."""
 AGAIN = "rebuild it; if a checkout brings the same file back, run `chmod -R u+w .dvc/cache` and `dvc repro`"
 """DVC trusts read-only objects of its cache unseen, an altered one too; one that may be written it looks at again."""
 
@@ -108,6 +110,22 @@ def staged(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)
+
+
+@contextmanager
+def replaced(target: Path, command: str) -> Iterator[Path]:
+    """`staged`, for a folder of a name that a person chose: it replaces what the same command made, and nothing else.
+
+    Raises ParamsError for a folder with files that lacks the command's mark.
+    """
+    mark = target / MADE
+    is_made = mark.is_file() and not target.is_symlink() and command in mark.read_text(encoding="utf-8")
+    is_empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
+    if (target.exists() or target.is_symlink()) and not (is_made or is_empty):
+        raise ParamsError(f"{target} was not made by `{command}`, which replaces it; name another folder with --out")
+    with staged(target) as folder:
+        write_text(folder / MADE, f"Made by `{command}`, which replaces this folder.\n")
+        yield folder
 
 
 @contextmanager

@@ -94,8 +94,11 @@ def test_forecasts_count_clusters_modes_and_trainings():
     assert 0.05 < found.power < 0.8
     assert found.detectable > plan().effect
     both = plan(modes={"think": {}, "direct": {}}, discordant={"think": 0.1, "direct": 0.1})
-    versions = plan().versions | {"b": ()}
+    three, five = (
+        forecasts(plan(versions={name: tuple(f"{name}-{k}" for k in range(count)) for name in "ab"}))["think"]
+        for count in (3, 5)
+    )
     assert forecasts(plan(design_effect=2.0))["think"].power < found.power
     assert forecasts(both)["think"].power < found.power
-    assert forecasts(plan(versions=versions))["think"].power > found.power
+    assert five.power > three.power
     assert forecasts(plan(n=5))["think"].detectable is None

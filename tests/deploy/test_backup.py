@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -122,6 +123,38 @@ def test_the_private_key_is_in_a_backup_that_was_asked_for_it(project: Path, tmp
     assert script("restore", str(tmp_path / "backup")).returncode == 0
     assert sha256_file(keys.PRIVATE) == held
     assert keys.PRIVATE.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+def test_it_brings_counts_back_and_nothing_that_somebody_laid_into_it(project: Path, tmp_path: Path) -> None:
+    """A sum can be written anew by whoever can write there; a hook would run with the next checkout."""
+    counts, backup = paths.watched("esi"), tmp_path / "backup"
+    counts.parent.mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(counts)) as held:
+        held.executescript("create table counts (n int); insert into counts values (7)")
+        assert script("make", str(backup)).returncode == 0
+    lose()
+    keys.make_key()
+    other = keys.PUBLIC.read_text()
+    shutil.rmtree(keys.FOLDER)
+    for name in (hook := ".git/hooks/post-checkout", f"{keys.TRUSTED}/Eve.pub"):
+        (backup / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
+        (backup / "checkout" / name).write_text(other)
+    files = sorted(path for path in backup.rglob("*") if path.is_file() and path.name != "SHA256SUMS")
+    sums = "".join(f"{sha256_file(path)}  ./{path.relative_to(backup)}\n" for path in files)
+    (backup / "SHA256SUMS").write_text(sums)
+    (backup / "link").symlink_to("/etc")
+    assert (
+        script("restore", str(backup)).stderr
+        == f"clinrl: {backup} holds a link, which no backup does; nothing was restored\n"
+    )
+    (backup / "link").unlink()
+    done = script("restore", str(backup))
+    assert done.returncode == 0, done.stderr
+    assert "clinrl: signatures of Eve count here, as in the backup\n" in done.stderr
+    assert not Path(hook).exists()
+    with contextlib.closing(sqlite3.connect(counts)) as held:
+        assert held.execute("select n from counts").fetchall() == [(7,)]
 
 
 def longer() -> None:

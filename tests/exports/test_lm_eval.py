@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,17 @@ def test_the_folder_has_cases_of_the_pool_mine_unless_the_exam_is_opened(project
         assert [row["id"] for row in rows] == [case.id for case in cases]
         assert {get_task("esi").pool_of(case.group) for case in cases} == {folder}
         assert (made / "clinrl_esi.yaml").read_text(encoding="utf-8").count("!function scorer.") == 2
+
+
+@pytest.mark.parametrize(("kind", "folder"), [("lm-eval", "clinrl_esi"), ("verifiers", "clinrl-esi")])
+def test_a_folder_that_something_else_made_is_left_alone(project, tmp_path, capsys, kind, folder):
+    words = ["export", kind, "esi", "--out", str(tmp_path)]
+    assert [cli.main(words), cli.main(words)] == [0, 0]  # its own it replaces
+    shutil.rmtree(tmp_path / folder)
+    (tmp_path / folder / ".git").mkdir(parents=True)
+    assert cli.main(words) == 2
+    assert f"{tmp_path / folder} was not made by `clinrl export {kind}`" in capsys.readouterr().err
+    assert (tmp_path / folder / ".git").exists()
 
 
 @pytest.mark.parametrize("mode", ["think", "direct"])

@@ -136,6 +136,7 @@ def test_a_folder_named_like_a_hub_checkpoint_does_not_take_its_place(tmp_path, 
     for folder in (tmp_path / "owner/name", kept := tmp_path / "hub/models--owner--name/snapshots" / NAMED["commit"]):
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_text("")
+        (folder / "config.json").write_text("{}")
     assert bases.locate(NAMED, tmp_path) == kept
 
 

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from clinrl.errors import Refused
-from clinrl.models.estimate import NF4, measure
+from clinrl.models.estimate import GIB, NF4, TILE_TOKENS, TILE_WORDS, measure
 from clinrl.models.shapes import SHAPES
 
 SMALL = {
@@ -93,6 +93,18 @@ def test_less_at_once_needs_less():
     assert steps == sorted(steps)
     assert size.training(1500, 1, 1000, checkpointed=False) > steps[0]
     assert size.writing(500, 1500, 4) < size.writing(500, 1500, 8)
+
+
+def test_a_gpu_holds_a_tile_of_the_logits_and_a_cpu_all_of_them():
+    """TRL's head projects 4,096 tokens on 32,768 words at once where it has Triton."""
+    from trl.kernels import chunked_logprob
+    from trl.trainer import utils
+
+    assert (TILE_TOKENS, TILE_WORDS) == (chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE)
+    for half, at_most in ((True, 2.0), (False, 40.0)):
+        size = measure(dict(SHAPES["Qwen/Qwen3.5-9B"]), nf4=True, half=half)
+        few, many = (size.training(1000, 8, scored, checkpointed=True) for scored in (8, 8192))
+        assert at_most / 2 < (many - few) / GIB < at_most
 
 
 def test_what_is_no_decoder_is_a_sentence():

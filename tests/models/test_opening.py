@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import exhibits
 from clinrl import paths
 from clinrl.artifacts import read_manifest, seal
-from clinrl.errors import ArtefactError
+from clinrl.errors import ArtefactError, Refused
 from clinrl.models import bases, opening
 
 
@@ -74,6 +74,73 @@ def test_what_is_no_adapter_is_refused(copy: Path, change: Callable[[Path], None
         opening.check(copy)
     assert str(refusal.value).startswith(f"{copy} holds no adapter that can be opened (")
     assert str(refusal.value).isprintable()
+
+
+def _also(name: str, *shape: int) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        save_file(load_file(folder / opening.WEIGHTS) | {name: torch.zeros(shape)}, folder / opening.WEIGHTS)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            _also("base_model.model.lm_head.weight", 1200, 32),
+            "holds base_model.model.lm_head.weight, which is not a LoRA",
+        ),
+        (
+            _also("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight", 32, 32),
+            "base_layer.weight, which",
+        ),
+        (_config(init_lora_weights="pissa"), "started by 'pissa', which alters the base's weights"),
+        (_config(layer_replication=[[0, 2], [0, 2]]), "uses layer_replication, which is not supported"),
+    ],
+)
+def test_an_adapter_that_would_change_the_base_is_refused_before_it_does(
+    adapter: Path, copy: Path, change: Callable[[Path], None], why: str
+) -> None:
+    """All adapters of a server share the base: one of them could change what the champion answers."""
+    model, _ = bases.open_base(exhibits.built() / paths.base("esi"), for_training=False)
+    opened, ids = opening.adapted(model, adapter, name="champion").eval(), torch.arange(5, 25).unsqueeze(0)
+    with torch.inference_mode():
+        before = opened(ids).logits
+        change(copy)
+        with pytest.raises(Refused, match=why):
+            opening.adapted(opened, copy, name="candidate")
+        assert torch.equal(opened(ids).logits, before)
+
+
+def _adapter_beside(folder: Path) -> None:
+    (folder / opening.CONFIG).write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "elsewhere"}))
+
+
+def _index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": {"a": "vocab.txt"}}))
+
+
+def _pickles(folder: Path) -> None:
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"model_args": {"weights_only": False}}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_adapter_beside, "adapter_config.json, which names another base"),
+        (_index, "names 'vocab.txt', which is no safetensors file"),
+        (_pickles, "sentence_bert_config.json sets model_args"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    ],
+)
+def test_a_checkpoint_that_leads_elsewhere_is_refused(tmp_path: Path, change: Callable[[Path], None], why: str) -> None:
+    folder = Path(shutil.copytree(exhibits.built() / paths.base("esi"), tmp_path / "named"))
+    (folder / "manifest.json").unlink()
+    opening.check_checkpoint(folder)
+    change(folder)
+    named = {"repo": str(folder), "commit": bases.pin(str(folder), "main")}
+    with pytest.raises(ArtefactError, match=why):
+        bases.locate(named, tmp_path)
 
 
 def test_an_adapter_of_another_shape_is_refused(copy: Path) -> None:

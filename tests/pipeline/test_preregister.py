@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import norm
 
 import contest
-from clinrl import paths
+from clinrl import intervals, paths
 from clinrl.analysis.compared import ALL, Compared
-from clinrl.analysis.preregistration import forecasts
+from clinrl.analysis.preregistration import forecasts, rule_digest
 from clinrl.artifacts import dump_yaml, write_json
 from clinrl.cli import main as cli
 from clinrl.config.params import Params
@@ -95,6 +97,28 @@ def test_a_plan_that_was_registered_before_the_runs_leads_the_report(before):
     assert "| better | 10 points, not excluded |" in text
     assert "RETROSPECTIVE" not in text
     assert FILE.read_bytes() == written
+
+
+def test_the_test_is_a_part_of_the_plan(before):
+    preregister.stage(planned(), "recipes")
+    written = json.loads(FILE.read_bytes())
+    run(before)
+    write_json(FILE, written | {"test": "0" * 64})
+    with pytest.raises(ArtefactError, match=r"differs in test \(test\)"):
+        compare.stage(planned(), "recipes")
+    write_json(FILE, {key: value for key, value in written.items() if key != "test"})
+    compare.stage(planned(), "recipes")
+    assert "The plan does not name the test" in page()
+    write_json(FILE, written)
+    compare.stage(planned(), "recipes")
+    assert "recipes, test and seeds are those that were registered" in page()
+
+
+def test_another_rule_has_another_digest(monkeypatch):
+    before = rule_digest()
+    assert rule_digest() == before
+    monkeypatch.setattr(intervals, "students", lambda level, freedom: norm.isf(level / 2) + 0 * np.asarray(freedom))
+    assert rule_digest() != before
 
 
 def test_beside_what_is_not_shown_stands_what_could_have_been(before):

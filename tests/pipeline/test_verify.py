@@ -259,6 +259,21 @@ def test_an_unknown_address_is_refused_with_those_that_exist(verdicts) -> None:
         verdicts("esi-v99")
 
 
+def test_an_entry_that_names_a_folder_elsewhere_removes_nothing(tmp_path: Path) -> None:
+    """dvc.lock comes with a branch that somebody pushed."""
+    tree, mine = tmp_path / "tree", tmp_path / "mine"
+    for folder in (tree, mine):
+        folder.mkdir()
+        (folder / "kept").write_text("")
+    (tree / "link").symlink_to(mine)
+    for path in ("../mine", str(mine), "link/kept"):
+        with pytest.raises(ArtefactError, match="outside of the project"):
+            verify._remove_outputs(tree, {"outs": [{"path": path}]})
+    assert (mine / "kept").exists()
+    verify._remove_outputs(tree, {"outs": [{"path": "kept"}, {"path": "gone"}]})
+    assert not (tree / "kept").exists()
+
+
 def test_a_version_that_was_never_built_is_refused(verdicts) -> None:
     with pytest.raises(ArtefactError, match="no entry for baseline@esi"):
         verdicts("esi-base")

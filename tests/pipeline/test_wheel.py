@@ -14,6 +14,7 @@ from uv import find_uv_bin
 import tried
 from clinrl import paths
 from clinrl.artifacts import write_text
+from clinrl.config.params import load_params
 from clinrl.pipeline import wheel
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,15 @@ def test_it_is_built_of_what_is_committed_and_recorded(project, capsys):
     write_text(project / "params.yaml", "scale: full\n")
     assert wheel.main(["v1"]) == 1
     assert "tracked files are not as they were committed" in capsys.readouterr().err
+    assert not Path("dist").exists()
+
+
+def test_what_learned_from_somebodys_records_is_not_shipped(project, capsys, monkeypatch):
+    given = load_params()
+    imported = given.model_copy(update={"imports": dict.fromkeys([given.versions["v1"].data])})
+    monkeypatch.setattr(wheel, "load_params", lambda: imported)
+    assert wheel.main(["v1"]) == 1
+    assert "v1 learned from somebody's records" in capsys.readouterr().err
     assert not Path("dist").exists()
 
 

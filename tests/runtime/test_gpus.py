@@ -9,6 +9,7 @@ from clinrl.config.machine import Machine
 from clinrl.config.params import Params, load_params
 from clinrl.errors import OutOfMemory, ParamsError
 from clinrl.models import needs
+from clinrl.runtime import determinism
 from clinrl.runtime.gpus import show_one, visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -63,6 +64,22 @@ def test_a_training_is_shown_one(monkeypatch: pytest.MonkeyPatch, named: str | N
     assert os.environ[VISIBLE] == shown
 
 
+def test_one_process_of_several_is_the_first_on_the_gpu_that_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """accelerate moves a process to the GPU of its local rank, of those that are visible."""
+    monkeypatch.setenv(VISIBLE, "5,7")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    show_one(1)
+    assert (os.environ[VISIBLE], os.environ["LOCAL_RANK"]) == ("7", "0")
+    monkeypatch.delenv("LOCAL_RANK")
+    show_one(0)
+    assert "LOCAL_RANK" not in os.environ
+
+
+def test_cuda_counts_gpus_as_nvidia_smi_does() -> None:
+    determinism.pin()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 def test_a_training_is_not_shown_one_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VISIBLE, "5,7")
     with pytest.raises(ParamsError, match="gpu is 2, but CUDA_VISIBLE_DEVICES=5,7 shows 2"):
@@ -85,6 +102,8 @@ def test_a_training_that_cannot_fit_is_refused_with_what_is_missing(monkeypatch:
         for machine in (Machine(), Machine(processes=2, micro_batch=1))
     )
     assert shared["generation"].gpu < alone["generation"].gpu
+    served = dict(_sizes(params, Machine(gpu=1, sampler="vllm", vllm={"url": "http://127.0.0.1:8000"})))
+    assert served.keys() == alone.keys() - {"generation"}  # the server's memory, not the trainer's
     assert shared["training"].host == 2 * alone["training"].host
 
 

@@ -10,12 +10,15 @@ from urllib.parse import urlsplit
 
 import pytest
 from answering import Running, exam, prompts, running
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from clinrl.errors import EngineError, RegistryError
+from clinrl.errors import EngineError, RegistryError, SignatureError
 from clinrl.models.chat import read_turn
 from clinrl.registry import versions
+from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Local
 from clinrl.serving.live import Live
+from clinrl.signing import keys
 from clinrl.tracking.mlflow_store import connect
 
 CANDIDATE = "esi@candidate"
@@ -202,3 +205,36 @@ def test_a_project_without_a_model_has_nothing_to_serve(tmp_path: Path, monkeypa
     live.renew()
     with pytest.raises(RegistryError, match="esi has neither a champion nor a candidate"):
         live.check()
+
+
+def test_who_may_approve_is_read_again_and_a_champion_that_nobody_approved_is_not_served(
+    released: Any, capfd: Any
+) -> None:
+    """A key was stolen: its owner is struck off the list, or its public part is removed."""
+    live = Live(released, "esi", Local("embedded", 1), 60.0)
+    live.renew()
+    assert live.names["esi@champion"].served.name == "v1"
+    before, somebody = (
+        Path("params.yaml").read_text(),
+        keys._signer_of(ec.generate_private_key(ec.SECP256R1())).key.line,
+    )
+    Path("params.yaml").write_text(f"{before}approvers: {{Grace Hopper: {somebody}}}\n")
+    live.renew()
+    assert "esi@champion" not in live.names
+    assert "is not renewed" in capfd.readouterr().err
+    Path("params.yaml").write_text("scale: nothing\n")
+    live.renew()
+    assert "params.yaml is not read again" in capfd.readouterr().err
+    Path("params.yaml").write_text(before)
+    live.renew()
+    assert live.names["esi@champion"].served.name == "v1"
+    live.end()
+
+
+def test_a_key_that_is_trusted_for_registrations_approves_nothing(released: Any) -> None:
+    entry = versions.holder("esi", "champion")
+    check_servable(released, entry, "champion")
+    keys.TRUSTED.mkdir(exist_ok=True)
+    keys.PUBLIC.rename(keys.TRUSTED / "Ada Lovelace.pub")  # as a server has it that did not approve
+    with pytest.raises(SignatureError):
+        check_servable(released, entry, "champion")

@@ -50,6 +50,28 @@ def test_what_a_text_becomes(read, text: str, expected: str) -> None:
     assert read(text).body == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("data/reports/v1/report.md", '--8<-- "part.md"'),
+        ("docs/page.md", '--8<-- ".clinrl/keys/signing.pem"'),
+        ("docs/page.md", '--8<-- "../part.md"'),
+        ("docs/page.md", '--8<-- "/etc/hostname"'),
+    ],
+)
+def test_no_report_brings_another_file_and_no_page_one_that_is_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, line: str
+) -> None:
+    """A report may quote what a model or a stranger wrote, and the search holds its text."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("part.md", ".clinrl/keys/signing.pem", path):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(f"# t\n\n```\n{line}\n```\n\n{line}\n" if name == path else "secret", encoding="utf-8")
+    page = markdown.read(Path(path), "page.html", TARGETS)
+    assert "secret" not in f"{page.body}{page.sections}"
+    assert str(page.body).count("--8&lt;--") == 2
+
+
 def test_a_figure_stands_for_a_picture_that_git_ignores(read) -> None:
     page = read("# T\n\n![a](figure.png)\n", pictures={"docs/figure.png": Markup("<figure></figure>")})
     assert page.body.endswith("<figure></figure>")

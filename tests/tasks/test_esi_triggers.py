@@ -37,6 +37,7 @@ from clinrl.tasks.esi.triggers import done_intervention, open_injury, pain_0_10,
         "His wife reports he was intubated at the clinic.",
         "History of COPD. Intubated by the crew.",
         "Intubated, not responding to pain",
+        "May have aspirated. Intubated on scene x1",
     ],
 )
 def test_an_intervention_is_done(narrative: str) -> None:
@@ -83,6 +84,11 @@ def test_an_intervention_is_done(narrative: str) -> None:
         "Brother was intubated last year.",
         "Mother has a central line for dialysis.",
         "Father died with a chest tube.",
+        "Tiring, may need intubation",
+        "anticipate early intubation",
+        "Airway swelling, will be intubated in resus",
+        "PMH asthma, intubated x2",
+        "prepared for a central line",
     ],
 )
 def test_no_intervention_is_done(narrative: str) -> None:
@@ -149,6 +155,11 @@ def test_an_injury_is_open(narrative: str) -> None:
         "old stab wound scar from 2010",
         "gunshot wound 3 years ago",
         "Friend had an open fracture in the same crash.",
+        "Chest pain that stabs when breathing in",
+        "stab-like pain in the left chest",
+        "Deep penetrating pain in the epigastrium",
+        "Reports vaginal penetration",
+        "s/p open reduction of wrist fracture",
     ],
 )
 def test_no_injury_is_open(narrative: str) -> None:
@@ -221,6 +232,10 @@ def test_no_injury_is_open(narrative: str) -> None:
         ("pain 80", None),
         ("pain 11/10", None),
         ("T 37.8, 18/100", None),
+        ("LMP 8/10, cramps, pain 2/10", 2.0),
+        ("Symptoms started 9/10", None),
+        ("Pain started at 9/10, now 3/10", 9.0),
+        ("chest pain 9th rib fracture", None),
         ("Partner had pain 9/10 with the same illness and is better.", None),
     ],
 )

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 import dolls
 from clinrl import paths
-from clinrl.artifacts import read_manifest, verified, write_json
+from clinrl.artifacts import identity, read_manifest, verified, write_json
 from clinrl.config.recipes import Phase
 from clinrl.data.dataset import read_cases
 from clinrl.errors import Alarmed, ArtefactError, TrainingError
@@ -26,6 +26,8 @@ from clinrl.evaluation import evaluate
 from clinrl.models import bases, opening
 from clinrl.models.chat import encode, end_tokens, write_turn
 from clinrl.models.judges import Judges
+from clinrl.registry import pyfunc
+from clinrl.serving.backends import Local
 from clinrl.tasks.base import get_task
 from clinrl.tasks.esi.rewards import TERMS
 from clinrl.training import callback, launch, reward_fn, trl
@@ -290,9 +292,21 @@ def test_a_recipe_may_hold_the_embedded_base_in_four_bits(trained):
     weights = load_file(paths.adapter("v1") / opening.WEIGHTS)
     assert {str(tensor.dtype) for tensor in weights.values()} == {"torch.float32"}
     assert any(tensor.any() for name, tensor in weights.items() if "lora_B" in name)
-    # The exam sees the base as the training did.
+    # The exam sees the base as the training did, and so does whoever asks the registered version.
     sampler = evaluate.open_sampler(params, params.model("v1"))
     assert sampler.model.base_model.model.is_loaded_in_4bit
+    folder = trained / "served"
+    for part, place in ((pyfunc.BASE, paths.base("esi")), (pyfunc.ADAPTER, paths.adapter("v1"))):
+        shutil.copytree(place, folder / part)
+    served = pyfunc.Served(
+        name="v1", task="esi", task_version=2, digest=identity(manifest), form="adapter",
+        base_digest=identity(read_manifest(paths.base("esi"))), default_mode="direct",
+        modes={"direct": pyfunc.Decoding(thinking=False, temperature=0.0, max_new_tokens=24)},
+    )  # fmt: skip
+    write_json(folder / pyfunc.RECORD, served.model_dump(mode="json"))
+    write_json(folder / pyfunc.EXAMINED, None)
+    for loaded in (Local("embedded", 1).open(served, folder), pyfunc.load(str(folder)).sampler):
+        assert loaded.model.base_model.model.is_loaded_in_4bit
     plain = evaluate.open_sampler(params, params.model("esi-base"))
     assert not getattr(plain.model, "is_loaded_in_4bit", False)
 

@@ -75,6 +75,8 @@ class Contrast(Strict):
     p: float
     adjusted: float
     """p after Holm, within the family."""
+    detectable: float | None
+    """Smallest difference that this test shows with a probability of 80%, before adjustment; None if nothing varies."""
 
 
 class Section(Strict):

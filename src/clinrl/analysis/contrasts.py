@@ -13,12 +13,24 @@ from typing import Any
 
 from clinrl.analysis.compared import ALL, COMMONEST, Contrast, Figure, Kind, Row, Section, ViewRow
 from clinrl.analysis.exam import Confusion, Estimates, column, columns, confusion, share
-from clinrl.analysis.paired import Answers, compare
-from clinrl.analysis.power import detectable_from
+from clinrl.analysis.paired import paired_on
+from clinrl.analysis.power import detectable_from, spread_of
 from clinrl.analysis.preregistration import PrimaryTest, Registration
 from clinrl.analysis.run import clusters_of
 from clinrl.config.comparisons import Comparison, Pair
-from clinrl.intervals import DIGITS, Paired, Runs, average, average_difference, holm, rate, runs_of, runs_of_means
+from clinrl.intervals import (
+    DIGITS,
+    LEVEL,
+    Paired,
+    Runs,
+    Spread,
+    average,
+    average_difference,
+    holm,
+    rate,
+    runs_of,
+    runs_of_means,
+)
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share, Statistic
 from clinrl.types import Case, Estimate, Unreadable
@@ -67,7 +79,7 @@ def section(
             versions=entry.versions,
             metrics={name: _figure(task, name, golds, entry, runs, clusters)
                      for name in (*chosen, "no_parse") if (runs := measured[entry.name].get(name))},
-            qualities={name: _mean_figure(runs) for name in entry.qualities
+            qualities={name: _mean_figure(task, name, runs) for name in entry.qualities
                        if (runs := measured[entry.name].get(name))}
             | ({name: _reported(some) for name, some in entry.reported.items()} if part == ALL else {}),
             answered=_answered(task, entry),
@@ -83,7 +95,7 @@ def section(
         right={str(label): _round(counts[label] / len(held)) for label in task.labels},
         commonest=str(commonest),
         rows=tuple(rows),
-        contrasts=_contrasts(task, mode, golds, {entry.name: entry for entry in here}, measured, spec.tests, chosen[0]),
+        contrasts=_contrasts(task, golds, {entry.name: entry for entry in here}, measured, spec.tests, chosen[0]),
         views=tuple(_variant_rows(here)) if part == ALL else (),
         partition=_partition([measured.get(row, {}).get(chosen[0]) for row in spec.partition.rows])
         if spec.partition
@@ -141,15 +153,17 @@ def _figure(
     """A share of a single run, or one that is 0 or 1 in all, has the interval that it has in every report."""
     metric = task.metrics.get(name)
     if isinstance(metric, Statistic) or (len(runs.values) > 1 and set(runs.values) not in ({0.0}, {1.0})):
-        return _mean_figure(runs, is_share=not isinstance(metric, Statistic))
+        return _mean_figure(task, name, runs)
     answers = entry.answers[0]
     unreadable = [isinstance(answer, Unreadable) for answer in answers]
     same = share(metric, golds, answers, clusters) if metric else rate(unreadable, clusters)
-    return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values))) if same else _mean_figure(runs)
+    if same is None:
+        return _mean_figure(task, name, runs)
+    return Figure(**same.model_dump(), seeds=tuple(map(_round, runs.values)))
 
 
-def _mean_figure(runs: Runs, *, is_share: bool = False) -> Figure:
-    return Figure(**average(runs, is_share=is_share).model_dump(), seeds=tuple(map(_round, runs.values)))
+def _mean_figure(task: Task, name: str, runs: Runs) -> Figure:
+    return Figure(**average(runs, is_share=task.is_share(name)).model_dump(), seeds=tuple(map(_round, runs.values)))
 
 
 def _reported(estimates: Sequence[Estimate]) -> Figure:
@@ -187,7 +201,6 @@ def _variant_rows(entries: Sequence[Entry]) -> list[ViewRow]:
 
 def _contrasts(
     task: Task,
-    mode: str,
     golds: Sequence[Any],
     entries: Mapping[str, Entry],
     measured: Mapping[str, Mapping[str, Runs]],
@@ -199,18 +212,18 @@ def _contrasts(
     found = [
         _seed_test(pair, versions, test)
         for pair in made
-        for versions, test in _mcnemar(task, mode, golds, entries[pair.first], entries[pair.second])
+        for versions, test in _mcnemar(task, golds, entries[pair.first], entries[pair.second])
     ]
     measures = dict.fromkeys([main, *(name for entry in entries.values() for name in entry.qualities), COMMONEST])
     for pair in made:
         mine, theirs = measured[pair.first], measured[pair.second]
         for measure in measures:
             if measure in mine and measure in theirs:
-                difference, p = average_difference(mine[measure], theirs[measure])
+                test = average_difference(mine[measure], theirs[measure], is_share=task.is_share(measure))
                 found.append(
                     Contrast(
-                        first=pair.first, second=pair.second, measure=measure, versions=None,
-                        difference=difference, p=p, adjusted=p,
+                        first=pair.first, second=pair.second, measure=measure, versions=None, difference=test.estimate,
+                        p=test.p, adjusted=test.p, detectable=_detectable(test.spread),
                     )
                 )  # fmt: skip
 
@@ -231,7 +244,12 @@ def _partition(rows: Sequence[Runs | None]) -> tuple[Estimate, ...]:
     if len(known) < 4:
         return ()
     pairs = [*zip(known[1:], known, strict=False), (known[-1], known[0])]
-    return tuple(average_difference(mine, theirs)[0] for mine, theirs in pairs)
+    return tuple(average_difference(mine, theirs).estimate for mine, theirs in pairs)
+
+
+def _detectable(spread: Spread, alpha: float = 1 - LEVEL, tests: int = 1) -> float | None:
+    least = detectable_from(spread, alpha, tests)
+    return None if least is None else _round(least)
 
 
 def primary_tests(
@@ -244,34 +262,30 @@ def primary_tests(
         rows = {entry.name: entry for entry in entries[mode]}
         sides = [_metric(task, plan.measure, golds, rows[name].answers, clusters) for name in (plan.first, plan.second)]
         mine, theirs = (runs for runs in sides if runs is not None)  # the plan's exam has cases that it counts
-        difference, p = average_difference(mine, theirs)
-        least = detectable_from(difference, plan.alpha, len(plan.modes))
+        test = average_difference(mine, theirs, is_share=True)
+        first, second = (
+            Estimate(**_figure(task, plan.measure, golds, rows[name], runs, clusters).model_dump(exclude={"seeds"}))
+            for name, runs in ((plan.first, mine), (plan.second, theirs))
+        )
         found.append(
             PrimaryTest(
-                mode=mode, first=average(mine, is_share=True), second=average(theirs, is_share=True),
-                difference=difference, p=p, adjusted=p, detectable=None if least is None else _round(least),
+                mode=mode, first=first, second=second, difference=test.estimate, p=test.p, adjusted=test.p,
+                detectable=_detectable(test.spread, plan.alpha, len(plan.modes)),
             )
         )  # fmt: skip
     adjusted = holm([test.p for test in found])
     return tuple(test.model_copy(update={"adjusted": p}) for test, p in zip(found, adjusted, strict=True))
 
 
-def _mcnemar(
-    task: Task, mode: str, golds: Sequence[Any], mine: Entry, theirs: Entry
-) -> list[tuple[tuple[str, str], Paired]]:
+def _mcnemar(task: Task, golds: Sequence[Any], mine: Entry, theirs: Entry) -> list[tuple[tuple[str, str], Paired]]:
     """Seed by seed, as far as both have them; a row with a single version is tested against each of the other's."""
     fewer, more = sorted((len(mine.answers), len(theirs.answers)))
-    count = more if fewer == 1 else fewer
     found = []
-    for k in range(count):
-        one, other = (
-            Answers(
-                name=_of(entry.versions or (entry.name,), k), task=task.name, task_version=task.version, mode=mode,
-                mode_spec={}, exam_digest="", golds=golds, answers=_of(entry.answers, k),
-            )
-            for entry in (mine, theirs)
-        )  # fmt: skip
-        found += [((one.name, other.name), test) for test in compare(one, other, task.compared)]
+    for k in range(more if fewer == 1 else fewer):
+        first, second = (_of(entry.versions or (entry.name,), k) for entry in (mine, theirs))
+        one, other = (_of(entry.answers, k) for entry in (mine, theirs))
+        tests = [paired_on(metric, second, golds, one, other, task.compared) for metric in task.compared]
+        found += [((first, second), test) for test in tests]
     return found
 
 
@@ -282,7 +296,7 @@ def _of(values: Sequence[Any], k: int) -> Any:
 def _seed_test(pair: Pair, versions: tuple[str, str], test: Paired) -> Contrast:
     return Contrast(
         first=pair.first, second=pair.second, measure=test.metric, versions=versions, b=test.b, c=test.c,
-        difference=test.difference, p=test.p, adjusted=test.p,
+        difference=test.difference, p=test.p, adjusted=test.p, detectable=_detectable(spread_of(test.difference)),
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ class Answers:
 def compare(a: Answers, b: Answers, metrics: Mapping[str, Share | Statistic]) -> tuple[Paired, ...]:
     """Paired tests of `a` against `b` on some shares. Raises ArtefactError if the two took different exams."""
     comparable(a, b)
-    return tuple(_paired(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in metrics)
+    return tuple(paired_on(metric, b.name, a.golds, a.answers, b.answers, metrics) for metric in metrics)
 
 
 def comparable(a: "Answers | EvalReport", b: "Answers | EvalReport") -> None:
@@ -79,13 +79,13 @@ def between_modes(
         return {}
     same = sum(not isinstance(row[0], Unreadable) and len(set(row)) == 1 for row in zip(*answers.values(), strict=True))
     tests = {
-        f"{a}_{b}": {metric: _paired(metric, b, golds, answers[a], answers[b], metrics) for metric in metrics}
+        f"{a}_{b}": {metric: paired_on(metric, b, golds, answers[a], answers[b], metrics) for metric in metrics}
         for a, b in combinations(answers, 2)
     }
     return {"mode_agreement": wilson(same, len(golds)), "between_modes": tests}
 
 
-def _paired(
+def paired_on(
     metric: str,
     other: str,
     golds: Sequence[Any],
@@ -93,6 +93,7 @@ def _paired(
     theirs: Sequence[Any],
     metrics: Mapping[str, Share | Statistic],
 ) -> Paired:
+    """The paired test of one share on equal cases. Raises TypeError for a statistic."""
     kind = metrics[metric]
     if not isinstance(kind, Share):
         raise TypeError(f"{metric} is a statistic; paired tests are of shares")

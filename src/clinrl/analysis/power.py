@@ -1,16 +1,20 @@
-"""What an exam can show: the power of a paired comparison over cases and seeds, and the smallest effect it detects.
+"""What an exam can show: the power of a comparison over cases and seeds, and the smallest effect it detects.
 
 Effects and shares are in [-1, 1] and [0, 1]; a point is a hundredth. Pure functions.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from clinrl.intervals import LEVEL
+from clinrl.intervals import LEVEL, Spread, students
 from clinrl.types import Estimate
 
 TARGET = 0.8
 """The power at which an effect is called detectable."""
+QUANTILES = 1000, 40
+"""Variances of seeds, equally likely, over which power is a mean: where one row has several, and each of two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,54 +32,90 @@ class Design:
     alpha: float
     """Two-sided level of the test."""
 
-    def variance(self, effect: float) -> float:
-        """Of the difference of the two means over seeds: that of the cases, and that of the seeds.
+    def spread(self, effect: float) -> Spread:
+        """That of the difference of the two means over seeds, as the test will see it.
 
         Of the cases as for one pair of models: (discordant - effect^2) / n. Further seeds do not lower that part, as
         if all of them erred on the same cases, which is the worst case.
         """
-        return (self.discordant - effect**2) / self.n + self.seed_sd**2 * sum(1 / k for k in self.seeds if k)
+        runs = tuple((self.seed_sd**2 / k, k - 1.0) for k in self.seeds if k > 1 and self.seed_sd)
+        return Spread((self.discordant - effect**2) / self.n, max(1.0, self.n - 1), runs)
+
+    @property
+    def unseen(self) -> float:
+        """The variance that a side with one training adds, of which the test knows nothing."""
+        return self.seed_sd**2 * sum(k == 1 for k in self.seeds)
 
 
 def power(design: Design, effect: float) -> float:
-    """The probability that a two-sided test of a difference of this size is significant; at 0 it is alpha.
-
-    The normal approximation for McNemar's test without conditioning on the discordant pairs (Miettinen 1968, Connor
-    1987), with the variance of seeds added. The exact test is a little weaker; with few seeds, whose variance it takes
-    for known, the test over seeds is weaker too. Raises ValueError if fewer cases are discordant than the effect needs.
-    """
-    from statsmodels.stats.power import normal_power_het
-
+    """The probability that the test of `average_difference` shows a difference of this size. Raises ValueError if fewer
+    cases are discordant than the effect needs."""
     if not abs(effect) <= design.discordant <= 1:
         raise ValueError(f"a difference of {effect:g} needs at least as many discordant cases, not {design.discordant}")
-    null, alternative = (math.sqrt(design.variance(size)) for size in (0.0, effect))
-    if not alternative:  # every discordant case counts for the same one, and seeds have no spread
-        return float(effect != 0 and abs(effect) > _normal(1 - design.alpha / 2) * null)
-    return min(1.0, float(normal_power_het(effect, 1, design.alpha, null, alternative)))
+    spread = design.spread(effect)
+    return _shown(spread, effect, design.alpha, _found(spread.runs, design.alpha), design.unseen)
 
 
 def detectable(design: Design) -> float | None:
     """The smallest difference, above 0, that is significant with a probability of 80%; None if no possible one is."""
-    from scipy.optimize import brentq
+    found = _found(design.spread(0.0).runs, design.alpha)
+    shown = lambda effect: _shown(design.spread(effect), effect, design.alpha, found, design.unseen)  # noqa: E731
+    return _least(shown, design.discordant)
 
-    if power(design, design.discordant) < TARGET:
+
+def detectable_from(spread: Spread, alpha: float, tests: int = 1) -> float | None:
+    """The same for a spread that was found, with alpha divided by the number of tests, of which Holm's first step takes
+    as much. None if nothing varies, which says nothing of other cases."""
+    if spread.is_none:
         return None
-    return float(brentq(lambda effect: power(design, effect) - TARGET, 0.0, design.discordant))
+    level = alpha / tests
+    found = _found(spread.runs, level)
+    return _least(lambda effect: _shown(spread, effect, level, found), 10 * spread.reach(level))
 
 
-def detectable_from(difference: Estimate, alpha: float, tests: int = 1) -> float | None:
-    """The smallest difference that a comparison with an interval of this width detects with a probability of 80%.
-
-    (z of 1 - alpha / 2 + z of 0.8) standard errors (Bloom 1995), with alpha divided by the number of tests, of which
-    Holm's first step takes as much. The standard error is taken from the 95% interval as if that were normal: where it
-    is Student's over two or three seeds, the power is some 70%, and less for several tests. None if the interval has no
-    width, as where no draw differs, which says nothing of other cases.
-    """
-    error = (difference.high - difference.low) / (2 * _normal((1 + LEVEL) / 2))
-    return (_normal(1 - alpha / tests / 2) + _normal(TARGET)) * error or None
-
-
-def _normal(probability: float) -> float:
+def spread_of(difference: Estimate) -> Spread:
+    """That of a difference of two single models, from its normal interval over cases."""
     from scipy.stats import norm
 
-    return float(norm.ppf(probability))
+    error = (difference.high - difference.low) / (2 * float(norm.ppf((1 + LEVEL) / 2)))
+    return Spread(error**2, math.inf, ())
+
+
+def _found(runs: Sequence[tuple[float, float]], alpha: float) -> Any:
+    """What runs may add to the square of the reach, each value as likely as another.
+
+    The variance that a test finds of a row is that of a chi-squared variable, whatever its mean (Cochran 1934).
+    """
+    import numpy
+    from scipy.stats import chi2
+
+    if not runs:
+        return numpy.zeros(1)
+    count = QUANTILES[len(runs) - 1]
+    places = (numpy.arange(count) + 0.5) / count
+    parts = numpy.meshgrid(*(part * chi2.ppf(places, df) / df for part, df in runs))
+    total = sum(parts)
+    freedom = total**2 / sum(part**2 / df for part, (_, df) in zip(parts, runs, strict=True))
+    return (students(alpha, freedom) ** 2 * total).ravel()
+
+
+def _shown(spread: Spread, effect: float, alpha: float, found: Any, unseen: float = 0.0) -> float:
+    """The probability that a normal estimate is farther from 0 than the reach of its interval, `found` as `_found` has
+    it. The variance of cases is taken for known, which it nearly is."""
+    import numpy
+    from scipy.stats import norm
+
+    error = math.sqrt(spread.cases + math.fsum(part for part, _ in spread.runs) + unseen)
+    if not error:  # every discordant case counts for the same one, and seeds do not differ: signs tell
+        return float(effect != 0 and 2 * 0.5 ** (spread.cases_df + 1) < alpha)
+    reach = numpy.sqrt(students(alpha, spread.cases_df) ** 2 * spread.cases + found)
+    return float(numpy.mean(norm.sf((reach - effect) / error) + norm.cdf((-reach - effect) / error)))
+
+
+def _least(shown: Callable[[float], float], most: float) -> float | None:
+    """The effect up to `most` that is shown with a probability of 80%."""
+    from scipy.optimize import brentq
+
+    if shown(most) < TARGET:
+        return None
+    return float(brentq(lambda effect: shown(effect) - TARGET, 0.0, most))

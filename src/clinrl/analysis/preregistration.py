@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from clinrl.analysis.exam import column
 from clinrl.analysis.power import Design, detectable, power
 from clinrl.artifacts import digest
+from clinrl.intervals import average_difference, runs_of_means
 from clinrl.tasks.base import Task
 from clinrl.tasks.parts import Share
 from clinrl.types import Estimate, Strict, Unreadable
@@ -19,6 +22,7 @@ PARTS = {
     "recipe": ("scale", "recipes"),
     "seeds": ("seeds",),
     "decoding": ("modes",),
+    "test": ("test",),
     "plan": ("effect", "alpha", "discordant", "seed_sd", "design_effect"),
 }
 """What a sentence calls the fields of a registration that a comparison must still have.
@@ -48,6 +52,8 @@ class Registration(Strict):
     measure: str
     metric: str
     """Digest of what the measure says of every right and given answer."""
+    test: str = Field(default="", exclude_if=lambda test: not test)
+    """Digest of what the test says of some answers; empty in plans that were written before there was one."""
     first: str
     second: str
     versions: dict[str, tuple[str, ...]]
@@ -91,7 +97,7 @@ class PrimaryTest(Strict):
     adjusted: float
     """p after Holm over the modes."""
     detectable: float | None
-    """Smallest effect that an interval of this width shows with a probability of 80%, as a share; None without one."""
+    """Smallest effect that such a test shows with a probability of 80%, as a share; None if nothing varies."""
 
 
 class Primary(Strict):
@@ -132,6 +138,21 @@ def metric_digest(task: Task, measure: str, golds: Sequence[Any]) -> str:
     given = [*labels, Unreadable(reason="")]
     table = [(str(gold), column(answer), metric.of(gold, answer)) for gold in labels for answer in given]
     return digest({"worse": metric.worse, "table": table})
+
+
+def rule_digest() -> str:
+    """Digest of what the test of a primary measure says of made-up answers: another test would say something else."""
+    results = []
+    for mine, theirs in ((2, 1), (3, 2), (5, 5)):
+        rows = [
+            [float((7 * case + run * case**2) % 23 < 9 + run % 3) for case in range(200)]
+            for run in range(mine + theirs)
+        ]
+        sides = (runs_of_means(rows[:mine]), runs_of_means(rows[mine:]))
+        first, second = (side for side in sides if side is not None)  # each run has a number for every case
+        test = average_difference(first, second, is_share=True)
+        results.append([f"{number:.3f}" for number in (test.estimate.low, test.estimate.high, test.p)])
+    return digest(results)
 
 
 def changes(registered: Registration, planned: Registration) -> Iterator[str]:

@@ -34,10 +34,14 @@ Places = Mapping[str, Path]
 """Key path of a section, or of an entry of one, to the file in which it stands."""
 
 
+def files_with(path: Path) -> list[Path]:
+    """params.yaml and the files beside it; drafts come last."""
+    return [path, *sorted((path.parent / FOLDER).glob("*.yaml"), key=lambda file: (file.stem == DRAFTS, file.name))]
+
+
 def read_files(path: Path) -> dict[Path, Any]:
-    """The content of params.yaml and of the files beside it; drafts come last. Raises ParamsError as `read_yaml`."""
-    beside = sorted((path.parent / FOLDER).glob("*.yaml"), key=lambda file: (file.stem == DRAFTS, file.name))
-    return {file: read_yaml(file) for file in (path, *beside)}
+    """The content of params.yaml and of the files beside it. Raises ParamsError as `read_yaml`."""
+    return {file: read_yaml(file) for file in files_with(path)}
 
 
 def merge_files(contents: Contents) -> tuple[dict[str, Any], dict[str, Path]]:

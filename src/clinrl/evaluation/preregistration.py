@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from clinrl import paths
-from clinrl.analysis.preregistration import DECIMALS, Registration, changes, metric_digest
+from clinrl.analysis.preregistration import DECIMALS, Registration, changes, metric_digest, rule_digest
 from clinrl.analysis.run import Run
 from clinrl.artifacts import digest
 from clinrl.config.comparisons import Primary
@@ -57,6 +57,7 @@ def plan(
         task_version=task.version,
         measure=primary.measure,
         metric=metric_digest(task, primary.measure, run.golds),
+        test=rule_digest(),
         first=primary.first,
         second=primary.second,
         versions=spec.primary_rows,
@@ -125,6 +126,8 @@ def registered(params: "Params", name: str, run: Run) -> Registration:
     assumed = {mode: found.discordant.get(mode, 1.0) for mode in primary.modes}
     discordant = assumed if primary.discordant is None else dict.fromkeys(primary.modes, primary.discordant)
     planned = plan(params, name, run, retrospective=found.retrospective, discordant=discordant)
+    if not found.test:  # it was written when plans did not say; the report says so
+        planned = planned.model_copy(update={"test": ""})
     if differing := list(changes(found, planned)):
         raise ArtefactError(
             f"comparisons.{name} is not what {path} registered: it differs in {'; '.join(differing)}; restore what was "

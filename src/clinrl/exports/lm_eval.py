@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from clinrl import paths
-from clinrl.artifacts import canonical_json, staged, write_text
+from clinrl.artifacts import canonical_json, replaced, write_text
 from clinrl.data.dataset import read_cases
 from clinrl.errors import DataError, ParamsError
 from clinrl.tasks.base import Task, get_task
@@ -40,7 +40,7 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
     ]
     system = {message.content for prompt in prompts for message in prompt if message.role == "system"}
     budget = max(params.budget(mode, name) for mode in params.modes)
-    with staged(target) as folder:
+    with replaced(target, "clinrl export lm-eval") as folder:
         write_text(folder / "cases.jsonl", "".join(canonical_json(row) + "\n" for row in rows))
         shutil.copyfile(Path(__file__).with_name("lm_eval_scorer.py"), folder / "scorer.py")
         _write_yaml(folder / f"clinrl_{name}.yaml", {

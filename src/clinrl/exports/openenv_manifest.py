@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.artifacts import dump_yaml, staged, write_text
+from clinrl.artifacts import dump_yaml, replaced, write_text
 from clinrl.data.reward_audit import HONEST
 from clinrl.models.rollout import tools
 from clinrl.tasks.base import Task, get_task
@@ -25,7 +25,7 @@ def stage(params: "Params", name: str, *, out: Path | None = None) -> None:
     reward: Any = task.Reward()
     version = str(task.version)
     tested = {"declared_tools": list(tools(task.episodes.environment))} if task.episodes else {}
-    with staged(target) as folder:
+    with replaced(target, "clinrl export openenv") as folder:
         write_text(folder / "openenv.yaml", dump_yaml({
             "spec_version": 1,
             "name": name,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from clinrl import paths
-from clinrl.artifacts import canonical_json, staged, write_text
+from clinrl.artifacts import canonical_json, replaced, write_text
 from clinrl.exports.lm_eval import exported_cases, tell
 from clinrl.tasks.base import get_task
 
@@ -45,7 +45,7 @@ def stage(params: "Params", name: str, *, out: Path | None = None, open_exam: bo
     """
     task, target = get_task(name), (out or paths.exports()) / f"clinrl-{name}"
     data, cases = exported_cases(params, task, open_exam=open_exam)
-    with staged(target) as folder:
+    with replaced(target, "clinrl export verifiers") as folder:
         package = folder / f"clinrl_{name}"
         write_text(folder / "pyproject.toml", PYPROJECT.format(name=name, version=task.version, data=data))
         write_text(package / "__init__.py", INIT.format(name=name))

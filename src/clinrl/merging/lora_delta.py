@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clinrl.errors import ArtefactError, Refused
 from clinrl.merging.safetensors_io import BLOCK_BYTES, FLOATS, Stored, load, read_index
-from clinrl.models.opening import CONFIG
+from clinrl.models.opening import CONFIG, check_effect, factor_of
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -25,22 +25,6 @@ Combine = Callable[[Sequence["Tensor"]], "Tensor"]
 """Makes rows of one change from the same rows of several."""
 
 STEM = "adapter_model"
-PREFIX = "base_model.model."
-"""What PEFT puts before the name of a module."""
-
-READ = {
-    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern",
-    "use_rslora",
-}  # fmt: skip
-"""Fields of an adapter's config that decide what it changes, and that are read here."""
-WITHOUT_EFFECT = {
-    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
-    "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core",
-    "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
-}  # fmt: skip
-"""Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
-KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
-"""Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and their like subtract from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +81,16 @@ def read_adapter(folder: Path) -> Adapter:
         raise ArtefactError(f"{folder / CONFIG} is not the configuration of an adapter; rebuild it") from None
     if kind != "LORA":
         raise Refused(f"{folder} is a {kind} adapter; only LoRA adapters can be merged")
-    if (start := config.get("init_lora_weights", True)) not in KEEPS_BASE:
-        raise Refused(
-            f"{folder} was started by {start!r}, which alters the base's weights; it cannot be merged exactly"
-        )
-    if (bias := config.get("bias", "none")) != "none":
-        raise Refused(f"{folder} has trained biases (bias={bias!r}), which is not supported; train it with bias='none'")
-    for key in sorted(config.keys() - READ - WITHOUT_EFFECT):
-        if config[key]:
-            raise Refused(
-                f"{folder} uses {key}, which is not supported: merging it would not be exact; train without it"
-            )
-    return Adapter(folder, complete, _factors(folder, complete, read_index(folder, STEM)))
+    stored = read_index(folder, STEM)
+    check_effect(folder, config, stored)
+    return Adapter(folder, complete, _factors(folder, complete, stored))
 
 
 def _factors(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Stored]) -> dict[str, tuple[Stored, Stored]]:
     found: dict[str, dict[str, Stored]] = {}
     for name, tensor in stored.items():
-        match = re.fullmatch(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight", name)
-        if match is None:
-            raise Refused(f"{folder} holds {name}, which is not a LoRA factor of a linear layer; it is not supported")
-        found.setdefault(match[1], {})[match[2]] = tensor
+        if (factor := factor_of(name)) is not None:
+            found.setdefault(factor[0], {})[factor[1]] = tensor
     if not found:
         raise ArtefactError(f"{folder} holds no tensors; rebuild it")
     factors = {}

@@ -197,8 +197,8 @@ def _blend_factors(
         lost = lora_delta.norm(lora_delta.stack([written, exact], [1.0, -1.0]))
         tally[module] = (lost**2, lora_delta.norm(exact) ** 2)
         ranks[module] = written.left.shape[1]
-        tensors[f"{lora_delta.PREFIX}{module}.lora_A.weight"] = written.right
-        tensors[f"{lora_delta.PREFIX}{module}.lora_B.weight"] = written.left
+        tensors[f"{opening.PREFIX}{module}.lora_A.weight"] = written.right
+        tensors[f"{opening.PREFIX}{module}.lora_B.weight"] = written.left
     safetensors_io.save(out, tensors, stem=lora_delta.STEM)
     write_json(out / opening.CONFIG, lora_delta.blended_config(adapters, ranks))
     return _share(tally)

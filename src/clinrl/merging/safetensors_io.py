@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl.errors import ArtefactError, Refused
+from clinrl.models.chat import distinct_keys
 from clinrl.runtime.determinism import THREADS
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def read_header(file: Path) -> dict[str, Stored]:
             raise ArtefactError(f"{file} is not a safetensors file, or was cut short in its header; fetch it again")
         text = stream.read(header_bytes)
     try:
-        header = json.loads(text, object_pairs_hook=_distinct)
+        header = json.loads(text, object_pairs_hook=distinct_keys)
         header.pop("__metadata__", None)
         tensors = {name: _stored(file, 8 + header_bytes, **entry) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -137,12 +138,6 @@ def read_header(file: Path) -> dict[str, Stored]:
             f"{file} has {length:,} bytes and its header needs {end:,}; it was cut short: fetch it again"
         )
     return tensors
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return dict(pairs)
 
 
 def _stored(file: Path, base: int, *, dtype: str, shape: list[int], data_offsets: list[int]) -> Stored:

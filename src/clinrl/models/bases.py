@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clinrl import paths
-from clinrl.artifacts import digest, exclusive, identity, seal, sha256_file, staged, verified, write_json
+from clinrl.artifacts import digest, exclusive, identity, read_manifest, seal, sha256_file, staged, verified, write_json
 from clinrl.config.base import Scale
 from clinrl.errors import ArtefactError
 from clinrl.models import hub, memory, opening
@@ -113,7 +113,7 @@ def load(params: "Params", task_name: str, *, for_training: bool, qlora: bool = 
     Raises ArtefactError when the base folder is absent, altered, or of another scale than `params` asks for.
     """
     folder = paths.base(task_name)
-    verified(folder)
+    read_manifest(folder)  # whose files `open_base` reads and checks
     if (folder / REFERENCE).exists() == (params.scale == "embedded"):
         raise ArtefactError(f"{folder} was not built at scale {params.scale}; run `clinrl base {task_name}` first")
     return open_base(folder, for_training=for_training, qlora=qlora)
@@ -200,14 +200,17 @@ def locate(named: dict[str, Any], by: Path, also: Sequence[str] = ()) -> Path:
     """
     repo, commit = named["repo"], named["commit"]
     if commit.startswith("local-"):
-        if _digest_of(Path(repo)) != commit:
+        if _digest_of(folder := Path(repo)) != commit:
             raise ArtefactError(f"{repo} is not the checkpoint that {by} names; rebuild the base")
-        return Path(repo)
+        opening.check_checkpoint(folder)
+        return folder
     if not hub.COMMIT.fullmatch(commit):
         raise ArtefactError(
             f"{by} names {commit[:80]!r} as the commit of {repo}, which is not 40 hex digits; rebuild the base"
         )
-    return hub.fetch(repo, commit, also)
+    folder = hub.fetch(repo, commit, also)
+    opening.check_checkpoint(folder)
+    return folder
 
 
 def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False) -> tuple[Any, Any]:
@@ -223,6 +226,8 @@ def _open(folder: Path, named: dict[str, Any], by: Path, *, qlora: bool = False)
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # of reading the weights; the stages show how far their own work is
+    if not named:
+        opening.check_checkpoint(folder)
     origin = str(locate(named, by) if named else folder)
     gpu = torch.cuda.is_available()
     hub_sized: dict[str, Any] = {

@@ -245,7 +245,7 @@ def _call(written: str) -> Call | None:
     if written.count("{") + written.count("[") > MAX_BRACKETS:
         return None
     try:
-        found = json.loads(written, object_pairs_hook=_distinct)
+        found = json.loads(written, object_pairs_hook=distinct_keys)
         # Infinity and half a character are JSON to Python, and can be written to no file.
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -257,7 +257,7 @@ def _call(written: str) -> Call | None:
     return Call(name=found["name"], arguments=arguments) if isinstance(arguments, dict) else None
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. Raises ValueError if it has a key twice: which of the two values is meant, nobody can tell."""
     found = dict(pairs)
     if len(found) < len(pairs):

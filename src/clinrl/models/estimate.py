@@ -20,6 +20,10 @@ TRAINED = 8
 """Bytes of a trained number and its gradient, in float32; the optimizer's moments come on top."""
 LOGIT = 10
 """Bytes of a logit in a training step: itself, a copy, its gradient and what becomes of them in float32."""
+TILE_TOKENS, TILE_WORDS = 4096, 32768
+"""Logits that TRL's fused head holds at once on a GPU (trl.kernels.chunked_logprob)."""
+SCORED_STATE = 8
+"""Bytes of a number that the last layer says of a scored token: itself, a copy, and its gradient in float32."""
 PASSING = 3
 """A layer that is only run holds about a third of what it keeps for a backward pass."""
 SLACK, CPU_SLACK = 1.1, 1.6
@@ -40,6 +44,8 @@ class Size:
     """Of its largest matrix, as it is computed with."""
     kept: int
     """A token's, between the layers: what checkpointing keeps."""
+    state: int
+    """Numbers of a token between two layers."""
     layer: int
     """A token's, within the widest layer, for its backward pass."""
     layers: int
@@ -56,15 +62,21 @@ class Size:
     """Those of them that are held in 4 bits."""
     depth: int
     """Layers."""
+    is_tiled: bool
+    """Whether logits of a training are computed tile by tile, as on a GPU."""
     slack: float
     """What comes and goes, by what is counted of it."""
 
     def training(self, tokens: int, rows: int, scored: int, *, checkpointed: bool, moments: int = 8) -> int:
         """A step beside the weights: so many rows of so many tokens, with the logits of so many tokens in all.
 
-        adapter x (8 + moments) + slack x (rows x tokens x what is kept + scored x vocabulary x 10 + largest matrix).
+        adapter x (8 + moments) + slack x (rows x tokens x what is kept + logits x 10 + largest matrix). The logits are
+        scored x vocabulary, on a GPU those of a tile, beside scored x state x 8.
         """
-        moving = rows * tokens * (self.kept + self.layer if checkpointed else self.layers) + scored * self.vocab * LOGIT
+        logits = scored * self.vocab * LOGIT
+        if self.is_tiled:
+            logits = min(scored, TILE_TOKENS) * min(self.vocab, TILE_WORDS) * LOGIT + scored * self.state * SCORED_STATE
+        moving = rows * tokens * (self.kept + self.layer if checkpointed else self.layers) + logits
         return round(self.adapter * (TRAINED + moments) + self.slack * (moving + self.unpacked))
 
     def writing(self, prompt: int, tokens: int, rows: int) -> int:
@@ -131,6 +143,7 @@ def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tupl
         adapter=rank * sum(module.in_features + module.out_features for module in adapted),
         unpacked=max(module.weight.numel() for module in linear.values()) * dtype.itemsize if nf4 else 0,
         kept=len(each) * model.config.hidden_size * dtype.itemsize,
+        state=model.config.hidden_size,
         layer=max(kept for kept, _, _ in each),
         layers=sum(kept for kept, _, _ in each),
         token=sum(token for _, token, _ in each),
@@ -139,6 +152,7 @@ def _measured(config: str, nf4: bool, half: bool, rank: int, targets: str | tupl
         multiplied=sum(module.weight.numel() for module in linear.values()) + head.weight.numel(),
         packed=packed,
         depth=len(each),
+        is_tiled=half,
         slack=SLACK if half else CPU_SLACK,
     )
 

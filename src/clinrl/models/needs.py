@@ -118,7 +118,12 @@ def needs(params: "Params", name: str, machine: Machine, there: Room) -> list[Ne
     except Refused as refused:
         fields = {"task": task, "scale": params.scale, "name": name, "gpu": None, "host": None, "fits": False}
         return [Need(**fields, place="loading", short=str(refused))]  # type: ignore[arg-type]
-    found = _places(load, machine.exam_tokens if is_full else None, checkpointed=is_full)
+    found = _places(
+        load,
+        machine.exam_tokens if is_full else None,
+        checkpointed=is_full,
+        is_served=is_full and machine.sampler == "vllm",
+    )
     alike = machine.processes if is_full else 1
     return [
         _need(params.scale, task, place, name, size, there, 1 if place == "exam" else alike) for place, size in found
@@ -256,8 +261,9 @@ def _training(
     )
 
 
-def _places(load: Workload, bound: int | None, *, checkpointed: bool) -> Iterator[tuple[str, int]]:
-    """Each place with its bytes, beside the libraries; `bound`: the machine's exam_tokens."""
+def _places(load: Workload, bound: int | None, *, checkpointed: bool, is_served: bool) -> Iterator[tuple[str, int]]:
+    """Each place with its bytes, beside the libraries; `bound`: the machine's exam_tokens; `is_served`: a server writes
+    the completions of a training."""
     policy, prompt, judges, training = load.policy, load.prompt, load.judges, load.training
     yield "loading", policy.weights + policy.unpacked
     if training:
@@ -266,7 +272,7 @@ def _places(load: Workload, bound: int | None, *, checkpointed: bool) -> Iterato
         scored = training.micro * training.written if training.method == "grpo" else SCORED
         step = policy.training(tokens, 1, scored, checkpointed=checkpointed, moments=training.moments)
         yield "training", beside + step
-        if training.sampled:
+        if training.sampled and not is_served:
             yield "generation", beside + policy.adapter * TRAINED + policy.writing(prompt, length, training.together)
         if training.looked:
             yield "held-out", beside + policy.adapter * (TRAINED + training.moments) + policy.looking(training.looked)

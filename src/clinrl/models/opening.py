@@ -4,7 +4,8 @@ What libraries raise on a damaged or a hostile file is of any kind; here it beco
 """
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,21 @@ from clinrl.models import memory
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 KIND = "LORA"
+PREFIX = "base_model.model."
+"""What PEFT puts before the name of a module."""
+READ = {
+    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "peft_type", "r", "rank_pattern",
+    "use_rslora",
+}  # fmt: skip
+"""Fields of an adapter's config that decide what it changes, and that a merge reads."""
+WITHOUT_EFFECT = {
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core",
+    "peft_version", "qalora_group_size", "revision", "target_modules", "task_type",
+}  # fmt: skip
+"""Fields that say how the adapter was made or where; its tensors say the rest. Any other field must be unset."""
+KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of init_lora_weights that leave the base's weights alone; PiSSA, OLoRA and their like subtract from them."""
 
 
 @contextmanager
@@ -40,7 +56,7 @@ def adapted(model: Any, folder: Path, *, is_trainable: bool = False, name: str =
     """A model with the LoRA adapter of a folder on it, under a name and beside those that it has already.
 
     Raises ArtefactError if the folder holds no LoRA adapter, if it does not fit the model, or if a weight is no finite
-    number: such an adapter answers nothing, and takes its time for that.
+    number: such an adapter answers nothing, and takes its time for that. Raises Refused as `check_effect`.
     """
     check(folder)
     with refused(folder, "adapter"):
@@ -58,9 +74,57 @@ def adapted(model: Any, folder: Path, *, is_trainable: bool = False, name: str =
 
 
 def check(folder: Path) -> None:
-    """Raise ArtefactError if a folder holds no LoRA adapter of finite weights. Needs no model, so it comes first."""
+    """Raise ArtefactError if a folder holds no LoRA adapter of finite weights, and Refused as `check_effect`. Needs no
+    model, so it comes first."""
     with refused(folder, "adapter"):
         _check(folder)
+
+
+def check_effect(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]) -> None:
+    """Raise Refused for an adapter that changes more than the products of its factors, or otherwise.
+
+    PEFT would write such a change into the base, which other adapters share; and no merge would be exact.
+    """
+    if (start := config.get("init_lora_weights", True)) not in KEEPS_BASE:
+        raise Refused(
+            f"{folder} was started by {start!r}, which alters the base's weights; it cannot be merged exactly"
+        )
+    if (bias := config.get("bias", "none")) != "none":
+        raise Refused(f"{folder} has trained biases (bias={bias!r}), which is not supported; train it with bias='none'")
+    for key in sorted(config.keys() - READ - WITHOUT_EFFECT):
+        if config[key]:
+            raise Refused(
+                f"{folder} uses {key}, which is not supported: merging it would not be exact; train without it"
+            )
+    for name in tensors:
+        if factor_of(name) is None:
+            raise Refused(f"{folder} holds {name}, which is not a LoRA factor of a linear layer; it is not supported")
+
+
+def factor_of(tensor: str) -> tuple[str, str] | None:
+    """The module that a tensor of an adapter is a factor of, and which: A or B. None for any other tensor."""
+    found = re.fullmatch(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight", tensor)
+    return None if found is None else (found[1], found[2])
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Raise ArtefactError if a folder could have a library read other files than the weights and settings in it.
+
+    transformers follows an adapter's configuration to another base, and an index to a file of any name;
+    sentence-transformers hands arguments of a checkpoint to what reads weights, where they could allow a pickle.
+    """
+    with refused(folder, "checkpoint"):
+        if not (folder / "config.json").is_file():
+            raise ValueError("config.json is missing")
+        if (folder / CONFIG).exists():
+            raise ValueError(f"it holds {CONFIG}, which names another base")
+        for index in folder.rglob("*.index.json"):
+            parts = json.loads(index.read_bytes())["weight_map"].values()
+            if odd := [part for part in parts if not re.fullmatch(r"[\w.-]+\.safetensors", str(part))]:
+                raise ValueError(f"{index.name} names {str(odd[0])[:80]!r}, which is no safetensors file beside it")
+        for settings in folder.rglob("sentence_*_config.json"):
+            if odd := [key for key, value in json.loads(settings.read_bytes()).items() if "arg" in key and value]:
+                raise ValueError(f"{settings.name} sets {odd[0][:80]}")
 
 
 def _check(folder: Path) -> None:
@@ -77,6 +141,7 @@ def _check(folder: Path) -> None:
     import torch
 
     with safe_open(folder / WEIGHTS, framework="pt") as tensors:
+        check_effect(folder, config, tensors.keys())
         for name in tensors.keys():  # noqa: SIM118  it is no mapping
             if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
                 raise ValueError(f"tensor {name[:80]} holds what is no finite number")

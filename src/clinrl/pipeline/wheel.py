@@ -18,7 +18,7 @@ from pathlib import Path
 from clinrl import paths
 from clinrl.artifacts import files_of, sha256_file
 from clinrl.config.params import load_params
-from clinrl.errors import ArtefactError, exit_code_of
+from clinrl.errors import ArtefactError, DataError, exit_code_of
 from clinrl.models import opening
 from clinrl.pipeline.verify import git, output_of
 from clinrl.provenance import lock
@@ -30,7 +30,7 @@ def build(names: Sequence[str], out: Path) -> Path:
     """Write the wheel that ships these versions, one a task, to a folder; its path.
 
     Raises ArtefactError if a tracked file is not as it was committed, or if a version, its base or its exam is not
-    here as dvc.lock records it.
+    here as dvc.lock records it, and DataError for a version that learned from somebody's records.
     """
     if git(Path.cwd(), "status", "--porcelain", "--untracked-files=no"):
         raise ArtefactError("tracked files are not as they were committed; commit or stash them first")
@@ -39,6 +39,9 @@ def build(names: Sequence[str], out: Path) -> Path:
     for model in models:
         lock.demand(params, model.name)
         opening.check(model.folder)  # safetensors, and nothing else
+        learned = {params.versions[one].data for one in params.lineage(model.name)}
+        if imported := sorted(learned & params.imports.keys()):
+            raise DataError(f"{model.name} learned from somebody's records ({imported[0]}); what it says may hold them")
     exams = {model.exam for model in models}
     project = [
         *("params.yaml", "params"),

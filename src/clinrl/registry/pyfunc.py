@@ -204,8 +204,11 @@ def load(path: str) -> "Answerer":
             f"{served.name} was made at version {served.task_version} of the task {task.name}, and the clinrl that is "
             f"imported here is at {task.version}; load the model in a new process, which takes the code beside it"
         )
-    model, tokenizer = bases.open_base(folder / (MERGED if served.form == "merged" else BASE), for_training=False)
-    if served.form == "adapter":
+    if served.form == "merged":
+        model, tokenizer = bases.open_base(folder / MERGED, for_training=False)
+    else:
+        qlora = bool(read_manifest(folder / ADAPTER).spec.get("qlora", False))
+        model, tokenizer = bases.open_base(folder / BASE, for_training=False, qlora=qlora)
         verified(folder / ADAPTER)  # as `open_base` did with its folder: what was checked may have changed since
         model = opening.adapted(model, folder / ADAPTER).eval()
     return Answerer(served, task, Sampler(model, tokenizer), novelty.read(folder / EXAMINED))

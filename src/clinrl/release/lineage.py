@@ -23,7 +23,6 @@ from clinrl.registry import versions
 from clinrl.release import audit_log
 from clinrl.release import promotion as release
 from clinrl.signing import approval
-from clinrl.signing.keys import keyring
 from clinrl.types import Manifest, Strict
 
 State = Literal["holds", "broken", "absent", "unrecorded", "open"]
@@ -351,7 +350,7 @@ def _check_approved(
         raise Refused(f"{name} was promoted on a decision that the audit file does not have as passed")
     if body["approved"] != body["decision"]:  # that of the version, of which a full model is made
         release.check_folded(params, name, body["approved"])
-    if approval.approver_of(body["approval"], body["approved"], params.approvers or keyring()) != body["approver"]:
+    if approval.approver_of(body["approval"], body["approved"], approval.approvers(params)) != body["approver"]:
         raise Refused(f"the audit file names {body['approver']!r} as approver of {name}, and somebody else signed")
     tagged = _check_champion(model, name, body["digest"], lines).tags.get("approver")
     if tagged != body["approver"]:

@@ -11,7 +11,6 @@ from clinrl.registry import versions
 from clinrl.registry.versions import Entry
 from clinrl.release import audit_log, promotion
 from clinrl.signing import approval
-from clinrl.signing.keys import keyring
 from clinrl.tracking.mlflow_store import connect
 
 
@@ -105,7 +104,7 @@ def check_servable(params: Params, entry: Entry, alias: str) -> None:
             agreed = next((one for one in decisions if artifacts.digest(one) == about and one["promote"]), None)
             if fold is None or agreed is None or agreed["candidate"] != fold.version:
                 raise GateError(f"{log} has no passed decision on the version of which {entry.name} is made")
-    if approval.approver_of(body["approval"], about, params.approvers or keyring()) != body["approver"]:
+    if approval.approver_of(body["approval"], about, approval.approvers(params)) != body["approver"]:
         raise GateError(f"{log} names {body['approver']!r} as approver of {entry.name}, and somebody else signed")
 
 

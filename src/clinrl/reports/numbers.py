@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from clinrl.analysis.compared import Figure
 from clinrl.tasks.base import Task
-from clinrl.tasks.parts import Statistic
 from clinrl.types import Estimate
 
 if TYPE_CHECKING:
@@ -62,13 +61,7 @@ def metric(estimate: Estimate | None, task: Task, name: str, n: int | None = Non
     """
     if not estimate:
         return ""
-    quality = task.reporting.qualities.get(name)
-    if isinstance(task.metrics.get(name), Statistic):
-        text = decimal(estimate)
-    elif quality is not None and quality.counts:
-        text = decimal(estimate, 2)
-    else:
-        text = percent(estimate)
+    text = percent(estimate) if task.is_share(name) else decimal(estimate, 3 if name in task.metrics else 2)
     return text if n in (None, estimate.n) else f"{text}, n {estimate.n}"
 
 
@@ -107,14 +100,14 @@ def span(found: Figure | None, task: Task, name: str) -> str:
 
 
 def _number(task: Task, name: str, value: float) -> str:
-    return plain(value) if isinstance(task.metrics.get(name), Statistic) else f"{100 * value:.1f}%"
+    return f"{100 * value:.1f}%" if task.is_share(name) else plain(value)
 
 
 def change(difference: Estimate, task: Task, name: str) -> str:
     """A difference in a metric of the task."""
-    if isinstance(task.metrics.get(name), Statistic):
-        return f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
-    return points(difference)
+    if task.is_share(name):
+        return points(difference)
+    return f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
 
 
 def with_n(names: Iterable[str], found: Mapping[str, Estimate]) -> list[str]:

@@ -14,6 +14,7 @@ from clinrl.tasks.base import GIVEN, Task, get_task
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markdown_it import MarkdownIt
 
 T = TypeVar("T")
 KEPT: Final = "\x00"
@@ -25,7 +26,7 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 
 def render(template: str, folder: Path = TEMPLATES, /, **records: Any) -> str:
     """The page of `<template>.md.j2` in a folder. Raises jinja2.UndefinedError for a name that no record has."""
-    text = _environment(folder).get_template(f"{template}.md.j2").render(records)
+    text = environment(folder).get_template(f"{template}.md.j2").render(records)
     # Templates may leave more than one empty line where a part is missing; what `fenced` keeps is no part of that.
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n").replace(KEPT, "\n") + "\n"
 
@@ -35,15 +36,21 @@ def page(parts: Mapping[str, str], **records: Any) -> str:
 
     It loads nothing from elsewhere; links lead to anchors, those to `NAME.md` to the text NAME; HTML is shown as text.
     """
-    from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader = reader_of_markdown()
     anchors = {f"{name}.md": f"#{name}" for name in parts}
     reader.validateLink = lambda url: url.startswith("#")  # type: ignore[method-assign]
     reader.normalizeLink = lambda url: anchors.get(url, url)  # type: ignore[method-assign]
     bodies = {name: Markup(reader.render(text)) for name, text in parts.items()}
-    return _environment(TEMPLATES).get_template("page.html.j2").render(records, parts=bodies)
+    return environment(TEMPLATES).get_template("page.html.j2").render(records, parts=bodies)
+
+
+def reader_of_markdown() -> "MarkdownIt":
+    """A new reader of Markdown with tables, which shows HTML as text."""
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def row(cells: Iterable[object]) -> str:
@@ -120,19 +127,21 @@ def _arranged(value: Any, places: dict[str, int]) -> Any:
 
 
 @cache
-def _environment(folder: Path) -> "Environment":
+def environment(folder: Path) -> "Environment":
+    """The templates of a folder, with what shows numbers and tables. HTML is escaped in pages of HTML."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     # Markdown is no HTML: nothing of it is escaped but what `row` escapes.
     environment = Environment(
         loader=FileSystemLoader(folder), undefined=StrictUndefined,
-        autoescape=lambda name: str(name).endswith(".html.j2"),
+        autoescape=lambda name: str(name).endswith((".html.j2", ".css.j2")),
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters |= {
         "row": row, "head": head, "each": each, "cells": cells, "quoted": quoted, "fenced": fenced,
         "percent": numbers.percent, "decimal": numbers.decimal, "counted": numbers.counted, "points": numbers.points,
-        "p_value": numbers.p_value, "ranged": numbers.ranged, "metric": numbers.metric, "change": numbers.change,
+        "p_value": numbers.p_value, "p_is": numbers.p_is, "ranged": numbers.ranged, "metric": numbers.metric,
+        "change": numbers.change,
     }  # fmt: skip
     environment.globals |= {
         "get_task": get_task, "results": results, "zip": zip,

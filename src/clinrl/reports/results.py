@@ -3,6 +3,7 @@
 A result is `better` or `worse` only where p is below 0.05. Otherwise it is `not significant`, which is not "equal".
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
@@ -10,12 +11,10 @@ from clinrl.analysis.baselines import BAG_OF_WORDS, PRIOR, RANDOM
 from clinrl.analysis.compared import ALL, COMMONEST, Compared, Contrast, Figure, Section
 from clinrl.analysis.costs import Costs
 from clinrl.analysis.exam import Agreement, Confusion, Estimates, EvalReport
-from clinrl.analysis.power import detectable_from
-from clinrl.analysis.preregistration import Primary
+from clinrl.analysis.preregistration import Forecast, Primary, Registration, forecasts
 from clinrl.intervals import Paired
 from clinrl.reports.numbers import change, figure, p_is, p_value, percent, points
 from clinrl.tasks.base import Task, get_task
-from clinrl.tasks.parts import Statistic
 
 ALPHA = 0.05
 FEW = 20
@@ -105,9 +104,10 @@ def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
     """The primary measure mode by mode: both recipes, difference, p and result, then what could have been shown.
 
     That is the smallest effect of interest, and whether the interval excludes it in both directions; the smallest
-    detectable effect as it was planned, and as the interval that was found gives it.
+    detectable effect by the plan's assumptions, and by the spread that was found.
     """
     plan = report.registration
+    planned = forecasts(plan)
     for test in report.tests:
         result = _result(task, plan.measure, test.difference.value, test.adjusted, plan.alpha)
         beyond = -plan.effect < test.difference.low and test.difference.high < plan.effect
@@ -115,13 +115,21 @@ def primary(task: Task, report: Primary) -> Iterator[tuple[str, ...]]:
             test.mode, percent(test.first), percent(test.second), points(test.difference),
             p_value(test.adjusted),
             result, f"{100 * plan.effect:g} points, {'excluded' if beyond else 'not excluded'}",
-            _amount(plan.forecasts[test.mode].detectable), _amount(test.detectable),
+            _amount(planned[test.mode].detectable or math.inf), _amount(test.detectable),
         )  # fmt: skip
+
+
+def power(plan: Registration) -> Iterator[tuple[str, Forecast, Forecast]]:
+    """Mode by mode, what the plan's assumptions make of the test as it is, and what the plan itself says."""
+    for mode, now in forecasts(plan).items():
+        yield mode, now, plan.forecasts[mode]
 
 
 def _amount(effect: float | None, *, is_share: bool = True) -> str:
     if effect is None:
         return "unknown"
+    if is_share and effect > 1:
+        return "none that is possible"
     return f"{100 * effect:.1f} points" if is_share else f"{effect:.3f}"
 
 
@@ -211,9 +219,8 @@ def harm(task: Task, report: Compared) -> tuple[str, str, Contrast, Figure, Figu
 
 def least(task: Task, *tests: Contrast) -> str:
     """The smallest effect that a test detects with a probability of 80%, before adjustment; the largest of several."""
-    known = [effect for test in tests if (effect := detectable_from(test.difference, ALPHA)) is not None]
-    is_share = not isinstance(task.metrics.get(tests[0].measure), Statistic)
-    return _amount(max(known, default=None), is_share=is_share)
+    known = [test.detectable for test in tests if test.detectable is not None]
+    return _amount(max(known, default=None), is_share=task.is_share(tests[0].measure))
 
 
 def _pairs(section: Section) -> list[tuple[str, str]]:

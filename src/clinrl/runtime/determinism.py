@@ -52,6 +52,8 @@ machine slower by a quarter. It changes no result."""
 _SLEEPING = {"GOMP_SPINCOUNT": "100"}
 """The same of a stage that begins beside another and keeps its threads. It makes a step of two trainings of audit, with
 two threads each on two processors, 2.5 times faster, and that of one alone 1.7 times slower (Intel)."""
+_GPUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""GPUs are counted as nvidia-smi counts them, by which their memory is looked up. CUDA's own order is by speed."""
 _QUIET = {
     "DO_NOT_TRACK": "true",  # the word: MLflow ignores "1"
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -80,7 +82,7 @@ def pin() -> None:
                 f"torch was imported with {loaded} CPU kernels before clinrl could ask for {KERNELS}; "
                 f"import clinrl first, or start Python with ATEN_CPU_CAPABILITY={KERNELS}"
             )
-    os.environ.update(_ARITHMETIC | _ALLOCATOR | _WAITING | _QUIET | (_X86_ARITHMETIC if X86 else {}))
+    os.environ.update(_ARITHMETIC | _ALLOCATOR | _WAITING | _GPUS | _QUIET | (_X86_ARITHMETIC if X86 else {}))
     # Libraries' advice to each other, which nobody at the command line can follow.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft|torch)\.")

@@ -56,3 +56,5 @@ def show_one(index: int) -> None:
         )
     if visible != []:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[index] if visible else str(index)
+        if "LOCAL_RANK" in os.environ:  # by which accelerate chooses among the visible ones
+            os.environ["LOCAL_RANK"] = "0"

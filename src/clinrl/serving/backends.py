@@ -62,7 +62,8 @@ class Local:
 
     def __init__(self, scale: Scale, rows: int) -> None:
         self._scale, self._rows = scale, rows
-        self._bases: dict[str, tuple[Any, Any]] = {}
+        self._bases: dict[tuple[str, bool], tuple[Any, Any]] = {}
+        """By digest, and whether in four bits."""
         self._samplers: dict[str, Sampler] = {}
         self._todo: deque[Job | Callable[[], None]] = deque()
         self._changed = Condition()
@@ -106,8 +107,10 @@ class Local:
         if served.form == "merged":
             sampler = Sampler(*bases.open_base(folder / MERGED, for_training=False), scale=self._scale)
         else:
-            manifest, base = verified(folder / ADAPTER), served.base_digest
-            model, tokenizer = self._bases.get(base) or bases.open_base(folder / BASE, for_training=False)
+            manifest = verified(folder / ADAPTER)
+            qlora = bool(manifest.spec.get("qlora", False))  # as in its exam
+            base = served.base_digest, qlora
+            model, tokenizer = self._bases.get(base) or bases.open_base(folder / BASE, for_training=False, qlora=qlora)
             model = opening.adapted(model, folder / ADAPTER, name=served.digest).eval()
             self._bases[base] = model, tokenizer  # a base is not kept that an adapter has failed to get on
             is_shared = manifest.spec.get("trainer", {}).get("generation_path") == SHARED  # as in its exam

@@ -13,15 +13,18 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from clinrl import paths
-from clinrl.config.params import Params
-from clinrl.errors import GateError, Refused, RegistryError
+from clinrl.config.files import files_with
+from clinrl.config.params import Params, load_params
+from clinrl.errors import GateError, Refused, RegistryError, SignatureError
 from clinrl.models.generate import Sampler
 from clinrl.registry import versions
 from clinrl.registry.pyfunc import Served, read
 from clinrl.release.standing import check_servable
 from clinrl.serving.backends import Backend
+from clinrl.signing.keys import TRUSTED
 
 ALIASES = (versions.CHAMPION, versions.CANDIDATE)
+PARAMS = Path("params.yaml")
 POLL_S = 1.0
 """Seconds between two looks at the registry."""
 
@@ -57,7 +60,8 @@ class Live:
         """By digest."""
         self._lost: dict[str, float] = {}
         """When a version lost its last name, by digest."""
-        self._allowed: dict[str, object] = {}
+        self._read = _state_of(*files_with(PARAMS))
+        self._allowed: dict[str, tuple[object, ...]] = {}
         """What was said of a version when it was last allowed, by alias."""
         self._reported: dict[str, str] = {}
         self._wait: dict[str, float] = {}
@@ -66,6 +70,7 @@ class Live:
 
     def renew(self) -> None:
         """Look at the registry once. What cannot be served is said once, and nothing is raised for it."""
+        self._read_params()
         for alias in ALIASES:
             try:
                 entry = versions.holder(self._model, alias)
@@ -96,17 +101,31 @@ class Live:
         for version in self._open.values():
             shutil.rmtree(version.folder, ignore_errors=True)
 
+    def _read_params(self) -> None:
+        """Take over approvers and plans of a params.yaml that was changed since: a key may have been revoked."""
+        if (state := _state_of(*files_with(PARAMS))) != self._read:
+            try:
+                self._params, self._read = load_params(), state
+            except Refused as error:
+                self._say("params", f"params.yaml is not read again: {error}")
+
     def _check(self, alias: str, entry: versions.Entry) -> None:
-        """Refuse what may not be served, if the audit file or the registry says anything new. Raises GateError."""
-        log = paths.audit_log()
-        written = log.stat() if log.exists() else None
-        state = entry.digest, sorted(entry.tags.items()), written and (written.st_size, written.st_mtime_ns)
-        if self._allowed.get(alias) == state:
+        """Refuse what may not be served, if the audit file or the registry says anything new, or other keys count.
+
+        Raises GateError, and SignatureError where nobody signed whose key counts still.
+        """
+        is_held = alias in self._held and self._held[alias].served.digest == entry.digest
+        trusted = self._read, _state_of(*sorted(TRUSTED.glob("*.pub")))
+        state = entry.digest, sorted(entry.tags.items()), _state_of(paths.audit_log()), trusted
+        allowed = self._allowed.get(alias)
+        if allowed == state:
             return
         try:
             check_servable(self._params, entry, alias)
-        except GateError:
-            if alias in self._held and self._held[alias].served.digest == entry.digest:
+            if is_held and allowed is not None and allowed[-1] != trusted:
+                versions.check_intact(self._params, entry)
+        except (GateError, SignatureError):
+            if is_held:
                 del self._held[alias]
             raise
         self._allowed[alias] = state
@@ -149,3 +168,9 @@ class Live:
         if self._reported.get(alias) != sentence:
             self._reported[alias] = sentence
             print(f"clinrl: {sentence}", file=sys.stderr, flush=True)
+
+
+def _state_of(*files: Path) -> list[tuple[str, int, int]]:
+    """By which a change of one of these files is seen."""
+    found = [(file, file.stat()) for file in files if file.exists()]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in found]

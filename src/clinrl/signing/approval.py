@@ -96,7 +96,7 @@ def sign_approval(params: "Params", decision: str, approver: str) -> dict[str, A
 def approver_of(envelope: Any, decision: str, listed: Mapping[str, "Key"]) -> str:
     """Whose approval of a decision (its digest) an envelope is. Raises SignatureError if it is nobody's.
 
-    `listed` is `approvers`, or for what was approved long ago all whose signatures count. Whoever signed must be in it
+    `listed` is `approvers`. Whoever signed must be in it
     under the name that the approval gives; this checkout's own key, if it is in it, may give any.
     """
     signer, claim = dsse.open_envelope(envelope, listed)

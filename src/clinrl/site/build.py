@@ -20,12 +20,12 @@ from markupsafe import Markup, escape
 from clinrl import paths
 from clinrl.analysis.compared import Compared
 from clinrl.analysis.run import Run
-from clinrl.artifacts import canonical_json, sha256_file, staged
+from clinrl.artifacts import canonical_json, replaced, sha256_file
 from clinrl.config.params import Params
-from clinrl.errors import ArtefactError, ParamsError, Refused
+from clinrl.errors import ArtefactError, Refused
 from clinrl.release import audit_log
 from clinrl.reports import numbers, palette, results
-from clinrl.reports.render import load
+from clinrl.reports.render import environment, load
 from clinrl.runtime.progress import Advance, progress
 from clinrl.site import answers, charts, markdown, tree, versions
 from clinrl.site.answers import Shown
@@ -37,7 +37,6 @@ from clinrl.tasks.base import get_task
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-MARK = ".clinrl-site"
 """A file of a folder that this module made, and that it may therefore replace."""
 LIMIT_MB, ROOM_MB = 20, 8
 """Of the whole folder, and of what is there when the answers of one more model are added."""
@@ -159,8 +158,7 @@ def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
     something else made, and ArtefactError for graded answers that were altered, or where the folder would be too large.
     """
     target, start = out or paths.site(), time.monotonic()
-    check_target(target)
-    with staged(target) as folder:
+    with replaced(target, "clinrl site") as folder:
         site = Site(params, folder, most)
         with progress("Pages", len(site.names) + len(site.compared) + 3) as advance:
             write(site, advance)
@@ -173,17 +171,8 @@ def stage(params: Params, *, out: Path | None = None, most: int = 200) -> None:
     print(f"clinrl: {size / 1e6:.1f} MB in {time.monotonic() - start:.0f} s; it opens in a browser", file=sys.stderr)
 
 
-def check_target(target: Path) -> None:
-    """Refuse to write over what this module did not make. Raises ParamsError."""
-    if target.is_symlink() or (target.exists() and not (target / MARK).is_file()):
-        is_empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
-        if not is_empty:
-            raise ParamsError(f"--out {target} was not made by `clinrl site`, which replaces it; name another folder")
-
-
 def write(site: Site, advance: Advance) -> None:
     """All pages, and the files beside them."""
-    site.text(MARK, "Made by `clinrl site`, which replaces this folder.\n")
     for path in sorted((HERE / "static").iterdir()):
         site.text(path.name, path.read_text(encoding="utf-8"))
     site.text(
@@ -355,13 +344,6 @@ def _with_code(sentence: str) -> Markup:
 
 @cache
 def _environment() -> "Environment":
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    environment.filters |= {"metric": numbers.metric, "points": numbers.points, "p_value": numbers.p_value}
-    environment.filters |= {"p_is": numbers.p_is, "with_code": _with_code}
-    environment.globals["metrics"] = numbers.metrics
-    return environment
+    made = environment(HERE / "templates")
+    made.filters["with_code"] = _with_code
+    return made

@@ -11,8 +11,9 @@ from urllib.parse import unquote
 
 from markupsafe import Markup
 
+from clinrl.reports.render import reader_of_markdown
+
 if TYPE_CHECKING:
-    from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
 LONGEST = 1_500
@@ -39,7 +40,7 @@ def read(
     headings down, and drops the first, for a text that is a part of a page.
     """
     folder = posixpath.dirname(path.as_posix())
-    tokens = _reader().parse(_plain(path))
+    tokens = reader_of_markdown().parse(_plain(path))
     title, sections, anchor, heading, text = path.stem, [], "", "", [""]
     taken: dict[str, int] = {}
     body = []
@@ -66,22 +67,20 @@ def read(
     sections.append((anchor, heading, " ".join(text)))
     if deeper and body and body[0].type == "heading_open":
         body = body[3:]
-    reader = _reader()
+    reader = reader_of_markdown()
     html = reader.renderer.render(body, reader.options, {})
     kept = tuple((at, name, " ".join(found.split())[:LONGEST]) for at, name, found in sections if name or found)
     return Page(title, Markup(html), kept)
 
 
-def _reader() -> "MarkdownIt":
-    from markdown_it import MarkdownIt
-
-    return MarkdownIt("commonmark", {"html": False}).enable("table")
-
-
 def _plain(path: Path) -> str:
-    """The text in what all readers of Markdown know: without comments, and with what MkDocs' extensions add."""
+    """The text in what all readers of Markdown know: without comments, and with what MkDocs' extensions add.
+
+    Of the documentation alone another file is a part: a report may quote what a model or a stranger wrote.
+    """
     text = re.sub(r"^<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r'^--8<-- "([\w./-]+?)(?::(\d+))?"$', _included, text, flags=re.MULTILINE)
+    if path.parts[0] == "docs":
+        text = re.sub(r'^--8<-- "(\w[\w/-]*\.md)(?::(\d+))?"$', _included, text, flags=re.MULTILINE)
     text = re.sub(r'^!!! \w+ "([^"\n]+)"\n((?: {4}.*\n?)+)', _quoted, text, flags=re.MULTILINE)
     return re.sub(r"\[\^([\w-]+)\](:?)", r"[\1]\2", re.sub(r"^\[\^([\w-]+)\]: ", r"\n[\1] ", text, flags=re.MULTILINE))
 

@@ -1,6 +1,5 @@
 """What the page of one version, merge or base shows, gathered from its reports, its parameters and comparisons."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from clinrl.reports import figures, numbers
 from clinrl.site import charts
 from clinrl.site.charts import Chart, Intervals, Styles
 from clinrl.tasks.base import Task
+from clinrl.tracking.mlflow_store import flat
 from clinrl.types import Estimate
 
 SHADES = 9
@@ -183,18 +183,7 @@ def _recipe(params: Params, name: str | None) -> dict[str, str]:
         return {}
     used, spec = uses(params, str(name), resolved=True), params.versions[str(name)]
     parts = {"recipe": spec.profile, "data": spec.data, "exam": spec.exam, "seed": spec.seed}
-    return {**_flat(parts), **_flat(used["recipe"][spec.profile]), **_flat(used["data"][spec.data], "data.")}
-
-
-def _flat(block: Mapping[Any, Any], before: str = "") -> dict[str, str]:
-    """A block as lines: the path of each key, and its value."""
-    found: dict[str, str] = {}
-    for key, value in block.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{before}{key}.")
-        else:
-            found[f"{before}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return found
+    return {**flat(parts), **flat(used["recipe"][spec.profile]), **flat(used["data"][spec.data], "data.")}
 
 
 def lineage(params: Params, model: Model, exams: Mapping[str, Exam]) -> list[dict[str, Any]]:

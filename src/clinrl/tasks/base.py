@@ -105,6 +105,11 @@ class Task(ABC):
         """Whether fewer threads leave all bytes as they are: torch splits the sums of long episodes between threads."""
         return self.episodes is None
 
+    def is_share(self, measure: str) -> bool:
+        """Whether a measure of a report is a share: neither a statistic nor a quality that counts."""
+        quality = self.reporting.qualities.get(measure)
+        return not (isinstance(self.metrics.get(measure), Statistic) or (quality is not None and quality.counts))
+
     def called(self, metric: str) -> str:
         """What a page calls the cases of a compared share."""
         nouns = {EXACT: "exact answers", self.safety.metric: self.safety.errors or self.safety.metric}

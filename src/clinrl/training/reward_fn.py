@@ -15,6 +15,9 @@ from clinrl.training.step_metrics import phase_metrics, step_metrics
 from clinrl.training.world import ALONE, World
 from clinrl.types import Call, Message, Transcript, transcript_of
 
+UNMADE = "unmade_calls"
+"""Where a turn without an end keeps its calls, for which TRL's tool loop does not look: in an exam it is the last."""
+
 
 class Reader:
     """A tokenizer that reads a turn as everything here does, where TRL asks it what its tool loop is to call.
@@ -30,13 +33,14 @@ class Reader:
 
     def parse_response(self, ids: Sequence[int], **_: Any) -> dict[str, Any]:
         """The turn that these tokens are, in TRL's notation; `played` reads it back."""
-        is_opened = opens(self.tokenizer, self.thinking)
-        turn = read_calls(read_turn(decode(self.tokenizer, ids, self.ends).text, is_opened))
+        written = decode(self.tokenizer, ids, self.ends)
+        turn = read_calls(read_turn(written.text, opens(self.tokenizer, self.thinking)))
         read: dict[str, Any] = {"role": "assistant", "content": turn.content}
         if turn.thinking is not None:
             read["reasoning_content"] = turn.thinking
         if turn.calls:
-            read["tool_calls"] = [{"type": "function", "function": dict(call)} for call in turn.calls]
+            place = "tool_calls" if written.stop == "answered" else UNMADE
+            read[place] = [{"type": "function", "function": dict(call)} for call in turn.calls]
         return read
 
 
@@ -53,7 +57,7 @@ def played(turns: Sequence[Mapping[str, Any]], *, clipped: bool, most: int) -> T
             role="assistant",
             content=turn["content"],
             thinking=turn.get("reasoning_content"),
-            calls=tuple(Call(**call["function"]) for call in turn.get("tool_calls") or ()),
+            calls=tuple(Call(**call["function"]) for call in turn.get("tool_calls") or turn.get(UNMADE) or ()),
         )
         for turn in turns
     )

@@ -136,10 +136,11 @@ def band(age_years: float, edition: Edition = "v5") -> Band:
 
 
 def hypoxic(p: Presentation, limit_pct: int) -> bool:
-    """SpO2 strictly below a limit, and not what this patient usually has."""
+    """SpO2 strictly below a limit, and not what this patient usually has: a baseline that is itself low."""
     if p.spo2_pct is None or p.spo2_pct >= limit_pct:
         return False
-    return p.baseline_spo2_pct is None or p.spo2_pct <= p.baseline_spo2_pct - BASELINE_DROP_PCT
+    usual = p.baseline_spo2_pct
+    return usual is None or usual >= SPO2_LIMIT_PCT or p.spo2_pct <= usual - BASELINE_DROP_PCT
 
 
 def vitals_over(p: Presentation, edition: Edition = "v5") -> tuple[str, ...]:

@@ -55,6 +55,7 @@ _DEVICE_UNDONE = re.compile(
     r"|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
 )
 _INTUBATION_UNDONE = re.compile(
+    r" (?:x ?[2-9]|twice|[2-9] times|several times)\b|"  # "PMH asthma, intubated x2"
     rf"{_BETWEEN} (?:{_NOT_SO}|(?:avoided|cancell?ed|declined|deferred|refused)(?= ?[.,;)]| by\b|$))"
     r"|(?:(?!\bafter\b|\bfollowing\b)[^.;]){0,120}\bextubat"
 )
@@ -68,9 +69,11 @@ _OPEN_INJURY: Final = (
     _Stem(
         pattern=re.compile(
             r"\b(?:open|compound)(?:[ -](?!and\b|or\b|closed\b|no\b|not\b|with\b|without\b|wounds?\b|lacerations?\b"
-            r"|over\b)[a-z/]+){0,3}[ -](?:fractures?|fx)\b"
-            r"|\bpenetrat(?:ing|ion|ed|es)\b|\bgun ?-?shots?\b|\bgsws?\b|\bstabs?\b"
-            # "Stabbing pain" describes a pain; only the deed is an injury.
+            r"|over\b|reduction\b)[a-z/]+){0,3}[ -](?:fractures?|fx)\b"
+            r"|\bpenetrat(?:ing(?! (?:pain|aches?|headaches?|discomfort)\b)|ed|es)\b"
+            r"|(?<!vaginal )(?<!anal )(?<!sexual )(?<!oral )(?<!penile )(?<!digital )\bpenetration\b"
+            r"|\bgun ?-?shots?\b|\bgsws?\b|(?<!that )(?<!which )\bstabs?\b(?![ -]like\b)"
+            # "Stabbing pain" describes a pain, as does one "that stabs"; only the deed is an injury.
             r"|\bstabbing (?:assault|attack|incident|injur(?:y|ies)|victim|wounds?)\b|(?<=victim of )(?:a )?stabbing\b"
         ),
         undone=_INJURY_UNDONE,
@@ -104,6 +107,12 @@ _HISTORY_BEFORE = re.compile(
     r"\b(?:history of|hx of|h/o|prior(?! to\b)|previous)(?: (?!and\b|after\b|arriv|brought\b|came\b|following\b|found\b"
     r"|from\b|had\b|has\b|is\b|now\b|present|status\b|suffer|sustain|today\b|was\b|who\b|with\b)[a-z0-9'/-]+){0,4} ?$"
 )
+_NOT_YET = re.compile(
+    r"\b(?:(?:may|might|should|will|would)(?: [a-z]+){0,2}|(?:anticipat|consider|discuss)(?:e|es|ed|ing|s)?"
+    r"|(?:candidate|plan|planned|prepared?|preparing|ready) for|impending|possible|possibly|potential|risk of)"
+    r"(?: (?:an?|early|emergent|the|urgent)){0,2} ?$"
+)
+"""What has not been done before arrival: "may need intubation"."""
 _PREVIOUSLY = re.compile(r"\bpreviously(?: [a-z]+){0,2} ?$")
 _HISTORY_AFTER = re.compile(
     r"[^,.;]{0,60}\b(?:in the past|as a child|previously|last (?:week|month|year)"
@@ -128,11 +137,13 @@ _SCORE_AFTER_PAIN = re.compile(
     r"([0-9]{1,2})(?: ?(?:-|\u2013|to) ?([0-9]{1,2}))?(?![0-9]|[/:][0-9]|\.[0-9]| ?[%x\u00b0])"
     # A number with a unit is a duration, a time, an age or a dose; so is each number of a range with a unit.
     r"(?!(?:(?:-|\u2013| ?to ?)[0-9]+(?:[.:][0-9]+)?)?"
-    r"(?: |-)?(?:a\.?m|p\.?m|hours?|hrs?|h|minutes?|mins?|days?|d|weeks?|wks?|months?|years?|yrs?|y/?o|times"
+    r"(?: |-)?(?:st|nd|rd|th|a\.?m|p\.?m"
+    r"|hours?|hrs?|h|minutes?|mins?|days?|d|weeks?|wks?|months?|years?|yrs?|y/?o|times"
     r"|episodes|mg|mcg|ml|cm|mm|of [0-9]|out of [0-9])\b)"
 )
 _OTHER_SUBJECT = re.compile(
-    r"\b(?:apgar|acuity|vision|nausea|anxiety|itch(?:ing)?|fatigue|dyspn(?:o)?ea|breathlessness|dizziness|on|since|until"
+    r"\b(?:lmp|symptoms? (?:began|onset|started))[ :]*$"
+    r"|\b(?:apgar|acuity|vision|nausea|anxiety|itch(?:ing)?|fatigue|dyspn(?:o)?ea|breathlessness|dizziness|on|since|until"
     r"|dated)(?: (?!pain\b)[a-z]+){0,2}[ :]*$"
 )
 _NO_PAIN = re.compile(
@@ -189,7 +200,7 @@ def _reports(narrative: str, stems: tuple[_Stem, ...]) -> bool:
 def _stands(stem: _Stem, before: str, after: str) -> bool:
     if stem.undone.match(after) or _HISTORY_AFTER.match(after) or _SOMEBODY_ELSE.search(before):
         return False
-    if _negated(stem, before, after):
+    if _negated(stem, before, after) or (stem in _DONE_INTERVENTION and _NOT_YET.search(before)):
         return False
     return not (_HISTORY_BEFORE if stem.noun else _PREVIOUSLY).search(before)
 

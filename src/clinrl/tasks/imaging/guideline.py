@@ -1,4 +1,4 @@
-"""The chapters of a synthetic imaging guideline, as `guideline.toml` holds them: conditions, and what shows their cause.
+"""The chapters of a synthetic imaging guideline, of `guideline.toml`: conditions, and what shows their cause.
 
 Invented for this project. Nothing here is taken from a published guideline or a study, no panel has rated anything,
 and the yields are what makes a learnable table, not what a radiologist would say. Research only: not clinical guidance.
