@@ -190,7 +190,10 @@ BROKEN = {
     "an unknown type": (whole({"w": {**ENTRY, "dtype": "F31"}}, bytes(8)), "malformed header"),
     "a negative size": (whole({"w": {**ENTRY, "shape": [-2]}}, bytes(8)), "malformed header"),
     "a shape that does not fit": (whole({"w": {**ENTRY, "shape": [3]}}, bytes(8)), "do not fit its shape"),
-    "a name twice": (whole(b'{"w": %(e)s, "w": %(e)s}' % {b"e": json.dumps(ENTRY).encode()}, bytes(8)), "occurs twice"),
+    "a name twice": (
+        whole(b'{"w": %(e)s, "w": %(e)s}' % {b"e": json.dumps(ENTRY).encode()}, bytes(8)),
+        "a key stands twice",
+    ),
     "an overlap": (whole({"v": ENTRY, "w": ENTRY}, bytes(8)), "a gap or an overlap at w"),
     "a gap": (whole({"w": {**ENTRY, "data_offsets": [8, 16]}}, bytes(16)), "a gap or an overlap at w"),
     "cut in its data": (whole({"w": ENTRY}, bytes(7)), "it was cut short"),

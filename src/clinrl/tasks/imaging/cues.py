@@ -84,6 +84,8 @@ def of(sentence: str) -> Cues:
 def agree(a: Cues, b: Cues) -> bool:
     """False if two sentences cannot both be meant by one of them. Symmetric; what only one of them says is no conflict.
 
+    So a sentence that leaves a side out, or names several figures, agrees with one that commits itself.
+
     They disagree if they take different sides of an axis, name other figures, studies or modalities, or use the same
     words, one with a negation more than the other.
     """

@@ -58,7 +58,11 @@ def statement_precision(case: ImagingCase, transcript: Transcript, responses: Re
 
 
 def contradiction(case: ImagingCase, transcript: Transcript, responses: Responses) -> float | None:
-    """1 if a statement is false of the request, else 0: gold holds every true statement. None without a block."""
+    """1 if a statement is false of the request, else 0. None without a block.
+
+    Gold holds every true statement, but about another region, where a reader says no more: there a further true one
+    counts as false.
+    """
     found = read_thoughts(case, transcript)
     gold = gold_statements(case)
     return None if found is None else float(any(some is not None and some not in gold for some in found))
