@@ -8,14 +8,17 @@ still among its ancestors. What a person started by hand follows nobody: it may 
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from clinrl.errors import Refused
+
+if TYPE_CHECKING:
+    from psutil import Process
 
 STARTER = "CLINRL_STARTER"
 """Names, by its number, the process that every stage below it ends with. `child` and `make demo` set it."""
@@ -58,7 +61,7 @@ def watch(ancestor: int, gone: Callable[[], object]) -> None:
 
 def is_above(pid: int) -> bool:
     """Whether a process is an ancestor of this one. Who is killed loses its children at once, so it is not."""
-    return pid in _ancestors()
+    return pid in [process.pid for process in _ancestors()]
 
 
 def _interrupt(number: int, _frame: object) -> None:
@@ -79,39 +82,27 @@ def _starter() -> int | None:
         return int(named) if named.isdecimal() else 0
     if not all(os.environ.get(name) for name in DVCS):
         return None
-    found = next((pid for pid in _ancestors() if _name(pid) not in SHELLS), 0)
+    found = next((process.pid for process in _ancestors() if _name(process) not in SHELLS), 0)
     # A stage shares the session of its DVC. Whoever adopts one that lost its DVC before it could look does not.
     return found if found and os.getsid(found) == os.getsid(0) else 0
 
 
-def _ancestors() -> Iterator[int]:
-    """The numbers of this process's ancestors, its parent first."""
-    pid = os.getppid()
-    while pid > 0:
-        yield pid
-        pid = _parent(pid)
+def _ancestors() -> "list[Process]":
+    """This process's ancestors, its parent first; none if one ends meanwhile."""
+    import psutil  # not at the head: who follows nobody may not have it
+
+    with suppress(psutil.NoSuchProcess):
+        return list(psutil.Process().parents())
+    return []
 
 
-def _parent(pid: int) -> int:
-    """The number of a process's parent; 0 if it has none, or has ended."""
-    return int(_of(pid, "ppid") or 0)
-
-
-def _name(pid: int) -> str:
+def _name(process: "Process") -> str:
     """The name of a process's program; empty if it has ended."""
-    return os.path.basename(_of(pid, "comm")).removeprefix("-")
+    import psutil
 
-
-def _of(pid: int, what: str) -> str:
-    """What is known of a process by the name that `ps` gives it: `ppid` or `comm`."""
-    if sys.platform != "linux":
-        ps = subprocess.run(["ps", "-o", f"{what}=", "-p", str(pid)], capture_output=True, text=True, check=False)
-        return ps.stdout.strip()
-    try:  # "number (name) state parent ...", where the name may hold anything
-        before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-    except OSError:
-        return ""
-    return after.split()[1] if what == "ppid" else before.partition("(")[2]
+    with suppress(psutil.Error):
+        return str(process.name()).removeprefix("-")
+    return ""
 
 
 def die_with(parent: int) -> None:
